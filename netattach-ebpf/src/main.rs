@@ -1,0 +1,3 @@
+//! Stub on any target but BPF.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Carries plans out, and takes them back.

@@ -1,0 +1,3 @@
+//! Placeholder entry point; see the library.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The CNI specification as data and pure functions: requests, configurations, results, versions, errors.

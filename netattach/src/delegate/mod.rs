@@ -1,0 +1,1 @@
+//! Runs other CNI plugins as the specification says. The only module that starts processes.

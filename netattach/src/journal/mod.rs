@@ -1,0 +1,1 @@
+//! What was planned for and done to each sandbox, across crashes.

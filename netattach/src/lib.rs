@@ -1,0 +1,34 @@
+//! netattach: a pod's network attachments, from the request of a container runtime to the kernel.
+//!
+//! The modules, in the order in which one ADD passes through them:
+//!
+//! | module | what it does | touches the machine |
+//! |---|---|---|
+//! | [`rpc`] | frames between the CNI executable and the agent | socket |
+//! | [`cni`] | the CNI specification: requests, configurations, results, versions, errors | no |
+//! | [`source`] | where pods, networks and policies come from | files |
+//! | [`npwg`] | the multi-network standard: selections, definitions, status | no |
+//! | [`plan`], [`link`] | a request and the facts about the node become ordered steps with inverses | no |
+//! | [`journal`] | what was planned and done, written before it is done | files |
+//! | [`attach`] | carries plans out and takes them back | dispatches |
+//! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
+//! | [`policy`] | MultiNetworkPolicy compiled to classes | no |
+//! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
+
+pub mod agent;
+pub mod attach;
+pub mod bpf;
+pub mod cli;
+pub mod cni;
+pub mod delegate;
+pub mod ipam;
+pub mod journal;
+pub mod link;
+pub mod netlink;
+pub mod netns;
+pub mod npwg;
+pub mod plan;
+pub mod policy;
+pub mod report;
+pub mod rpc;
+pub mod source;

@@ -1,0 +1,1 @@
+//! One file per kind of interface: configuration and planning. Pure.

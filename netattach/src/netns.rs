@@ -1,0 +1,1 @@
+//! Network namespaces: opening, identifying, entering. The only module that calls `setns`.

@@ -1,0 +1,1 @@
+//! The multi-network standard (NPWG) as data and pure functions.

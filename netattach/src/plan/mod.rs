@@ -1,0 +1,1 @@
+//! A request and the facts about the node become ordered steps with inverses. Pure.

@@ -1,0 +1,1 @@
+//! MultiNetworkPolicy: model, selection, compilation to classes. Pure up to `sync`.

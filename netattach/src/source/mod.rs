@@ -1,0 +1,1 @@
+//! Where pods, networks and policies come from.

@@ -1,0 +1,1 @@
+//! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets.

@@ -1,0 +1,3 @@
+//! Build, test, demo and benchmark driver.
+
+fn main() {}
