@@ -24,6 +24,7 @@ pub mod delegate;
 pub mod ipam;
 pub mod journal;
 pub mod link;
+pub mod mac;
 pub mod netlink;
 pub mod netns;
 pub mod npwg;

@@ -1,0 +1,56 @@
+//! A policy in the form the kernel looks up: addresses to classes, classes and ports to rules.
+//!
+//! A packet is judged in two steps whose cost does not depend on the number of rules: the longest prefix of
+//! [`CompiledPolicy::peers`] that holds the peer's address gives a class; the longest entry of
+//! [`CompiledPolicy::ports`] for that class, the protocol and the destination port gives the rule that allows
+//! it. No class or no entry: denied.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+
+/// Number of a set of rules that one group of peer addresses matches. 0 is never used: it means "no class".
+pub type ClassId = u32;
+
+/// Number of a rule within its policy set, for counters and explanations. 0 is never used.
+pub type RuleId = u32;
+
+/// One direction of the policies that select an attachment. Two attachments selected by the same rules share
+/// one value (and in the kernel one policy id).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct CompiledPolicy {
+    /// Peer prefixes, host bits clear. A longer prefix decides alone: its class carries every rule that the
+    /// prefixes around it contribute.
+    pub peers: BTreeMap<IpNet, ClassId>,
+    /// What each class may reach.
+    pub ports: BTreeMap<PortPrefix, RuleId>,
+    /// What each rule id stands for: `namespace/policy ingress[0]`.
+    pub rules: BTreeMap<RuleId, String>,
+}
+
+/// A class with a protocol and a block of destination ports, from general to specific.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortPrefix {
+    /// Whose peers.
+    pub class: ClassId,
+    /// What traffic to them.
+    pub traffic: Traffic,
+}
+
+/// The traffic that a [`PortPrefix`] covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Traffic {
+    /// Everything, protocols without ports included.
+    Any,
+    /// Every port of one IP protocol (IANA number: TCP 6, UDP 17, SCTP 132).
+    Protocol(u8),
+    /// The destination ports whose first `bits` bits equal those of `port`. `bits` is 1 to 16; 16 is one port.
+    Ports {
+        /// IP protocol number.
+        protocol: u8,
+        /// First port of the block, host byte order, the bits after `bits` clear.
+        port: u16,
+        /// Length of the prefix in bits.
+        bits: u8,
+    },
+}
