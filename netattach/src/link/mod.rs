@@ -1,1 +1,3 @@
 //! One file per kind of interface: configuration and planning. Pure.
+
+pub mod spec;
