@@ -192,7 +192,7 @@ pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Versio
 }
 
 /// A result as it came, with its version written down where it was not.
-pub(super) fn with_version(value: &Value, version: Version) -> Value {
+pub(crate) fn with_version(value: &Value, version: Version) -> Value {
     let mut map = value.as_object().cloned().unwrap_or_default();
     let declared = map.iter().any(|(key, value)| {
         key.eq_ignore_ascii_case("cniVersion") && value.as_str().is_some_and(|text| !text.is_empty())
