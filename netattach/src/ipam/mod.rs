@@ -1,1 +1,3 @@
 //! Address management.
+
+pub mod host_local;

@@ -1,1 +1,68 @@
 //! What was planned for and done to each sandbox, across crashes.
+//!
+//! One file for each (container, interface name): JSON lines, only ever appended to. The first line is the
+//! plan. It is written before the first effect, and every step leaves a line before it begins and one when it
+//! is done. The file goes when every inverse has succeeded, and not before.
+//!
+//! **What survives what.** A line is in the page cache when `write(2)` returns, so it survives the death of the
+//! agent at any instant. The loss of power takes the kernel's links and maps with it; what outlives it are
+//! leases and whatever other plugins keep. Therefore only the plan has to be on disk, and only before the
+//! first step whose effect is on disk: [`Record::start_sync`] begins writing it out while links are being
+//! created, and [`Record::wait_durable`] waits where it matters. A record of an earlier boot counts every step
+//! of its plan as begun.
+
+mod record;
+mod store;
+
+pub use record::{Key, Record, State};
+pub use store::Store;
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why the journal could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The directory could not be made or read.
+    #[error("open journal directory {path}")]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// There is a record for that sandbox and interface already.
+    #[error("container {} already has a record for interface {}", .0.container_id, .0.ifname)]
+    Exists(Key),
+    /// A container id or interface name that cannot be part of a file name.
+    #[error("container id {0:?} is too long for a file name: at most {max} bytes", max = Key::MAX_CONTAINER_ID)]
+    KeyTooLong(String),
+    /// A record could not be written.
+    #[error("write {path}")]
+    Write {
+        /// The record's file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A record could not be read.
+    #[error("read {path}")]
+    Read {
+        /// The record's file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A record could not be made durable.
+    #[error("sync {path}")]
+    Sync {
+        /// The record's file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}

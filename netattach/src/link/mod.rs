@@ -1,1 +1,207 @@
 //! One file per kind of interface: configuration and planning. Pure.
+//!
+//! A [`Driver`] turns its plugin's configuration into steps; what it cannot carry out it refuses by name. The
+//! same drivers serve the agent and the plain CNI executables.
+
+mod bridge;
+mod loopback;
+mod macvlan;
+pub mod spec;
+mod veth;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use crate::cni::json::{KeyError, read_object};
+use crate::cni::{CniArgs, CniError, code};
+use crate::ipam::host_local;
+use crate::mac::Mac;
+use crate::plan::{Configure, Delegate, Protect, Role, Step};
+use crate::report::Chain;
+
+/// A kind of interface that netattach makes itself.
+pub trait Driver: Sync {
+    /// The plugin `type` that it answers to.
+    fn kind(&self) -> &'static str;
+
+    /// The steps that attach one interface.
+    ///
+    /// # Errors
+    /// [`PlanError`] naming the key that is wrong or not supported.
+    fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError>;
+}
+
+static DRIVERS: [&dyn Driver; 4] = [&bridge::Bridge, &loopback::Loopback, &macvlan::Macvlan, &veth::Veth];
+
+/// The driver of a plugin type, if netattach has one.
+pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
+    DRIVERS.iter().copied().find(|driver| driver.kind() == kind)
+}
+
+/// The plugin types that netattach carries itself.
+pub fn kinds() -> impl Iterator<Item = &'static str> {
+    DRIVERS.iter().map(|driver| driver.kind())
+}
+
+/// What a driver plans from.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// `CNI_CONTAINERID`.
+    pub container_id: &'a str,
+    /// Name of the interface in the pod.
+    pub ifname: &'a str,
+    /// What the plugin would read from standard input: its keys, `name`, `cniVersion`, `runtimeConfig`, `args`.
+    pub config: &'a Map<String, Value>,
+    /// `CNI_ARGS`.
+    pub cni_args: &'a CniArgs,
+    /// Numbers for the dataplane; absent where there is none.
+    pub protect: Option<&'a Protect>,
+}
+
+/// Why an interface cannot be planned.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A key has the wrong type.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// A key has a value that means nothing or contradicts another.
+    #[error("key {key}: {reason}")]
+    Value {
+        /// The key, with dots for nesting.
+        key: &'static str,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// A key that netattach does not carry out.
+    #[error("key {key}: not supported by netattach's own {kind} plugin; to use another one, list {kind} under delegation.exec")]
+    Unsupported {
+        /// The key.
+        key: String,
+        /// The plugin type.
+        kind: &'static str,
+    },
+    /// `ipam` is wrong.
+    #[error("key ipam")]
+    Ipam(#[source] host_local::ConfigError),
+    /// `ipam` is missing where addresses are needed.
+    #[error("key ipam: missing; the {0} plugin needs addresses")]
+    IpamMissing(&'static str),
+}
+
+impl From<PlanError> for CniError {
+    fn from(error: PlanError) -> Self {
+        let code = match error {
+            PlanError::Unsupported { .. } => code::UNSUPPORTED_FIELD,
+            _ => code::INVALID_CONFIG,
+        };
+        Self::new(code, Chain(&error).to_string())
+    }
+}
+
+impl Request<'_> {
+    fn read<T: DeserializeOwned>(&self) -> Result<T, PlanError> {
+        Ok(read_object(self.config)?)
+    }
+
+    /// Refuses keys that the reference plugin has and this one does not, unless they say what happens anyway.
+    fn refuse(&self, kind: &'static str, keys: &[(&'static str, Value)]) -> Result<(), PlanError> {
+        for (key, harmless) in keys {
+            match self.config.get(*key) {
+                None | Some(Value::Null) => {}
+                Some(value) if value == harmless => {}
+                Some(_) => return Err(PlanError::Unsupported { key: (*key).to_owned(), kind }),
+            }
+        }
+        Ok(())
+    }
+
+    /// The address asked for: of `mac` in the configuration, `MAC` in `CNI_ARGS`, `args.cni.mac` and
+    /// `runtimeConfig.mac` the last that is present.
+    fn mac(&self) -> Result<Option<Mac>, PlanError> {
+        let at = |path: &[&str]| {
+            let (last, objects) = path.split_last()?;
+            let mut object = self.config;
+            for key in objects {
+                object = object.get(*key)?.as_object()?;
+            }
+            object.get(*last)
+        };
+        let mut chosen = None;
+        for (key, value) in [
+            ("mac", at(&["mac"]).cloned()),
+            ("MAC in CNI_ARGS", self.cni_args.get("MAC").map(Value::from)),
+            ("args.cni.mac", at(&["args", "cni", "mac"]).cloned()),
+            ("runtimeConfig.mac", at(&["runtimeConfig", "mac"]).cloned()),
+        ] {
+            let Some(value) = value.filter(|value| !value.is_null() && value.as_str() != Some("")) else { continue };
+            let parsed = value.as_str().and_then(|text| text.parse::<Mac>().ok()).filter(|mac| !mac.is_multicast());
+            let reason = || format!("{value} is not a unicast Ethernet address such as 02:00:00:00:00:01");
+            chosen = Some(parsed.ok_or_else(|| PlanError::Value { key, reason: reason() })?);
+        }
+        Ok(chosen)
+    }
+
+    /// The step that brings addresses, if the configuration asks for any.
+    fn ipam(&self) -> Result<Option<Step>, PlanError> {
+        let kind = self.config.get("ipam").and_then(|ipam| ipam.get("type")).and_then(Value::as_str);
+        match kind {
+            None | Some("") => match self.config.get("ipam") {
+                None | Some(Value::Null) => Ok(None),
+                Some(ipam) if ipam.as_object().is_some_and(Map::is_empty) => Ok(None),
+                Some(_) => Err(PlanError::Value {
+                    key: "ipam.type",
+                    reason: "missing; name the address management plugin, such as host-local".into(),
+                }),
+            },
+            Some(HOST_LOCAL) => {
+                let config = host_local::Config::parse(self.config, self.cni_args.get("IP")).map_err(PlanError::Ipam)?;
+                Ok(Some(Step::Lease(config)))
+            }
+            Some(other) => Ok(Some(Step::Delegate(Delegate {
+                plugin: other.to_owned(),
+                config: self.config.clone(),
+                role: Role::Ipam,
+            }))),
+        }
+    }
+
+    /// The last steps of every interface: protection first, then the pod's end comes up.
+    fn finish(&self, addressed: bool, configure: Configure) -> impl Iterator<Item = Step> + use<> {
+        let protect = self.protect.map(|protect| {
+            Step::Protect(Protect { check_addresses: protect.check_addresses && addressed, ..protect.clone() })
+        });
+        protect.into_iter().chain([Step::Configure(configure)])
+    }
+
+    /// Name of the node's end of the pod's veth: the same for the same container and interface, so that it can
+    /// be found again when the pod's namespace is gone.
+    fn host_name(&self) -> String {
+        host_name(self.container_id, self.ifname)
+    }
+}
+
+/// The address management that netattach carries itself.
+pub const HOST_LOCAL: &str = "host-local";
+
+/// Name of the node's end of a veth, 15 bytes: `na` and the first 13 digits of the SHA-256 of what it is for.
+pub fn host_name(container_id: &str, ifname: &str) -> String {
+    let digest = Sha256::new().chain_update(container_id).chain_update([0]).chain_update(ifname).finalize();
+    let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(13);
+    // A half byte is always a digit of base 16.
+    std::iter::once('n').chain(['a']).chain(digits.filter_map(|digit| char::from_digit(digit.into(), 16))).collect()
+}
+
+/// Bounds of an MTU that both address families can live with below, and that a packet length can express.
+fn check_mtu(mtu: Option<u32>) -> Result<Option<u32>, PlanError> {
+    match mtu {
+        None | Some(0) => Ok(None),
+        Some(mtu @ 68..=65535) => Ok(Some(mtu)),
+        Some(other) => {
+            Err(PlanError::Value { key: "mtu", reason: format!("{other} is not between 68 and 65535") })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

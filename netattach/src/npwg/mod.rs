@@ -1,1 +1,30 @@
 //! The multi-network standard (NPWG) as data and pure functions.
+//!
+//! A pod asks for networks in one annotation ([`selection`], whose JSON elements are read by `element`); each
+//! request names a [`definition`] and gets an interface name ([`ifname`]) and the values that plugins receive
+//! by capability ([`capability`]); what came of it is published in a second annotation ([`status`]).
+//!
+//! Section numbers in this module are those of the "Kubernetes Network Custom Resource Definition De-facto
+//! Standard", version 1.3.
+
+pub mod capability;
+pub mod definition;
+mod element;
+pub mod guid;
+pub mod ifname;
+pub mod network;
+pub mod selection;
+pub mod status;
+
+pub use capability::runtime_config;
+pub use definition::Definition;
+pub use ifname::{InterfaceNameError, interface_names};
+pub use network::NetworkRef;
+pub use selection::{Parsed, Selection, SelectionError, SelectionWarning, parse_networks};
+pub use status::StatusEntry;
+
+/// Pod annotation that selects networks (section 4.1).
+pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// Pod annotation that reports what was attached (section 5).
+pub const STATUS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";

@@ -1,1 +1,278 @@
 //! A request and the facts about the node become ordered steps with inverses. Pure.
+//!
+//! Everything that can be decided before the first effect is decided here. What cannot be known yet, such as
+//! the address that a lease will bring, is named by the step that will know it: the executor keeps each step's
+//! [`Output`], and [`result`] and [`addressing`] compute from those.
+
+pub mod addressing;
+pub mod expect;
+pub mod resolve;
+pub mod result;
+pub mod undo;
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::cni::{self, Version};
+use crate::ipam::host_local;
+use crate::link::spec;
+use crate::mac::Mac;
+use crate::netns::NetnsId;
+
+/// Everything that one ADD will do to one sandbox. Written to the journal before the first step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Whom it is done to.
+    pub sandbox: Sandbox,
+    /// In the order in which they are attached.
+    pub attachments: Vec<AttachmentPlan>,
+}
+
+/// A container's sandbox, as the runtime named it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// `CNI_IFNAME`: the name of the default network's interface.
+    pub ifname: String,
+    /// `CNI_NETNS`, as given.
+    pub netns: String,
+    /// Which namespace that was.
+    pub netns_id: NetnsId,
+    /// `CNI_ARGS`, as given.
+    pub cni_args: String,
+    /// The pod, when the runtime said which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodRef>,
+}
+
+/// A pod by name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodRef {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID, when the runtime gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// One attachment: a network, an interface name, and what it takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttachmentPlan {
+    /// `namespace/name` of the network's definition, or the configuration's own name.
+    pub network: String,
+    /// `name` of the network's configuration, which keys leases and caches.
+    pub config_name: String,
+    /// Whether this is the cluster-wide default network.
+    pub default: bool,
+    /// Name of the interface in the pod.
+    pub ifname: String,
+    /// Version of the network's configuration: delegates are spoken to in it.
+    pub version: Version,
+    /// What carries the attachment, for people: `bridge`, `macvlan`, or the type of the external plugin.
+    pub kind: String,
+    /// In order.
+    pub steps: Vec<Step>,
+}
+
+/// One effect. Each is idempotent or has an inverse ([`undo::inverse`]).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "kebab-case")]
+pub enum Step {
+    /// The bridge is there and up.
+    EnsureBridge(spec::Bridge),
+    /// A veth pair into the pod.
+    CreateVeth(spec::Veth),
+    /// A macvlan in the pod.
+    CreateMacvlan(spec::Macvlan),
+    /// The pod's loopback is up.
+    RaiseLoopback,
+    /// Addresses from the node's own pool.
+    Lease(host_local::Config),
+    /// Another CNI plugin does its part.
+    Delegate(Delegate),
+    /// The gateway addresses of what was leased are on the bridge.
+    Gateway {
+        /// The bridge.
+        bridge: String,
+        /// Remove other addresses of the same family instead of refusing them.
+        force: bool,
+    },
+    /// The node forwards the families that were leased.
+    EnsureForwarding,
+    /// The node's end of a routed veth has the gateway addresses and the node a route to each of the pod's.
+    RouteToPod,
+    /// The attachment has its record, its policy and its programs.
+    Protect(Protect),
+    /// The pod's interface gets its addresses and routes and comes up.
+    Configure(Configure),
+}
+
+/// A call of another CNI plugin.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Delegate {
+    /// Its `type`.
+    pub plugin: String,
+    /// Exactly what it reads from standard input, except `prevResult`, which the steps before it decide.
+    pub config: Map<String, Value>,
+    /// What its result means.
+    pub role: Role,
+}
+
+/// What the result of a [`Delegate`] means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// An interface or chained plugin: its result replaces the one so far.
+    Plugin,
+    /// Address management for a native interface: its addresses are added to the result.
+    Ipam,
+}
+
+/// What the dataplane has to know of an attachment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Protect {
+    /// The attachment's number in the maps.
+    pub id: u32,
+    /// Number of its network: flows of different networks never meet in conntrack.
+    pub zone: u32,
+    /// Drop what the pod sends with another Ethernet source than its own.
+    pub check_mac: bool,
+    /// Drop what the pod sends from addresses that are not its own.
+    pub check_addresses: bool,
+}
+
+/// How a pod's interface is configured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configure {
+    /// How addresses become routes.
+    pub style: Style,
+    /// Whether a default route through the leased gateway is added for each family that has none.
+    pub default_route: bool,
+}
+
+/// How a leased address appears in the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Style {
+    /// With the prefix length of its subnet, which is on the link.
+    Subnet,
+    /// As a host address; everything else goes through the node ([`addressing::GATEWAY_V4`], [`addressing::GATEWAY_V6`]).
+    Routed,
+}
+
+/// What a step brought.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "output", rename_all = "kebab-case")]
+pub enum Output {
+    /// Nothing that later steps need.
+    Nothing,
+    /// A bridge.
+    Bridge(Interface),
+    /// A link into the pod.
+    Link {
+        /// The node's end, if there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<Interface>,
+        /// The pod's end.
+        pod: Interface,
+    },
+    /// The pod's loopback, with the addresses it has.
+    Loopback {
+        /// Usually 127.0.0.1/8 and ::1/128.
+        addresses: Vec<IpNet>,
+    },
+    /// Addresses.
+    Lease {
+        /// In the order of the pools.
+        addresses: Vec<LeasedAddress>,
+        /// Name servers to hand to the runtime.
+        #[serde(default)]
+        dns: cni::Dns,
+        /// Routes that come with the lease.
+        #[serde(default)]
+        routes: Vec<cni::Route>,
+    },
+    /// What a plugin printed, in the version it was printed in.
+    Delegate {
+        /// The result object.
+        result: Value,
+    },
+}
+
+/// An interface that a step made or found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Name in its namespace.
+    pub name: String,
+    /// Index in its namespace.
+    pub index: u32,
+    /// Ethernet address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// In bytes.
+    pub mtu: u32,
+}
+
+/// An address with its subnet's prefix length and gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeasedAddress {
+    /// Host bits kept.
+    pub address: IpNet,
+    /// The subnet's gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+}
+
+/// Which step of a plan: attachment, then step, both from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct StepRef(pub u16, pub u16);
+
+impl Plan {
+    /// All steps in the order in which they are carried out.
+    pub fn steps(&self) -> impl DoubleEndedIterator<Item = (StepRef, &AttachmentPlan, &Step)> {
+        self.attachments.iter().enumerate().flat_map(|(a, attachment)| {
+            attachment
+                .steps
+                .iter()
+                .enumerate()
+                // A plan never has 65,536 of either: selections and plugin lists are bounded when they are read.
+                .map(move |(s, step)| (StepRef(a as u16, s as u16), attachment, step))
+        })
+    }
+}
+
+impl Step {
+    /// The step in an operator's words.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::EnsureBridge(bridge) => format!("set up bridge {}", bridge.name),
+            Self::CreateVeth(veth) => format!("create veth {} to {}", veth.host_name, veth.pod_name),
+            Self::CreateMacvlan(macvlan) => format!(
+                "create macvlan {} on {}",
+                macvlan.pod_name,
+                macvlan.parent.as_deref().unwrap_or("the default route's interface")
+            ),
+            Self::RaiseLoopback => "bring loopback up".to_owned(),
+            Self::Lease(config) => format!("lease addresses of network {}", config.network),
+            Self::Delegate(delegate) => format!("run plugin {}", delegate.plugin),
+            Self::Gateway { bridge, .. } => format!("put the gateway address on bridge {bridge}"),
+            Self::EnsureForwarding => "enable IP forwarding on the node".to_owned(),
+            Self::RouteToPod => "route to the pod's addresses".to_owned(),
+            Self::Protect(_) => "load policy and counters".to_owned(),
+            Self::Configure(_) => "configure the pod's interface".to_owned(),
+        }
+    }
+}

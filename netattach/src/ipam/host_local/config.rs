@@ -1,0 +1,524 @@
+//! The configuration of `host-local`, from the whole object that a plugin reads on stdin.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::range::{Limits, Range, RangeError, RangeSet};
+
+/// `ipam.dataDir` when absent.
+pub const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
+
+/// A validated configuration together with what the runtime asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// `name`: the directory of the reservations below [`Config::data_dir`]. Networks of one name share it.
+    pub network: String,
+    /// `ipam.dataDir`.
+    pub data_dir: PathBuf,
+    /// `runtimeConfig.ipRanges`, then `ipam.subnet` and its companions as a set of one range, then
+    /// `ipam.ranges`. Never empty; no two sets overlap.
+    pub sets: Vec<RangeSet>,
+    /// `ipam.exclude`: networks (or single addresses) that are not handed out. Not known to the Go plugin.
+    pub exclude: Vec<IpNet>,
+    /// Addresses asked for, without repetitions: `IP` of `CNI_ARGS`, `args.cni.ips`, `runtimeConfig.ips`.
+    pub requested: Vec<IpAddr>,
+    /// `ipam.routes`: objects of the CNI result, as configured. Their `dst` and `gw` have been validated.
+    pub routes: Vec<Map<String, Value>>,
+    /// `ipam.resolvConf`: the file to read the result's `dns` from, see [`super::Dns::read`].
+    pub resolv_conf: Option<PathBuf>,
+}
+
+/// What is wrong with a configuration. Every variant names the key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A key that must be there is not.
+    #[error("{key} is missing")]
+    Missing {
+        /// Path of the key.
+        key: String,
+    },
+    /// A value of another JSON type.
+    #[error("{key} must be {expected}")]
+    Type {
+        /// Path of the key.
+        key: String,
+        /// The type it should have, with its article.
+        expected: &'static str,
+    },
+    /// `name` would not be a directory of its own.
+    #[error(
+        "name {0:?} is not a network name: it must start with a letter or digit, followed by those, _ . or -"
+    )]
+    Name(String),
+    /// Something that is no address.
+    #[error("{key}: {value:?} is not an IP address")]
+    Address {
+        /// Path of the key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// Something that is no network.
+    #[error("{key}: {value:?} is not a network such as 10.1.0.0/16")]
+    Network {
+        /// Path of the key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A path that depends on where the process was started.
+    #[error("{key}: {path} is not an absolute path")]
+    RelativePath {
+        /// Path of the key.
+        key: String,
+        /// Its value.
+        path: PathBuf,
+    },
+    /// A range that cannot be used.
+    #[error("{key}")]
+    Range {
+        /// Path of the range.
+        key: String,
+        /// Why.
+        source: RangeError,
+    },
+    /// A range set without ranges.
+    #[error("{key} is an empty range set")]
+    EmptySet {
+        /// Path of the set.
+        key: String,
+    },
+    /// IPv4 and IPv6 ranges in one set.
+    #[error("{key} mixes IPv4 and IPv6 ranges: write a set for each")]
+    MixedFamilies {
+        /// Path of the set.
+        key: String,
+    },
+    /// Two ranges share addresses.
+    #[error("range {first} of {first_key} overlaps with {second} of {second_key}")]
+    Overlap {
+        /// A range.
+        first: Box<Range>,
+        /// The set it is in.
+        first_key: String,
+        /// Another range.
+        second: Box<Range>,
+        /// The set that one is in.
+        second_key: String,
+    },
+    /// Neither of the three places holds a range.
+    #[error("no ranges: one of ipam.subnet, ipam.ranges, runtimeConfig.ipRanges is needed")]
+    NoRanges,
+    /// Results before 0.3.0 hold one address per family.
+    #[error("cniVersion {0:?} allows one range set per address family: use 0.3.0 or newer")]
+    ManyPerFamily(String),
+}
+
+impl Config {
+    /// Reads the configuration from the object a plugin is given on stdin; `cni_args_ip` is the value of `IP`
+    /// in `CNI_ARGS`.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn parse(config: &Map<String, Value>, cni_args_ip: Option<&str>) -> Result<Self, ConfigError> {
+        let root = Object { path: String::new(), map: config };
+        let network = root.text("name")?.ok_or_else(|| ConfigError::Missing { key: "name".to_owned() })?;
+        if !is_network_name(network) {
+            return Err(ConfigError::Name(network.to_owned()));
+        }
+        let ipam = root.object("ipam")?.ok_or_else(|| ConfigError::Missing { key: "ipam".to_owned() })?;
+        let runtime = root.object("runtimeConfig")?;
+
+        let sets = range_sets(&ipam, runtime.as_ref())?;
+        let version = root.text("cniVersion")?.unwrap_or_default();
+        let ipv4 = sets.iter().filter(|set| set.is_ipv4()).count();
+        if (ipv4 > 1 || sets.len() - ipv4 > 1) && !holds_many_addresses(version) {
+            return Err(ConfigError::ManyPerFamily(version.to_owned()));
+        }
+        Ok(Self {
+            network: network.to_owned(),
+            data_dir: ipam.path("dataDir")?.unwrap_or_else(|| DEFAULT_DATA_DIR.into()),
+            sets,
+            exclude: ipam
+                .items("exclude")?
+                .map(|item| item.network_or_address())
+                .collect::<Result<_, _>>()?,
+            requested: requested(&root, runtime.as_ref(), cni_args_ip)?,
+            routes: ipam.items("routes")?.map(|item| item.route()).collect::<Result<_, _>>()?,
+            resolv_conf: ipam.path("resolvConf")?,
+        })
+    }
+
+    /// The directory of the network's reservations.
+    pub fn directory(&self) -> PathBuf {
+        self.data_dir.join(&self.network)
+    }
+}
+
+/// Whether a network's name can be the name of its directory: the grammar of the CNI specification, which
+/// knows neither separators nor a leading dot.
+pub(super) fn is_network_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}
+
+/// Whether a result of this CNI version can carry several addresses of one family. An absent version is 0.1.0.
+fn holds_many_addresses(version: &str) -> bool {
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(0)), Some(Ok(minor))) => minor >= 3,
+        (Some(Ok(major)), _) => major > 0,
+        _ => false,
+    }
+}
+
+fn range_sets(ipam: &Object, runtime: Option<&Object>) -> Result<Vec<RangeSet>, ConfigError> {
+    let mut sets: Vec<(String, RangeSet)> = Vec::new();
+    if let Some(runtime) = runtime {
+        for item in runtime.items("ipRanges")? {
+            sets.push((item.key.clone(), item.range_set()?));
+        }
+    }
+    if ipam.text("subnet")?.is_some_and(|subnet| !subnet.is_empty()) {
+        sets.push(("ipam.subnet".to_owned(), RangeSet(vec![ipam.range("ipam".to_owned())?])));
+    }
+    for item in ipam.items("ranges")? {
+        sets.push((item.key.clone(), item.range_set()?));
+    }
+    if sets.is_empty() {
+        return Err(ConfigError::NoRanges);
+    }
+    for (position, (first_key, first)) in sets.iter().enumerate() {
+        let within = first.own_overlap().map(|pair| (first_key, pair));
+        let between =
+            || sets[position + 1..].iter().find_map(|(key, second)| Some((key, first.overlap(second)?)));
+        if let Some((second_key, (first, second))) = within.or_else(between) {
+            return Err(ConfigError::Overlap {
+                first: Box::new(first.clone()),
+                first_key: first_key.clone(),
+                second: Box::new(second.clone()),
+                second_key: second_key.clone(),
+            });
+        }
+    }
+    Ok(sets.into_iter().map(|(_, set)| set).collect())
+}
+
+fn requested(
+    root: &Object,
+    runtime: Option<&Object>,
+    cni_args_ip: Option<&str>,
+) -> Result<Vec<IpAddr>, ConfigError> {
+    let mut requested = Vec::new();
+    if let Some(text) = cni_args_ip.filter(|text| !text.is_empty()) {
+        requested.push(address_without_prefix("IP of CNI_ARGS", text)?);
+    }
+    let cni = match root.object("args")? {
+        Some(args) => args.object("cni")?,
+        None => None,
+    };
+    for holder in [cni.as_ref(), runtime].into_iter().flatten() {
+        for item in holder.items("ips")? {
+            let address = address_without_prefix(&item.key, item.text()?)?;
+            if !requested.contains(&address) {
+                requested.push(address);
+            }
+        }
+    }
+    Ok(requested)
+}
+
+/// `10.0.0.5` or `10.0.0.5/24`, the prefix length being ignored as the Go plugin does.
+fn address_without_prefix(key: &str, text: &str) -> Result<IpAddr, ConfigError> {
+    let address = match text.parse::<IpNet>() {
+        Ok(network) => network.addr(),
+        Err(_) => parse_address(key, text)?,
+    };
+    Ok(address.to_canonical())
+}
+
+fn parse_address(key: &str, text: &str) -> Result<IpAddr, ConfigError> {
+    text.parse().map_err(|_| ConfigError::Address { key: key.to_owned(), value: text.to_owned() })
+}
+
+fn parse_network(key: &str, text: &str) -> Result<IpNet, ConfigError> {
+    text.parse().map_err(|_| ConfigError::Network { key: key.to_owned(), value: text.to_owned() })
+}
+
+/// A JSON object and the path that leads to it, for messages. `null` counts as absent, as in Go.
+struct Object<'a> {
+    path: String,
+    map: &'a Map<String, Value>,
+}
+
+/// A value that is there, and its path.
+struct Item<'a> {
+    key: String,
+    value: &'a Value,
+}
+
+impl<'a> Object<'a> {
+    fn get(&self, name: &str) -> Option<Item<'a>> {
+        let value = self.map.get(name).filter(|value| !value.is_null())?;
+        let key = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
+        Some(Item { key, value })
+    }
+
+    fn text(&self, name: &str) -> Result<Option<&'a str>, ConfigError> {
+        self.get(name).map(|item| item.text()).transpose()
+    }
+
+    fn object(&self, name: &str) -> Result<Option<Object<'a>>, ConfigError> {
+        self.get(name).map(|item| item.object()).transpose()
+    }
+
+    fn items(&self, name: &str) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, ConfigError> {
+        let list = self.get(name).map(|item| item.list()).transpose()?;
+        Ok(list.into_iter().flatten())
+    }
+
+    fn path(&self, name: &str) -> Result<Option<PathBuf>, ConfigError> {
+        let Some(item) = self.get(name) else { return Ok(None) };
+        let path = PathBuf::from(item.text()?);
+        match path.as_os_str().is_empty() {
+            true => Ok(None),
+            false if path.is_absolute() => Ok(Some(path)),
+            false => Err(ConfigError::RelativePath { key: item.key, path }),
+        }
+    }
+
+    fn address(&self, name: &str) -> Result<Option<IpAddr>, ConfigError> {
+        let Some(item) = self.get(name) else { return Ok(None) };
+        match item.text()? {
+            // Go's net.IP reads an empty string as no address.
+            "" => Ok(None),
+            text => parse_address(&item.key, text).map(Some),
+        }
+    }
+
+    fn network(&self, name: &str) -> Result<IpNet, ConfigError> {
+        let missing = || ConfigError::Missing { key: format!("{}.{name}", self.path) };
+        let item = self.get(name).ok_or_else(missing)?;
+        parse_network(&item.key, item.text()?)
+    }
+
+    fn range(&self, key: String) -> Result<Range, ConfigError> {
+        let subnet = self.network("subnet")?;
+        let limits = Limits {
+            start: self.address("rangeStart")?,
+            end: self.address("rangeEnd")?,
+            gateway: self.address("gateway")?,
+        };
+        Range::new(subnet, limits).map_err(|source| ConfigError::Range { key, source })
+    }
+}
+
+impl<'a> Item<'a> {
+    fn wrong_type(&self, expected: &'static str) -> ConfigError {
+        ConfigError::Type { key: self.key.clone(), expected }
+    }
+
+    fn text(&self) -> Result<&'a str, ConfigError> {
+        self.value.as_str().ok_or_else(|| self.wrong_type("a string"))
+    }
+
+    fn object(&self) -> Result<Object<'a>, ConfigError> {
+        let map = self.value.as_object().ok_or_else(|| self.wrong_type("an object"))?;
+        Ok(Object { path: self.key.clone(), map })
+    }
+
+    fn list(&self) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, ConfigError> {
+        let values = self.value.as_array().ok_or_else(|| self.wrong_type("a list"))?;
+        let key = self.key.clone();
+        Ok(values.iter().enumerate().map(move |(i, value)| Item { key: format!("{key}[{i}]"), value }))
+    }
+
+    fn range_set(&self) -> Result<RangeSet, ConfigError> {
+        let ranges =
+            self.list()?.map(|item| item.object()?.range(item.key.clone())).collect::<Result<Vec<_>, _>>()?;
+        match ranges.split_first() {
+            None => Err(ConfigError::EmptySet { key: self.key.clone() }),
+            Some((first, rest)) if rest.iter().any(|r| r.start.is_ipv4() != first.start.is_ipv4()) => {
+                Err(ConfigError::MixedFamilies { key: self.key.clone() })
+            }
+            Some(_) => Ok(RangeSet(ranges)),
+        }
+    }
+
+    fn network_or_address(&self) -> Result<IpNet, ConfigError> {
+        let text = self.text()?;
+        match text.parse::<IpAddr>() {
+            Ok(address) => Ok(IpNet::from(address.to_canonical())),
+            Err(_) => parse_network(&self.key, text).map(|network| network.trunc()),
+        }
+    }
+
+    fn route(&self) -> Result<Map<String, Value>, ConfigError> {
+        let route = self.object()?;
+        route.network("dst")?;
+        route.address("gw")?;
+        Ok(route.map.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::report::Chain;
+
+    fn parse(value: Value, cni_args_ip: Option<&str>) -> Result<Config, ConfigError> {
+        Config::parse(value.as_object().unwrap(), cni_args_ip)
+    }
+
+    fn shown(sets: &[RangeSet]) -> Vec<String> {
+        sets.iter().map(RangeSet::to_string).collect()
+    }
+
+    #[test]
+    fn everything_is_read_and_survives_the_journal() {
+        let config = parse(
+            json!({
+                "cniVersion": "1.1.0", "name": "blue", "type": "bridge",
+                "ipam": {
+                    "type": "host-local", "dataDir": "/run/leases", "resolvConf": "/etc/resolv.conf",
+                    "subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.20", "gateway": "10.1.0.254",
+                    "ranges": [[{"subnet": "10.2.0.0/29"}, {"subnet": "10.2.1.0/29"}], [{"subnet": "2001:db8::/64"}]],
+                    "exclude": ["10.1.0.16/30", "10.2.0.4", "2001:db8::ff/120"],
+                    "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.254", "mtu": 1400, "x": {"y": 1}}, {"dst": "::/0"}]
+                },
+                "args": {"cni": {"ips": ["10.2.0.3/24"]}},
+                "runtimeConfig": {"ips": ["2001:db8::7", "10.1.0.11"], "ipRanges": [[{"subnet": "10.0.0.0/30"}]]}
+            }),
+            Some("10.1.0.11"),
+        )
+        .unwrap();
+        assert_eq!(config.directory(), PathBuf::from("/run/leases/blue"));
+        assert_eq!(
+            shown(&config.sets),
+            [
+                "10.0.0.1-10.0.0.2",
+                "10.1.0.10-10.1.0.20",
+                "10.2.0.1-10.2.0.6,10.2.1.1-10.2.1.6",
+                "2001:db8::1-2001:db8::ffff:ffff:ffff:ffff",
+            ]
+        );
+        assert_eq!(config.sets[1].ranges()[0].gateway.to_string(), "10.1.0.254");
+        assert_eq!(
+            config.exclude.iter().map(IpNet::to_string).collect::<Vec<_>>(),
+            ["10.1.0.16/30", "10.2.0.4/32", "2001:db8::/120"]
+        );
+        assert_eq!(
+            config.requested.iter().map(IpAddr::to_string).collect::<Vec<_>>(),
+            ["10.1.0.11", "10.2.0.3", "2001:db8::7"]
+        );
+        assert_eq!(
+            serde_json::to_value(&config.routes).unwrap(),
+            json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.254", "mtu": 1400, "x": {"y": 1}}, {"dst": "::/0"}])
+        );
+        assert_eq!(config.resolv_conf, Some("/etc/resolv.conf".into()));
+        let journal = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<Config>(&journal).unwrap(), config);
+    }
+
+    #[test]
+    fn null_is_absent() {
+        let config = parse(
+            json!({
+                "name": "n", "args": null, "runtimeConfig": {"ips": null, "ipRanges": null},
+                "ipam": {"subnet": "10.0.0.0/24", "gateway": null, "dataDir": null, "ranges": null, "routes": null}
+            }),
+            None,
+        )
+        .unwrap();
+        assert_eq!(
+            config,
+            Config {
+                network: "n".to_owned(),
+                data_dir: DEFAULT_DATA_DIR.into(),
+                sets: config.sets.clone(),
+                exclude: vec![],
+                requested: vec![],
+                routes: vec![],
+                resolv_conf: None
+            }
+        );
+        assert_eq!(shown(&config.sets), ["10.0.0.1-10.0.0.254"]);
+    }
+
+    #[test]
+    fn refusals_name_the_key() {
+        let ipam = |ipam: Value| json!({"cniVersion": "1.0.0", "name": "n", "ipam": ipam});
+        let table = [
+            (json!({}), "name is missing"),
+            (json!({"name": 7}), "name must be a string"),
+            (
+                json!({"name": "../up"}),
+                "name \"../up\" is not a network name: it must start with a letter or digit, followed by those, _ . or -",
+            ),
+            (json!({"name": "n"}), "ipam is missing"),
+            (json!({"name": "n", "ipam": []}), "ipam must be an object"),
+            (ipam(json!({})), "no ranges: one of ipam.subnet, ipam.ranges, runtimeConfig.ipRanges is needed"),
+            (
+                ipam(json!({"subnet": "10.0.0.0"})),
+                "ipam.subnet: \"10.0.0.0\" is not a network such as 10.1.0.0/16",
+            ),
+            (
+                ipam(json!({"subnet": "10.0.0.9/24"})),
+                "ipam: subnet 10.0.0.9/24 has host bits set; the network is 10.0.0.0/24",
+            ),
+            (
+                ipam(json!({"subnet": "10.0.0.0/24", "rangeStart": "fe80::1%eth0"})),
+                "ipam.rangeStart: \"fe80::1%eth0\" is not an IP address",
+            ),
+            (ipam(json!({"ranges": {}})), "ipam.ranges must be a list"),
+            (ipam(json!({"ranges": [null]})), "ipam.ranges[0] must be a list"),
+            (ipam(json!({"ranges": [[]]})), "ipam.ranges[0] is an empty range set"),
+            (ipam(json!({"ranges": [[{}]]})), "ipam.ranges[0][0].subnet is missing"),
+            (
+                ipam(json!({"ranges": [[{"subnet": "10.0.0.0/24"}, {"subnet": "2001:db8::/64"}]]})),
+                "ipam.ranges[0] mixes IPv4 and IPv6 ranges: write a set for each",
+            ),
+            (
+                ipam(json!({"ranges": [[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.0.0.0/16"}]]})),
+                "range 10.0.0.1-10.0.0.254 of ipam.ranges[0] overlaps with 10.0.0.1-10.0.255.254 of ipam.ranges[1]",
+            ),
+            (
+                ipam(json!({"ranges": [[{"subnet": "10.0.0.0/24"}, {"subnet": "10.0.0.0/25"}]]})),
+                "range 10.0.0.1-10.0.0.254 of ipam.ranges[0] overlaps with 10.0.0.1-10.0.0.126 of ipam.ranges[0]",
+            ),
+            (
+                ipam(json!({"subnet": "10.0.0.0/24", "dataDir": "leases"})),
+                "ipam.dataDir: leases is not an absolute path",
+            ),
+            (
+                ipam(json!({"subnet": "10.0.0.0/24", "exclude": ["x"]})),
+                "ipam.exclude[0]: \"x\" is not a network such as 10.1.0.0/16",
+            ),
+            (ipam(json!({"subnet": "10.0.0.0/24", "routes": [{}]})), "ipam.routes[0].dst is missing"),
+            (
+                ipam(json!({"subnet": "10.0.0.0/24", "routes": [{"dst": "::/0", "gw": "x"}]})),
+                "ipam.routes[0].gw: \"x\" is not an IP address",
+            ),
+            (
+                json!({"name": "n", "ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.0.1.0/24"}]]}}),
+                "cniVersion \"\" allows one range set per address family: use 0.3.0 or newer",
+            ),
+            (
+                json!({"name": "n", "ipam": {"subnet": "10.0.0.0/24"}, "runtimeConfig": {"ips": ["nope"]}}),
+                "runtimeConfig.ips[0]: \"nope\" is not an IP address",
+            ),
+        ];
+        for (config, expected) in table {
+            let error = parse(config, None).unwrap_err();
+            assert_eq!(Chain(&error).to_string(), expected);
+        }
+        let error = parse(ipam(json!({"subnet": "10.0.0.0/24"})), Some("10.0.0.300")).unwrap_err();
+        assert_eq!(error.to_string(), "IP of CNI_ARGS: \"10.0.0.300\" is not an IP address");
+    }
+}

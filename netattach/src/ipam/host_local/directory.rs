@@ -1,0 +1,275 @@
+//! One network's directory of reservations, locked.
+//!
+//! The format belongs to the Go plugin: a file per address, named by its canonical text, holding the
+//! container's id, CR LF and the interface's name (or, from old versions, the id alone);
+//! `last_reserved_ip.<set>` holding an address without a newline; and `lock`, taken with flock(2).
+//! Sub-directories are not looked into: neither plugin makes any.
+//!
+//! A reservation is written to [`TEMPORARY`] and then linked to its name: link(2) fails where the name exists,
+//! as the Go plugin's exclusive create does, and a writer killed at any instant leaves the whole file or none.
+//! Only the holder of the lock uses the temporary name, so a stray one is nobody's and is removed by the next
+//! reader; to the Go plugin it is a file whose name is no address.
+//!
+//! Nothing is synced to disk. Losing power also ends every container that holds an address here, so a lost
+//! reservation is one that nobody misses; what may remain is a file without content, as from a Go plugin
+//! killed between create and write. Under the lock such a file has no writer any more: it counts as free and
+//! is replaced.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use super::Owner;
+use super::store::Error;
+
+const LOCK: &str = "lock";
+const TEMPORARY: &str = ".netattach-reservation";
+
+/// A directory whose lock is held until this is dropped.
+pub(super) struct Locked {
+    path: PathBuf,
+    directory: OwnedFd,
+    _lock: OwnedFd,
+}
+
+/// What a directory holds.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    files: HashMap<IpAddr, File>,
+}
+
+/// A file whose name is an address.
+#[derive(Debug, PartialEq, Eq)]
+enum File {
+    /// Its content without white space around it.
+    Held(Box<[u8]>),
+    /// Without content: the writer died.
+    Abandoned,
+    /// Not a file, or not to be read: better not handed out.
+    Unreadable,
+}
+
+/// Tells whether a directory's entries are still those that were read: its modification time as set by
+/// [`Locked::mark`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    modified: (i64, i64),
+}
+
+impl Locked {
+    /// Opens an existing directory and waits for its lock until `deadline`; `None` without a directory.
+    pub(super) fn open(path: &Path, deadline: Instant) -> Result<Option<Self>, Error> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(Error::Open { path: path.to_owned(), source: error.into() }),
+        };
+        let lock = acquire(&directory, deadline, path)?;
+        Ok(Some(Self { path: path.to_owned(), directory, _lock: lock }))
+    }
+
+    /// Reads every reservation.
+    pub(super) fn read(&self) -> Result<Contents, Error> {
+        let failed = |error: Errno| Error::Read { path: self.path.clone(), source: error.into() };
+        let mut contents = Contents::default();
+        for entry in rustix::fs::Dir::read_from(&self.directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if name == TEMPORARY {
+                self.remove_name(TEMPORARY).map_err(failed)?;
+            } else if let Some(address) = address_of(name) {
+                contents.files.insert(address, self.read_reservation(name));
+            }
+        }
+        Ok(contents)
+    }
+
+    /// The address that was reserved last in a set. What is not exactly an address, a torn write or one with a
+    /// newline, counts as none, as in the Go plugin: the search then starts at the beginning.
+    pub(super) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
+        let file = self.open_file(&cursor_name(set)).ok()?;
+        let content = read_to_end(&file).ok()?;
+        std::str::from_utf8(&content).ok()?.parse::<IpAddr>().ok().map(|address| address.to_canonical())
+    }
+
+    /// Writes a reservation, then the cursor of its set.
+    pub(super) fn reserve(
+        &self,
+        contents: &mut Contents,
+        address: IpAddr,
+        owner: &Owner,
+        set: usize,
+    ) -> Result<(), Error> {
+        let name = address.to_string();
+        let content = owner.file_content();
+        let abandoned = contents.files.get(&address) == Some(&File::Abandoned);
+        self.write_reservation(&name, content.as_bytes(), abandoned)
+            .map_err(|error| Error::Reserve { path: self.path.join(&name), source: error.into() })?;
+        contents.files.insert(address, File::Held(content.trim_ascii().as_bytes().into()));
+
+        let cursor = cursor_name(set);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.directory, &cursor, flags, Mode::RUSR | Mode::WUSR)
+            .and_then(|file| write_all(&file, name.as_bytes()))
+            .map_err(|error| Error::WriteCursor { path: self.path.join(&cursor), source: error.into() })
+    }
+
+    /// Removes a reservation; one that is gone already is as good as removed.
+    pub(super) fn remove(&self, contents: &mut Contents, address: IpAddr) -> Result<(), Error> {
+        let name = address.to_string();
+        self.remove_name(&name)
+            .map_err(|error| Error::Remove { path: self.path.join(&name), source: error.into() })?;
+        contents.files.remove(&address);
+        Ok(())
+    }
+
+    /// What identifies the directory's present state; `None` when it cannot be told.
+    pub(super) fn stamp(&self) -> Option<Stamp> {
+        let stat = rustix::fs::fstat(&self.directory).ok()?;
+        Some(Stamp {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
+        })
+    }
+
+    /// Gives the directory a modification time that no change of its entries gives it, so that any change by
+    /// another process shows, even one within the same tick of the kernel's clock: a point one second ago, to
+    /// the nanosecond.
+    pub(super) fn mark(&self) -> Option<Stamp> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let mark = Timespec { tv_sec: now.tv_sec - 1, tv_nsec: now.tv_nsec };
+        rustix::fs::futimens(&self.directory, &Timestamps { last_access: mark, last_modification: mark })
+            .ok()?;
+        self.stamp()
+    }
+
+    fn write_reservation(&self, name: &str, content: &[u8], replace: bool) -> Result<(), Errno> {
+        // Removed rather than truncated: a stray temporary file may be the second name of a reservation.
+        self.remove_name(TEMPORARY)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.directory, TEMPORARY, flags, Mode::RUSR | Mode::WUSR)?;
+        let directory = &self.directory;
+        let written = write_all(&file, content).and_then(|()| match replace {
+            true => rustix::fs::renameat(directory, TEMPORARY, directory, name),
+            false => rustix::fs::linkat(directory, TEMPORARY, directory, name, AtFlags::empty()),
+        });
+        // A temporary file that stays behind is removed by the next reader.
+        let _ = self.remove_name(TEMPORARY);
+        written
+    }
+
+    fn remove_name(&self, name: &str) -> Result<(), Errno> {
+        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn open_file(&self, name: &str) -> Result<OwnedFd, Errno> {
+        // Not blocking: a FIFO of that name must not hold up the directory.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.directory, name, flags, Mode::empty())
+    }
+
+    fn read_reservation(&self, name: &str) -> File {
+        let Ok(content) = self.open_file(name).and_then(|file| read_to_end(&file)) else {
+            return File::Unreadable;
+        };
+        // Blocks that a file system had promised but not written before power was lost read as zeros.
+        if content.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
+            return File::Abandoned;
+        }
+        File::Held(content.trim_ascii().into())
+    }
+}
+
+impl Contents {
+    /// Whether the address is reserved by anyone.
+    pub(super) fn is_taken(&self, address: IpAddr) -> bool {
+        self.files.get(&address).is_some_and(|file| *file != File::Abandoned)
+    }
+
+    /// The addresses of an owner in order; those of its container from before interfaces were recorded only
+    /// where there is none with its interface.
+    pub(super) fn held_by(&self, owner: &Owner) -> Vec<IpAddr> {
+        let exact = self.with_content(owner.file_content().trim_ascii());
+        if exact.is_empty() { self.with_content(owner.container_id.trim_ascii()) } else { exact }
+    }
+
+    fn with_content(&self, text: &str) -> Vec<IpAddr> {
+        let holds = |file: &File| matches!(file, File::Held(content) if **content == *text.as_bytes());
+        let mut addresses: Vec<_> =
+            self.files.iter().filter(|(_, file)| holds(file)).map(|(address, _)| *address).collect();
+        addresses.sort_unstable();
+        addresses
+    }
+}
+
+/// The address that a file stands for. A name that is not the canonical text never names a reservation.
+fn address_of(name: &str) -> Option<IpAddr> {
+    name.parse::<IpAddr>().ok().filter(|address| address.to_canonical().to_string() == name)
+}
+
+fn cursor_name(set: usize) -> String {
+    format!("last_reserved_ip.{set}")
+}
+
+/// Waits for the lock by asking again and again: a blocking flock(2) has no deadline.
+fn acquire(directory: &OwnedFd, deadline: Instant, path: &Path) -> Result<OwnedFd, Error> {
+    let failed = |error: Errno| Error::Lock { path: path.join(LOCK), source: error.into() };
+    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let lock = rustix::fs::openat(directory, LOCK, flags, mode).map_err(failed)?;
+    let mut pause = Duration::from_micros(100);
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => {
+                return Err(Error::Busy { path: path.join(LOCK) });
+            }
+            Err(Errno::WOULDBLOCK) => {
+                std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+                pause = (pause * 2).min(Duration::from_millis(10));
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+fn read_to_end(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
+    let mut content = Vec::new();
+    let mut buffer = [0; 512];
+    loop {
+        let count = rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer))?;
+        content.extend_from_slice(&buffer[..count]);
+        // A short read of a regular file is its end.
+        if count < buffer.len() {
+            return Ok(content);
+        }
+    }
+}
+
+fn write_all(file: &OwnedFd, mut content: &[u8]) -> Result<(), Errno> {
+    while !content.is_empty() {
+        let count = rustix::io::retry_on_intr(|| rustix::io::write(file, content))?;
+        content = &content[count..];
+    }
+    Ok(())
+}
+
+/// Creates a directory and its parents, for everyone to read.
+pub(super) fn create(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
+}

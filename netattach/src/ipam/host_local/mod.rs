@@ -1,0 +1,82 @@
+//! `host-local`: addresses of one node, each reserved by a file.
+//!
+//! [`Config::parse`] reads the configuration, [`allocator`] chooses addresses (both pure), [`Leases`] keeps the
+//! directory that the Go plugin of the same name uses too: either may release, check and continue what the
+//! other reserved. The keys, the order of addresses and the files are those of
+//! `containernetworking/plugins`, `plugins/ipam/host-local`; `ipam.exclude` is our addition.
+//!
+//! A process that lives for one call uses [`allocate`], [`release`] and [`check`]; one that lives longer keeps
+//! a [`Leases`], which remembers what each directory holds.
+
+pub mod allocator;
+mod config;
+mod directory;
+pub mod range;
+mod resolv_conf;
+mod store;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+pub use config::{Config, ConfigError, DEFAULT_DATA_DIR};
+pub use resolv_conf::{Dns, ReadResolvConfError};
+pub use store::{Error, LOCK_DEADLINE, Leases};
+
+/// Who holds a reservation: one interface of one container.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Owner {
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+}
+
+/// The addresses that one ADD was given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// One per range set, in the order of the sets: the address with the prefix length of its range's subnet,
+    /// and the gateway of that range.
+    pub addresses: Vec<(IpNet, Option<IpAddr>)>,
+}
+
+/// Reserves one address per range set; all of them or none.
+///
+/// # Errors
+/// See [`Leases::allocate`].
+pub fn allocate(config: &Config, owner: &Owner) -> Result<Lease, Error> {
+    Leases::default().allocate(config, owner)
+}
+
+/// Removes every reservation of `owner` and says how many there were. An unknown owner has none: that is
+/// success. Needs no valid configuration, only where the network keeps its files.
+///
+/// # Errors
+/// See [`Leases::release`].
+pub fn release(data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
+    Leases::default().release(data_dir, network, owner)
+}
+
+/// Verifies that `owner` holds each address of `expected`, or any address at all when `expected` is empty.
+///
+/// # Errors
+/// See [`Leases::check`].
+pub fn check(data_dir: &Path, network: &str, owner: &Owner, expected: &[IpAddr]) -> Result<(), Error> {
+    Leases::default().check(data_dir, network, owner, expected)
+}
+
+impl Owner {
+    /// The content of this owner's reservation files: id, CR LF, interface, no newline at the end.
+    fn file_content(&self) -> String {
+        format!("{}\r\n{}", self.container_id.trim(), self.ifname)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {} of container {}", self.ifname, self.container_id)
+    }
+}

@@ -1,0 +1,92 @@
+//! The `dns` part of a result, read from the file that `ipam.resolvConf` names.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The `dns` object of a CNI result.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Dns {
+    /// Addresses of name servers, as written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nameservers: Vec<String>,
+    /// The local domain.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub domain: String,
+    /// Domains to search.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Resolver options such as `ndots:2`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+/// The file named by `ipam.resolvConf` cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("read ipam.resolvConf {path}")]
+pub struct ReadResolvConfError {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+impl Dns {
+    /// Reads a file in the format of resolv.conf(5).
+    ///
+    /// # Errors
+    /// When the file cannot be read as text.
+    pub fn read(path: &Path) -> Result<Self, ReadResolvConfError> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(source) => Err(ReadResolvConfError { path: path.to_owned(), source }),
+        }
+    }
+
+    /// Takes `nameserver`, `domain` (the last one wins), `search` and `options` lines; `search` and `options`
+    /// add up. Other lines say nothing about DNS and are passed over.
+    pub fn parse(text: &str) -> Self {
+        let mut dns = Self::default();
+        for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with(['#', ';'])) {
+            let mut words = line.split_whitespace().map(str::to_owned);
+            match words.next().as_deref() {
+                Some("nameserver") => dns.nameservers.extend(words.next()),
+                Some("domain") => dns.domain = words.next().unwrap_or(dns.domain),
+                Some("search") => dns.search.extend(words),
+                Some("options") => dns.options.extend(words),
+                _ => {}
+            }
+        }
+        dns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_add_up_and_the_last_domain_wins() {
+        let text = "# by hand\n; too\nnameserver 192.0.2.1\n  nameserver\t2001:db8::1 ignored\ndomain a.example\n\
+                    domain b.example\ndomain\nsearch one two\nsearch three\noptions ndots:2\noptions rotate\nsortlist x\nnameserver\n";
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(
+            Dns::parse(text),
+            Dns {
+                nameservers: words("192.0.2.1 2001:db8::1"),
+                domain: "b.example".to_owned(),
+                search: words("one two three"),
+                options: words("ndots:2 rotate"),
+            }
+        );
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        assert_eq!(
+            Dns::read(Path::new("/nonexistent/resolv.conf")).unwrap_err().to_string(),
+            "read ipam.resolvConf /nonexistent/resolv.conf"
+        );
+    }
+}

@@ -1,0 +1,501 @@
+//! Carries allocations out on the directories, and remembers what they hold.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::allocator::{self, AllocateError, Reservations};
+use super::directory::{self, Contents, Locked, Stamp};
+use super::range::RangeSet;
+use super::{Config, Lease, Owner, config};
+
+/// How long a call waits for a directory's lock by default.
+pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The reservations of this node.
+///
+/// The files are the truth. What a directory held is remembered only for as long as nobody else changes it,
+/// so that a call costs the same whether ten addresses are reserved or ten thousand. Calls block: on the lock,
+/// and on the disk for as long as some system calls take.
+#[derive(Debug)]
+pub struct Leases {
+    deadline: Duration,
+    directories: Mutex<HashMap<PathBuf, Arc<Mutex<Known>>>>,
+}
+
+/// What a directory held when it was last looked at.
+#[derive(Debug, Default)]
+struct Known {
+    /// Present while `contents` is what the directory held when it had this stamp.
+    stamp: Option<Stamp>,
+    contents: Contents,
+}
+
+/// An operation on reservations failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No address can be given.
+    #[error("allocate an address from {directory}")]
+    Allocate {
+        /// Where the reservations of the network are.
+        directory: PathBuf,
+        /// Why.
+        source: AllocateError,
+    },
+    /// CHECK: an address that the attachment should hold is not reserved for it.
+    #[error("address {address} is not reserved for {owner} in {directory}")]
+    NotReserved {
+        /// The address of the previous result.
+        address: IpAddr,
+        /// Who should hold it.
+        owner: Owner,
+        /// Where the reservations of the network are.
+        directory: PathBuf,
+    },
+    /// CHECK: the attachment holds no address.
+    #[error("no address is reserved for {owner} in {directory}")]
+    NothingReserved {
+        /// Who should hold one.
+        owner: Owner,
+        /// Where the reservations of the network are.
+        directory: PathBuf,
+    },
+    /// The name cannot be that of a directory.
+    #[error("{0:?} is not a network name")]
+    NetworkName(String),
+    /// Another process holds the lock for too long: try again later.
+    #[error("{path} is locked by another process; see which with: fuser {path}")]
+    Busy {
+        /// The lock.
+        path: PathBuf,
+    },
+    /// The directory cannot be created.
+    #[error("create {path}")]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory cannot be opened.
+    #[error("open {path}")]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The lock cannot be taken, for another reason than somebody else having it.
+    #[error("lock {path}")]
+    Lock {
+        /// The lock.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory cannot be read.
+    #[error("read {path}")]
+    Read {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A reservation cannot be written.
+    #[error("write reservation {path}")]
+    Reserve {
+        /// The reservation.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The address reserved last cannot be recorded.
+    #[error("write {path}")]
+    WriteCursor {
+        /// The record.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A reservation cannot be removed.
+    #[error("remove reservation {path}")]
+    Remove {
+        /// The reservation.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anybody mending anything: CNI error code 11.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Busy { .. })
+    }
+
+    /// Whether the answer is about reservations and not about files: the directory is as it was.
+    fn is_decision(&self) -> bool {
+        matches!(self, Self::Allocate { .. } | Self::NotReserved { .. } | Self::NothingReserved { .. })
+    }
+}
+
+impl Default for Leases {
+    fn default() -> Self {
+        Self::with_deadline(LOCK_DEADLINE)
+    }
+}
+
+impl Leases {
+    /// Waits at most `deadline` for a directory's lock.
+    pub fn with_deadline(deadline: Duration) -> Self {
+        Self { deadline, directories: Mutex::default() }
+    }
+
+    /// Reserves one address per range set; all of them or none.
+    ///
+    /// # Errors
+    /// [`Error::Allocate`] when an address cannot be given, [`Error::Busy`] when the directory stays locked,
+    /// otherwise what could not be done with a file.
+    pub fn allocate(&self, config: &Config, owner: &Owner) -> Result<Lease, Error> {
+        let path = config.directory();
+        directory::create(&path).map_err(|source| Error::Create { path: path.clone(), source })?;
+        let lease = self.locked(&path, |directory, contents| {
+            let view = View { directory, contents };
+            let choices = allocator::choose(config, owner, &view)
+                .map_err(|source| Error::Allocate { directory: path.clone(), source })?;
+            for (set, choice) in choices.iter().enumerate() {
+                if let Err(error) = directory.reserve(contents, choice.address.addr(), owner, set) {
+                    for taken in &choices[..=set] {
+                        // What cannot be removed now is found by the DEL that follows a failed ADD.
+                        let _ = directory.remove(contents, taken.address.addr());
+                    }
+                    return Err(error);
+                }
+            }
+            let addresses = choices.iter().map(|choice| (choice.address, Some(choice.gateway))).collect();
+            Ok(Lease { addresses })
+        })?;
+        lease.ok_or_else(|| Error::Open { path, source: io::ErrorKind::NotFound.into() })
+    }
+
+    /// Removes every reservation of `owner`, whichever set or configuration it came from, and says how many
+    /// there were. Where there is none, no directory even, nothing is left to do: 0.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when the directory stays locked, otherwise what could not be done with a file.
+    pub fn release(&self, data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
+        let path = directory_of(data_dir, network)?;
+        let released = self.locked(&path, |directory, contents| {
+            let addresses = contents.held_by(owner);
+            for address in &addresses {
+                directory.remove(contents, *address)?;
+            }
+            Ok(addresses.len())
+        })?;
+        Ok(released.unwrap_or(0))
+    }
+
+    /// Verifies that `owner` holds each address of `expected`, or any at all when `expected` is empty.
+    ///
+    /// # Errors
+    /// [`Error::NotReserved`] or [`Error::NothingReserved`] when it does not; [`Error::Busy`] when the directory
+    /// stays locked; otherwise what could not be done with a file.
+    pub fn check(
+        &self,
+        data_dir: &Path,
+        network: &str,
+        owner: &Owner,
+        expected: &[IpAddr],
+    ) -> Result<(), Error> {
+        let path = directory_of(data_dir, network)?;
+        let held = self.locked(&path, |_, contents| Ok(contents.held_by(owner)))?.unwrap_or_default();
+        match expected.iter().find(|address| !held.contains(&address.to_canonical())) {
+            Some(&address) => Err(Error::NotReserved { address, owner: owner.clone(), directory: path }),
+            None if held.is_empty() => Err(Error::NothingReserved { owner: owner.clone(), directory: path }),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `act` with the directory locked and its contents known; `None` without a directory.
+    fn locked<T>(
+        &self,
+        path: &Path,
+        act: impl FnOnce(&Locked, &mut Contents) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
+        let deadline = Instant::now() + self.deadline;
+        let known = self.known(path);
+        // A panic elsewhere leaves no stamp, see below, and so nothing that would be believed.
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(directory) = Locked::open(path, deadline)? else { return Ok(None) };
+        // Taken, not read: whatever fails on the way, the next call reads the directory.
+        let stamp = known.stamp.take();
+        if stamp.is_none() || directory.stamp() != stamp {
+            known.contents = directory.read()?;
+        }
+        let result = act(&directory, &mut known.contents);
+        if result.as_ref().err().is_none_or(Error::is_decision) {
+            known.stamp = directory.mark();
+        }
+        result.map(Some)
+    }
+
+    fn known(&self, path: &Path) -> Arc<Mutex<Known>> {
+        let mut directories: MutexGuard<_> = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        match directories.get(path) {
+            Some(known) => known.clone(),
+            None => directories.entry(path.to_owned()).or_default().clone(),
+        }
+    }
+}
+
+/// A locked directory as the allocator sees it.
+struct View<'a> {
+    directory: &'a Locked,
+    contents: &'a Contents,
+}
+
+impl Reservations for View<'_> {
+    fn is_taken(&self, address: IpAddr) -> bool {
+        self.contents.is_taken(address)
+    }
+
+    fn held_by(&self, owner: &Owner, set: &RangeSet) -> Option<IpAddr> {
+        self.contents.held_by(owner).into_iter().find(|address| set.range_of(*address).is_some())
+    }
+
+    fn last_reserved(&self, set: usize) -> Option<IpAddr> {
+        self.directory.last_reserved(set)
+    }
+}
+
+fn directory_of(data_dir: &Path, network: &str) -> Result<PathBuf, Error> {
+    match config::is_network_name(network) {
+        true => Ok(data_dir.join(network)),
+        false => Err(Error::NetworkName(network.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::report::Chain;
+
+    fn config(data_dir: &Path, ranges: serde_json::Value) -> Config {
+        let value =
+            json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"dataDir": data_dir, "ranges": ranges}});
+        Config::parse(value.as_object().unwrap(), None).unwrap()
+    }
+
+    fn owner(container_id: &str, ifname: &str) -> Owner {
+        Owner { container_id: container_id.to_owned(), ifname: ifname.to_owned() }
+    }
+
+    /// Name and content of every file but the lock.
+    fn files(config: &Config) -> Vec<(String, String)> {
+        let mut files: Vec<_> = fs::read_dir(config.directory())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| {
+                (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).unwrap())
+            })
+            .filter(|(name, _)| name != "lock")
+            .collect();
+        files.sort();
+        files
+    }
+
+    fn named(files: &[(&str, &str)]) -> Vec<(String, String)> {
+        files.iter().map(|(name, content)| ((*name).to_owned(), (*content).to_owned())).collect()
+    }
+
+    fn addresses(lease: &Lease) -> Vec<String> {
+        lease.addresses.iter().map(|(address, _)| address.to_string()).collect()
+    }
+
+    #[test]
+    fn files_have_the_content_and_the_mode_of_the_go_plugin() {
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}], [{"subnet": "2001:db8:0:0:1::/112"}]]));
+        let lease = allocate(&config, &owner(" abc ", "eth0"));
+        assert_eq!(addresses(&lease), ["10.0.0.2/29", "2001:db8::1:0:0:2/112"]);
+        assert_eq!(lease.addresses[0].1, Some("10.0.0.1".parse().unwrap()));
+        assert_eq!(
+            files(&config),
+            named(&[
+                ("10.0.0.2", "abc\r\neth0"),
+                ("2001:db8::1:0:0:2", "abc\r\neth0"),
+                ("last_reserved_ip.0", "10.0.0.2"),
+                ("last_reserved_ip.1", "2001:db8::1:0:0:2"),
+            ])
+        );
+        for name in ["10.0.0.2", "last_reserved_ip.0"] {
+            let mode = fs::metadata(config.directory().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o7777, 0o600, "{name}");
+        }
+    }
+
+    fn allocate(config: &Config, owner: &Owner) -> Lease {
+        Leases::default().allocate(config, owner).unwrap()
+    }
+
+    #[test]
+    fn interfaces_of_one_container_are_released_one_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
+        let leases = Leases::default();
+        for ifname in ["eth0", "net1"] {
+            leases.allocate(&config, &owner("abc", ifname)).unwrap();
+        }
+        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 1);
+        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 0);
+        assert_eq!(leases.release(dir.path(), "unknown", &owner("abc", "eth0")).unwrap(), 0);
+        assert_eq!(files(&config), named(&[("10.0.0.3", "abc\r\nnet1"), ("last_reserved_ip.0", "10.0.0.3")]));
+        leases.check(dir.path(), "net", &owner("abc", "net1"), &["10.0.0.3".parse().unwrap()]).unwrap();
+        leases.check(dir.path(), "net", &owner("abc", "net1"), &[]).unwrap();
+    }
+
+    #[test]
+    fn a_reservation_without_interface_counts_until_it_is_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
+        fs::create_dir_all(config.directory()).unwrap();
+        fs::write(config.directory().join("10.0.0.4"), " abc\n").unwrap();
+        let leases = Leases::default();
+        leases.check(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap();
+        assert_eq!(
+            Chain(&leases.allocate(&config, &owner("abc", "eth0")).unwrap_err()).to_string(),
+            format!(
+                "allocate an address from {}: 10.0.0.4 is already reserved for interface eth0 of container abc; \
+                 a second address from the same range set is not given",
+                config.directory().display()
+            )
+        );
+        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 1);
+        assert_eq!(files(&config), []);
+        assert_eq!(
+            leases.check(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap_err().to_string(),
+            format!(
+                "no address is reserved for interface eth0 of container abc in {}",
+                config.directory().display()
+            )
+        );
+    }
+
+    #[test]
+    fn abandoned_and_stray_files_are_reused_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
+        fs::create_dir_all(config.directory()).unwrap();
+        fs::write(config.directory().join("10.0.0.2"), "").unwrap();
+        fs::write(config.directory().join("10.0.0.3"), [0; 5]).unwrap();
+        fs::write(config.directory().join("10.0.0.4"), "other\r\neth0").unwrap();
+        // The writer was killed between link and unlink.
+        fs::hard_link(config.directory().join("10.0.0.4"), config.directory().join(".netattach-reservation"))
+            .unwrap();
+        fs::create_dir(config.directory().join("10.0.0.5")).unwrap();
+        let leases = Leases::default();
+        let got: Vec<_> = ["a", "b", "c"]
+            .map(|id| addresses(&leases.allocate(&config, &owner(id, "eth0")).unwrap()))
+            .concat();
+        assert_eq!(got, ["10.0.0.2/29", "10.0.0.3/29", "10.0.0.6/29"]);
+        fs::remove_dir(config.directory().join("10.0.0.5")).unwrap();
+        assert_eq!(
+            files(&config),
+            named(&[
+                ("10.0.0.2", "a\r\neth0"),
+                ("10.0.0.3", "b\r\neth0"),
+                ("10.0.0.4", "other\r\neth0"),
+                ("10.0.0.6", "c\r\neth0"),
+                ("last_reserved_ip.0", "10.0.0.6"),
+            ])
+        );
+    }
+
+    #[test]
+    fn changes_by_others_are_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/24"}]]));
+        let leases = Leases::default();
+        // Without a pause in between: within one tick of the clock that stamps directories.
+        for round in 0..100 {
+            let lease = leases.allocate(&config, &owner("ours", "eth0")).unwrap();
+            let next = config.directory().join(format!("10.0.0.{}", 2 + (round * 2 + 1) % 253));
+            fs::write(&next, "theirs\r\neth0").unwrap();
+            assert_eq!(
+                leases.release(dir.path(), "net", &owner("theirs", "eth0")).unwrap(),
+                1,
+                "{round} {lease:?}"
+            );
+            fs::write(&next, "theirs\r\neth1").unwrap();
+            fs::remove_file(&next).unwrap();
+            fs::write(&next, "theirs\r\neth2").unwrap();
+            assert_eq!(leases.release(dir.path(), "net", &owner("theirs", "eth1")).unwrap(), 0, "{round}");
+            assert_eq!(leases.release(dir.path(), "net", &owner("theirs", "eth2")).unwrap(), 1, "{round}");
+            assert_eq!(leases.release(dir.path(), "net", &owner("ours", "eth0")).unwrap(), 1, "{round}");
+            fs::write(
+                config.directory().join("last_reserved_ip.0"),
+                format!("10.0.0.{}", 2 + (round * 2 + 1) % 253),
+            )
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn a_lock_held_elsewhere_is_waited_for_until_the_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/24"}]]));
+        allocate(&config, &owner("a", "eth0"));
+        let lock = fs::File::open(config.directory().join("lock")).unwrap();
+        lock.lock().unwrap();
+        let error = Leases::with_deadline(Duration::from_millis(20))
+            .allocate(&config, &owner("b", "eth0"))
+            .unwrap_err();
+        assert!(error.is_retryable());
+        let path = config.directory().join("lock");
+        assert_eq!(
+            error.to_string(),
+            format!("{0} is locked by another process; see which with: fuser {0}", path.display())
+        );
+        let waiting = std::thread::spawn({
+            let config = config.clone();
+            move || allocate(&config, &owner("b", "eth0"))
+        });
+        lock.unlock().unwrap();
+        assert_eq!(addresses(&waiting.join().unwrap()), ["10.0.0.3/24"]);
+    }
+
+    #[test]
+    fn a_failure_in_a_later_set_reserves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}], [{"subnet": "10.0.1.0/30"}]]));
+        fs::create_dir_all(config.directory().join("last_reserved_ip.1")).unwrap();
+        let error = Leases::default().allocate(&config, &owner("a", "eth0")).unwrap_err();
+        assert_eq!(
+            Chain(&error).to_string(),
+            format!(
+                "write {}: Is a directory (os error 21)",
+                config.directory().join("last_reserved_ip.1").display()
+            )
+        );
+        fs::remove_dir(config.directory().join("last_reserved_ip.1")).unwrap();
+        assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.2")]));
+    }
+
+    #[test]
+    fn names_that_leave_the_data_directory_are_refused() {
+        for name in ["..", "", "a/b", ".hidden", "a\nb"] {
+            let error =
+                Leases::default().release(Path::new("/nonexistent"), name, &owner("a", "b")).unwrap_err();
+            assert_eq!(error.to_string(), format!("{name:?} is not a network name"));
+        }
+    }
+}

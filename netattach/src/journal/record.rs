@@ -1,0 +1,231 @@
+//! One sandbox's record: lines that are appended, and what they add up to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::JournalError;
+use crate::plan::{Output, Plan, StepRef};
+
+/// Which sandbox and which of its CNI interfaces a record is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+}
+
+impl Key {
+    /// Longest container id that fits into a file name, in bytes.
+    pub const MAX_CONTAINER_ID: usize = 220;
+    const SUFFIX: &str = ".jsonl";
+
+    pub(super) fn file_name(&self) -> Result<String, JournalError> {
+        if self.container_id.len() > Self::MAX_CONTAINER_ID {
+            return Err(JournalError::KeyTooLong(self.container_id.clone()));
+        }
+        // `@` cannot be part of a container id, and neither part can hold a `/`.
+        Ok(format!("{}@{}{}", self.container_id, self.ifname, Self::SUFFIX))
+    }
+
+    pub(super) fn from_file_name(name: &str) -> Option<Self> {
+        let (container_id, ifname) = name.strip_suffix(Self::SUFFIX)?.split_once('@')?;
+        Some(Self { container_id: container_id.to_owned(), ifname: ifname.to_owned() })
+    }
+}
+
+/// How far a sandbox has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Steps are being carried out, or were when the agent ended.
+    Applying,
+    /// All steps are done and the runtime has its answer.
+    Attached,
+    /// Inverses are being carried out, or some of them failed.
+    Removing,
+}
+
+/// One line of the file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line {
+    Planned { version: u32, boot: String, plan: Box<Plan> },
+    Began(StepRef),
+    Done(StepRef, Box<Output>),
+    Attached(Value),
+    Removing,
+}
+
+const VERSION: u32 = 1;
+
+/// The record of one sandbox and interface.
+#[derive(Debug)]
+pub struct Record {
+    /// What it is about.
+    pub key: Key,
+    /// What was to be done.
+    pub plan: Plan,
+    /// How far it has come.
+    pub state: State,
+    /// What each finished step brought.
+    pub outputs: BTreeMap<StepRef, Output>,
+    /// The result that the runtime was given, in the newest version.
+    pub result: Option<Value>,
+    begun: BTreeSet<StepRef>,
+    /// Written during an earlier boot: nothing in the kernel is left of it, and progress may be missing.
+    earlier_boot: bool,
+    path: PathBuf,
+    file: File,
+    sync: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+impl Record {
+    pub(super) fn create(path: PathBuf, file: File, key: Key, boot: &str, plan: Plan) -> Result<Self, JournalError> {
+        let mut record = Self {
+            key,
+            plan,
+            state: State::Applying,
+            outputs: BTreeMap::new(),
+            result: None,
+            begun: BTreeSet::new(),
+            earlier_boot: false,
+            path,
+            file,
+            sync: None,
+        };
+        let line =
+            Line::Planned { version: VERSION, boot: boot.to_owned(), plan: Box::new(record.plan.clone()) };
+        record.append(&line)?;
+        Ok(record)
+    }
+
+    /// Reads what the lines add up to. `None` when the plan was never completely written: then nothing was done.
+    pub(super) fn replay(path: PathBuf, file: File, key: Key, boot: &str, text: &[u8]) -> Option<Self> {
+        // A line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable.
+        let complete = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
+        let mut lines = complete.split(|byte| *byte == b'\n').map_while(|line| serde_json::from_slice::<Line>(line).ok());
+        let Some(Line::Planned { version: VERSION, boot: written, plan }) = lines.next() else { return None };
+        let mut record = Self {
+            key,
+            plan: *plan,
+            state: State::Applying,
+            outputs: BTreeMap::new(),
+            result: None,
+            begun: BTreeSet::new(),
+            earlier_boot: written != boot,
+            path,
+            file,
+            sync: None,
+        };
+        for line in lines {
+            match line {
+                Line::Planned { .. } => break,
+                Line::Began(step) => {
+                    record.begun.insert(step);
+                }
+                Line::Done(step, output) => {
+                    record.outputs.insert(step, *output);
+                }
+                Line::Attached(result) => {
+                    record.state = State::Attached;
+                    record.result = Some(result);
+                }
+                Line::Removing => record.state = State::Removing,
+            }
+        }
+        Some(record)
+    }
+
+    /// Whether the step may have had an effect.
+    pub fn has_begun(&self, step: StepRef) -> bool {
+        self.earlier_boot || self.begun.contains(&step)
+    }
+
+    /// Whether the machine was rebooted since: the kernel's part of the sandbox is gone.
+    pub fn is_of_earlier_boot(&self) -> bool {
+        self.earlier_boot
+    }
+
+    /// Where the record is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// To be called before a step's effect.
+    pub fn begin(&mut self, step: StepRef) -> Result<(), JournalError> {
+        self.begun.insert(step);
+        self.append(&Line::Began(step))
+    }
+
+    /// To be called after a step's effect.
+    pub fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
+        let line = Line::Done(step, Box::new(output.clone()));
+        self.outputs.insert(step, output);
+        self.append(&line)
+    }
+
+    /// All steps are done.
+    pub fn attached(&mut self, result: Value) -> Result<(), JournalError> {
+        self.state = State::Attached;
+        self.result = Some(result.clone());
+        self.append(&Line::Attached(result))
+    }
+
+    /// Inverses are about to run.
+    pub fn removing(&mut self) -> Result<(), JournalError> {
+        self.state = State::Removing;
+        self.append(&Line::Removing)
+    }
+
+    /// Starts writing the plan out to the disk, on a thread of its own.
+    pub fn start_sync(&mut self) {
+        let parent = self.path.parent().map(Path::to_owned).unwrap_or_default();
+        let Ok(file) = self.file.try_clone() else { return };
+        self.sync = std::thread::Builder::new()
+            .name("journal-sync".into())
+            .spawn(move || {
+                file.sync_data()?;
+                File::open(parent)?.sync_all()
+            })
+            .ok();
+    }
+
+    /// Waits until the plan is on the disk.
+    pub fn wait_durable(&mut self) -> Result<(), JournalError> {
+        let failed = |source| JournalError::Sync { path: self.path.clone(), source };
+        match self.sync.take() {
+            Some(thread) => match thread.join() {
+                Ok(synced) => synced.map_err(failed),
+                Err(_) => Err(failed(std::io::Error::other("the syncing thread panicked"))),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Removes the record: nothing of the sandbox is left.
+    pub fn remove(mut self) -> Result<(), JournalError> {
+        // The thread holds only a descriptor; it must not outlive the record and report on nothing.
+        let _ = self.wait_durable();
+        match std::fs::remove_file(&self.path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(JournalError::Write { path: self.path.clone(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn append(&mut self, line: &Line) -> Result<(), JournalError> {
+        let failed = |source| JournalError::Write { path: self.path.clone(), source };
+        let mut bytes = serde_json::to_vec(line).map_err(|error| failed(error.into()))?;
+        bytes.push(b'\n');
+        // One write per line: after a crash a line is whole, cut off at the end, or absent.
+        self.file.write_all(&bytes).map_err(failed)
+    }
+}

@@ -1,0 +1,95 @@
+//! `bridge`: a veth into the pod whose other end is a port of a bridge on the node.
+//!
+//! The keys are those of the plugin of the same name in containernetworking/plugins. What differs: the pod's
+//! end is created in place, source addresses are verified on the port whether or not `macspoofchk` asks for it,
+//! and a bridge's own address is fixed when it is made.
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Driver, PlanError, Request, check_mtu, spec};
+use crate::plan::{Configure, Step, Style};
+
+pub(super) struct Bridge;
+
+/// Name of the bridge when the configuration gives none.
+const DEFAULT_NAME: &str = "cni0";
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Config {
+    #[serde(default)]
+    bridge: Option<String>,
+    #[serde(default)]
+    is_gateway: bool,
+    #[serde(default)]
+    is_default_gateway: bool,
+    #[serde(default)]
+    force_address: bool,
+    #[serde(default)]
+    mtu: Option<u32>,
+    #[serde(default)]
+    hairpin_mode: bool,
+    #[serde(default)]
+    promisc_mode: bool,
+}
+
+impl Driver for Bridge {
+    fn kind(&self) -> &'static str {
+        "bridge"
+    }
+
+    fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
+        request.refuse(
+            self.kind(),
+            &[
+                ("ipMasq", json!(false)),
+                ("vlan", json!(0)),
+                ("vlanTrunk", json!([])),
+                ("preserveDefaultVlan", json!(false)),
+                ("enabledad", json!(false)),
+                ("disableContainerInterface", json!(false)),
+                ("portIsolation", json!(false)),
+            ],
+        )?;
+        let config: Config = request.read()?;
+        if config.hairpin_mode && config.promisc_mode {
+            let reason = "cannot set hairpin mode and promiscuous mode at the same time".into();
+            return Err(PlanError::Value { key: "hairpinMode", reason });
+        }
+        let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
+        check_bridge_name(&name)?;
+        let mtu = check_mtu(config.mtu)?;
+        let gateway = config.is_gateway || config.is_default_gateway;
+        let ipam = request.ipam()?;
+        if gateway && ipam.is_none() {
+            return Err(PlanError::IpamMissing("bridge with isGateway"));
+        }
+
+        let port = spec::BridgePort { bridge: name.clone(), hairpin: config.hairpin_mode };
+        let mut steps = vec![
+            Step::EnsureBridge(spec::Bridge { name: name.clone(), mtu, promiscuous: config.promisc_mode }),
+            Step::CreateVeth(spec::Veth {
+                host_name: request.host_name(),
+                pod_name: request.ifname.to_owned(),
+                mtu,
+                mac: request.mac()?,
+                port: Some(port),
+            }),
+        ];
+        let addressed = ipam.is_some();
+        steps.extend(ipam);
+        if gateway {
+            steps.push(Step::Gateway { bridge: name, force: config.force_address });
+            steps.push(Step::EnsureForwarding);
+        }
+        let configure = Configure { style: Style::Subnet, default_route: config.is_default_gateway };
+        steps.extend(request.finish(addressed, configure));
+        Ok(steps)
+    }
+}
+
+fn check_bridge_name(name: &str) -> Result<(), PlanError> {
+    crate::cni::identifier::check_ifname(name)
+        .map_err(|error| PlanError::Value { key: "bridge", reason: format!("{name:?}: {}", error.msg) })
+}

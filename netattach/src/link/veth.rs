@@ -1,0 +1,51 @@
+//! `veth`: a routed point-to-point link between the pod and the node.
+//!
+//! The pod has host addresses (/32, /128) and one gateway per family that is the same everywhere and lives on
+//! the node's end of the link, so the pod's neighbour lookups are answered by the kernel itself: no proxy ARP,
+//! no shared broadcast domain. The node has a host route per address.
+//!
+//! Keys: `mtu`, `mac`, `isDefaultGateway` (the pod's default routes go this way; otherwise only the subnets of
+//! its addresses and the routes of `ipam` do), `ipam` (required).
+
+use serde::Deserialize;
+
+use super::{Driver, PlanError, Request, check_mtu, spec};
+use crate::plan::{Configure, Step, Style};
+
+pub(super) struct Veth;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Config {
+    #[serde(default)]
+    mtu: Option<u32>,
+    #[serde(default)]
+    is_default_gateway: bool,
+}
+
+impl Driver for Veth {
+    fn kind(&self) -> &'static str {
+        "veth"
+    }
+
+    fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
+        request.refuse(self.kind(), &[("ipMasq", false.into())])?;
+        let config: Config = request.read()?;
+        let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("veth"))?;
+        let mut steps = vec![
+            Step::CreateVeth(spec::Veth {
+                host_name: request.host_name(),
+                pod_name: request.ifname.to_owned(),
+                mtu: check_mtu(config.mtu)?,
+                mac: request.mac()?,
+                port: None,
+            }),
+            ipam,
+            Step::EnsureForwarding,
+            Step::RouteToPod,
+        ];
+        let configure = Configure { style: Style::Routed, default_route: config.is_default_gateway };
+        steps.extend(request.finish(true, configure));
+        Ok(steps)
+    }
+}

@@ -1,0 +1,102 @@
+//! Addresses of links, and an interface's whole configuration in one datagram.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use rtnetlink::{AddressMessageBuilder, LinkUnspec};
+
+use super::route::route_message;
+use super::socket::{APPEND, CREATE, EXCL, REPLACE, Request};
+use super::{Error, Handle};
+use crate::link::spec::Addressing;
+
+impl Handle {
+    /// Adds the addresses, brings the link up and installs the routes, in one datagram.
+    ///
+    /// IPv6 addresses skip duplicate address detection (`IFA_F_NODAD`): the allocator answers for their being
+    /// unique, and detection would hold the pod back for a second. A route equal to an existing one becomes
+    /// another next hop of it.
+    pub fn configure(&mut self, index: u32, addressing: &Addressing) -> Result<(), Error> {
+        let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 1);
+        for address in &addressing.addresses {
+            let message = RouteNetlinkMessage::NewAddress(address_message(index, *address));
+            requests.push(Request::new(message, CREATE | EXCL));
+        }
+        let up = LinkUnspec::new_with_index(index).up().build();
+        requests.push(Request::new(RouteNetlinkMessage::SetLink(up), 0));
+        for route in &addressing.routes {
+            let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
+            requests.push(Request::new(message, CREATE | APPEND));
+        }
+        self.socket.all(requests)
+    }
+
+    /// The link has this address.
+    pub fn ensure_address(&mut self, index: u32, address: IpNet) -> Result<(), Error> {
+        let message = RouteNetlinkMessage::NewAddress(address_message(index, address));
+        self.socket.request(message, CREATE | REPLACE)?;
+        Ok(())
+    }
+
+    /// The link does not have this address.
+    pub fn ensure_address_absent(&mut self, index: u32, address: IpNet) -> Result<(), Error> {
+        let message = RouteNetlinkMessage::DelAddress(address_message(index, address));
+        match self.socket.request(message, 0) {
+            Err(error) if error.errno() != Some(rustix::io::Errno::ADDRNOTAVAIL) && !error.not_found() => {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The addresses of a link, host bits kept.
+    pub fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>, Error> {
+        let mut all = AddressMessage::default();
+        all.header.index = index;
+        let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?;
+        Ok(found.into_iter().filter_map(|message| observed(message, index)).collect())
+    }
+}
+
+fn address_message(index: u32, address: IpNet) -> AddressMessage {
+    match address {
+        IpNet::V4(net) => {
+            let mut message = AddressMessageBuilder::<Ipv4Addr>::new()
+                .index(index)
+                .address(net.addr(), net.prefix_len())
+                .build();
+            if net.addr().is_link_local() {
+                message.header.scope = AddressScope::Link;
+            }
+            message
+        }
+        IpNet::V6(net) => {
+            let mut message = AddressMessageBuilder::<Ipv6Addr>::new()
+                .index(index)
+                .address(net.addr(), net.prefix_len())
+                .build();
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+            message
+        }
+    }
+}
+
+fn observed(message: RouteNetlinkMessage, index: u32) -> Option<IpNet> {
+    let RouteNetlinkMessage::NewAddress(address) = message else { return None };
+    if address.header.index != index {
+        return None;
+    }
+    let mut local = None;
+    let mut peer = None;
+    for attribute in address.attributes {
+        match attribute {
+            AddressAttribute::Local(address) => local = Some(address),
+            AddressAttribute::Address(address) => peer = Some(address),
+            _ => {}
+        }
+    }
+    let own: IpAddr = local.or(peer)?;
+    IpNet::new(own, address.header.prefix_len).ok()
+}

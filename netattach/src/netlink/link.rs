@@ -1,0 +1,343 @@
+//! Links: creating in place, looking up, deleting.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoMacVlan, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
+};
+use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
+
+use super::socket::{CREATE, EXCL, Request};
+use super::{Error, Handle};
+use crate::link::spec;
+use crate::mac::Mac;
+
+/// The link group (`ip link ... group`) of every link that netattach puts into a pod ("neta" in ASCII).
+///
+/// One request deletes a group, and with it all links of a pod pay for one grace period.
+pub const POD_LINK_GROUP: u32 = 0x6e65_7461;
+
+/// Name under which a macvlan is created when the node has a link of the final name, see [`Handle::create_macvlan`].
+const TEMPORARY_PREFIX: &str = "nat";
+
+/// A link as the kernel shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkState {
+    /// Index in its namespace.
+    pub index: u32,
+    /// Name in its namespace.
+    pub name: String,
+    /// `veth`, `bridge`, `macvlan`, ...; empty for physical and loopback devices.
+    pub kind: String,
+    /// Ethernet address, if it has one of six bytes.
+    pub mac: Option<Mac>,
+    /// In bytes.
+    pub mtu: u32,
+    /// Administratively up.
+    pub up: bool,
+    /// Receives all frames because it was told to.
+    pub promiscuous: bool,
+    /// Index of the bridge (or other controller) that it is a port of.
+    pub controller: Option<u32>,
+    /// Index of the peer or parent, possibly in another namespace.
+    pub link: Option<u32>,
+    /// Mode of a macvlan.
+    pub macvlan_mode: Option<spec::MacvlanMode>,
+    /// Link group.
+    pub group: u32,
+}
+
+/// What `ensure` found or made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ensured {
+    /// The link.
+    pub link: LinkState,
+    /// Whether it was made by this call.
+    pub created: bool,
+}
+
+impl Handle {
+    /// The link of that name, or `None`.
+    pub fn find_link(&mut self, name: &str) -> Result<Option<LinkState>, Error> {
+        let request = LinkUnspec::new_with_name(name).build();
+        match self.socket.request(RouteNetlinkMessage::GetLink(request), 0) {
+            Ok(answers) => Ok(answers.into_iter().find_map(observed)),
+            Err(error) if error.not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The link of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLink`] when there is none.
+    pub fn link(&mut self, name: &str) -> Result<LinkState, Error> {
+        self.find_link(name)?.ok_or_else(|| Error::NoSuchLink(name.to_owned()))
+    }
+
+    /// All links of the namespace.
+    pub fn links(&mut self) -> Result<Vec<LinkState>, Error> {
+        let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
+    }
+
+    /// Creates a veth pair with its far end in `pod` and its near end up (and, for a port, in its bridge).
+    /// Returns the near end. The far end is down: the kernel cannot create it up.
+    ///
+    /// Both ends get one queue each way: veth otherwise starts one per CPU and takes most of a third longer.
+    pub fn create_veth(
+        &mut self,
+        veth: &spec::Veth,
+        bridge: Option<u32>,
+        pod: BorrowedFd<'_>,
+    ) -> Result<LinkState, Error> {
+        let mut far =
+            LinkUnspec::new_with_name(&veth.pod_name).setns_by_fd(pod.as_raw_fd()).link_group(POD_LINK_GROUP);
+        if let Some(mtu) = veth.mtu {
+            far = far.mtu(mtu);
+        }
+        if let Some(mac) = veth.mac {
+            far = far.address(mac.0.to_vec());
+        }
+        let mut near = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+            .name(veth.host_name.clone())
+            .up()
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(single_queue(far).build())));
+        if let Some(mtu) = veth.mtu {
+            near = near.mtu(mtu);
+        }
+        if let Some(bridge) = bridge {
+            near = near.controller(bridge);
+        }
+        let create = RouteNetlinkMessage::NewLink(single_queue(near).build());
+        let show = LinkUnspec::new_with_name(&veth.host_name).build();
+        let host_end = self.create_and_show(create, RouteNetlinkMessage::GetLink(show), &veth.host_name)?;
+        if veth.port.as_ref().is_some_and(|port| port.hairpin) {
+            let hairpin = LinkBridgePort::new(host_end.index).hairpin(true).build();
+            self.socket.request(RouteNetlinkMessage::NewLink(hairpin), 0)?;
+        }
+        Ok(host_end)
+    }
+
+    /// Creates a macvlan on `parent` directly in `pod`, down.
+    ///
+    /// The kernel looks the new name up in the sender's namespace, so a name that the node uses too is refused
+    /// as existing; then the link is created under a temporary name and renamed by `pod_handle`.
+    pub fn create_macvlan(
+        &mut self,
+        macvlan: &spec::Macvlan,
+        parent: u32,
+        pod: BorrowedFd<'_>,
+        pod_handle: &mut Handle,
+    ) -> Result<(), Error> {
+        match self.create_macvlan_as(&macvlan.pod_name, macvlan, parent, pod) {
+            Err(error) if error.already_exists() && pod_handle.find_link(&macvlan.pod_name)?.is_none() => {
+                let temporary = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(macvlan.pod_name.as_bytes()));
+                self.create_macvlan_as(&temporary, macvlan, parent, pod)?;
+                let index = pod_handle.link(&temporary)?.index;
+                let rename = LinkUnspec::new_with_index(index).name(&macvlan.pod_name).build();
+                pod_handle.socket.request(RouteNetlinkMessage::SetLink(rename), 0)?;
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn create_macvlan_as(
+        &mut self,
+        name: &str,
+        macvlan: &spec::Macvlan,
+        parent: u32,
+        pod: BorrowedFd<'_>,
+    ) -> Result<(), Error> {
+        let mut link = LinkMacVlan::new(name, parent, kernel_mode(macvlan.mode))
+            .setns_by_fd(pod.as_raw_fd())
+            .link_group(POD_LINK_GROUP);
+        if let Some(mtu) = macvlan.mtu {
+            link = link.mtu(mtu);
+        }
+        if let Some(mac) = macvlan.mac {
+            link = link.address(mac.0.to_vec());
+        }
+        if let Some(length) = macvlan.broadcast_queue {
+            link = link.append_info_data(InfoMacVlan::BcQueueLen(length));
+        }
+        self.socket.request(RouteNetlinkMessage::NewLink(single_queue(link).build()), CREATE | EXCL)?;
+        Ok(())
+    }
+
+    /// The bridge of that name, up; made when it is missing. Properties of an existing bridge are left alone
+    /// except `promiscuous`, which is switched on when asked for.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] when the name belongs to something else.
+    pub fn ensure_bridge(&mut self, bridge: &spec::Bridge) -> Result<Ensured, Error> {
+        if let Some(link) = self.find_link(&bridge.name)? {
+            return self.adopt_bridge(link, bridge).map(|link| Ensured { link, created: false });
+        }
+        let mut create = LinkBridge::new(&bridge.name);
+        if let Some(mtu) = bridge.mtu {
+            create = create.mtu(mtu);
+        }
+        if bridge.promiscuous {
+            create = create.promiscuous(true);
+        }
+        let create = RouteNetlinkMessage::NewLink(create.build());
+        let show = LinkUnspec::new_with_name(&bridge.name).build();
+        match self.create_and_show(create, RouteNetlinkMessage::GetLink(show), &bridge.name) {
+            Ok(link) => {
+                // A bridge that was never given an address changes it with its ports; its own, written back, stays.
+                if let Some(mac) = link.mac {
+                    let pin = LinkUnspec::new_with_index(link.index).address(mac.0.to_vec());
+                    self.socket.request(RouteNetlinkMessage::SetLink(pin.build()), 0)?;
+                }
+                Ok(Ensured { link, created: true })
+            }
+            // Another attachment was quicker.
+            Err(error) if error.already_exists() => {
+                let link = self.link(&bridge.name)?;
+                self.adopt_bridge(link, bridge).map(|link| Ensured { link, created: false })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn adopt_bridge(&mut self, mut link: LinkState, bridge: &spec::Bridge) -> Result<LinkState, Error> {
+        if link.kind != "bridge" {
+            let actual =
+                if link.kind.is_empty() { "a device".to_owned() } else { format!("a {}", link.kind) };
+            return Err(Error::WrongKind { name: link.name, wanted: "a bridge", actual });
+        }
+        if !link.up || (bridge.promiscuous && !link.promiscuous) {
+            let mut set = LinkUnspec::new_with_index(link.index).up();
+            if bridge.promiscuous {
+                set = set.promiscuous(true);
+            }
+            self.socket.request(RouteNetlinkMessage::SetLink(set.build()), 0)?;
+            link.up = true;
+            link.promiscuous |= bridge.promiscuous;
+        }
+        Ok(link)
+    }
+
+    /// Brings a link up.
+    pub fn ensure_up(&mut self, index: u32) -> Result<(), Error> {
+        let up = LinkUnspec::new_with_index(index).up().build();
+        self.socket.request(RouteNetlinkMessage::SetLink(up), 0)?;
+        Ok(())
+    }
+
+    /// Deletes all links of [`POD_LINK_GROUP`] in this namespace at the price of one grace period, and then,
+    /// one by one, those of `names` that are still there: somebody in the pod may have changed their group.
+    /// Returns once they are gone. Links already absent count as deleted.
+    pub fn ensure_links_absent(&mut self, names: &[String]) -> Result<(), Error> {
+        if names.len() > 1 {
+            let mut group = LinkMessage::default();
+            group.attributes.push(LinkAttribute::Group(POD_LINK_GROUP));
+            match self.socket.request(RouteNetlinkMessage::DelLink(group), 0) {
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, "no deletion by group, deleting links one by one"),
+            }
+        }
+        for name in names {
+            self.ensure_link_absent(name)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the link of that name if there is one.
+    pub fn ensure_link_absent(&mut self, name: &str) -> Result<(), Error> {
+        let named = LinkUnspec::new_with_name(name).build();
+        match self.socket.request(RouteNetlinkMessage::DelLink(named), 0) {
+            Err(error) if !error.not_found() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn create_and_show(
+        &mut self,
+        create: RouteNetlinkMessage,
+        show: RouteNetlinkMessage,
+        name: &str,
+    ) -> Result<LinkState, Error> {
+        let mut replies =
+            self.socket.batch(vec![Request::new(create, CREATE | EXCL), Request::new(show, 0)])?.into_iter();
+        replies.next().transpose()?;
+        let shown = replies.next().transpose()?.unwrap_or_default();
+        shown.into_iter().find_map(observed).ok_or_else(|| Error::Vanished(name.to_owned()))
+    }
+}
+
+fn single_queue<T: std::fmt::Debug + Default>(link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {
+    link.append_extra_attribute(LinkAttribute::NumTxQueues(1))
+        .append_extra_attribute(LinkAttribute::NumRxQueues(1))
+}
+
+fn kernel_mode(mode: spec::MacvlanMode) -> MacVlanMode {
+    match mode {
+        spec::MacvlanMode::Bridge => MacVlanMode::Bridge,
+        spec::MacvlanMode::Private => MacVlanMode::Private,
+        spec::MacvlanMode::Vepa => MacVlanMode::Vepa,
+        spec::MacvlanMode::Passthru => MacVlanMode::Passthrough,
+    }
+}
+
+fn observed_mode(mode: &MacVlanMode) -> Option<spec::MacvlanMode> {
+    Some(match mode {
+        MacVlanMode::Bridge => spec::MacvlanMode::Bridge,
+        MacVlanMode::Private => spec::MacvlanMode::Private,
+        MacVlanMode::Vepa => spec::MacvlanMode::Vepa,
+        MacVlanMode::Passthrough => spec::MacvlanMode::Passthru,
+        _ => return None,
+    })
+}
+
+fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
+    let RouteNetlinkMessage::NewLink(link) = message else { return None };
+    let flags = link.header.flags;
+    let mut state = LinkState {
+        index: link.header.index,
+        name: String::new(),
+        kind: String::new(),
+        mac: None,
+        mtu: 0,
+        up: flags.contains(LinkFlags::Up),
+        promiscuous: flags.contains(LinkFlags::Promisc),
+        controller: None,
+        link: None,
+        macvlan_mode: None,
+        group: 0,
+    };
+    for attribute in link.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => state.name = name,
+            LinkAttribute::Address(bytes) => state.mac = <[u8; 6]>::try_from(bytes).ok().map(Mac),
+            LinkAttribute::Mtu(mtu) => state.mtu = mtu,
+            LinkAttribute::Controller(index) => state.controller = Some(index).filter(|index| *index != 0),
+            LinkAttribute::Link(index) => state.link = Some(index),
+            LinkAttribute::Group(group) => state.group = group,
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    match info {
+                        LinkInfo::Kind(kind) => state.kind = kind.to_string(),
+                        LinkInfo::Data(InfoData::MacVlan(data)) => {
+                            state.macvlan_mode = data.iter().find_map(|datum| match datum {
+                                InfoMacVlan::Mode(mode) => observed_mode(mode),
+                                _ => None,
+                            });
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(state)
+}
+
+/// FNV-1a, for a short name that differs between interfaces of one pod.
+fn fnv32(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}

@@ -1,0 +1,139 @@
+//! Routes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteScope,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::RouteMessageBuilder;
+
+use super::socket::{CREATE, REPLACE, Request};
+use super::{Error, Handle};
+use crate::link::spec::Route;
+
+/// A route as the kernel shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteState {
+    /// Destination; a zero prefix for the default route.
+    pub destination: IpNet,
+    /// Next hop, if any.
+    pub gateway: Option<IpAddr>,
+    /// Index of the outgoing interface, if the route has a single one.
+    pub interface: Option<u32>,
+    /// Metric (0 when the kernel shows none).
+    pub priority: u32,
+    /// Table.
+    pub table: u32,
+}
+
+impl Handle {
+    /// The namespace has these routes on the link.
+    pub fn ensure_routes(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
+        let requests = routes.iter().map(|route| {
+            Request::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | REPLACE)
+        });
+        self.socket.all(requests.collect())
+    }
+
+    /// All unicast routes of the namespace's main table, both families.
+    pub fn routes(&mut self) -> Result<Vec<RouteState>, Error> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut all = RouteMessage::default();
+            all.header.address_family = family;
+            let answers = self.socket.dump(RouteNetlinkMessage::GetRoute(all))?;
+            found.extend(answers.into_iter().filter_map(observed));
+        }
+        found.retain(|route| route.table == u32::from(RouteHeader::RT_TABLE_MAIN));
+        Ok(found)
+    }
+
+    /// Index of the interface of the default route: IPv4 first, the lowest metric first.
+    ///
+    /// # Errors
+    /// [`Error::NoDefaultRoute`] when neither family has one.
+    pub fn default_route_interface(&mut self) -> Result<u32, Error> {
+        let mut defaults: Vec<_> =
+            self.routes()?.into_iter().filter(|route| route.destination.prefix_len() == 0).collect();
+        defaults.sort_by_key(|route| (matches!(route.destination, IpNet::V6(_)), route.priority));
+        defaults.into_iter().find_map(|route| route.interface).ok_or(Error::NoDefaultRoute)
+    }
+}
+
+pub(super) fn route_message(index: u32, route: &Route) -> RouteMessage {
+    let mut message = match route.destination.trunc() {
+        IpNet::V4(net) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(net.addr(), net.prefix_len())
+            .output_interface(index)
+            .build(),
+        IpNet::V6(net) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(net.addr(), net.prefix_len())
+            .output_interface(index)
+            .build(),
+    };
+    message.header.scope = match route.scope {
+        Some(scope) => RouteScope::from(scope),
+        None if route.gateway.is_none() => RouteScope::Link,
+        None => RouteScope::Universe,
+    };
+    let attributes = &mut message.attributes;
+    attributes.extend(route.gateway.map(|gateway| RouteAttribute::Gateway(wire(gateway))));
+    attributes.extend(route.source.map(|source| RouteAttribute::PrefSource(wire(source))));
+    attributes.extend(route.priority.map(RouteAttribute::Priority));
+    attributes.extend(route.table.map(RouteAttribute::Table));
+    let metrics: Vec<_> =
+        route.mtu.map(RouteMetric::Mtu).into_iter().chain(route.advmss.map(RouteMetric::Advmss)).collect();
+    if !metrics.is_empty() {
+        attributes.push(RouteAttribute::Metrics(metrics));
+    }
+    if route.on_link {
+        message.header.flags |= netlink_packet_route::route::RouteFlags::Onlink;
+    }
+    message
+}
+
+fn wire(address: IpAddr) -> RouteAddress {
+    match address {
+        IpAddr::V4(address) => RouteAddress::Inet(address),
+        IpAddr::V6(address) => RouteAddress::Inet6(address),
+    }
+}
+
+fn observed(message: RouteNetlinkMessage) -> Option<RouteState> {
+    let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+    let length = route.header.destination_prefix_length;
+    let mut state = RouteState {
+        destination: match route.header.address_family {
+            AddressFamily::Inet => IpNet::V4(Ipv4Net::default()),
+            AddressFamily::Inet6 => IpNet::V6(Ipv6Net::default()),
+            _ => return None,
+        },
+        gateway: None,
+        interface: None,
+        priority: 0,
+        table: u32::from(route.header.table),
+    };
+    for attribute in route.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => {
+                state.destination = IpNet::new(ip(&address)?, length).ok()?
+            }
+            RouteAttribute::Gateway(address) => state.gateway = ip(&address),
+            RouteAttribute::Oif(index) => state.interface = Some(index),
+            RouteAttribute::Priority(priority) => state.priority = priority,
+            RouteAttribute::Table(table) => state.table = table,
+            _ => {}
+        }
+    }
+    Some(state)
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
+}

@@ -1,0 +1,356 @@
+//! A blocking route-netlink socket that sends several requests in one datagram.
+//!
+//! The kernel carries out the messages of a datagram one after another and acknowledges each, so a batch
+//! costs one system call each way. It does not stop at an error: callers batch only what is harmless after a
+//! failure of what stands before it.
+
+use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
+
+use super::error::{Error, Refused};
+
+const HEADER_LEN: usize = 16;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_REQUEST: u16 = 0x1;
+const NLM_F_ACK: u16 = 0x4;
+/// The dump may be inconsistent: something changed while it was produced.
+const NLM_F_DUMP_INTR: u16 = 0x10;
+const NLM_F_DUMP: u16 = 0x300;
+/// In an acknowledgement: only the header of the request is repeated.
+const NLM_F_CAPPED: u16 = 0x100;
+/// In an acknowledgement: attributes follow.
+const NLM_F_ACK_TLVS: u16 = 0x200;
+const NLMSGERR_ATTR_MSG: u16 = 1;
+/// Fail when the object exists.
+pub(super) const EXCL: u16 = 0x200;
+/// Create the object when it does not exist.
+pub(super) const CREATE: u16 = 0x400;
+/// Change the object when it exists.
+pub(super) const REPLACE: u16 = 0x100;
+/// Add to the end of a list of equals (for routes: another next hop).
+pub(super) const APPEND: u16 = 0x800;
+/// A datagram from the kernel is at most this long (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
+const RECEIVE_BUFFER: usize = 64 * 1024;
+const DUMP_TRIES: u32 = 5;
+
+/// One request of a batch.
+pub(super) struct Request {
+    pub(super) message: RouteNetlinkMessage,
+    pub(super) flags: u16,
+}
+
+impl Request {
+    pub(super) fn new(message: RouteNetlinkMessage, flags: u16) -> Self {
+        Self { message, flags }
+    }
+}
+
+/// What came back for one request: the messages before its acknowledgement, or the kernel's refusal.
+pub(super) type Reply = Result<Vec<RouteNetlinkMessage>, Refused>;
+
+/// Bound to the namespace of the thread that opened it.
+pub(super) struct Socket {
+    raw: RawSocket,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl std::fmt::Debug for Socket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Socket").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+impl Socket {
+    pub(super) fn open() -> Result<Self, Error> {
+        let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
+        raw.bind_auto().map_err(Error::Open)?;
+        raw.set_ext_ack(true).map_err(Error::Open)?;
+        raw.set_cap_ack(true).map_err(Error::Open)?;
+        raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
+        Ok(Self { raw, sequence: 0, buffer: vec![0; RECEIVE_BUFFER] })
+    }
+
+    /// Sends `requests` in one datagram and waits for all their acknowledgements.
+    pub(super) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
+        let Some(first) = requests.first() else { return Ok(Vec::new()) };
+        let name = request_name(&first.message);
+        let names: Vec<_> = requests.iter().map(|request| request_name(&request.message)).collect();
+        let base = self.sequence;
+        let mut datagram = Vec::with_capacity(256 * requests.len());
+        for request in requests {
+            self.append(&mut datagram, request.message, request.flags | NLM_F_REQUEST | NLM_F_ACK);
+        }
+        self.raw.send(&datagram, 0).map_err(|source| Error::Send(name, source))?;
+
+        let mut replies: Vec<Option<Reply>> = names.iter().map(|_| None).collect();
+        let mut pending: Vec<Vec<RouteNetlinkMessage>> = names.iter().map(|_| Vec::new()).collect();
+        let mut missing = names.len();
+        while missing > 0 {
+            for message in self.receive(name)? {
+                let Some(index) = message.sequence.wrapping_sub(base).checked_sub(1) else { continue };
+                let Some(slot) = replies.get_mut(index as usize) else { continue };
+                if slot.is_some() {
+                    continue;
+                }
+                match message.body {
+                    Body::Ack(0, _) => *slot = Some(Ok(std::mem::take(&mut pending[index as usize]))),
+                    Body::Ack(errno, text) => {
+                        *slot = Some(Err(Refused { request: names[index as usize], errno, text }));
+                    }
+                    Body::Done => continue,
+                    Body::Payload(payload) => {
+                        pending[index as usize].push(payload);
+                        continue;
+                    }
+                }
+                missing -= 1;
+            }
+        }
+        Ok(replies.into_iter().flatten().collect())
+    }
+
+    /// Sends one request and returns its answers.
+    pub(super) fn request(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        let name = request_name(&message);
+        let reply = self.batch(vec![Request::new(message, flags)])?.pop();
+        Ok(reply.ok_or(Error::Malformed { request: name, what: "no acknowledgement" })??)
+    }
+
+    /// Sends several requests and reports the first refusal.
+    pub(super) fn all(&mut self, requests: Vec<Request>) -> Result<(), Error> {
+        for reply in self.batch(requests)? {
+            reply?;
+        }
+        Ok(())
+    }
+
+    /// Lists objects, again from the start when the kernel says that they changed meanwhile.
+    pub(super) fn dump(&mut self, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        let name = request_name(&message);
+        for _ in 0..DUMP_TRIES {
+            if let Some(found) = self.dump_once(message.clone(), name)? {
+                return Ok(found);
+            }
+        }
+        Err(Error::Interrupted(name))
+    }
+
+    fn dump_once(
+        &mut self,
+        message: RouteNetlinkMessage,
+        name: &'static str,
+    ) -> Result<Option<Vec<RouteNetlinkMessage>>, Error> {
+        let mut datagram = Vec::new();
+        self.append(&mut datagram, message, NLM_F_REQUEST | NLM_F_DUMP);
+        let wanted = self.sequence;
+        self.raw.send(&datagram, 0).map_err(|source| Error::Send(name, source))?;
+        let mut found = Vec::new();
+        let mut interrupted = false;
+        loop {
+            for message in self.receive(name)? {
+                if message.sequence != wanted {
+                    continue;
+                }
+                interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                match message.body {
+                    Body::Payload(payload) => found.push(payload),
+                    Body::Done => return Ok((!interrupted).then_some(found)),
+                    Body::Ack(0, _) => {}
+                    Body::Ack(errno, text) => return Err(Refused { request: name, errno, text }.into()),
+                }
+            }
+        }
+    }
+
+    fn append(&mut self, datagram: &mut Vec<u8>, message: RouteNetlinkMessage, flags: u16) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        message.finalize();
+        let start = datagram.len();
+        // Messages of a datagram start at multiples of four bytes (NLMSG_ALIGN).
+        datagram.resize(start + message.buffer_len().next_multiple_of(4), 0);
+        message.serialize(&mut datagram[start..start + message.buffer_len()]);
+    }
+
+    fn receive(&mut self, name: &'static str) -> Result<Vec<Received>, Error> {
+        let failed = |source| Error::Receive(name, source);
+        let length = loop {
+            match self.raw.recv(&mut &mut self.buffer[..], 0) {
+                Ok(length) => break length,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+        };
+        parse_datagram(&self.buffer[..length]).map_err(|what| Error::Malformed { request: name, what })
+    }
+}
+
+struct Received {
+    sequence: u32,
+    flags: u16,
+    body: Body,
+}
+
+enum Body {
+    /// Errno (0 = carried out) and the kernel's text.
+    Ack(i32, Option<String>),
+    Done,
+    Payload(RouteNetlinkMessage),
+}
+
+fn parse_datagram(mut bytes: &[u8]) -> Result<Vec<Received>, &'static str> {
+    let mut messages = Vec::new();
+    while bytes.len() >= HEADER_LEN {
+        let length = u32_at(bytes, 0).ok_or("short header")? as usize;
+        if length < HEADER_LEN || length > bytes.len() {
+            return Err("message length outside the datagram");
+        }
+        let (message, rest) = bytes.split_at(length.next_multiple_of(4).min(bytes.len()));
+        bytes = rest;
+        if let Some(received) = parse_message(&message[..length])? {
+            messages.push(received);
+        }
+    }
+    Ok(messages)
+}
+
+fn parse_message(message: &[u8]) -> Result<Option<Received>, &'static str> {
+    let kind = u16_at(message, 4).ok_or("short header")?;
+    let flags = u16_at(message, 6).ok_or("short header")?;
+    let sequence = u32_at(message, 8).ok_or("short header")?;
+    let payload = &message[HEADER_LEN..];
+    let body = match kind {
+        NLMSG_DONE => Body::Done,
+        NLMSG_ERROR => {
+            let code = u32_at(payload, 0).ok_or("short acknowledgement")? as i32;
+            Body::Ack(code.saturating_neg(), extended_text(payload, flags))
+        }
+        _ => {
+            let mut header = NetlinkHeader::default();
+            header.message_type = kind;
+            match RouteNetlinkMessage::deserialize(&header, payload) {
+                Ok(message) => Body::Payload(message),
+                // A newer kernel may describe an object in a way that the parser refuses; the acknowledgement
+                // still counts, and whoever needs the object reports that it is missing.
+                Err(error) => {
+                    tracing::debug!(kind, %error, "netlink message skipped");
+                    return Ok(None);
+                }
+            }
+        }
+    };
+    Ok(Some(Received { sequence, flags, body }))
+}
+
+/// The text of an extended acknowledgement (`NLMSGERR_ATTR_MSG`).
+fn extended_text(payload: &[u8], flags: u16) -> Option<String> {
+    if flags & NLM_F_ACK_TLVS == 0 {
+        return None;
+    }
+    let repeated = if flags & NLM_F_CAPPED != 0 {
+        HEADER_LEN
+    } else {
+        (u32_at(payload, 4)? as usize).max(HEADER_LEN).next_multiple_of(4)
+    };
+    let mut attributes = payload.get(4 + repeated..)?;
+    while attributes.len() >= 4 {
+        let length = usize::from(u16_at(attributes, 0)?);
+        let kind = u16_at(attributes, 2)? & 0x3fff;
+        let value = attributes.get(4..length)?;
+        if kind == NLMSGERR_ATTR_MSG {
+            let text = value.strip_suffix(&[0]).unwrap_or(value);
+            return Some(String::from_utf8_lossy(text).into_owned());
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+    None
+}
+
+fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(offset..offset + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
+}
+
+fn request_name(message: &RouteNetlinkMessage) -> &'static str {
+    use RouteNetlinkMessage as M;
+    match message {
+        M::NewLink(_) => "RTM_NEWLINK",
+        M::DelLink(_) => "RTM_DELLINK",
+        M::GetLink(_) => "RTM_GETLINK",
+        M::SetLink(_) => "RTM_SETLINK",
+        M::NewAddress(_) => "RTM_NEWADDR",
+        M::DelAddress(_) => "RTM_DELADDR",
+        M::GetAddress(_) => "RTM_GETADDR",
+        M::NewRoute(_) => "RTM_NEWROUTE",
+        M::DelRoute(_) => "RTM_DELROUTE",
+        M::GetRoute(_) => "RTM_GETROUTE",
+        M::NewQueueDiscipline(_) => "RTM_NEWQDISC",
+        M::NewTrafficFilter(_) => "RTM_NEWTFILTER",
+        M::GetTrafficFilter(_) => "RTM_GETTFILTER",
+        _ => "a netlink request",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ack(errno: i32, text: Option<&str>) -> Vec<u8> {
+        let mut payload = (-errno).to_ne_bytes().to_vec();
+        payload.extend([0; HEADER_LEN]);
+        let mut flags = NLM_F_CAPPED;
+        if let Some(text) = text {
+            flags |= NLM_F_ACK_TLVS;
+            payload.extend((4 + text.len() as u16 + 1).to_ne_bytes());
+            payload.extend(NLMSGERR_ATTR_MSG.to_ne_bytes());
+            payload.extend(text.as_bytes());
+            payload.push(0);
+        }
+        let mut message = (HEADER_LEN as u32 + payload.len() as u32).to_ne_bytes().to_vec();
+        message.extend(NLMSG_ERROR.to_ne_bytes());
+        message.extend(flags.to_ne_bytes());
+        message.extend(7u32.to_ne_bytes());
+        message.extend(0u32.to_ne_bytes());
+        message.extend(payload);
+        message.resize(message.len().next_multiple_of(4), 0);
+        message
+    }
+
+    #[test]
+    fn acknowledgements_carry_errno_and_text() {
+        let mut datagram = ack(17, Some("Name in use"));
+        datagram.extend(ack(0, None));
+        let parsed = parse_datagram(&datagram).unwrap();
+        assert_eq!(parsed.len(), 2);
+        assert_eq!(parsed[0].sequence, 7);
+        assert!(matches!(&parsed[0].body, Body::Ack(17, Some(text)) if text == "Name in use"));
+        assert!(matches!(&parsed[1].body, Body::Ack(0, None)));
+    }
+
+    #[test]
+    fn a_length_outside_the_datagram_is_malformed() {
+        let mut datagram = ack(1, None);
+        datagram[0] = 0xff;
+        assert!(parse_datagram(&datagram).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
+            let _ = parse_datagram(&bytes);
+        }
+    }
+}

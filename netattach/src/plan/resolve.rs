@@ -1,0 +1,191 @@
+//! From a pod's networks to a plan. Pure.
+
+use serde_json::{Map, Value};
+
+use super::{AttachmentPlan, Delegate, Plan, Protect, Role, Sandbox, Step};
+use crate::cni::{self, CniArgs, CniError, NetworkList, code};
+use crate::link::{self, PlanError};
+use crate::npwg::{self, Selection};
+
+/// A network that a pod is to be attached to.
+#[derive(Debug, Clone)]
+pub struct Network {
+    /// `namespace/name` of its definition, or the configuration's own name.
+    pub name: String,
+    /// Its configuration.
+    pub list: NetworkList,
+}
+
+/// What a pod wants, all references followed.
+#[derive(Debug, Clone)]
+pub struct Intent {
+    /// The cluster-wide default network.
+    pub default: Network,
+    /// The additional networks in the order of the annotation.
+    pub selections: Vec<(Selection, Network)>,
+}
+
+/// What the agent decides for all its plans alike.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Plugin types that are always executed although netattach carries them itself (`delegation.exec`).
+    pub exec: Vec<String>,
+}
+
+/// Hands out numbers to attachments and networks. Absent where there is no dataplane.
+pub trait Numbers {
+    /// A number for a new attachment.
+    ///
+    /// # Errors
+    /// None is free.
+    fn attachment(&mut self) -> Result<u32, CniError>;
+    /// The number of a network, the same for the same name while any attachment of it exists.
+    fn network(&mut self, name: &str) -> u32;
+}
+
+/// Plans the attachments of a sandbox: the default network first, then the selections in order.
+///
+/// # Errors
+/// The error says which attachment and which key; nothing has happened then.
+pub fn resolve(
+    sandbox: Sandbox,
+    request: &cni::Request,
+    intent: &Intent,
+    options: &Options,
+    mut numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<Plan, CniError> {
+    let selections: Vec<Selection> = intent.selections.iter().map(|(selection, _)| selection.clone()).collect();
+    let names = npwg::interface_names(&selections, &[&request.ifname])
+        .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
+    let mut attachments = vec![attachment(
+        &sandbox,
+        Wanted {
+            network: &intent.default,
+            ifname: &request.ifname,
+            default: true,
+            capabilities: request.config.get("runtimeConfig").and_then(Value::as_object).cloned().unwrap_or_default(),
+            cni_args: None,
+        },
+        &request.args,
+        options,
+        numbers.as_deref_mut(),
+    )?];
+    for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
+        if let Some(key) = selection.not_yet_supported() {
+            let msg = format!("attach {ifname} ({}): key {key}: not carried out by this version of netattach", network.name);
+            return Err(CniError::new(code::UNSUPPORTED_FIELD, msg));
+        }
+        let wanted = Wanted {
+            network,
+            ifname,
+            default: false,
+            capabilities: npwg::runtime_config(selection),
+            cni_args: selection.cni_args.as_ref(),
+        };
+        attachments.push(attachment(&sandbox, wanted, &CniArgs::default(), options, numbers.as_deref_mut())?);
+    }
+    Ok(Plan { sandbox, attachments })
+}
+
+/// One attachment before it is planned.
+struct Wanted<'a> {
+    network: &'a Network,
+    ifname: &'a str,
+    default: bool,
+    /// What was asked for, by capability.
+    capabilities: Map<String, Value>,
+    /// `cni-args` of the selection.
+    cni_args: Option<&'a Map<String, Value>>,
+}
+
+fn attachment(
+    sandbox: &Sandbox,
+    wanted: Wanted<'_>,
+    cni_args: &CniArgs,
+    options: &Options,
+    numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<AttachmentPlan, CniError> {
+    let Wanted { network, ifname, default, capabilities, cni_args: extra } = wanted;
+    let at = |error: CniError| CniError { msg: format!("attach {ifname} ({}): {}", network.name, error.msg), ..error };
+    let list = &network.list;
+    cni::identifier::check_network_name(&list.name).map_err(at)?;
+    // The runtime offers the default network whatever it has; a selection asks for what it names (D14).
+    if !default {
+        let missing = cni::capability::undeclared(list, capabilities.keys().map(String::as_str));
+        if !missing.is_empty() {
+            let msg = format!(
+                "{} asked for, but no plugin of network {} declares that capability",
+                missing.join(", "),
+                list.name
+            );
+            return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
+        }
+    }
+    let mut steps = Vec::new();
+    let mut kind = String::new();
+    let mut protect = None;
+    let mut numbers = numbers;
+    for (position, plugin) in list.plugins.iter().enumerate() {
+        let mut config = cni::request_config(list, plugin, None, &capabilities);
+        if let Some(extra) = extra {
+            merge_args(&mut config, extra).map_err(at)?;
+        }
+        let plugin_type = plugin.plugin_type();
+        let native = link::driver(plugin_type).filter(|_| !options.exec.iter().any(|name| name == plugin_type));
+        let Some(driver) = native else {
+            if position == 0 {
+                kind = plugin_type.to_owned();
+            }
+            steps.push(Step::Delegate(Delegate { plugin: plugin_type.to_owned(), config, role: Role::Plugin }));
+            continue;
+        };
+        if position > 0 {
+            let msg = format!("plugins[{position}].type: {plugin_type} makes an interface and can only be the first of a list");
+            return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
+        }
+        kind = plugin_type.to_owned();
+        if let Some(numbers) = numbers.as_deref_mut().filter(|_| is_protected(driver.kind())) {
+            protect = Some(Protect {
+                id: numbers.attachment().map_err(at)?,
+                zone: numbers.network(&network.name),
+                check_mac: true,
+                check_addresses: true,
+            });
+        }
+        let planned = driver.plan(&link::Request {
+            container_id: &sandbox.container_id,
+            ifname,
+            config: &config,
+            cni_args,
+            protect: protect.as_ref(),
+        });
+        steps.extend(planned.map_err(|error: PlanError| at(error.into()))?);
+    }
+    Ok(AttachmentPlan {
+        network: network.name.clone(),
+        config_name: list.name.clone(),
+        default,
+        ifname: ifname.to_owned(),
+        version: list.version,
+        kind,
+        steps,
+    })
+}
+
+/// Whether the dataplane judges this kind of interface: those with an end on the node.
+fn is_protected(kind: &str) -> bool {
+    matches!(kind, "bridge" | "veth")
+}
+
+/// Merges a selection's `cni-args` over the `args.cni` of the configuration, key by key.
+fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Result<(), CniError> {
+    let wrong = |key: &str| CniError::new(code::INVALID_CONFIG, format!("key {key}: must be an object"));
+    let args = config.entry("args").or_insert_with(|| Value::Object(Map::new()));
+    let args = args.as_object_mut().ok_or_else(|| wrong("args"))?;
+    let cni = args.entry("cni").or_insert_with(|| Value::Object(Map::new()));
+    let cni = cni.as_object_mut().ok_or_else(|| wrong("args.cni"))?;
+    for (key, value) in extra {
+        cni.insert(key.clone(), value.clone());
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! The inverse of each step. Pure.
+//!
+//! Every inverse succeeds when there is nothing left to undo, so it may run for a step that only may have begun.
+
+use std::path::Path;
+
+use super::{AttachmentPlan, Delegate, Sandbox, Step};
+use crate::ipam::host_local::Owner;
+
+/// What takes a step back.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Inverse<'a> {
+    /// The link is gone from the pod, and its other end from the node.
+    DeleteLink {
+        /// Name in the pod.
+        pod_name: &'a str,
+        /// Name of the node's end, if it has one.
+        host_name: Option<&'a str>,
+    },
+    /// The owner's addresses are free.
+    Release {
+        /// Where networks keep their reservations.
+        data_dir: &'a Path,
+        /// Which network.
+        network: &'a str,
+        /// Whose.
+        owner: Owner,
+    },
+    /// The plugin's DEL.
+    Delegate(&'a Delegate),
+    /// The dataplane knows the attachment no more.
+    Unprotect {
+        /// Its number.
+        id: u32,
+    },
+}
+
+/// The inverse of a step; `None` for a step whose effect is shared with others or goes with the link.
+pub fn inverse<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan, step: &'a Step) -> Option<Inverse<'a>> {
+    Some(match step {
+        Step::CreateVeth(veth) => {
+            Inverse::DeleteLink { pod_name: &veth.pod_name, host_name: Some(&veth.host_name) }
+        }
+        Step::CreateMacvlan(macvlan) => Inverse::DeleteLink { pod_name: &macvlan.pod_name, host_name: None },
+        Step::Lease(config) => Inverse::Release {
+            data_dir: &config.data_dir,
+            network: &config.network,
+            owner: Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() },
+        },
+        Step::Delegate(delegate) => Inverse::Delegate(delegate),
+        Step::Protect(protect) => Inverse::Unprotect { id: protect.id },
+        // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes go with
+        // their link.
+        Step::RaiseLoopback
+        | Step::EnsureBridge(_)
+        | Step::EnsureForwarding
+        | Step::Gateway { .. }
+        | Step::RouteToPod
+        | Step::Configure(_) => return None,
+    })
+}

@@ -1,0 +1,75 @@
+//! Throw-away network namespaces.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+use anyhow::{Context, Result, anyhow};
+use netattach::netns::{Netns, within};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// A network namespace that lives as long as this value. Its loopback is down, as in a fresh pod.
+///
+/// A thread that made it waits inside it, so that it has a path (`/proc/PID/task/TID/ns/net`) without a mount.
+#[derive(Debug)]
+pub struct Namespace {
+    netns: Netns,
+    path: PathBuf,
+    release: Option<mpsc::Sender<()>>,
+    keeper: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Namespace {
+    /// Makes one. Needs root.
+    pub fn new() -> Result<Self> {
+        let (release, released) = mpsc::channel::<()>();
+        let (made, path) = mpsc::channel();
+        let keeper = std::thread::Builder::new().name("netns-keeper".into()).spawn(move || {
+            // SAFETY: only this thread's network namespace is unshared; no memory or descriptor table is.
+            let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+            let tid = rustix::thread::gettid().as_raw_nonzero();
+            let own = PathBuf::from(format!("/proc/{}/task/{tid}/ns/net", std::process::id()));
+            let opened = unshared.map_err(anyhow::Error::from).and_then(|()| Ok(Netns::open(&own)?));
+            if made.send(opened.map(|netns| (netns, own))).is_ok() {
+                // An error means that the owner is gone: the namespace may go too.
+                let _ = released.recv();
+            }
+        })?;
+        let (netns, path) = path
+            .recv()
+            .map_err(|_| anyhow!("the namespace's thread ended early"))?
+            .context("make a network namespace (root is needed)")?;
+        Ok(Self { netns, path, release: Some(release), keeper: Some(keeper) })
+    }
+
+    /// The namespace.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// A path that other processes can open while this value lives.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `work` on a thread inside the namespace. Child processes started by it start there.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        within(&self.netns, work).expect("a namespace held open can be entered")
+    }
+
+    /// Binds the namespace to a file as `ip netns add` does, for callers that outlive this process.
+    pub fn bind(&self, file: &Path) -> Result<()> {
+        File::create(file)?;
+        rustix::mount::mount_bind(self.path(), file)?;
+        Ok(())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        drop(self.release.take());
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.join();
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Links, addresses, routes and filters on the kernel, each test in its own namespaces.
+
+use std::os::fd::AsFd;
+
+use anyhow::Result;
+use netattach::link::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Route, Veth};
+use netattach::netlink::{Error, Handle, POD_LINK_GROUP};
+use netattach_tests::Namespace;
+
+fn veth(host: &str, pod: &str) -> Veth {
+    Veth { host_name: host.into(), pod_name: pod.into(), mtu: Some(1400), mac: None, port: None }
+}
+
+#[test]
+fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    let bridge = node.ensure_bridge(&Bridge { name: "br0".into(), mtu: None, promiscuous: false })?;
+    assert!(bridge.created);
+    let mac = "02:00:00:00:00:07".parse()?;
+    let spec = Veth {
+        mac: Some(mac),
+        port: Some(BridgePort { bridge: "br0".into(), hairpin: true }),
+        ..veth("na0", "eth0")
+    };
+    let near = node.create_veth(&spec, Some(bridge.link.index), pod.netns().as_fd())?;
+    assert_eq!((near.name.as_str(), near.up, near.controller, near.mtu), ("na0", true, Some(bridge.link.index), 1400));
+    let far = inside.link("eth0")?;
+    assert_eq!((far.mac, far.up, far.mtu, far.group), (Some(mac), false, 1400, POD_LINK_GROUP));
+    assert!(!node.ensure_bridge(&Bridge { name: "br0".into(), mtu: None, promiscuous: true })?.created);
+    assert!(node.link("br0")?.promiscuous);
+    Ok(())
+}
+
+#[test]
+fn a_bridge_name_that_is_taken_by_another_kind_is_refused() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    let error = node.ensure_bridge(&Bridge { name: "na0".into(), mtu: None, promiscuous: false }).unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_macvlan_may_have_a_name_that_the_node_uses() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    let parent = node.ensure_bridge(&Bridge { name: "eth0".into(), mtu: None, promiscuous: false })?.link.index;
+    let spec = Macvlan {
+        pod_name: "eth0".into(),
+        parent: None,
+        mode: MacvlanMode::Private,
+        mtu: None,
+        mac: None,
+        broadcast_queue: Some(2000),
+    };
+    node.create_macvlan(&spec, parent, pod.netns().as_fd(), &mut inside)?;
+    let made = inside.link("eth0")?;
+    assert_eq!((made.kind.as_str(), made.macvlan_mode), ("macvlan", Some(MacvlanMode::Private)));
+    let again = node.create_macvlan(&spec, parent, pod.netns().as_fd(), &mut inside).unwrap_err();
+    assert!(again.already_exists(), "{again}");
+    Ok(())
+}
+
+#[test]
+fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    let index = inside.link("eth0")?.index;
+    let addressing = Addressing {
+        addresses: vec!["10.1.0.2/24".parse()?, "fd00::2/64".parse()?],
+        routes: vec![
+            Route::via("0.0.0.0/0".parse()?, "10.1.0.1".parse()?),
+            Route { mtu: Some(1300), ..Route::via("::/0".parse()?, "fd00::1".parse()?) },
+        ],
+    };
+    inside.configure(index, &addressing)?;
+    let mut found = inside.addresses(index)?;
+    found.retain(|net| !net.addr().to_string().starts_with("fe80"));
+    assert_eq!(found, addressing.addresses);
+    let mut defaults = inside.routes()?;
+    defaults.retain(|route| route.destination.prefix_len() == 0);
+    assert_eq!(
+        defaults.iter().map(|route| (route.gateway, route.interface)).collect::<Vec<_>>(),
+        [(Some("10.1.0.1".parse()?), Some(index)), (Some("fd00::1".parse()?), Some(index))]
+    );
+    assert_eq!(inside.default_route_interface()?, index);
+    Ok(())
+}
+
+#[test]
+fn all_links_of_a_pod_go_in_one_request() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    let names: Vec<String> = (0..4).map(|number| format!("net{number}")).collect();
+    for (number, name) in names.iter().enumerate() {
+        node.create_veth(&veth(&format!("na{number}"), name), None, pod.netns().as_fd())?;
+    }
+    inside.ensure_links_absent(&names)?;
+    assert_eq!(inside.links()?.len(), 1, "only lo is left in the pod");
+    assert_eq!(node.links()?.len(), 1, "only lo is left on the node");
+    inside.ensure_links_absent(&names)?;
+    Ok(())
+}
