@@ -1,6 +1,6 @@
 //! Running other programs: their output is kept, shown live as a note, and printed when they fail.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,10 +25,11 @@ pub struct Failed {
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` failed ({})", tree::without_local_paths(&self.command), self.status)?;
-        if self.output.is_empty() {
+        let telling = without_progress(&self.output);
+        if telling.is_empty() {
             return Ok(());
         }
-        write!(f, ":\n{}", tree::without_local_paths(self.output.trim_end()))
+        write!(f, ":\n{}", tree::without_local_paths(telling.trim_end()))
     }
 }
 
@@ -131,10 +132,32 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
+/// Leaves out the lines in which cargo says that it works.
+fn without_progress(output: &str) -> String {
+    const WORDS: [&str; 8] = [
+        "Compiling ",
+        "Checking ",
+        "Downloading ",
+        "Downloaded ",
+        "Updating ",
+        "Locking ",
+        "Adding ",
+        "Finished ",
+    ];
+    let telling = |line: &&str| {
+        let words = line.trim_start();
+        // Cargo indents its verbs; a compiler's message that begins with such a word is not indented.
+        words.len() == line.len() || !WORDS.iter().any(|word| words.starts_with(word))
+    };
+    output.lines().filter(telling).map(|line| format!("{line}\n")).collect()
+}
+
+/// As one would type it: the program by its name, wherever it is.
 fn spelled(command: &Command) -> String {
-    let words: Vec<OsString> =
-        std::iter::once(command.get_program()).chain(command.get_args()).map(OsStr::to_owned).collect();
-    words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words: Vec<_> =
+        std::iter::once(program).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
+    words.join(" ")
 }
 
 #[cfg(test)]
@@ -158,6 +181,12 @@ mod tests {
         let error = run(&mut shell("echo no room; exit 3"), &Progress::default()).unwrap_err();
         let failed = error.downcast_ref::<Failed>().unwrap();
         assert_eq!((failed.output.as_str(), failed.status.as_str()), ("no room\n", "exit status: 3"));
+    }
+
+    #[test]
+    fn a_failure_tells_what_went_wrong_and_not_what_went_well() {
+        let output = "   Compiling a v1.0.0\n Downloading crates ...\nerror: no such thing\n  --> a.rs\n";
+        assert_eq!(without_progress(output), "error: no such thing\n  --> a.rs\n");
     }
 
     #[test]

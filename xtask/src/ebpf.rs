@@ -30,7 +30,7 @@ pub fn build() -> anyhow::Result<()> {
         ensure!(!contents.programs.is_empty(), "the object has no program");
         let changed = place(&built, &tree::bpf_object())?;
         let summary = format!(
-            "{} programs, {} maps, {} KiB of BTF",
+            "programs {}, maps {}, BTF {} KiB",
             contents.programs.len(),
             contents.maps.len(),
             contents.btf_bytes.div_ceil(1024)
