@@ -11,7 +11,7 @@
 //! | [`plan`], [`link`] | a request and the facts about the node become ordered steps with inverses | no |
 //! | [`journal`] | what was planned and done, written before it is done | files |
 //! | [`attach`] | carries plans out and takes them back | dispatches |
-//! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
+//! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`sysctl`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
 //! | [`policy`] | MultiNetworkPolicy compiled to classes | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
 
@@ -33,3 +33,4 @@ pub mod policy;
 pub mod report;
 pub mod rpc;
 pub mod source;
+pub mod sysctl;

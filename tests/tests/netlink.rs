@@ -4,11 +4,20 @@ use std::os::fd::AsFd;
 
 use anyhow::Result;
 use netattach::link::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Route, Veth};
-use netattach::netlink::{Error, Handle, POD_LINK_GROUP};
+use netattach::netlink::{Error, Handle};
 use netattach_tests::Namespace;
 
+const GROUP: u32 = 77;
+
 fn veth(host: &str, pod: &str) -> Veth {
-    Veth { host_name: host.into(), pod_name: pod.into(), mtu: Some(1400), mac: None, port: None }
+    Veth {
+        host_name: host.into(),
+        pod_name: pod.into(),
+        mtu: Some(1400),
+        mac: None,
+        group: GROUP,
+        port: None,
+    }
 }
 
 #[test]
@@ -25,9 +34,12 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
         ..veth("na0", "eth0")
     };
     let near = node.create_veth(&spec, Some(bridge.link.index), pod.netns().as_fd())?;
-    assert_eq!((near.name.as_str(), near.up, near.controller, near.mtu), ("na0", true, Some(bridge.link.index), 1400));
+    assert_eq!(
+        (near.name.as_str(), near.up, near.controller, near.mtu),
+        ("na0", true, Some(bridge.link.index), 1400)
+    );
     let far = inside.link("eth0")?;
-    assert_eq!((far.mac, far.up, far.mtu, far.group), (Some(mac), false, 1400, POD_LINK_GROUP));
+    assert_eq!((far.mac, far.up, far.mtu, far.group), (Some(mac), false, 1400, GROUP));
     assert!(!node.ensure_bridge(&Bridge { name: "br0".into(), mtu: None, promiscuous: true })?.created);
     assert!(node.link("br0")?.promiscuous);
     Ok(())
@@ -38,7 +50,8 @@ fn a_bridge_name_that_is_taken_by_another_kind_is_refused() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
-    let error = node.ensure_bridge(&Bridge { name: "na0".into(), mtu: None, promiscuous: false }).unwrap_err();
+    let error =
+        node.ensure_bridge(&Bridge { name: "na0".into(), mtu: None, promiscuous: false }).unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     Ok(())
 }
@@ -48,13 +61,15 @@ fn a_macvlan_may_have_a_name_that_the_node_uses() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    let parent = node.ensure_bridge(&Bridge { name: "eth0".into(), mtu: None, promiscuous: false })?.link.index;
+    let parent =
+        node.ensure_bridge(&Bridge { name: "eth0".into(), mtu: None, promiscuous: false })?.link.index;
     let spec = Macvlan {
         pod_name: "eth0".into(),
         parent: None,
         mode: MacvlanMode::Private,
         mtu: None,
         mac: None,
+        group: GROUP,
         broadcast_queue: Some(2000),
     };
     node.create_macvlan(&spec, parent, pod.netns().as_fd(), &mut inside)?;
@@ -98,13 +113,13 @@ fn all_links_of_a_pod_go_in_one_request() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    let names: Vec<String> = (0..4).map(|number| format!("net{number}")).collect();
+    let names = ["net0", "net1", "net2", "net3"];
     for (number, name) in names.iter().enumerate() {
         node.create_veth(&veth(&format!("na{number}"), name), None, pod.netns().as_fd())?;
     }
-    inside.ensure_links_absent(&names)?;
+    inside.ensure_links_absent(GROUP, &names)?;
     assert_eq!(inside.links()?.len(), 1, "only lo is left in the pod");
     assert_eq!(node.links()?.len(), 1, "only lo is left on the node");
-    inside.ensure_links_absent(&names)?;
+    inside.ensure_links_absent(GROUP, &names)?;
     Ok(())
 }

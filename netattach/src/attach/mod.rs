@@ -1,1 +1,84 @@
 //! Carries plans out, and takes them back.
+//!
+//! [`Engine`] has one function per CNI verb. Everything it does to the machine goes through a plan's steps
+//! ([`apply`]) and their inverses ([`undo`]), each of them in the journal before it happens; DEL and CHECK need
+//! nothing else. The choices were made in `plan`: what is left here is in order, and boring.
+
+pub mod apply;
+mod check;
+mod engine;
+mod error;
+mod intent;
+mod registry;
+mod status;
+pub mod undo;
+
+pub use engine::{Engine, Recovery};
+pub use error::{AttachError, StepError};
+pub use intent::{DefaultNetwork, IntentError, IntentReader};
+pub use registry::{Attached, Registry};
+pub use status::StatusFiles;
+
+use std::collections::BTreeMap;
+
+use crate::delegate;
+use crate::ipam::host_local::Leases;
+use crate::journal::{JournalError, Record};
+use crate::plan::{Output, StepRef};
+use crate::policy::sync::Enforcer;
+
+/// What a node offers to every attachment. Shared by all operations.
+#[derive(Debug)]
+pub struct Node {
+    /// Address pools.
+    pub leases: Leases,
+    /// Other CNI plugins.
+    pub delegate: delegate::Delegate,
+    /// The dataplane; absent in the plain CNI executables.
+    pub enforcer: Option<Enforcer>,
+}
+
+/// Where the progress of a plan is kept.
+pub trait Progress {
+    /// To be called before a step's effect.
+    ///
+    /// # Errors
+    /// The progress could not be kept: the step must not happen.
+    fn begin(&mut self, step: StepRef) -> Result<(), JournalError>;
+    /// To be called after it.
+    ///
+    /// # Errors
+    /// The progress could not be kept.
+    fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError>;
+    /// To be called before an effect that outlives a loss of power.
+    ///
+    /// # Errors
+    /// The plan could not be made durable.
+    fn wait_durable(&mut self) -> Result<(), JournalError>;
+    /// Whether a step may have had an effect.
+    fn has_begun(&self, step: StepRef) -> bool;
+    /// What the finished steps brought.
+    fn outputs(&self) -> &BTreeMap<StepRef, Output>;
+}
+
+impl Progress for Record {
+    fn begin(&mut self, step: StepRef) -> Result<(), JournalError> {
+        Record::begin(self, step)
+    }
+
+    fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
+        Record::done(self, step, output)
+    }
+
+    fn wait_durable(&mut self) -> Result<(), JournalError> {
+        Record::wait_durable(self)
+    }
+
+    fn has_begun(&self, step: StepRef) -> bool {
+        Record::has_begun(self, step)
+    }
+
+    fn outputs(&self) -> &BTreeMap<StepRef, Output> {
+        &self.outputs
+    }
+}

@@ -1,1 +1,133 @@
 //! Runs other CNI plugins as the specification says. The only module that starts processes.
+//!
+//! A plugin is foreign code: it may hang, flood its output, print rubbish, or leave a child behind that
+//! holds its pipes. Time and memory of a call are bounded whatever it does, and every way to fail is a
+//! [`DelegateError`] that says which plugin, what happened and what it wrote on stderr.
+
+mod child;
+mod error;
+mod find;
+mod probe;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub use child::{STDERR_LIMIT, STDOUT_LIMIT};
+pub use error::{DelegateError, VersionReplyError};
+
+use crate::cni::{CniError, CniResult, Command, Value, Version};
+use child::Invocation;
+
+/// Where plugins are found, and how long one may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delegate {
+    /// The directories to search, in order: what the runtime gives as `CNI_PATH`.
+    pub search: Vec<PathBuf>,
+    /// How long one call may take from start to exit. Then the plugin and its process group are killed.
+    pub timeout: Duration,
+}
+
+/// One call of a plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call<'a> {
+    /// The verb.
+    pub command: Command,
+    /// The name of the executable.
+    pub plugin_type: &'a str,
+    /// `CNI_CONTAINERID`. This and the next three are not passed on for GC and STATUS.
+    pub container_id: &'a str,
+    /// `CNI_NETNS`.
+    pub netns: Option<&'a str>,
+    /// `CNI_IFNAME`.
+    pub ifname: &'a str,
+    /// `CNI_ARGS`, as text.
+    pub args: &'a str,
+    /// `CNI_NETNS_OVERRIDE`: `netns` may be the namespace of this process.
+    pub netns_override: bool,
+    /// The configuration, as encoded.
+    pub stdin: &'a [u8],
+}
+
+/// What an ADD answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Added {
+    /// The result as printed, keys that netattach does not know included: the next plugin's `prevResult`.
+    pub raw: Value,
+    /// The result as understood.
+    pub result: CniResult,
+}
+
+impl Delegate {
+    /// Runs a plugin to its end, blocking, and returns its stdout. For ADD and VERSION that is JSON.
+    ///
+    /// # Errors
+    /// The plugin was not found, did not start, did not end in time, wrote too much, failed, or answered
+    /// with something else than JSON where JSON is due.
+    pub fn run(&self, call: &Call<'_>) -> Result<Vec<u8>, DelegateError> {
+        let program = find::plugin(call.plugin_type, &self.search)?;
+        let invocation = Invocation {
+            program: &program,
+            env: self.environment(call),
+            stdin: call.stdin,
+            timeout: self.timeout,
+        };
+        let started = Instant::now();
+        let outcome = child::run(&invocation);
+        let (plugin, command) = (call.plugin_type, call.command.as_str());
+        let elapsed_ms = started.elapsed().as_millis();
+        let output =
+            outcome.map_err(|error| DelegateError::from_child(call, &program, self.timeout, error))?;
+        tracing::debug!(plugin, command, elapsed_ms, status = %output.status, "plugin ended");
+        if output.held_open {
+            tracing::warn!(plugin, command, "plugin left a process behind that holds its output open");
+        }
+        let stdout = error::judge(call, output)?;
+        Ok(stdout)
+    }
+
+    /// Runs ADD and reads the result. `version` is that of the configuration, which a result without a
+    /// version of its own is taken to have.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and a result that cannot be decoded.
+    pub fn add(&self, call: &Call<'_>, version: Version) -> Result<Added, DelegateError> {
+        let stdout = self.run(&Call { command: Command::Add, ..*call })?;
+        let undecodable =
+            |source: CniError| DelegateError::Result { plugin: call.plugin_type.to_owned(), source };
+        // `run` has already seen that this is JSON.
+        let raw: Value = serde_json::from_slice(&stdout)
+            .map_err(|source| DelegateError::garbage(call, &stdout, source, String::new()))?;
+        let result = CniResult::parse(&raw, version).map_err(undecodable)?;
+        Ok(Added { raw: crate::cni::result::with_version(&raw, version), result })
+    }
+
+    /// Asks a plugin which versions it supports, as texts: a plugin may know newer ones than netattach.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and an answer that is not one.
+    pub fn version(&self, plugin_type: &str) -> Result<Vec<String>, DelegateError> {
+        probe::version(self, plugin_type)
+    }
+
+    /// The environment of this process with the variables of the call set over it.
+    fn environment(&self, call: &Call<'_>) -> Vec<(&'static str, OsString)> {
+        let is_attachment = call.command.is_about_an_attachment();
+        let only_attachment = |text: &str| OsString::from(if is_attachment { text } else { "" });
+        let mut env = vec![
+            ("CNI_COMMAND", call.command.as_str().into()),
+            ("CNI_CONTAINERID", only_attachment(call.container_id)),
+            ("CNI_NETNS", only_attachment(call.netns.unwrap_or_default())),
+            ("CNI_IFNAME", only_attachment(call.ifname)),
+            ("CNI_ARGS", only_attachment(call.args)),
+            ("CNI_PATH", find::join(&self.search)),
+            ("CNI_NETNS_OVERRIDE", if call.netns_override { "1" } else { "" }.into()),
+        ];
+        if call.command == Command::Version {
+            for (_, value) in env.iter_mut().filter(|(name, _)| probe::DUMMIES.contains(name)) {
+                *value = "dummy".into();
+            }
+        }
+        env
+    }
+}

@@ -87,7 +87,13 @@ pub struct Record {
 }
 
 impl Record {
-    pub(super) fn create(path: PathBuf, file: File, key: Key, boot: &str, plan: Plan) -> Result<Self, JournalError> {
+    pub(super) fn create(
+        path: PathBuf,
+        file: File,
+        key: Key,
+        boot: &str,
+        plan: Plan,
+    ) -> Result<Self, JournalError> {
         let mut record = Self {
             key,
             plan,
@@ -110,7 +116,8 @@ impl Record {
     pub(super) fn replay(path: PathBuf, file: File, key: Key, boot: &str, text: &[u8]) -> Option<Self> {
         // A line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable.
         let complete = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
-        let mut lines = complete.split(|byte| *byte == b'\n').map_while(|line| serde_json::from_slice::<Line>(line).ok());
+        let mut lines =
+            complete.split(|byte| *byte == b'\n').map_while(|line| serde_json::from_slice::<Line>(line).ok());
         let Some(Line::Planned { version: VERSION, boot: written, plan }) = lines.next() else { return None };
         let mut record = Self {
             key,
@@ -226,6 +233,11 @@ impl Record {
         let mut bytes = serde_json::to_vec(line).map_err(|error| failed(error.into()))?;
         bytes.push(b'\n');
         // One write per line: after a crash a line is whole, cut off at the end, or absent.
-        self.file.write_all(&bytes).map_err(failed)
+        let before = self.file.metadata().map_err(failed)?.len();
+        self.file.write_all(&bytes).map_err(|error| {
+            // A full disk may have taken part of the line. Without it the next line starts where it should.
+            let _ = self.file.set_len(before);
+            failed(error)
+        })
     }
 }

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::record::{Key, Record};
 use super::JournalError;
+use super::record::{Key, Record};
 use crate::plan::Plan;
 
 /// Where the kernel says which boot this is.
@@ -37,7 +37,9 @@ impl Store {
         let path = self.directory.join(key.file_name()?);
         let file = match OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => file,
-            Err(source) if source.kind() == io::ErrorKind::AlreadyExists => return Err(JournalError::Exists(key)),
+            Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(JournalError::Exists(key));
+            }
             Err(source) => return Err(JournalError::Write { path, source }),
         };
         let created = Record::create(path.clone(), file, key, &self.boot, plan);

@@ -74,6 +74,7 @@ impl Driver for Bridge {
                 pod_name: request.ifname.to_owned(),
                 mtu,
                 mac: request.mac()?,
+                group: request.group,
                 port: Some(port),
             }),
         ];

@@ -37,6 +37,7 @@ impl Driver for Macvlan {
             mode: mode(config.mode.as_deref())?,
             mtu: check_mtu(config.mtu)?,
             mac: request.mac()?,
+            group: request.group,
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),
         })];
         steps.extend(request.ipam()?);

@@ -53,6 +53,8 @@ pub struct Request<'a> {
     pub ifname: &'a str,
     /// What the plugin would read from standard input: its keys, `name`, `cniVersion`, `runtimeConfig`, `args`.
     pub config: &'a Map<String, Value>,
+    /// Link group of the sandbox's links.
+    pub group: u32,
     /// `CNI_ARGS`.
     pub cni_args: &'a CniArgs,
     /// Numbers for the dataplane; absent where there is none.
@@ -74,7 +76,9 @@ pub enum PlanError {
         reason: String,
     },
     /// A key that netattach does not carry out.
-    #[error("key {key}: not supported by netattach's own {kind} plugin; to use another one, list {kind} under delegation.exec")]
+    #[error(
+        "key {key}: not supported by netattach's own {kind} plugin; to use another one, list {kind} under delegation.exec"
+    )]
     Unsupported {
         /// The key.
         key: String,
@@ -134,8 +138,11 @@ impl Request<'_> {
             ("args.cni.mac", at(&["args", "cni", "mac"]).cloned()),
             ("runtimeConfig.mac", at(&["runtimeConfig", "mac"]).cloned()),
         ] {
-            let Some(value) = value.filter(|value| !value.is_null() && value.as_str() != Some("")) else { continue };
-            let parsed = value.as_str().and_then(|text| text.parse::<Mac>().ok()).filter(|mac| !mac.is_multicast());
+            let Some(value) = value.filter(|value| !value.is_null() && value.as_str() != Some("")) else {
+                continue;
+            };
+            let parsed =
+                value.as_str().and_then(|text| text.parse::<Mac>().ok()).filter(|mac| !mac.is_multicast());
             let reason = || format!("{value} is not a unicast Ethernet address such as 02:00:00:00:00:01");
             chosen = Some(parsed.ok_or_else(|| PlanError::Value { key, reason: reason() })?);
         }
@@ -155,7 +162,8 @@ impl Request<'_> {
                 }),
             },
             Some(HOST_LOCAL) => {
-                let config = host_local::Config::parse(self.config, self.cni_args.get("IP")).map_err(PlanError::Ipam)?;
+                let config = host_local::Config::parse(self.config, self.cni_args.get("IP"))
+                    .map_err(PlanError::Ipam)?;
                 Ok(Some(Step::Lease(config)))
             }
             Some(other) => Ok(Some(Step::Delegate(Delegate {
@@ -169,7 +177,10 @@ impl Request<'_> {
     /// The last steps of every interface: protection first, then the pod's end comes up.
     fn finish(&self, addressed: bool, configure: Configure) -> impl Iterator<Item = Step> + use<> {
         let protect = self.protect.map(|protect| {
-            Step::Protect(Protect { check_addresses: protect.check_addresses && addressed, ..protect.clone() })
+            Step::Protect(Protect {
+                check_addresses: protect.check_addresses && addressed,
+                ..protect.clone()
+            })
         });
         protect.into_iter().chain([Step::Configure(configure)])
     }
@@ -189,7 +200,10 @@ pub fn host_name(container_id: &str, ifname: &str) -> String {
     let digest = Sha256::new().chain_update(container_id).chain_update([0]).chain_update(ifname).finalize();
     let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(13);
     // A half byte is always a digit of base 16.
-    std::iter::once('n').chain(['a']).chain(digits.filter_map(|digit| char::from_digit(digit.into(), 16))).collect()
+    std::iter::once('n')
+        .chain(['a'])
+        .chain(digits.filter_map(|digit| char::from_digit(digit.into(), 16)))
+        .collect()
 }
 
 /// Bounds of an MTU that both address families can live with below, and that a packet length can express.

@@ -20,6 +20,8 @@ pub struct Veth {
     /// Address of the pod's end; chosen by the kernel when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
+    /// Link group of the pod's end: links of one group are deleted by one request.
+    pub group: u32,
     /// The bridge that the host's end joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<BridgePort>,
@@ -51,6 +53,8 @@ pub struct Macvlan {
     /// Chosen by the kernel when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
+    /// Link group: links of one group are deleted by one request.
+    pub group: u32,
     /// Length in frames of the parent's queue for broadcasts (kernel 5.11); the kernel's default (1000) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broadcast_queue: Option<u32>,

@@ -38,6 +38,7 @@ impl Driver for Veth {
                 pod_name: request.ifname.to_owned(),
                 mtu: check_mtu(config.mtu)?,
                 mac: request.mac()?,
+                group: request.group,
                 port: None,
             }),
             ipam,

@@ -13,11 +13,6 @@ use super::{Error, Handle};
 use crate::link::spec;
 use crate::mac::Mac;
 
-/// The link group (`ip link ... group`) of every link that netattach puts into a pod ("neta" in ASCII).
-///
-/// One request deletes a group, and with it all links of a pod pay for one grace period.
-pub const POD_LINK_GROUP: u32 = 0x6e65_7461;
-
 /// Name under which a macvlan is created when the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";
 
@@ -93,7 +88,7 @@ impl Handle {
         pod: BorrowedFd<'_>,
     ) -> Result<LinkState, Error> {
         let mut far =
-            LinkUnspec::new_with_name(&veth.pod_name).setns_by_fd(pod.as_raw_fd()).link_group(POD_LINK_GROUP);
+            LinkUnspec::new_with_name(&veth.pod_name).setns_by_fd(pod.as_raw_fd()).link_group(veth.group);
         if let Some(mtu) = veth.mtu {
             far = far.mtu(mtu);
         }
@@ -153,7 +148,7 @@ impl Handle {
     ) -> Result<(), Error> {
         let mut link = LinkMacVlan::new(name, parent, kernel_mode(macvlan.mode))
             .setns_by_fd(pod.as_raw_fd())
-            .link_group(POD_LINK_GROUP);
+            .link_group(macvlan.group);
         if let Some(mtu) = macvlan.mtu {
             link = link.mtu(mtu);
         }
@@ -228,14 +223,14 @@ impl Handle {
         Ok(())
     }
 
-    /// Deletes all links of [`POD_LINK_GROUP`] in this namespace at the price of one grace period, and then,
-    /// one by one, those of `names` that are still there: somebody in the pod may have changed their group.
-    /// Returns once they are gone. Links already absent count as deleted.
-    pub fn ensure_links_absent(&mut self, names: &[String]) -> Result<(), Error> {
+    /// Deletes all links of `group` in this namespace at the price of one grace period, and then, one by one,
+    /// those of `names` that are still there: somebody in the pod may have changed their group. Returns once
+    /// they are gone. Links already absent count as deleted.
+    pub fn ensure_links_absent(&mut self, group: u32, names: &[&str]) -> Result<(), Error> {
         if names.len() > 1 {
-            let mut group = LinkMessage::default();
-            group.attributes.push(LinkAttribute::Group(POD_LINK_GROUP));
-            match self.socket.request(RouteNetlinkMessage::DelLink(group), 0) {
+            let mut all = LinkMessage::default();
+            all.attributes.push(LinkAttribute::Group(group));
+            match self.socket.request(RouteNetlinkMessage::DelLink(all), 0) {
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "no deletion by group, deleting links one by one"),
             }

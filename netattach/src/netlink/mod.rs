@@ -11,7 +11,8 @@ mod socket;
 mod tc;
 
 pub use error::{Error, Refused};
-pub use link::{Ensured, LinkState, POD_LINK_GROUP};
+pub use link::{Ensured, LinkState};
+pub use route::RouteState;
 pub use tc::{FilterState, Hook};
 
 use crate::netns::{Netns, NetnsError, within};

@@ -60,8 +60,11 @@ fn subnet(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) 
             .find(|leased| leased.address.addr().is_ipv4() == destination.addr().is_ipv4())
             .and_then(|leased| leased.gateway)
     };
-    let mut result = Addressing { addresses: leased.iter().map(|leased| leased.address).collect(), routes: vec![] };
-    result.routes.extend(routes.iter().map(|route| with_attributes(route, route.gw.or_else(|| gateway_for(&route.dst)))));
+    let mut result =
+        Addressing { addresses: leased.iter().map(|leased| leased.address).collect(), routes: vec![] };
+    result.routes.extend(
+        routes.iter().map(|route| with_attributes(route, route.gw.or_else(|| gateway_for(&route.dst)))),
+    );
     if default_route {
         for leased in leased {
             let any = any_of(leased.address.addr());
@@ -126,7 +129,10 @@ mod tests {
     use super::*;
 
     fn leased(address: &str, gateway: Option<&str>) -> LeasedAddress {
-        LeasedAddress { address: address.parse().unwrap(), gateway: gateway.map(|text| text.parse().unwrap()) }
+        LeasedAddress {
+            address: address.parse().unwrap(),
+            gateway: gateway.map(|text| text.parse().unwrap()),
+        }
     }
 
     fn net(text: &str) -> IpNet {
@@ -136,7 +142,8 @@ mod tests {
     #[test]
     fn a_bridge_port_gets_a_default_route_for_each_family_that_has_none() {
         let leased = [leased("10.1.0.7/24", Some("10.1.0.1")), leased("fd00::7/64", None)];
-        let routes = [cni::Route { dst: net("0.0.0.0/0"), gw: Some("10.1.0.254".parse().unwrap()), ..Default::default() }];
+        let routes: [cni::Route; 1] =
+            [serde_json::from_value(serde_json::json!({"dst": "0.0.0.0/0", "gw": "10.1.0.254"})).unwrap()];
         let configure = Configure { style: Style::Subnet, default_route: true };
         let expected = Addressing {
             addresses: vec![net("10.1.0.7/24"), net("fd00::7/64")],

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 use crate::cni::{self, Version};
 use crate::ipam::host_local;
@@ -48,6 +49,20 @@ pub struct Sandbox {
     /// The pod, when the runtime said which.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
+}
+
+impl Sandbox {
+    /// Link group of the links that this record's plan makes in the pod: the same for the same container and
+    /// interface, different for another record of the same container, never 0 (the default group).
+    pub fn link_group(&self) -> u32 {
+        let digest = Sha256::new()
+            .chain_update(&self.container_id)
+            .chain_update([0])
+            .chain_update(&self.ifname)
+            .finalize();
+        let number = digest.iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte));
+        number | 1 << 31
+    }
 }
 
 /// A pod by name.

@@ -54,7 +54,8 @@ pub fn resolve(
     options: &Options,
     mut numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<Plan, CniError> {
-    let selections: Vec<Selection> = intent.selections.iter().map(|(selection, _)| selection.clone()).collect();
+    let selections: Vec<Selection> =
+        intent.selections.iter().map(|(selection, _)| selection.clone()).collect();
     let names = npwg::interface_names(&selections, &[&request.ifname])
         .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
     let mut attachments = vec![attachment(
@@ -63,7 +64,12 @@ pub fn resolve(
             network: &intent.default,
             ifname: &request.ifname,
             default: true,
-            capabilities: request.config.get("runtimeConfig").and_then(Value::as_object).cloned().unwrap_or_default(),
+            capabilities: request
+                .config
+                .get("runtimeConfig")
+                .and_then(Value::as_object)
+                .cloned()
+                .unwrap_or_default(),
             cni_args: None,
         },
         &request.args,
@@ -72,7 +78,10 @@ pub fn resolve(
     )?];
     for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
         if let Some(key) = selection.not_yet_supported() {
-            let msg = format!("attach {ifname} ({}): key {key}: not carried out by this version of netattach", network.name);
+            let msg = format!(
+                "attach {ifname} ({}): key {key}: not carried out by this version of netattach",
+                network.name
+            );
             return Err(CniError::new(code::UNSUPPORTED_FIELD, msg));
         }
         let wanted = Wanted {
@@ -106,7 +115,10 @@ fn attachment(
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
     let Wanted { network, ifname, default, capabilities, cni_args: extra } = wanted;
-    let at = |error: CniError| CniError { msg: format!("attach {ifname} ({}): {}", network.name, error.msg), ..error };
+    let at = |error: CniError| CniError {
+        msg: format!("attach {ifname} ({}): {}", network.name, error.msg),
+        ..error
+    };
     let list = &network.list;
     cni::identifier::check_network_name(&list.name).map_err(at)?;
     // The runtime offers the default network whatever it has; a selection asks for what it names (D14).
@@ -131,16 +143,23 @@ fn attachment(
             merge_args(&mut config, extra).map_err(at)?;
         }
         let plugin_type = plugin.plugin_type();
-        let native = link::driver(plugin_type).filter(|_| !options.exec.iter().any(|name| name == plugin_type));
+        let native =
+            link::driver(plugin_type).filter(|_| !options.exec.iter().any(|name| name == plugin_type));
         let Some(driver) = native else {
             if position == 0 {
                 kind = plugin_type.to_owned();
             }
-            steps.push(Step::Delegate(Delegate { plugin: plugin_type.to_owned(), config, role: Role::Plugin }));
+            steps.push(Step::Delegate(Delegate {
+                plugin: plugin_type.to_owned(),
+                config,
+                role: Role::Plugin,
+            }));
             continue;
         };
         if position > 0 {
-            let msg = format!("plugins[{position}].type: {plugin_type} makes an interface and can only be the first of a list");
+            let msg = format!(
+                "plugins[{position}].type: {plugin_type} makes an interface and can only be the first of a list"
+            );
             return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
         }
         kind = plugin_type.to_owned();
@@ -156,6 +175,7 @@ fn attachment(
             container_id: &sandbox.container_id,
             ifname,
             config: &config,
+            group: sandbox.link_group(),
             cni_args,
             protect: protect.as_ref(),
         });

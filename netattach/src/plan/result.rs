@@ -1,6 +1,9 @@
 //! From step outputs to a CNI result. Pure.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use super::{AttachmentPlan, LeasedAddress, Output, Role, Sandbox, Step, StepRef, addressing};
 use crate::cni::{self, CniError, CniResult};
@@ -36,11 +39,11 @@ pub fn result(
             (_, Output::Bridge(bridge)) => result.interfaces.push(interface(bridge, None)),
             (_, Output::Link { host, pod: end }) => {
                 result.interfaces.extend(host.iter().map(|host| interface(host, None)));
-                pod = u32::try_from(result.interfaces.len()).ok();
+                pod = Some(result.interfaces.len());
                 result.interfaces.push(interface(end, Some(&sandbox.netns)));
             }
             (_, Output::Loopback { addresses }) => {
-                pod = u32::try_from(result.interfaces.len()).ok();
+                pod = Some(result.interfaces.len());
                 result.interfaces.push(cni::Interface {
                     name: "lo".into(),
                     mac: Some("00:00:00:00:00:00".into()),
@@ -60,11 +63,7 @@ pub fn result(
                 let added = addressing::pod_side(configure, &leased.addresses, &routes).routes;
                 for route in added {
                     if !result.routes.iter().any(|known| known.dst.trunc() == route.destination.trunc()) {
-                        result.routes.push(cni::Route {
-                            dst: route.destination,
-                            gw: route.gateway,
-                            ..Default::default()
-                        });
+                        result.routes.push(cni::Route::new(route.destination, route.gateway));
                     }
                 }
             }
@@ -114,11 +113,12 @@ pub fn leased(
 
 fn add_ips(
     result: &mut CniResult,
-    interface: Option<u32>,
-    ips: impl Iterator<Item = (ipnet::IpNet, Option<std::net::IpAddr>)>,
+    interface: Option<usize>,
+    ips: impl Iterator<Item = (IpNet, Option<IpAddr>)>,
 ) {
     result.ips.extend(ips.map(|(address, gateway)| cni::IpConfig { interface, address, gateway }));
 }
+
 
 fn interface(made: &super::Interface, sandbox: Option<&str>) -> cni::Interface {
     cni::Interface {

@@ -1,0 +1,356 @@
+//! Carries the steps of a plan out, one after another. The only dispatcher of [`Step`].
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+
+use super::{AttachError, Node, Progress, StepError};
+use crate::cni::{self, CniResult, Command, code};
+use crate::delegate::{Call, DelegateError};
+use crate::ipam::host_local::{self, Owner};
+use crate::link::spec;
+use crate::netlink::{Handle, Hook, LinkState};
+use crate::netns::{Netns, within};
+use crate::plan::{
+    AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef, addressing,
+    result,
+};
+use crate::policy::sync::Guarded;
+use crate::sysctl;
+
+/// Carries out every step of `plan`.
+///
+/// # Errors
+/// The first step that fails, by name. What was done stays done: the caller takes it back.
+pub fn apply(node: &Node, plan: &Plan, netns: &Netns, progress: &mut dyn Progress) -> Result<(), AttachError> {
+    let mut executor = Executor {
+        node,
+        sandbox: &plan.sandbox,
+        netns,
+        host: Handle::open().map_err(|error| AttachError::Open(error.into()))?,
+        pod: Handle::open_in(netns)?,
+        progress,
+    };
+    for (at, attachment, step) in plan.steps() {
+        tracing::debug!(container = plan.sandbox.container_id, ifname = attachment.ifname, step = step.describe(), "step");
+        executor.carry_out(at, attachment, step).map_err(|source| AttachError::Step {
+            ifname: attachment.ifname.clone(),
+            network: attachment.network.clone(),
+            step: step.describe(),
+            source: Box::new(source),
+        })?;
+    }
+    Ok(())
+}
+
+struct Executor<'a> {
+    node: &'a Node,
+    sandbox: &'a Sandbox,
+    netns: &'a Netns,
+    host: Handle,
+    pod: Handle,
+    progress: &'a mut dyn Progress,
+}
+
+impl Executor<'_> {
+    fn carry_out(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<(), StepError> {
+        self.check_name_is_free(step)?;
+        if matches!(step, Step::Lease(_) | Step::Delegate(_)) {
+            self.progress.wait_durable()?;
+        }
+        self.progress.begin(at)?;
+        crate::crash_point!("apply", at);
+        let output = self.effect(at, attachment, step)?;
+        crate::crash_point!("applied", at);
+        self.progress.done(at, output)?;
+        Ok(())
+    }
+
+    /// A link that is there before the step begins is not ours to take back, so the step must not begin.
+    fn check_name_is_free(&mut self, step: &Step) -> Result<(), StepError> {
+        let name = match step {
+            Step::CreateVeth(veth) => &veth.pod_name,
+            Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
+            _ => return Ok(()),
+        };
+        match self.pod.find_link(name)? {
+            Some(_) => Err(StepError::NameTaken(name.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn effect(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<Output, StepError> {
+        match step {
+            Step::EnsureBridge(bridge) => self.bridge(bridge),
+            Step::CreateVeth(veth) => self.veth(veth),
+            Step::CreateMacvlan(macvlan) => self.macvlan(macvlan),
+            Step::RaiseLoopback => self.loopback(),
+            Step::Lease(config) => self.lease(attachment, config),
+            Step::Delegate(delegate) => self.delegate(at, attachment, delegate),
+            Step::Gateway { bridge, force } => self.gateway(at, attachment, bridge, *force),
+            Step::EnsureForwarding => self.forwarding(at, attachment),
+            Step::RouteToPod => self.route_to_pod(at, attachment),
+            Step::Protect(protect) => self.protect(at, attachment, protect),
+            Step::Configure(configure) => {
+                let leased = self.leased(at, attachment)?;
+                let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
+                self.configure(&attachment.ifname, &addressing)
+            }
+        }
+    }
+
+    fn bridge(&mut self, bridge: &spec::Bridge) -> Result<Output, StepError> {
+        let ensured = self.host.ensure_bridge(bridge)?;
+        if ensured.created {
+            // The node must not take addresses or routes from what pods announce.
+            ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
+        }
+        Ok(Output::Bridge(interface(&ensured.link)))
+    }
+
+    fn veth(&mut self, veth: &spec::Veth) -> Result<Output, StepError> {
+        let bridge = match &veth.port {
+            Some(port) => Some(self.host.link(&port.bridge)?.index),
+            None => None,
+        };
+        let host = match self.host.create_veth(veth, bridge, self.netns.as_fd()) {
+            Err(error) if error.already_exists() => {
+                // The name is made from the container and the interface, both of which are ours: it is left over.
+                self.host.ensure_link_absent(&veth.host_name)?;
+                self.host.create_veth(veth, bridge, self.netns.as_fd())?
+            }
+            other => other?,
+        };
+        let pod = self.pod.link(&veth.pod_name)?;
+        Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod) })
+    }
+
+    fn macvlan(&mut self, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
+        let parent = match &macvlan.parent {
+            Some(name) => self.host.link(name)?,
+            None => {
+                let index = self.host.default_route_interface()?;
+                self.host.link_by_index(index)?
+            }
+        };
+        if let Some(mtu) = macvlan.mtu.filter(|mtu| *mtu > parent.mtu) {
+            return Err(StepError::Mtu { mtu, max: parent.mtu });
+        }
+        self.host.create_macvlan(macvlan, parent.index, self.netns.as_fd(), &mut self.pod)?;
+        let pod = self.pod.link(&macvlan.pod_name)?;
+        Ok(Output::Link { host: None, pod: interface(&pod) })
+    }
+
+    fn loopback(&mut self) -> Result<Output, StepError> {
+        let link = self.pod.link("lo")?;
+        self.pod.ensure_up(link.index)?;
+        Ok(Output::Loopback { addresses: self.pod.addresses(link.index)? })
+    }
+
+    fn lease(&mut self, attachment: &AttachmentPlan, config: &host_local::Config) -> Result<Output, StepError> {
+        let lease = self.node.leases.allocate(config, &owner(self.sandbox, attachment))?;
+        let dns = match &config.resolv_conf {
+            Some(path) => {
+                let read = host_local::Dns::read(path)?;
+                cni::Dns {
+                    nameservers: read.nameservers,
+                    domain: Some(read.domain).filter(|domain| !domain.is_empty()),
+                    search: read.search,
+                    options: read.options,
+                }
+            }
+            None => cni::Dns::default(),
+        };
+        let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
+        let addresses =
+            lease.addresses.into_iter().map(|(address, gateway)| LeasedAddress { address, gateway }).collect();
+        Ok(Output::Lease { addresses, dns, routes: routes.collect::<Result<_, _>>().map_err(StepError::Routes)? })
+    }
+
+    fn delegate(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        delegate: &Delegate,
+    ) -> Result<Output, StepError> {
+        let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
+        let before = match delegate.role {
+            Role::Plugin if at.1 > 0 => {
+                let so_far = result::result(self.sandbox, at.0, attachment, self.progress.outputs()).map_err(unreadable)?;
+                Some(so_far.to_value(attachment.version).map_err(unreadable)?)
+            }
+            _ => None,
+        };
+        let printed = call(self.node, Command::Add, self.sandbox, &self.sandbox.netns, attachment, delegate, before)?;
+        let parsed: Value = serde_json::from_slice(&printed)
+            .map_err(|error| unreadable(cni::CniError::from_chain(code::DECODING_FAILURE, &error)))?;
+        let read = CniResult::parse(&parsed, attachment.version).map_err(unreadable)?;
+        if delegate.role == Role::Ipam && read.ips.is_empty() {
+            return Err(StepError::NoAddress(delegate.plugin.clone()));
+        }
+        Ok(Output::Delegate { result: parsed })
+    }
+
+    fn gateway(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        bridge: &str,
+        force: bool,
+    ) -> Result<Output, StepError> {
+        let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
+        let index = self.host.link(bridge)?.index;
+        let present = self.host.addresses(index)?;
+        for gateway in wanted {
+            if present.contains(&gateway) {
+                continue;
+            }
+            for other in present.iter().copied().filter(|other| conflicts(*other, gateway)) {
+                if !force {
+                    let bridge = bridge.to_owned();
+                    return Err(StepError::GatewayConflict { bridge, present: other, wanted: gateway });
+                }
+                self.host.ensure_address_absent(index, other)?;
+            }
+            self.host.ensure_address(index, gateway)?;
+        }
+        Ok(Output::Nothing)
+    }
+
+    fn forwarding(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        if leased.addresses.iter().any(|leased| leased.address.addr().is_ipv4()) {
+            sysctl::ensure("ipv4/ip_forward", "1")?;
+        }
+        if leased.addresses.iter().any(|leased| leased.address.addr().is_ipv6()) {
+            sysctl::ensure("ipv6/conf/all/forwarding", "1")?;
+        }
+        Ok(Output::Nothing)
+    }
+
+    fn route_to_pod(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        let (host, _) = self.link(at, attachment)?;
+        let host = host.ok_or(StepError::Missing("an end on the node"))?;
+        self.host.configure(host.index, &addressing::host_side(&leased.addresses))?;
+        Ok(Output::Nothing)
+    }
+
+    fn protect(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        protect: &Protect,
+    ) -> Result<Output, StepError> {
+        let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
+        let leased = self.leased(at, attachment)?;
+        let (host, pod) = self.link(at, attachment)?;
+        let host = host.ok_or(StepError::Missing("an end on the node"))?;
+        enforcer.attach(&Guarded {
+            id: protect.id,
+            zone: protect.zone,
+            check_mac: protect.check_mac,
+            check_addresses: protect.check_addresses,
+            mac: pod.mac,
+            addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect::<Vec<IpAddr>>(),
+            host_index: host.index,
+            pod: self.sandbox.pod.clone(),
+            network: attachment.network.clone(),
+        })?;
+        self.host.ensure_programs(
+            host.index,
+            &[
+                (Hook::Ingress, crate::bpf::FROM_POD, enforcer.from_pod()?.as_fd()),
+                (Hook::Egress, crate::bpf::TO_POD, enforcer.to_pod()?.as_fd()),
+            ],
+        )?;
+        Ok(Output::Nothing)
+    }
+
+    fn configure(&mut self, ifname: &str, addressing: &spec::Addressing) -> Result<Output, StepError> {
+        let index = self.pod.link(ifname)?.index;
+        match self.pod.configure(index, addressing) {
+            // A runtime may have switched IPv6 off for new interfaces of the pod.
+            Err(error) if error.errno() == Some(rustix::io::Errno::ACCESS) => {
+                within(self.netns, || {
+                    sysctl::ensure("ipv6/conf/lo/disable_ipv6", "0")?;
+                    sysctl::ensure(&format!("ipv6/conf/{ifname}/disable_ipv6"), "0")
+                })??;
+                self.pod.configure(index, addressing)?;
+            }
+            other => other?,
+        }
+        Ok(Output::Nothing)
+    }
+
+    fn leased(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<result::Leased, StepError> {
+        result::leased(at.0, attachment, self.progress.outputs())
+            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
+    }
+
+    /// The ends of the attachment's link.
+    fn link(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<(Option<Interface>, Interface), StepError> {
+        let outputs = self.progress.outputs();
+        // Step numbers fit: see `Plan::steps`.
+        (0..attachment.steps.len())
+            .find_map(|step| match outputs.get(&StepRef(at.0, step as u16)) {
+                Some(Output::Link { host, pod }) => Some((host.clone(), pod.clone())),
+                _ => None,
+            })
+            .ok_or(StepError::Missing("a link"))
+    }
+}
+
+/// Calls another plugin for an attachment.
+pub(super) fn call(
+    node: &Node,
+    command: Command,
+    sandbox: &Sandbox,
+    netns: &str,
+    attachment: &AttachmentPlan,
+    delegate: &Delegate,
+    prev_result: Option<Value>,
+) -> Result<Vec<u8>, DelegateError> {
+    let mut config: Map<String, Value> = delegate.config.clone();
+    if let Some(prev_result) = prev_result {
+        config.insert("prevResult".into(), prev_result);
+    }
+    node.delegate.run(&Call {
+        command,
+        plugin: &delegate.plugin,
+        container_id: &sandbox.container_id,
+        netns,
+        ifname: &attachment.ifname,
+        args: &sandbox.cni_args,
+        stdin: Value::Object(config).to_string().as_bytes(),
+    })
+}
+
+pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
+    Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() }
+}
+
+/// Whether a bridge cannot carry both: any two IPv4 networks, IPv6 networks only when one holds the other.
+fn conflicts(present: IpNet, wanted: IpNet) -> bool {
+    match (present, wanted) {
+        (IpNet::V4(_), IpNet::V4(_)) => true,
+        (IpNet::V6(present), IpNet::V6(wanted)) => {
+            present.contains(&wanted.network()) || wanted.contains(&present.network())
+        }
+        _ => false,
+    }
+}
+
+fn ensure_if_present(key: &str, value: &str) -> Result<(), StepError> {
+    match sysctl::ensure(key, value) {
+        // A kernel without IPv6 has no such setting.
+        Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn interface(link: &LinkState) -> Interface {
+    Interface { name: link.name.clone(), index: link.index, mac: link.mac, mtu: link.mtu }
+}

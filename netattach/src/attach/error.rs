@@ -1,0 +1,193 @@
+//! What can go wrong between a request and its result, and which CNI code each of it is.
+
+use std::path::PathBuf;
+
+use crate::cni::{CniError, code};
+use crate::delegate::DelegateError;
+use crate::ipam::host_local;
+use crate::journal::{JournalError, Key};
+use crate::netlink;
+use crate::netns::NetnsError;
+use crate::policy::sync::EnforceError;
+use crate::report::Chain;
+use crate::sysctl::SysctlError;
+
+/// Why an operation on a sandbox failed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The sandbox's namespace cannot be used.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// `CNI_NETNS` is the node's own namespace.
+    #[error("CNI_NETNS {path} is the node's own network namespace, not a container's")]
+    HostNetns {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The journal failed.
+    #[error("journal")]
+    Journal(#[from] JournalError),
+    /// The sandbox is attached already.
+    #[error("container {} is attached with interface {} already; DEL comes before another ADD", .0.container_id, .0.ifname)]
+    AlreadyAttached(Key),
+    /// The sandbox is not attached.
+    #[error("container {} is not attached with interface {}", .0.container_id, .0.ifname)]
+    NotAttached(Key),
+    /// The plan could not be made.
+    #[error(transparent)]
+    Plan(#[from] CniError),
+    /// No netlink socket.
+    #[error(transparent)]
+    Open(#[from] netlink::OpenError),
+    /// A step failed.
+    #[error("attach {ifname} ({network}): {step}")]
+    Step {
+        /// Name of the interface in the pod.
+        ifname: String,
+        /// Name of its network.
+        network: String,
+        /// The step, in words.
+        step: String,
+        /// Why.
+        #[source]
+        source: Box<StepError>,
+    },
+    /// Inverses failed: the record is kept, and DEL may be repeated.
+    #[error("detach: {}", join(.0))]
+    Undo(Vec<AttachError>),
+    /// The kernel is not as the record has it.
+    #[error("{ifname} ({network}): {what}")]
+    Differs {
+        /// Name of the interface in the pod.
+        ifname: String,
+        /// Name of its network.
+        network: String,
+        /// What is different.
+        what: String,
+    },
+}
+
+/// Why one step, or its inverse, failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The kernel refused a link, an address, a route or a filter.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// The namespace cannot be entered.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// No netlink socket.
+    #[error(transparent)]
+    Open(#[from] netlink::OpenError),
+    /// The interface is there already.
+    #[error("the pod has an interface named {0} already")]
+    NameTaken(String),
+    /// A macvlan's MTU is larger than its parent's.
+    #[error("mtu {mtu} is larger than {max}, the MTU of the parent")]
+    Mtu {
+        /// Asked for, in bytes.
+        mtu: u32,
+        /// The parent's, in bytes.
+        max: u32,
+    },
+    /// Another gateway address is on the bridge.
+    #[error("bridge {bridge} has the address {present} and {wanted} is needed; forceAddress would replace it")]
+    GatewayConflict {
+        /// The bridge.
+        bridge: String,
+        /// On the bridge.
+        present: ipnet::IpNet,
+        /// Needed.
+        wanted: ipnet::IpNet,
+    },
+    /// No address.
+    #[error("lease")]
+    Lease(#[from] host_local::Error),
+    /// Routes of the configuration cannot be read.
+    #[error("key ipam.routes")]
+    Routes(#[source] serde_json::Error),
+    /// Name servers cannot be read.
+    #[error(transparent)]
+    Dns(#[from] host_local::ReadResolvConfError),
+    /// Another plugin failed.
+    #[error(transparent)]
+    Delegate(#[from] DelegateError),
+    /// Another plugin printed something that is not a result.
+    #[error("the result of plugin {plugin} cannot be read")]
+    Result {
+        /// Its type.
+        plugin: String,
+        /// Why.
+        #[source]
+        source: CniError,
+    },
+    /// Address management gave no address.
+    #[error("IPAM plugin {0} returned missing IP config")]
+    NoAddress(String),
+    /// A kernel setting could not be changed.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+    /// The dataplane failed.
+    #[error(transparent)]
+    Enforce(#[from] EnforceError),
+    /// A step that this one builds on has no output: the plan is wrong.
+    #[error("the plan lacks {0} before this step")]
+    Missing(&'static str),
+    /// The journal failed.
+    #[error("journal")]
+    Journal(#[from] JournalError),
+}
+
+impl From<AttachError> for CniError {
+    /// The only place where a failure gets its CNI code.
+    fn from(error: AttachError) -> Self {
+        let code = match &error {
+            AttachError::Netns(_) | AttachError::HostNetns { .. } => code::INVALID_NETNS,
+            AttachError::Journal(error) => journal_code(error),
+            AttachError::AlreadyAttached(_) => code::INVALID_ENVIRONMENT,
+            AttachError::NotAttached(_) => code::UNKNOWN_CONTAINER,
+            AttachError::Plan(error) => error.code,
+            AttachError::Step { source, .. } => step_code(source),
+            AttachError::Open(_) | AttachError::Undo(_) | AttachError::Differs { .. } => code::INTERNAL,
+        };
+        Self::new(code, Chain(&error).to_string())
+    }
+}
+
+fn step_code(error: &StepError) -> u32 {
+    match error {
+        StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
+        StepError::Netns(_) => code::INVALID_NETNS,
+        StepError::Mtu { .. }
+        | StepError::GatewayConflict { .. }
+        | StepError::Routes(_)
+        | StepError::Netlink(
+            netlink::Error::NoSuchLink(_) | netlink::Error::WrongKind { .. } | netlink::Error::NoDefaultRoute,
+        ) => code::INVALID_CONFIG,
+        StepError::Lease(error) if error.is_retryable() => code::TRY_AGAIN_LATER,
+        // An address becomes free when some pod goes.
+        StepError::Lease(host_local::Error::Allocate { .. }) => code::TRY_AGAIN_LATER,
+        StepError::Delegate(error) => error.code(),
+        StepError::Result { .. } => code::DECODING_FAILURE,
+        StepError::Journal(error) => journal_code(error),
+        StepError::Dns(_) => code::IO_FAILURE,
+        StepError::Netlink(_)
+        | StepError::Open(_)
+        | StepError::Lease(_)
+        | StepError::NoAddress(_)
+        | StepError::Sysctl(_)
+        | StepError::Enforce(_)
+        | StepError::Missing(_) => code::INTERNAL,
+    }
+}
+
+fn journal_code(error: &JournalError) -> u32 {
+    match error {
+        JournalError::KeyTooLong(_) => code::INVALID_ENVIRONMENT,
+        _ => code::IO_FAILURE,
+    }
+}
+
+fn join(errors: &[AttachError]) -> String {
+    errors.iter().map(|error| Chain(error).to_string()).collect::<Vec<_>>().join("; ")
+}

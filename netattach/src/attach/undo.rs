@@ -1,0 +1,128 @@
+//! Takes steps back. Every inverse is tried whatever became of the others, and all errors are reported.
+
+use std::collections::BTreeMap;
+
+use super::apply::call;
+use super::{AttachError, Node, Progress, StepError};
+use crate::cni::Command;
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::plan::undo::{Inverse, inverse};
+use crate::plan::{AttachmentPlan, Delegate, Output, Plan, Role, StepRef, result};
+
+/// Takes back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
+///
+/// Other plugins come first, in reverse order, while their interfaces exist. Then all links of the sandbox go
+/// at once: each would cost a grace period of its own. Addresses are free only after the links that carried
+/// them are gone.
+///
+/// # Errors
+/// [`AttachError::Undo`] with everything that failed. Calling again is safe.
+pub fn undo(node: &Node, plan: &Plan, netns: Option<&Netns>, progress: &dyn Progress) -> Result<(), AttachError> {
+    let mut errors = Vec::new();
+    let inverses: Vec<_> = plan
+        .steps()
+        .rev()
+        .filter(|(at, _, _)| progress.has_begun(*at))
+        .filter_map(|(at, attachment, step)| Some((at, attachment, inverse(&plan.sandbox, attachment, step)?)))
+        .collect();
+
+    for (at, attachment, inverse) in &inverses {
+        if let Inverse::Delegate(delegate) = inverse {
+            let undone = undo_delegate(node, plan, netns, *at, attachment, delegate, progress.outputs());
+            errors.extend(undone.err().map(|source| failed(attachment, "run DEL of its plugin", source)));
+        }
+    }
+    crate::crash_point!("undo", "links");
+    errors.extend(delete_links(plan, netns, progress, &inverses).err());
+    crate::crash_point!("undo", "leases");
+    for (_, attachment, inverse) in &inverses {
+        let undone = match inverse {
+            Inverse::Release { data_dir, network, owner } => {
+                node.leases.release(data_dir, network, owner).map(drop).map_err(StepError::from)
+            }
+            Inverse::Unprotect { id } => match &node.enforcer {
+                Some(enforcer) => enforcer.detach(*id).map_err(StepError::from),
+                None => Ok(()),
+            },
+            Inverse::DeleteLink { .. } | Inverse::Delegate(_) => Ok(()),
+        };
+        errors.extend(undone.err().map(|source| failed(attachment, "release what it held", source)));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
+}
+
+fn undo_delegate(
+    node: &Node,
+    plan: &Plan,
+    netns: Option<&Netns>,
+    at: StepRef,
+    attachment: &AttachmentPlan,
+    delegate: &Delegate,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Result<(), StepError> {
+    let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
+    let prev_result = if delegate.role == Role::Plugin && attachment.version.has_prev_result_at_del() {
+        // Every plugin of a list is given the final result (REQ-04); without any there is nothing to give.
+        let last = result::result(&plan.sandbox, at.0, attachment, outputs).map_err(unreadable)?;
+        let known = outputs.keys().any(|step| step.0 == at.0);
+        if known { Some(last.to_value(attachment.version).map_err(unreadable)?) } else { None }
+    } else {
+        None
+    };
+    let netns = if netns.is_some() { plan.sandbox.netns.as_str() } else { "" };
+    call(node, Command::Del, &plan.sandbox, netns, attachment, delegate, prev_result)?;
+    Ok(())
+}
+
+fn delete_links(
+    plan: &Plan,
+    netns: Option<&Netns>,
+    progress: &dyn Progress,
+    inverses: &[(StepRef, &AttachmentPlan, Inverse<'_>)],
+) -> Result<(), AttachError> {
+    let group = plan.sandbox.link_group();
+    let mut in_pod = Vec::new();
+    let mut on_node = Vec::new();
+    for (at, _, inverse) in inverses {
+        if let Inverse::DeleteLink { pod_name, host_name } = inverse {
+            in_pod.push((*pod_name, progress.outputs().contains_key(at)));
+            on_node.extend(*host_name);
+        }
+    }
+    if in_pod.is_empty() {
+        return Ok(());
+    }
+    let run = || -> Result<(), StepError> {
+        if let Some(netns) = netns {
+            let mut pod = Handle::open_in(netns)?;
+            let mut names = Vec::new();
+            for (name, made) in in_pod {
+                // A step that began and did not finish may have met somebody else's link of that name.
+                let ours = made || pod.find_link(name)?.is_some_and(|link| link.group == group);
+                names.extend(ours.then_some(name));
+            }
+            pod.ensure_links_absent(group, &names)?;
+        }
+        let mut host = Handle::open()?;
+        for name in on_node {
+            host.ensure_link_absent(name)?;
+        }
+        Ok(())
+    };
+    run().map_err(|source| AttachError::Step {
+        ifname: plan.sandbox.ifname.clone(),
+        network: plan.sandbox.container_id.clone(),
+        step: "delete links".into(),
+        source: Box::new(source),
+    })
+}
+
+fn failed(attachment: &AttachmentPlan, step: &str, source: StepError) -> AttachError {
+    AttachError::Step {
+        ifname: attachment.ifname.clone(),
+        network: attachment.network.clone(),
+        step: step.to_owned(),
+        source: Box::new(source),
+    }
+}

@@ -1,0 +1,411 @@
+//! Network configurations: lists of plugins, and the single plugins that are read as lists of one.
+//!
+//! Unknown keys are kept as they are written, at both levels: they belong to the plugins.
+
+use serde::de::DeserializeOwned;
+
+use super::error::{CniError, code};
+use super::json::{self, KeyError, Map, Value};
+use super::version::{Number, Version, VersionError};
+use crate::report::Chain;
+
+/// A network: a name, a version and the plugins that set it up in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NetworkList {
+    /// The network's name. Its grammar is checked at ADD, not here.
+    pub name: String,
+    /// The version that every plugin of the list is called with: the newest that both `cniVersion` and
+    /// `cniVersions` offer.
+    pub version: Version,
+    /// `disableCheck`: CHECK succeeds without calling a plugin.
+    pub disable_check: bool,
+    /// `disableGC`: GC succeeds without calling a plugin.
+    pub disable_gc: bool,
+    /// `loadOnlyInlinedPlugins`: plugins in the folder named after the network are not added.
+    pub only_inlined: bool,
+    /// The plugins, in the order of ADD. Empty only where [`NetworkList::parse_list`] allows it.
+    pub plugins: Vec<PluginConf>,
+    raw: Map,
+}
+
+/// The configuration of one plugin.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PluginConf {
+    raw: Map,
+}
+
+/// Why a network configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Not JSON.
+    #[error("parse network configuration")]
+    Json(#[source] serde_json::Error),
+    /// `name` is absent or empty.
+    #[error("key name: missing")]
+    MissingName,
+    /// A key holds another type than it must.
+    #[error("key {key}: expected {expected}, found {found}")]
+    Type {
+        /// The key; empty for the whole document.
+        key: String,
+        /// What belongs there.
+        expected: &'static str,
+        /// What is there.
+        found: &'static str,
+    },
+    /// A key holds a value that means nothing.
+    #[error("key {key}: invalid value {value:?}")]
+    Value {
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+    },
+    /// A version is malformed or not supported.
+    #[error("key {key}")]
+    Version {
+        /// `cniVersion`, or an entry of `cniVersions`.
+        key: String,
+        /// What is wrong with it.
+        #[source]
+        source: VersionError,
+    },
+    /// Neither a list (`plugins`) nor a single plugin (`type`).
+    #[error("neither key plugins nor key type is there")]
+    Shapeless,
+    /// No plugin is left to call.
+    #[error("key plugins: no plugins in list")]
+    NoPlugins,
+    /// A plugin of the list is unusable.
+    #[error("plugin {index} of the list")]
+    Plugin {
+        /// Its place in `plugins`, from zero.
+        index: usize,
+        /// What is wrong with it.
+        #[source]
+        source: Box<ConfigError>,
+    },
+}
+
+impl NetworkList {
+    /// Reads a list, or a single plugin as a list of one.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; a missing `name` is one.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+        Self::from_map(object(bytes)?)
+    }
+
+    /// As [`parse`](Self::parse), with a name for configurations that carry none, as a
+    /// NetworkAttachmentDefinition gives (NPWG 3.4.2). A name that is there stays.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse_with_default_name(bytes: &[u8], name: &str) -> Result<Self, ConfigError> {
+        let mut map = object(bytes)?;
+        inject_name(&mut map, name);
+        Self::from_map(map)
+    }
+
+    /// As [`parse`](Self::parse), from a document that is already decoded.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn from_map(map: Map) -> Result<Self, ConfigError> {
+        if map.contains_key("plugins") {
+            let list = Self::list_from_map(map)?;
+            if list.plugins.is_empty() { Err(ConfigError::NoPlugins) } else { Ok(list) }
+        } else if map.contains_key("type") {
+            Self::single_from_map(map)
+        } else {
+            Err(ConfigError::Shapeless)
+        }
+    }
+
+    /// Reads a document that must be a list. With `loadOnlyInlinedPlugins` unset, `plugins` may be absent:
+    /// the plugins then come from the network's folder (see [`load`](super::load)).
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse_list(bytes: &[u8]) -> Result<Self, ConfigError> {
+        Self::list_from_map(object(bytes)?)
+    }
+
+    /// Reads a document that must be a single plugin with a name.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse_single(bytes: &[u8]) -> Result<Self, ConfigError> {
+        Self::single_from_map(object(bytes)?)
+    }
+
+    /// A key of the list itself, such as one that only its author knows.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.raw.get(key)
+    }
+
+    /// The list as a document that [`from_map`](Self::from_map) reads back.
+    pub fn to_value(&self) -> Value {
+        let mut map = self.raw.clone();
+        map.insert("plugins".into(), self.plugins.iter().map(|plugin| plugin.raw.clone()).collect());
+        Value::Object(map)
+    }
+
+    fn list_from_map(map: Map) -> Result<Self, ConfigError> {
+        let only_inlined = boolean(&map, "loadOnlyInlinedPlugins")?;
+        let plugins = match map.get("plugins") {
+            None if only_inlined => return Err(ConfigError::NoPlugins),
+            None => Vec::new(),
+            Some(Value::Array(entries)) if entries.is_empty() => return Err(ConfigError::NoPlugins),
+            Some(Value::Array(entries)) => {
+                entries.iter().enumerate().map(plugin_at).collect::<Result<_, _>>()?
+            }
+            Some(other) => return Err(wrong_type("plugins", "an array", other)),
+        };
+        Ok(Self {
+            name: name(&map)?,
+            version: negotiate(&map)?,
+            disable_check: boolean(&map, "disableCheck")?,
+            disable_gc: boolean(&map, "disableGC")?,
+            only_inlined,
+            plugins,
+            raw: map,
+        })
+    }
+
+    fn single_from_map(map: Map) -> Result<Self, ConfigError> {
+        let plugin = PluginConf::new(map)?;
+        let name = name(&plugin.raw)?;
+        let version = declared_version(&plugin.raw)?;
+        let mut raw = Map::new();
+        raw.insert("cniVersion".into(), version.as_str().into());
+        raw.insert("name".into(), name.as_str().into());
+        Ok(Self {
+            name,
+            version,
+            disable_check: false,
+            disable_gc: false,
+            only_inlined: true,
+            plugins: vec![plugin],
+            raw,
+        })
+    }
+}
+
+impl PluginConf {
+    /// Reads one plugin's configuration.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+        Self::new(object(bytes)?)
+    }
+
+    /// Checks the keys that every plugin shares: `type`, `capabilities`, `ipam.type`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Type`] or [`ConfigError::Value`] with the key.
+    pub fn new(raw: Map) -> Result<Self, ConfigError> {
+        match raw.get("type") {
+            Some(Value::String(text)) if !text.is_empty() => {}
+            Some(Value::String(_)) => {
+                return Err(ConfigError::Value { key: "type".into(), value: String::new() });
+            }
+            other => return Err(wrong_type("type", "a string", other.unwrap_or(&Value::Null))),
+        }
+        match raw.get("capabilities") {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(capabilities)) => {
+                let odd = capabilities.iter().find(|(_, value)| !value.is_boolean() && !value.is_null());
+                if let Some((key, value)) = odd {
+                    return Err(wrong_type(&format!("capabilities.{key}"), "a boolean", value));
+                }
+            }
+            Some(other) => return Err(wrong_type("capabilities", "an object", other)),
+        }
+        match raw.get("ipam") {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(ipam)) => match ipam.get("type") {
+                None | Some(Value::Null | Value::String(_)) => {}
+                Some(other) => return Err(wrong_type("ipam.type", "a string", other)),
+            },
+            Some(other) => return Err(wrong_type("ipam", "an object", other)),
+        }
+        Ok(Self { raw })
+    }
+
+    /// The plugin to call: the name of an executable, or of a plugin that netattach carries itself.
+    pub fn plugin_type(&self) -> &str {
+        self.raw.get("type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// The address management plugin it delegates to.
+    pub fn ipam_type(&self) -> Option<&str> {
+        self.raw.get("ipam")?.get("type")?.as_str().filter(|text| !text.is_empty())
+    }
+
+    /// The capabilities it declares, in the order of the file: those whose value is `true`.
+    pub fn capabilities(&self) -> impl Iterator<Item = &str> {
+        self.raw
+            .get("capabilities")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+            .filter(|(_, value)| **value == Value::Bool(true))
+            .map(|(key, _)| key.as_str())
+    }
+
+    /// Reads the whole configuration as the plugin's own type.
+    ///
+    /// # Errors
+    /// [`KeyError`] with the path of the key that does not fit.
+    pub fn section<T: DeserializeOwned>(&self) -> Result<T, KeyError> {
+        json::read_object(&self.raw)
+    }
+
+    /// The object as written.
+    pub fn raw(&self) -> &Map {
+        &self.raw
+    }
+}
+
+impl From<ConfigError> for CniError {
+    /// Code 6 where the document cannot be decoded, 1 for its version, 7 for what it says.
+    fn from(error: ConfigError) -> Self {
+        Self::from_chain(error.code(), &error)
+    }
+}
+
+impl From<KeyError> for CniError {
+    fn from(error: KeyError) -> Self {
+        Self::new(code::INVALID_CONFIG, Chain(&error).to_string())
+    }
+}
+
+impl ConfigError {
+    /// The code that reports this error to a container runtime.
+    pub fn code(&self) -> u32 {
+        match self {
+            Self::Json(_) => code::DECODING_FAILURE,
+            Self::Version { source: VersionError::Unsupported(_), .. } => code::INCOMPATIBLE_VERSION,
+            Self::Version { source: VersionError::Malformed(_), .. } => code::DECODING_FAILURE,
+            Self::Type { .. }
+            | Self::MissingName
+            | Self::Value { .. }
+            | Self::Shapeless
+            | Self::NoPlugins => code::INVALID_CONFIG,
+            Self::Plugin { source, .. } => source.code(),
+        }
+    }
+}
+
+/// Gives a document the name it lacks (NPWG 3.4.2). A name that is there stays.
+pub fn inject_name(map: &mut Map, name: &str) {
+    if matches!(map.get("name"), None | Some(Value::Null)) || map.get("name") == Some(&Value::from("")) {
+        map.insert("name".into(), name.into());
+    }
+}
+
+/// The name that a document carries, whatever else is wrong with it.
+pub(super) fn peek_name(bytes: &[u8]) -> Option<String> {
+    Some(object(bytes).ok()?.get("name")?.as_str()?.to_owned())
+}
+
+fn object(bytes: &[u8]) -> Result<Map, ConfigError> {
+    match serde_json::from_slice(bytes).map_err(ConfigError::Json)? {
+        Value::Object(map) => Ok(map),
+        other => Err(ConfigError::Type { key: ".".into(), expected: "an object", found: json::kind(&other) }),
+    }
+}
+
+fn plugin_at((index, entry): (usize, &Value)) -> Result<PluginConf, ConfigError> {
+    match entry {
+        Value::Object(map) => PluginConf::new(map.clone()),
+        other => Err(wrong_type(".", "an object", other)),
+    }
+    .map_err(|source| ConfigError::Plugin { index, source: Box::new(source) })
+}
+
+fn name(map: &Map) -> Result<String, ConfigError> {
+    match map.get("name") {
+        None | Some(Value::Null) => Err(ConfigError::MissingName),
+        Some(Value::String(name)) if name.is_empty() => Err(ConfigError::MissingName),
+        Some(Value::String(name)) => Ok(name.clone()),
+        Some(other) => Err(wrong_type("name", "a string", other)),
+    }
+}
+
+/// A boolean, or `true` or `false` as text in any letter case; absent is false.
+fn boolean(map: &Map, key: &str) -> Result<bool, ConfigError> {
+    match map.get(key) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(value)) => Ok(*value),
+        Some(Value::String(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
+        Some(Value::String(text)) if text.eq_ignore_ascii_case("false") => Ok(false),
+        Some(Value::String(text)) => Err(ConfigError::Value { key: key.to_owned(), value: text.clone() }),
+        Some(other) => Err(wrong_type(key, "a boolean", other)),
+    }
+}
+
+fn declared_version(map: &Map) -> Result<Version, ConfigError> {
+    version_text(map)?
+        .unwrap_or_default()
+        .parse()
+        .map_err(|source| ConfigError::Version { key: "cniVersion".into(), source })
+}
+
+fn version_text(map: &Map) -> Result<Option<&str>, ConfigError> {
+    match map.get("cniVersion") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(wrong_type("cniVersion", "a string", other)),
+    }
+}
+
+/// The newest version that netattach supports among `cniVersions` and `cniVersion`.
+fn negotiate(map: &Map) -> Result<Version, ConfigError> {
+    let entries = match map.get("cniVersions") {
+        None | Some(Value::Null) => return declared_version(map),
+        Some(Value::Array(entries)) if entries.is_empty() => return declared_version(map),
+        Some(Value::Array(entries)) => entries,
+        Some(other) => return Err(wrong_type("cniVersions", "an array", other)),
+    };
+    let mut offered = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let key = format!("cniVersions[{index}]");
+        let text = entry.as_str().ok_or_else(|| wrong_type(&key, "a string", entry))?;
+        offered.push((key, text));
+    }
+    if let Some(text) = version_text(map)? {
+        offered.push(("cniVersion".into(), text));
+    }
+    let mut newest = None;
+    for (key, text) in &offered {
+        match text.parse() {
+            Ok(version) => newest = newest.max(Some(version)),
+            Err(VersionError::Unsupported(_)) => {}
+            Err(source) => return Err(ConfigError::Version { key: key.clone(), source }),
+        }
+    }
+    newest.ok_or_else(|| {
+        let texts: Vec<&str> = offered.iter().map(|(_, text)| *text).collect();
+        ConfigError::Version {
+            key: "cniVersions".into(),
+            source: VersionError::Unsupported(texts.join(", ")),
+        }
+    })
+}
+
+fn wrong_type(key: &str, expected: &'static str, found: &Value) -> ConfigError {
+    ConfigError::Type { key: key.to_owned(), expected, found: json::kind(found) }
+}
+
+/// Whether a version text is one that a plugin could understand at all: used to tell a configuration that is
+/// too new from one that is garbage.
+pub(super) fn version_number(text: &str) -> Result<Number, VersionError> {
+    if text.is_empty() { "0.1.0" } else { text }.parse()
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

@@ -1,0 +1,160 @@
+//! The error object of the specification and its codes.
+
+use std::error::Error;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::json::{self, Value};
+use super::version::Version;
+use crate::report::Chain;
+
+/// The codes of the specification (SPEC, section "Error"), and the two that only its Go library defines.
+pub mod code {
+    /// The version of the configuration is not supported.
+    pub const INCOMPATIBLE_VERSION: u32 = 1;
+    /// A field of the configuration is not supported; the message holds the key and the value.
+    pub const UNSUPPORTED_FIELD: u32 = 2;
+    /// The container is not known: the runtime need not send DEL.
+    pub const UNKNOWN_CONTAINER: u32 = 3;
+    /// An environment variable is missing or invalid; the message names it.
+    pub const INVALID_ENVIRONMENT: u32 = 4;
+    /// Reading or writing failed.
+    pub const IO_FAILURE: u32 = 5;
+    /// Bytes could not be decoded.
+    pub const DECODING_FAILURE: u32 = 6;
+    /// The network configuration does not pass validation.
+    pub const INVALID_CONFIG: u32 = 7;
+    /// `CNI_NETNS` is not a usable namespace (Go library only).
+    pub const INVALID_NETNS: u32 = 8;
+    /// A transient condition: try again later.
+    pub const TRY_AGAIN_LATER: u32 = 11;
+    /// STATUS: ADD cannot be served.
+    pub const NOT_AVAILABLE: u32 = 50;
+    /// STATUS: ADD cannot be served, and containers already attached may have limited connectivity.
+    pub const LIMITED_CONNECTIVITY: u32 = 51;
+    /// Anything else (Go library only).
+    pub const INTERNAL: u32 = 999;
+}
+
+/// What a plugin prints when it fails.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "ErrorObject")]
+pub struct CniError {
+    /// One of [`code`], or 100 and above for a plugin's own.
+    pub code: u32,
+    /// A short sentence.
+    pub msg: String,
+    /// More about it; may be empty.
+    pub details: String,
+}
+
+impl CniError {
+    /// An error without details.
+    pub fn new(code: u32, msg: impl Into<String>) -> Self {
+        Self { code, msg: msg.into(), details: String::new() }
+    }
+
+    /// The same error with details.
+    #[must_use]
+    pub fn with_details(self, details: impl Into<String>) -> Self {
+        Self { details: details.into(), ..self }
+    }
+
+    /// An error whose message is `error` followed by its causes.
+    pub fn from_chain(code: u32, error: &(dyn Error + 'static)) -> Self {
+        Self::new(code, Chain(error).to_string())
+    }
+
+    /// The object to print on stdout, four spaces of indentation. `version` is that of the request's
+    /// configuration, [`Version::LATEST`] where that could not be read.
+    pub fn to_json(&self, version: Version) -> String {
+        let object = ErrorObject {
+            cni_version: Some(version.as_str().to_owned()),
+            code: Some(self.code),
+            msg: Some(self.msg.clone()),
+            details: Some(self.details.clone()).filter(|details| !details.is_empty()),
+        };
+        json::pretty(&serde_json::to_value(object).unwrap_or(Value::Null))
+    }
+
+    /// Reads what a failed plugin printed.
+    ///
+    /// # Errors
+    /// Not JSON, or an object without both `code` and `msg`, such as a result.
+    pub fn parse(stdout: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(stdout)
+    }
+}
+
+impl fmt::Display for CniError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.msg)?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, "; {}", self.details) }
+    }
+}
+
+impl Error for CniError {}
+
+/// The error object as it is written.
+#[derive(Serialize, Deserialize)]
+struct ErrorObject {
+    #[serde(rename = "cniVersion", default, skip_serializing_if = "Option::is_none", skip_deserializing)]
+    cni_version: Option<String>,
+    code: Option<u32>,
+    msg: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("neither `code` nor `msg` is there, so this is not an error object")]
+struct NotAnErrorObject;
+
+impl TryFrom<ErrorObject> for CniError {
+    type Error = NotAnErrorObject;
+
+    fn try_from(object: ErrorObject) -> Result<Self, NotAnErrorObject> {
+        if object.code.is_none() && object.msg.is_none() {
+            return Err(NotAnErrorObject);
+        }
+        Ok(Self {
+            code: object.code.unwrap_or(0),
+            msg: object.msg.unwrap_or_default(),
+            details: object.details.unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // ENV-23
+    #[test]
+    fn prints_the_object_of_the_specification() {
+        let error = CniError::new(code::INVALID_CONFIG, "missing network name");
+        assert_eq!(
+            error.to_json(Version::V1_0_0),
+            "{\n    \"cniVersion\": \"1.0.0\",\n    \"code\": 7,\n    \"msg\": \"missing network name\"\n}"
+        );
+        let error = error.with_details("in a.conflist");
+        assert_eq!(CniError::parse(error.to_json(Version::LATEST).as_bytes()).unwrap(), error);
+    }
+
+    // EXE-10
+    #[test]
+    fn a_result_is_not_an_error_object() {
+        for text in
+            ["{\"cniVersion\":\"1.0.0\",\"ips\":[]}", "{}", "null", "[]", "", "\"x\"", "{\"code\":-1}"]
+        {
+            assert!(CniError::parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_code_reads_as_zero() {
+        let error = CniError::parse(br#"{"msg":"no","cniVersion":7,"extra":true}"#).unwrap();
+        assert_eq!(error, CniError::new(0, "no"));
+    }
+}

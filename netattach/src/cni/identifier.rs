@@ -1,0 +1,128 @@
+//! Which container identifiers, network names and interface names are valid.
+
+use super::error::{CniError, code};
+
+/// The longest interface name in bytes: `IFNAMSIZ` less the final zero.
+pub const IFNAME_MAX: usize = 15;
+
+/// Refuses a container identifier that the specification does not allow.
+///
+/// # Errors
+/// Code 3 when it is empty, code 4 when it holds other characters than the grammar allows.
+pub fn check_container_id(id: &str) -> Result<(), CniError> {
+    if id.is_empty() {
+        return Err(CniError::new(code::UNKNOWN_CONTAINER, "missing containerID"));
+    }
+    if !follows_grammar(id) {
+        return Err(
+            CniError::new(code::INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id)
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a network name that the specification does not allow.
+///
+/// # Errors
+/// Code 7.
+pub fn check_network_name(name: &str) -> Result<(), CniError> {
+    if name.is_empty() {
+        return Err(CniError::new(code::INVALID_CONFIG, "missing network name"));
+    }
+    if !follows_grammar(name) {
+        return Err(CniError::new(code::INVALID_CONFIG, "invalid characters found in network name")
+            .with_details(name));
+    }
+    Ok(())
+}
+
+/// Refuses an interface name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), with
+/// white space in the sense of Unicode.
+///
+/// # Errors
+/// Code 4.
+pub fn check_ifname(name: &str) -> Result<(), CniError> {
+    let invalid = |msg: &str| CniError::new(code::INVALID_ENVIRONMENT, msg);
+    if name.is_empty() {
+        return Err(invalid("interface name is empty"));
+    }
+    if name.len() > IFNAME_MAX {
+        return Err(invalid("interface name is too long")
+            .with_details(format!("{name:?}: interface name should be less than 16 characters")));
+    }
+    if name == "." || name == ".." {
+        return Err(invalid("interface name is . or .."));
+    }
+    if name.chars().any(|c| matches!(c, '/' | ':' | '\0') || c.is_whitespace()) {
+        return Err(
+            invalid("interface name contains / or : or white space").with_details(format!("{name:?}"))
+        );
+    }
+    Ok(())
+}
+
+/// A letter or digit, then letters, digits, `_`, `.` and `-`; ASCII only (SPEC, "Network configuration").
+fn follows_grammar(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_that_the_grammar_allows_pass() {
+        // IDN-01
+        for text in ["a", "0", "a.b-c_d", "A--", &"x".repeat(500)] {
+            assert_eq!(check_container_id(text), Ok(()), "{text}");
+            assert_eq!(check_network_name(text), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_bad_container_id_has_code_3_or_4() {
+        assert_eq!(check_container_id(""), Err(CniError::new(3, "missing containerID"))); // IDN-02
+        for text in ["-a", "_a", ".a", "a/b", "ä", "a\n", "a ", "a\0"] {
+            // IDN-03
+            let expected = CniError::new(4, "invalid characters in containerID").with_details(text);
+            assert_eq!(check_container_id(text), Err(expected));
+        }
+    }
+
+    #[test]
+    fn a_bad_network_name_has_code_7() {
+        // IDN-04
+        assert_eq!(check_network_name(""), Err(CniError::new(7, "missing network name")));
+        let expected = CniError::new(7, "invalid characters found in network name").with_details("a/b");
+        assert_eq!(check_network_name("a/b"), Err(expected));
+    }
+
+    #[test]
+    fn interface_names_are_measured_in_bytes() {
+        assert_eq!(check_ifname("123456789012345"), Ok(()));
+        assert_eq!(check_ifname("ääääääää").unwrap_err().msg, "interface name is too long"); // IDN-09
+        assert_eq!(check_ifname("äääääää"), Ok(()));
+        let long = check_ifname("1234567890123456").unwrap_err(); // IDN-06
+        assert_eq!((long.code, long.msg.as_str()), (4, "interface name is too long"));
+    }
+
+    #[test]
+    fn interface_names_the_kernel_refuses_are_refused() {
+        for (name, msg) in [
+            ("", "interface name is empty"),                          // IDN-05
+            (".", "interface name is . or .."),                       // IDN-07
+            ("..", "interface name is . or .."),                      // IDN-07
+            ("a/b", "interface name contains / or : or white space"), // IDN-08
+            ("a:b", "interface name contains / or : or white space"),
+            ("a b", "interface name contains / or : or white space"),
+            ("a\u{2003}b", "interface name contains / or : or white space"),
+            ("a\n", "interface name contains / or : or white space"),
+            ("a\0", "interface name contains / or : or white space"),
+        ] {
+            let error = check_ifname(name).unwrap_err();
+            assert_eq!((error.code, error.msg.as_str()), (4, msg), "{name:?}");
+        }
+        assert_eq!(check_ifname("..."), Ok(()));
+    }
+}

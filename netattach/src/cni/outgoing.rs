@@ -1,0 +1,179 @@
+//! What one plugin of a list is given on stdin, by verb.
+
+use super::capability;
+use super::config::{NetworkList, PluginConf};
+use super::error::CniError;
+use super::json::{Map, Value};
+use super::request::{AttachmentId, Command};
+use super::result::{self, CniResult};
+
+/// The keys under which GC receives the attachments that are in use. The second is a slip of the
+/// specification's text that plugins came to rely on.
+pub const VALID_ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+
+/// The configuration for ADD, CHECK and DEL: the plugin's own keys, the list's name and version, the
+/// capabilities it declares, and `prev_result` where there is one (see [`prev_result`]).
+pub fn request_config(
+    list: &NetworkList,
+    plugin: &PluginConf,
+    prev_result: Option<&Value>,
+    capability_args: &Map,
+) -> Map {
+    let mut config = base(list, plugin);
+    let runtime_config = capability::runtime_config(plugin, capability_args);
+    if !runtime_config.is_empty() {
+        config.insert("runtimeConfig".into(), Value::Object(runtime_config));
+    }
+    if let Some(result) = prev_result {
+        config.insert("prevResult".into(), result.clone());
+    }
+    config
+}
+
+/// The configuration for GC. `None` leaves the keys out, which a plugin reads as "unknown"; an empty slice
+/// says that nothing is in use.
+pub fn gc_config(list: &NetworkList, plugin: &PluginConf, in_use: Option<&[AttachmentId]>) -> Map {
+    let mut config = base(list, plugin);
+    if let Some(attachments) = in_use {
+        let entries: Value = attachments.iter().map(AttachmentId::to_value).collect();
+        for key in VALID_ATTACHMENTS {
+            config.insert(key.into(), entries.clone());
+        }
+    }
+    config
+}
+
+/// The configuration for STATUS.
+pub fn status_config(list: &NetworkList, plugin: &PluginConf) -> Map {
+    base(list, plugin)
+}
+
+/// The `prevResult` for a verb that follows an ADD, from the stored result of that ADD: none for DEL before
+/// 0.4.0, else in the list's version. A result that is already in that version is passed on untouched, so
+/// that keys netattach does not know survive.
+///
+/// # Errors
+/// The stored result cannot be read, or cannot be expressed in the list's version.
+pub fn prev_result(
+    command: Command,
+    list: &NetworkList,
+    stored: Option<&Value>,
+) -> Result<Option<Value>, CniError> {
+    let Some(stored) = stored else { return Ok(None) };
+    match command {
+        Command::Del if !list.version.has_prev_result_at_del() => Ok(None),
+        Command::Add | Command::Del | Command::Check => {
+            if result::declared_version(stored, list.version)? == list.version {
+                return Ok(Some(result::with_version(stored, list.version)));
+            }
+            CniResult::parse(stored, list.version)?.to_value(list.version).map(Some)
+        }
+        Command::Gc | Command::Status | Command::Version => Ok(None),
+    }
+}
+
+/// The plugin's keys with the list's name and version. A `prevResult` from a file is dropped: it describes
+/// no attachment (REQ-14).
+fn base(list: &NetworkList, plugin: &PluginConf) -> Map {
+    let mut config = plugin.raw().clone();
+    config.shift_remove("prevResult");
+    config.insert("name".into(), list.name.as_str().into());
+    config.insert("cniVersion".into(), list.version.as_str().into());
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn list(version: &str, plugin: Value) -> NetworkList {
+        let value = json!({"cniVersion": version, "name": "n", "plugins": [plugin]});
+        NetworkList::parse(value.to_string().as_bytes()).unwrap()
+    }
+
+    fn map(value: Value) -> Map {
+        value.as_object().unwrap().clone()
+    }
+
+    // REQ-01, REQ-02, REQ-05, REQ-08, VER-22
+    #[test]
+    fn name_and_version_of_the_list_replace_the_plugins_own() {
+        let list = list(
+            "0.4.0",
+            json!({"type": "a", "name": "other", "cniVersion": "0.1.0", "x": [1], "capabilities": {"mac": true},
+                   "prevResult": {"cniVersion": "0.4.0"}}),
+        );
+        assert_eq!(
+            request_config(&list, &list.plugins[0], None, &Map::new()),
+            map(
+                json!({"type": "a", "name": "n", "cniVersion": "0.4.0", "x": [1], "capabilities": {"mac": true}})
+            )
+        );
+    }
+
+    // REQ-03, REQ-06
+    #[test]
+    fn previous_result_and_runtime_config_are_added() {
+        let list =
+            list("1.0.0", json!({"type": "a", "capabilities": {"mac": true}, "runtimeConfig": {"ips": []}}));
+        let prev = json!({"cniVersion": "1.0.0", "unknown": true});
+        assert_eq!(
+            request_config(&list, &list.plugins[0], Some(&prev), &map(json!({"mac": "m", "ips": []}))),
+            map(json!({
+                "type": "a", "capabilities": {"mac": true}, "runtimeConfig": {"mac": "m"}, "name": "n",
+                "cniVersion": "1.0.0", "prevResult": {"cniVersion": "1.0.0", "unknown": true},
+            }))
+        );
+    }
+
+    // REQ-07
+    #[test]
+    fn a_static_runtime_config_passes_when_nothing_is_requested() {
+        let list = list("1.0.0", json!({"type": "a", "runtimeConfig": {"ips": []}}));
+        let config = request_config(&list, &list.plugins[0], None, &map(json!({"mac": "m"})));
+        assert_eq!(config["runtimeConfig"], json!({"ips": []}));
+    }
+
+    // REQ-09, REQ-10
+    #[test]
+    fn gc_lists_attachments_under_both_keys() {
+        let list = list("1.1.0", json!({"type": "a", "capabilities": {"mac": true}}));
+        let id = AttachmentId { container_id: "c".into(), ifname: "eth0".into() };
+        let entries = json!([{"containerID": "c", "ifname": "eth0"}]);
+        assert_eq!(
+            gc_config(&list, &list.plugins[0], Some(&[id])),
+            map(json!({
+                "type": "a", "capabilities": {"mac": true}, "name": "n", "cniVersion": "1.1.0",
+                "cni.dev/valid-attachments": entries, "cni.dev/attachments": entries,
+            }))
+        );
+        let bare =
+            map(json!({"type": "a", "capabilities": {"mac": true}, "name": "n", "cniVersion": "1.1.0"}));
+        assert_eq!(gc_config(&list, &list.plugins[0], None), bare); // REQ-11
+        assert_eq!(status_config(&list, &list.plugins[0]), bare); // REQ-12
+    }
+
+    // REQ-04
+    #[test]
+    fn the_stored_result_is_converted_to_the_lists_version() {
+        let stored = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "mtu": 1400}], "x": 1});
+        let same = list("1.1.0", json!({"type": "a"}));
+        assert_eq!(prev_result(Command::Del, &same, Some(&stored)).unwrap(), Some(stored.clone()));
+        let older = list("0.4.0", json!({"type": "a"}));
+        let converted = json!({"cniVersion": "0.4.0", "interfaces": [{"name": "eth0"}], "dns": {}});
+        assert_eq!(prev_result(Command::Check, &older, Some(&stored)).unwrap(), Some(converted));
+        assert_eq!(prev_result(Command::Check, &older, None).unwrap(), None); // REQ-05
+        assert_eq!(prev_result(Command::Gc, &same, Some(&stored)).unwrap(), None);
+    }
+
+    // VER-26
+    #[test]
+    fn del_before_0_4_0_has_no_previous_result() {
+        let list = list("0.3.1", json!({"type": "a"}));
+        let stored = json!({"cniVersion": "0.3.1", "dns": {}});
+        assert_eq!(prev_result(Command::Del, &list, Some(&stored)).unwrap(), None);
+        assert_eq!(prev_result(Command::Add, &list, Some(&stored)).unwrap(), Some(stored));
+    }
+}

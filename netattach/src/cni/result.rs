@@ -1,0 +1,294 @@
+//! What an ADD set up, in the shape of the newest version. Older shapes are in `convert`.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::convert;
+use super::error::{CniError, code};
+use super::json::{self, Value, null_is_default};
+use super::version::Version;
+
+/// The result of an ADD (SPEC, "Result Types").
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CniResult {
+    /// Every interface the attachment created, in the container and on the host.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<Interface>,
+    /// The addresses assigned.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub ips: Vec<IpConfig>,
+    /// The routes created.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<Route>,
+    /// Name resolution for the container.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Dns::is_empty")]
+    pub dns: Dns,
+}
+
+/// An interface of a [`CniResult`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Interface {
+    /// The link's name; may be empty for a device that is no link, such as one bound to vfio.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub name: String,
+    /// The hardware address, lower case with colons; 6 or 20 bytes.
+    #[serde(default, deserialize_with = "blank_is_none", skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// The MTU in bytes. Since 1.1.0.
+    #[serde(default, deserialize_with = "zero_is_none", skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// The `CNI_NETNS` it is in; none on the host.
+    #[serde(default, deserialize_with = "blank_is_none", skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+    /// The socket of a vhost-user interface. Since 1.1.0.
+    #[serde(
+        rename = "socketPath",
+        default,
+        deserialize_with = "blank_is_none",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub socket_path: Option<String>,
+    /// The PCI address of the device behind it. Since 1.1.0.
+    #[serde(
+        rename = "pciID",
+        default,
+        deserialize_with = "blank_is_none",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub pci_id: Option<String>,
+}
+
+/// An address of a [`CniResult`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpConfig {
+    /// The index into [`CniResult::interfaces`]; not checked against it. A negative number, which old plugins
+    /// print for "none", reads as none.
+    #[serde(default, deserialize_with = "negative_is_none", skip_serializing_if = "Option::is_none")]
+    pub interface: Option<usize>,
+    /// The address with its prefix length; host bits are kept.
+    pub address: IpNet,
+    /// The gateway of its subnet.
+    #[serde(default, deserialize_with = "blank_is_no_address", skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+}
+
+/// A route of a [`CniResult`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The destination; host bits are kept.
+    pub dst: IpNet,
+    /// The next hop; without one, the gateway of the subnet if there is one, else the link.
+    #[serde(default, deserialize_with = "blank_is_no_address", skip_serializing_if = "Option::is_none")]
+    pub gw: Option<IpAddr>,
+    /// The path MTU in bytes.
+    #[serde(default, deserialize_with = "zero_is_none", skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// The TCP MSS to advertise, in bytes.
+    #[serde(default, deserialize_with = "zero_is_none", skip_serializing_if = "Option::is_none")]
+    pub advmss: Option<u32>,
+    /// The metric; lower wins.
+    #[serde(default, deserialize_with = "zero_is_none", skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
+    /// The routing table; zero is a value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<u32>,
+    /// The scope as in `rtnetlink(7)`: 0 global, 253 link, 254 host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<u32>,
+}
+
+/// Name resolution for the container.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Dns {
+    /// Addresses of the servers, in order of preference.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub nameservers: Vec<String>,
+    /// The local domain.
+    #[serde(default, deserialize_with = "blank_is_none", skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// Domains to search, in order.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Options of the resolver.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+impl CniResult {
+    /// Reads a result of any version. `assumed` is the version of a result that does not say its own: that
+    /// of the configuration the plugin was called with. `null` is an empty result.
+    ///
+    /// # Errors
+    /// Code 6, naming the key.
+    pub fn parse(value: &Value, assumed: Version) -> Result<Self, CniError> {
+        if value.is_null() {
+            return Ok(Self::default());
+        }
+        convert::read(value, declared_version(value, assumed)?)
+    }
+
+    /// Writes the result in the shape of `version`.
+    ///
+    /// What a version cannot express is left out (the table stands in `convert.rs`). The two oldest need an
+    /// address.
+    ///
+    /// # Errors
+    /// Code 1 when the version needs an address and there is none.
+    pub fn to_value(&self, version: Version) -> Result<Value, CniError> {
+        convert::write(self, version)
+    }
+
+    /// The interface an address belongs to, if it names one that exists.
+    pub fn interface_of(&self, ip: &IpConfig) -> Option<&Interface> {
+        self.interfaces.get(ip.interface?)
+    }
+}
+
+impl IpConfig {
+    /// An address without interface and gateway.
+    pub fn new(address: IpNet) -> Self {
+        Self { interface: None, address, gateway: None }
+    }
+}
+
+impl Route {
+    /// A route with nothing but a destination and perhaps a next hop.
+    pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
+        Self { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
+    }
+}
+
+impl Dns {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The version a result says it has, else `assumed`.
+pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Version, CniError> {
+    let text = match value {
+        Value::Object(map) => map.get("cniVersion").or_else(|| {
+            // Go's decoder does not mind the case of keys, and plugins have come to rely on it.
+            map.iter().find(|(key, _)| key.eq_ignore_ascii_case("cniVersion")).map(|(_, value)| value)
+        }),
+        Value::Null => None,
+        other => {
+            return Err(undecodable(format!("CNI result is {}, not an object", json::kind(other))));
+        }
+    };
+    match text {
+        None | Some(Value::Null) => Ok(assumed),
+        Some(Value::String(text)) if text.is_empty() => Ok(assumed),
+        Some(Value::String(text)) => Version::exact(text)
+            .ok_or_else(|| undecodable(format!("unsupported CNI result version {text:?}"))),
+        Some(other) => {
+            let kind = json::kind(other);
+            Err(undecodable(format!("CNI result: key cniVersion: expected a string, found {kind}")))
+        }
+    }
+}
+
+/// A result as it came, with its version written down where it was not.
+pub(crate) fn with_version(value: &Value, version: Version) -> Value {
+    let mut map = value.as_object().cloned().unwrap_or_default();
+    let declared = map.iter().any(|(key, value)| {
+        key.eq_ignore_ascii_case("cniVersion") && value.as_str().is_some_and(|text| !text.is_empty())
+    });
+    if !declared {
+        map.insert("cniVersion".into(), version.as_str().into());
+    }
+    Value::Object(map)
+}
+
+/// Reads a `prevResult`, which must have the shape of the configuration's version.
+pub(super) fn read_prev_result(value: &Value, config: Version) -> Result<CniResult, CniError> {
+    let version = declared_version(value, config)?;
+    if convert::Family::of(version) != convert::Family::of(config) {
+        return Err(undecodable(format!(
+            "could not parse prevResult: its version {version} has another shape than the configuration's {config}"
+        )));
+    }
+    convert::read(value, version)
+}
+
+pub(super) fn undecodable(msg: String) -> CniError {
+    CniError::new(code::DECODING_FAILURE, msg)
+}
+
+fn blank_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.filter(|text: &String| !text.is_empty()))
+}
+
+fn zero_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.filter(|number| *number != 0))
+}
+
+fn negative_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    Ok(Option::<i64>::deserialize(deserializer)?.and_then(|number| usize::try_from(number).ok()))
+}
+
+pub(super) fn blank_is_no_address<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<IpAddr>, D::Error> {
+    match blank_is_none(deserializer)? {
+        None => Ok(None),
+        Some(text) => text
+            .parse()
+            .map(Some)
+            .map_err(|_| serde::de::Error::custom(format!("{text:?} is not an IP address"))),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod arbitrary {
+    //! Generators for property tests of this module's neighbours.
+
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
+
+    /// A JSON document whose keys and strings are often words that the readers know.
+    pub(in crate::cni) fn document(keys: &'static [&'static str]) -> impl Strategy<Value = Value> {
+        let text = prop_oneof![
+            prop::sample::select(vec![
+                "",
+                "1.1.0",
+                "0.2.0",
+                "0.4.0",
+                "9.9",
+                "n",
+                "true",
+                "10.0.0.1/8",
+                "fd00::1/64",
+                "10.0.0.1",
+                "::",
+            ])
+            .prop_map(str::to_owned),
+            ".{0,8}",
+        ];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            text.prop_map(Value::from),
+        ];
+        let key = prop_oneof![prop::sample::select(keys).prop_map(str::to_owned), ".{0,4}"];
+        let object = move |value: BoxedStrategy<Value>| {
+            prop::collection::vec((key.clone(), value), 0..6)
+                .prop_map(|pairs| Value::Object(pairs.into_iter().collect::<Map<_, _>>()))
+        };
+        let object_again = object.clone();
+        let inner = leaf.prop_recursive(4, 64, 6, move |inner| {
+            let inner = inner.boxed();
+            prop_oneof![prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from), object(inner)]
+        });
+        object_again(inner.boxed())
+    }
+}
+
+#[cfg(test)]
+#[path = "result_tests.rs"]
+mod tests;

@@ -1,0 +1,381 @@
+//! One child process, from start to end, with bounded time and memory.
+//!
+//! A single thread feeds stdin, reads stdout and stderr and watches for the exit through a pidfd. The end of
+//! a call is the exit of the child, not the end of its output: a grandchild may hold the pipes for ever.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+/// The most that a plugin may write to stdout, in bytes.
+pub const STDOUT_LIMIT: usize = 1 << 20;
+
+/// How much of a plugin's stderr is kept, in bytes: its end.
+pub const STDERR_LIMIT: usize = 16 << 10;
+
+/// How long output may still arrive after the exit, from a process that the plugin left behind: the `tee` of
+/// a wrapper script is late by milliseconds.
+const LATE_OUTPUT: Duration = Duration::from_millis(200);
+
+/// How long an executable may be busy, because somebody is still writing it, before that is an error.
+const BUSY_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long to wait for a killed child. One that sits in the kernel longer is left to a thread.
+const KILL_WAIT: Duration = Duration::from_secs(1);
+
+/// Used when this process has no `PATH`; plugins call `ip`, `iptables`, `nft`.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What to start and for how long.
+pub(super) struct Invocation<'a> {
+    pub(super) program: &'a Path,
+    /// Set over the environment of this process; an empty `CNI_NETNS_OVERRIDE` removes that variable.
+    pub(super) env: Vec<(&'static str, OsString)>,
+    pub(super) stdin: &'a [u8],
+    pub(super) timeout: Duration,
+}
+
+/// What a child that ended left.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) status: ExitStatus,
+    pub(super) stdout: Vec<u8>,
+    pub(super) stderr: String,
+    /// Whether another process still held the output open.
+    pub(super) held_open: bool,
+}
+
+/// Why there is no [`Output`]. The child is dead in every case.
+#[derive(Debug)]
+pub(super) enum ChildError {
+    Spawn(io::Error),
+    Busy(Duration),
+    Pipe(io::Error),
+    TimedOut { stderr: String },
+    TooMuchOutput { stderr: String },
+}
+
+/// Starts the program and stays with it until it ends.
+pub(super) fn run(invocation: &Invocation<'_>) -> Result<Output, ChildError> {
+    let deadline = Instant::now() + invocation.timeout;
+    let mut child = spawn(invocation, deadline)?;
+    let conversation = Conversation::begin(&mut child, invocation.stdin)
+        .map_err(ChildError::Pipe)
+        .and_then(|conversation| conversation.hold(deadline));
+    match conversation {
+        Ok(ended) => match child.wait() {
+            Ok(status) => Ok(Output {
+                status,
+                stdout: ended.stdout,
+                stderr: ended.stderr.text(),
+                held_open: ended.held_open,
+            }),
+            Err(error) => Err(ChildError::Pipe(error)),
+        },
+        Err(error) => {
+            kill(child);
+            Err(error)
+        }
+    }
+}
+
+fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildError> {
+    let mut command = Command::new(invocation.program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A group of its own, so that what the plugin starts dies with it on a timeout.
+    command.process_group(0);
+    if std::env::var_os("PATH").is_none_or(|path| path.is_empty()) {
+        command.env("PATH", DEFAULT_PATH);
+    }
+    for (name, value) in &invocation.env {
+        if *name == "CNI_NETNS_OVERRIDE" && value.is_empty() {
+            command.env_remove(name);
+        } else {
+            command.env(name, value);
+        }
+    }
+    let started = Instant::now();
+    let give_up = deadline.min(started + BUSY_LIMIT);
+    let mut pause = Duration::from_millis(5);
+    loop {
+        match command.spawn() {
+            Ok(child) => return Ok(child),
+            // An installer is writing the file, or another thread of ours is between fork and exec while
+            // it holds one open for writing (containernetworking/cni#763).
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
+                if Instant::now() + pause > give_up {
+                    return Err(ChildError::Busy(started.elapsed()));
+                }
+                thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(500));
+            }
+            Err(error) => return Err(ChildError::Spawn(error)),
+        }
+    }
+}
+
+/// The pipes of a running child and what has passed through them.
+struct Conversation<'a> {
+    exit: Option<OwnedFd>,
+    stdin: Option<ChildStdin>,
+    unsent: &'a [u8],
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+    heard: Heard,
+}
+
+#[derive(Default)]
+struct Heard {
+    stdout: Vec<u8>,
+    stderr: Tail,
+    held_open: bool,
+}
+
+impl<'a> Conversation<'a> {
+    fn begin(child: &mut Child, stdin: &'a [u8]) -> io::Result<Self> {
+        let exit = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+        let mut conversation = Self {
+            exit: Some(exit),
+            stdin: child.stdin.take(),
+            unsent: stdin,
+            stdout: child.stdout.take(),
+            stderr: child.stderr.take(),
+            heard: Heard::default(),
+        };
+        let fds = [
+            conversation.stdin.as_ref().map(AsFd::as_fd),
+            conversation.stdout.as_ref().map(AsFd::as_fd),
+            conversation.stderr.as_ref().map(AsFd::as_fd),
+        ];
+        for fd in fds.into_iter().flatten() {
+            fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
+        }
+        conversation.send()?;
+        Ok(conversation)
+    }
+
+    /// Stays until the child has ended and its output too, or until one of the limits is met.
+    fn hold(mut self, deadline: Instant) -> Result<Heard, ChildError> {
+        let mut limit = deadline;
+        loop {
+            if self.exit.is_none() && self.stdout.is_none() && self.stderr.is_none() {
+                return Ok(self.heard);
+            }
+            let now = Instant::now();
+            if now >= limit {
+                if self.exit.is_some() {
+                    return Err(ChildError::TimedOut { stderr: self.heard.stderr.text() });
+                }
+                self.heard.held_open = true;
+                return Ok(self.heard);
+            }
+            let has_exited = self.step(limit - now)?;
+            if has_exited {
+                self.exit = None;
+                self.stdin = None;
+                limit = deadline.min(Instant::now() + LATE_OUTPUT);
+            }
+        }
+    }
+
+    /// Waits for something to happen, deals with it, and says whether it was the exit.
+    fn step(&mut self, wait: Duration) -> Result<bool, ChildError> {
+        let ready = self.wait_ready(wait).map_err(ChildError::Pipe)?;
+        if ready.stdin {
+            self.send().map_err(ChildError::Pipe)?;
+        }
+        let mut buffer = [0; 16 << 10];
+        if ready.stdout {
+            let stdout = &mut self.heard.stdout;
+            let ended = drain(self.stdout.as_mut(), &mut buffer, |bytes| {
+                stdout.extend_from_slice(bytes);
+                stdout.len() <= STDOUT_LIMIT
+            });
+            match ended.map_err(ChildError::Pipe)? {
+                Drained::Stopped => {
+                    let stderr = std::mem::take(&mut self.heard.stderr).text();
+                    return Err(ChildError::TooMuchOutput { stderr });
+                }
+                Drained::Ended => self.stdout = None,
+                Drained::Open => {}
+            }
+        }
+        if ready.stderr {
+            let stderr = &mut self.heard.stderr;
+            // One bufferful at a time: a child that never stops writing must not keep us from the clock.
+            let ended = drain(self.stderr.as_mut(), &mut buffer, |bytes| {
+                stderr.push(bytes);
+                false
+            });
+            if matches!(ended.map_err(ChildError::Pipe)?, Drained::Ended) {
+                self.stderr = None;
+            }
+        }
+        Ok(ready.exit)
+    }
+
+    fn wait_ready(&self, wait: Duration) -> io::Result<Ready> {
+        fn watch<'f>(fd: BorrowedFd<'f>, flags: PollFlags) -> PollFd<'f> {
+            PollFd::from_borrowed_fd(fd, flags)
+        }
+        let sources = [
+            self.exit.as_ref().map(|fd| watch(fd.as_fd(), PollFlags::IN)),
+            self.stdin.as_ref().map(|fd| watch(fd.as_fd(), PollFlags::OUT)),
+            self.stdout.as_ref().map(|fd| watch(fd.as_fd(), PollFlags::IN)),
+            self.stderr.as_ref().map(|fd| watch(fd.as_fd(), PollFlags::IN)),
+        ];
+        let watched = sources.each_ref().map(Option::is_some);
+        let mut fds: Vec<PollFd<'_>> = sources.into_iter().flatten().collect();
+        let timeout = Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
+        let [exit, stdin, stdout, stderr] =
+            watched.map(|is_watched| is_watched && events.next().unwrap_or(false));
+        Ok(Ready { exit, stdin, stdout, stderr })
+    }
+
+    /// Writes what the pipe takes, and closes it after the last byte. A child that does not want its
+    /// configuration is not an error: VERSION needs none.
+    fn send(&mut self) -> io::Result<()> {
+        let Some(stdin) = self.stdin.as_mut() else { return Ok(()) };
+        while !self.unsent.is_empty() {
+            match stdin.write(self.unsent) {
+                Ok(written) => self.unsent = self.unsent.get(written..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.stdin = None;
+        Ok(())
+    }
+}
+
+struct Ready {
+    exit: bool,
+    stdin: bool,
+    stdout: bool,
+    stderr: bool,
+}
+
+enum Drained {
+    /// Nothing more for now.
+    Open,
+    /// The other end is closed.
+    Ended,
+    /// The sink wants no more for now.
+    Stopped,
+}
+
+/// Reads until the pipe is empty, closed, or `sink` says `false`.
+fn drain(
+    pipe: Option<&mut impl Read>,
+    buffer: &mut [u8],
+    mut sink: impl FnMut(&[u8]) -> bool,
+) -> io::Result<Drained> {
+    let Some(pipe) = pipe else { return Ok(Drained::Ended) };
+    loop {
+        match pipe.read(buffer) {
+            Ok(0) => return Ok(Drained::Ended),
+            Ok(length) => {
+                if !sink(buffer.get(..length).unwrap_or_default()) {
+                    return Ok(Drained::Stopped);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Drained::Open),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Kills the child's process group and reaps the child.
+fn kill(mut child: Child) {
+    // Not reaped yet, so the number still names this group. It may be gone already: then there is nothing
+    // to kill.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    let give_up = Instant::now() + KILL_WAIT;
+    let mut pause = Duration::from_millis(1);
+    while Instant::now() < give_up {
+        match child.try_wait() {
+            Ok(None) => thread::sleep(pause),
+            Ok(Some(_)) | Err(_) => return,
+        }
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    tracing::warn!(pid = child.id(), "killed plugin does not end; it hangs in the kernel");
+    // Reaped whenever the kernel lets go of it. If no thread can be started it stays a zombie.
+    let _ = thread::Builder::new().name("plugin-reaper".into()).spawn(move || child.wait());
+}
+
+/// The end of a stream, and how much came before it.
+#[derive(Default)]
+struct Tail {
+    bytes: Vec<u8>,
+    dropped: usize,
+}
+
+impl Tail {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        // In large steps, so that a flood costs one move per limit and not one per read.
+        if self.bytes.len() > 4 * STDERR_LIMIT {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        let surplus = self.bytes.len().saturating_sub(STDERR_LIMIT);
+        self.bytes.drain(..surplus);
+        self.dropped += surplus;
+    }
+
+    fn text(mut self) -> String {
+        self.cut();
+        let text = String::from_utf8_lossy(&self.bytes);
+        let text = text.trim();
+        if self.dropped == 0 { text.to_owned() } else { format!("({} bytes cut) {text}", self.dropped) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_end_of_a_long_stream_is_kept() {
+        let mut tail = Tail::default();
+        for _ in 0..1000 {
+            tail.push(&[b'x'; 1000]);
+        }
+        tail.push(b"the cause\n");
+        let text = tail.text();
+        let dropped = 1_000_010 - STDERR_LIMIT;
+        assert!(text.starts_with(&format!("({dropped} bytes cut) xxx")), "{}", &text[..40]);
+        assert!(text.ends_with("xthe cause"));
+        assert!(text.len() < STDERR_LIMIT + 40);
+    }
+
+    #[test]
+    fn a_short_stream_is_kept_whole() {
+        let mut tail = Tail::default();
+        tail.push(b" warning: x\n");
+        assert_eq!(tail.text(), "warning: x");
+    }
+}

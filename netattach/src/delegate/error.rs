@@ -1,0 +1,333 @@
+//! The ways in which calling a plugin fails, and how they are reported to a container runtime.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use super::Call;
+use super::child::{ChildError, Output, STDOUT_LIMIT};
+use crate::cni::version::VersionError;
+use crate::cni::{CniError, Command, Value, code};
+use crate::report::Chain;
+
+/// How much of an unreadable stdout is quoted, in bytes.
+const EXCERPT: usize = 256;
+
+/// Calling a plugin failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DelegateError {
+    /// The configuration's `type` is empty.
+    #[error("no plugin name provided")]
+    NoType,
+    /// The configuration's `type` is not a file name.
+    #[error("invalid plugin name: {plugin:?}")]
+    InvalidType {
+        /// The `type`.
+        plugin: String,
+    },
+    /// There is no directory to search.
+    #[error("no paths provided to find plugin {plugin:?} in")]
+    NoSearchPath {
+        /// The `type`.
+        plugin: String,
+    },
+    /// No directory holds a regular file of that name.
+    #[error("failed to find plugin {plugin:?} in path [{}]{}", join(search), list(not_files))]
+    NotFound {
+        /// The `type`.
+        plugin: String,
+        /// Where it was looked for.
+        search: Vec<PathBuf>,
+        /// What has the name but is not a regular file.
+        not_files: Vec<PathBuf>,
+    },
+    /// The executable could not be started.
+    #[error("start plugin {plugin:?} ({})", path.display())]
+    Spawn {
+        /// The `type`.
+        plugin: String,
+        /// The executable.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The executable stayed open for writing.
+    #[error("start plugin {plugin:?}: {} is still being written after {waited:.1?}", path.display())]
+    Busy {
+        /// The `type`.
+        plugin: String,
+        /// The executable.
+        path: PathBuf,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// Talking to the running plugin failed.
+    #[error("talk to plugin {plugin:?} ({command})")]
+    Pipe {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The plugin did not end in time; it and its process group were killed.
+    #[error("plugin {plugin:?} ({command}) did not end within {timeout:?} and was killed")]
+    TimedOut {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// The time it had.
+        timeout: Duration,
+        /// The end of its stderr.
+        stderr: String,
+    },
+    /// The plugin wrote more than a result can be; it was killed.
+    #[error("plugin {plugin:?} ({command}) wrote more than {STDOUT_LIMIT} bytes to stdout and was killed")]
+    TooMuchOutput {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// The end of its stderr.
+        stderr: String,
+    },
+    /// The plugin reported an error as the specification says.
+    #[error("plugin {plugin:?} failed ({command})")]
+    Reported {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// What it reported.
+        #[source]
+        source: CniError,
+        /// The end of its stderr.
+        stderr: String,
+    },
+    /// The plugin failed and printed nothing on stdout.
+    #[error("plugin {plugin:?} failed ({command}) {}: {status}", quote(stderr))]
+    Silent {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// How it ended.
+        status: ExitStatus,
+        /// The end of its stderr.
+        stderr: String,
+    },
+    /// The plugin failed and what it printed is not an error object.
+    #[error("plugin {plugin:?} failed ({command}, {status}) and its message {stdout:?} is not a CNI error")]
+    Unreadable {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// How it ended.
+        status: ExitStatus,
+        /// The beginning of its stdout.
+        stdout: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+        /// The end of its stderr.
+        stderr: String,
+    },
+    /// The plugin succeeded but did not print JSON.
+    #[error("plugin {plugin:?} ({command}) succeeded but printed {stdout:?}")]
+    Garbage {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// The beginning of its stdout.
+        stdout: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+        /// The end of its stderr.
+        stderr: String,
+    },
+    /// The plugin printed JSON that is not a result.
+    #[error("decode the result of plugin {plugin:?}")]
+    Result {
+        /// The `type`.
+        plugin: String,
+        /// What is wrong with it.
+        #[source]
+        source: CniError,
+    },
+    /// The answer to VERSION is not one.
+    #[error("decode the versions that plugin {plugin:?} supports")]
+    VersionReply {
+        /// The `type`.
+        plugin: String,
+        /// What is wrong with it.
+        #[source]
+        source: VersionReplyError,
+    },
+}
+
+/// What is wrong with an answer to VERSION.
+#[derive(Debug, thiserror::Error)]
+pub enum VersionReplyError {
+    /// A key holds another type than it must.
+    #[error("decode the answer")]
+    Shape(#[source] crate::cni::json::KeyError),
+    /// `cniVersion` is absent or empty.
+    #[error("key cniVersion: missing")]
+    NoVersion,
+    /// `supportedVersions` is absent although the version requires it.
+    #[error("key supportedVersions: missing in an answer of version {version:?}")]
+    NoSupportedVersions {
+        /// The `cniVersion` of the answer.
+        version: String,
+    },
+    /// An entry is no version number.
+    #[error("key supportedVersions[{index}]")]
+    Entry {
+        /// Which entry, from zero.
+        index: usize,
+        /// What is wrong with it.
+        #[source]
+        source: VersionError,
+    },
+}
+
+impl DelegateError {
+    /// What the plugin itself reported.
+    pub fn reported(&self) -> Option<&CniError> {
+        match self {
+            Self::Reported { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+
+    /// The end of what the plugin wrote on stderr; empty if it wrote nothing or never ran.
+    pub fn stderr(&self) -> &str {
+        match self {
+            Self::TimedOut { stderr, .. }
+            | Self::TooMuchOutput { stderr, .. }
+            | Self::Reported { stderr, .. }
+            | Self::Silent { stderr, .. }
+            | Self::Unreadable { stderr, .. }
+            | Self::Garbage { stderr, .. } => stderr,
+            _ => "",
+        }
+    }
+
+    /// The code that reports this error to a container runtime: the plugin's own where it gave one.
+    pub fn code(&self) -> u32 {
+        match self {
+            // A plugin that forgot the code; 0 means success elsewhere.
+            Self::Reported { source, .. } if source.code == 0 => code::INTERNAL,
+            Self::Reported { source, .. } => source.code,
+            Self::NoType | Self::InvalidType { .. } => code::INVALID_CONFIG,
+            Self::Busy { .. } | Self::TimedOut { .. } => code::TRY_AGAIN_LATER,
+            Self::Spawn { .. } | Self::Pipe { .. } => code::IO_FAILURE,
+            Self::TooMuchOutput { .. }
+            | Self::Garbage { .. }
+            | Self::Result { .. }
+            | Self::VersionReply { .. } => code::DECODING_FAILURE,
+            Self::NoSearchPath { .. }
+            | Self::NotFound { .. }
+            | Self::Silent { .. }
+            | Self::Unreadable { .. } => code::INTERNAL,
+        }
+    }
+
+    pub(super) fn from_child(call: &Call<'_>, path: &Path, timeout: Duration, error: ChildError) -> Self {
+        let plugin = call.plugin_type.to_owned();
+        let (command, path) = (call.command, path.to_owned());
+        match error {
+            ChildError::Spawn(source) => Self::Spawn { plugin, path, source },
+            ChildError::Busy(waited) => Self::Busy { plugin, path, waited },
+            ChildError::Pipe(source) => Self::Pipe { plugin, command, source },
+            ChildError::TimedOut { stderr } => Self::TimedOut { plugin, command, timeout, stderr },
+            ChildError::TooMuchOutput { stderr } => Self::TooMuchOutput { plugin, command, stderr },
+        }
+    }
+
+    pub(super) fn garbage(call: &Call<'_>, stdout: &[u8], source: serde_json::Error, stderr: String) -> Self {
+        Self::Garbage {
+            plugin: call.plugin_type.to_owned(),
+            command: call.command,
+            stdout: excerpt(stdout),
+            source,
+            stderr,
+        }
+    }
+}
+
+impl From<DelegateError> for CniError {
+    /// Keeps the plugin's own code and message, says which plugin it was, and adds its stderr to the details.
+    fn from(error: DelegateError) -> Self {
+        let (msg, details) = match &error {
+            DelegateError::Reported { source, .. } => {
+                (format!("{error}: {}", source.msg), source.details.as_str())
+            }
+            _ => (Chain(&error).to_string(), ""),
+        };
+        let stderr = match &error {
+            // Part of the message already.
+            DelegateError::Silent { .. } => String::new(),
+            _ if error.stderr().is_empty() => String::new(),
+            _ => format!("stderr: {}", error.stderr()),
+        };
+        let separator = if details.is_empty() || stderr.is_empty() { "" } else { "; " };
+        Self { code: error.code(), msg, details: format!("{details}{separator}{stderr}") }
+    }
+}
+
+/// Decides what the end of a plugin means: its stdout, or an error.
+pub(super) fn judge(call: &Call<'_>, output: Output) -> Result<Vec<u8>, DelegateError> {
+    let Output { status, stdout, stderr, .. } = output;
+    let (plugin, command) = (call.plugin_type.to_owned(), call.command);
+    if !status.success() {
+        if stdout.trim_ascii().is_empty() {
+            return Err(DelegateError::Silent { plugin, command, status, stderr });
+        }
+        return Err(match CniError::parse(&stdout) {
+            Ok(source) => DelegateError::Reported { plugin, command, source, stderr },
+            Err(source) => {
+                let stdout = excerpt(&stdout);
+                DelegateError::Unreadable { plugin, command, status, stdout, source, stderr }
+            }
+        });
+    }
+    if matches!(command, Command::Add | Command::Version)
+        && let Err(source) = serde_json::from_slice::<Value>(&stdout)
+    {
+        return Err(DelegateError::garbage(call, &stdout, source, stderr));
+    }
+    if !stderr.is_empty() {
+        tracing::info!(plugin, command = command.as_str(), stderr, "plugin wrote to stderr");
+    }
+    Ok(stdout)
+}
+
+fn excerpt(stdout: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stdout.get(..EXCERPT).unwrap_or(stdout));
+    if stdout.len() > EXCERPT { format!("{text}...") } else { text.into_owned() }
+}
+
+fn quote(stderr: &str) -> String {
+    if stderr.is_empty() { "with no error message".into() } else { format!("saying {stderr:?}") }
+}
+
+fn join(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+}
+
+fn list(not_files: &[PathBuf]) -> String {
+    if not_files.is_empty() {
+        return String::new();
+    }
+    let verb = if not_files.len() == 1 { "is not a regular file" } else { "are not regular files" };
+    format!(" ({} {verb})", join(not_files))
+}

@@ -1,0 +1,34 @@
+//! Kernel settings below `/proc/sys/net`. They belong to the network namespace of the thread that looks.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A setting could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("set {path} to {value}")]
+pub struct SysctlError {
+    /// Its file.
+    pub path: PathBuf,
+    /// The value it was to have.
+    pub value: String,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The setting `key` (below `/proc/sys/net`, with slashes) has `value`; written only when it differs, because a
+/// write may be an event for every interface.
+///
+/// # Errors
+/// There is no such setting, or it cannot be written.
+pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
+    let path = PathBuf::from("/proc/sys/net").join(key);
+    let set = || {
+        if std::fs::read_to_string(&path)?.trim_end() == value {
+            Ok(())
+        } else {
+            std::fs::write(&path, value)
+        }
+    };
+    set().map_err(|source| SysctlError { path: path.clone(), value: value.to_owned(), source })
+}

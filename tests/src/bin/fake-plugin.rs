@@ -1,0 +1,188 @@
+//! A CNI plugin that does what a script says and writes down how it was called.
+//!
+//! The script is a JSON file: the one that `FAKE_SCRIPT` names, in the environment or else in `CNI_ARGS`;
+//! else the executable's path as it was called with `.json` appended; else an empty one. Every key may also
+//! stand in an object under a verb (`"DEL": {...}`), which wins for that verb.
+//!
+//! | key | effect, in this order |
+//! |---|---|
+//! | `record` | appends `{"env": {"CNI_…": …}, "stdin": …, "pid": …}` as a line to this file; without it to the script's path with `.calls` appended, if there is a script |
+//! | `readStdin` | `false`: stdin is not read (and recorded as null) |
+//! | `stderr` | this text goes to stderr |
+//! | `holdMs` | a child keeps stdout and stderr open that long; its pid is recorded as `{"held": pid}` |
+//! | `sleepMs` | sleeps |
+//! | `floodStdout`, `floodStderr` | writes that many bytes |
+//! | `stdout` | this text goes to stdout as it is |
+//! | `versions` | VERSION answers with these; by default with all |
+//! | `error` | `{code, msg, details}` is printed with `cniVersion`, and the exit status is 1 |
+//! | `result` | printed; the text `prevResult` passes the previous result through |
+//! | `exit` | the exit status |
+//! | `abort` | `true`: dies by a signal |
+//!
+//! Without `result`, ADD passes the previous result through, or prints an empty one.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct Script {
+    record: Option<PathBuf>,
+    read_stdin: bool,
+    stderr: String,
+    hold_ms: u64,
+    sleep_ms: u64,
+    flood_stdout: usize,
+    flood_stderr: usize,
+    stdout: Option<String>,
+    versions: Vec<String>,
+    error: Option<Map<String, Value>>,
+    result: Option<Value>,
+    exit: u8,
+    abort: bool,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            record: None,
+            read_stdin: true,
+            stderr: String::new(),
+            hold_ms: 0,
+            sleep_ms: 0,
+            flood_stdout: 0,
+            flood_stderr: 0,
+            stdout: None,
+            versions: ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
+                .map(str::to_owned)
+                .to_vec(),
+            error: None,
+            result: None,
+            exit: 0,
+            abort: false,
+        }
+    }
+}
+
+/// Set for the child that holds the pipes.
+const HOLD: &str = "FAKE_PLUGIN_HOLD_MS";
+
+fn main() -> ExitCode {
+    if let Some(hold) = std::env::var(HOLD).ok().and_then(|text| text.parse().ok()) {
+        std::thread::sleep(Duration::from_millis(hold));
+        return ExitCode::SUCCESS;
+    }
+    match run() {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            // A script that cannot be followed must not look like a scripted failure.
+            let _ = writeln!(io::stderr(), "fake-plugin: {error:#}");
+            ExitCode::from(99)
+        }
+    }
+}
+
+fn run() -> Result<u8> {
+    let verb = std::env::var("CNI_COMMAND").unwrap_or_default();
+    let (path, script) = load(&verb)?;
+    let mut stdin = Vec::new();
+    if script.read_stdin {
+        io::stdin().read_to_end(&mut stdin).context("read stdin")?;
+    }
+    let config: Value = serde_json::from_slice(&stdin).unwrap_or(Value::Null);
+    let record = script.record.clone().or_else(|| path.map(|path| with_suffix(path, ".calls")));
+    let env: BTreeMap<String, String> =
+        std::env::vars().filter(|(name, _)| name.starts_with("CNI_")).collect();
+    let path_is_set = std::env::var_os("PATH").is_some_and(|path| !path.is_empty());
+    append(&record, &json!({"env": env, "stdin": config, "pid": std::process::id(), "path": path_is_set}))?;
+
+    io::stderr().write_all(script.stderr.as_bytes())?;
+    if script.hold_ms > 0 {
+        let child = Command::new("/proc/self/exe").env(HOLD, script.hold_ms.to_string()).spawn()?;
+        append(&record, &json!({"held": child.id()}))?;
+    }
+    std::thread::sleep(Duration::from_millis(script.sleep_ms));
+    flood(&mut io::stdout().lock(), script.flood_stdout)?;
+    flood(&mut io::stderr().lock(), script.flood_stderr)?;
+    let status = answer(&verb, &script, &config)?;
+    if script.abort {
+        std::process::abort();
+    }
+    Ok(if script.exit == 0 { status } else { script.exit })
+}
+
+/// Prints what the script or the verb asks for, and returns the status that goes with it.
+fn answer(verb: &str, script: &Script, config: &Value) -> Result<u8> {
+    let version = config.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0");
+    let print = |value: &Value| writeln!(io::stdout(), "{value:#}");
+    if let Some(text) = &script.stdout {
+        io::stdout().write_all(text.as_bytes())?;
+    } else if let Some(error) = &script.error {
+        let mut object = Map::from_iter([("cniVersion".to_owned(), version.into())]);
+        object.extend(error.clone());
+        print(&Value::Object(object))?;
+        return Ok(1);
+    } else if verb == "VERSION" {
+        print(&json!({"cniVersion": "1.1.0", "supportedVersions": script.versions}))?;
+    } else if verb == "ADD" {
+        let passed = config.get("prevResult").cloned().unwrap_or_else(|| json!({"cniVersion": version}));
+        match &script.result {
+            Some(Value::String(word)) if word == "prevResult" => print(&passed)?,
+            Some(result) => print(result)?,
+            None => print(&passed)?,
+        }
+    }
+    Ok(0)
+}
+
+fn load(verb: &str) -> Result<(Option<PathBuf>, Script)> {
+    let named = std::env::var_os("FAKE_SCRIPT").map(PathBuf::from).or_else(|| {
+        let args = std::env::var("CNI_ARGS").ok()?;
+        args.split(';').find_map(|pair| pair.strip_prefix("FAKE_SCRIPT=")).map(PathBuf::from)
+    });
+    let beside =
+        || Some(with_suffix(std::env::args_os().next()?.into(), ".json")).filter(|path| path.exists());
+    let Some(path) = named.or_else(beside) else { return Ok((None, Script::default())) };
+    let text = std::fs::read(&path).with_context(|| format!("read script {}", path.display()))?;
+    let mut keys: Map<String, Value> = serde_json::from_slice(&text).context("decode script")?;
+    for other in ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"] {
+        match keys.remove(other) {
+            Some(Value::Object(own)) if other == verb => keys.extend(own),
+            _ => {}
+        }
+    }
+    let script = serde_json::from_value(Value::Object(keys)).context("decode script")?;
+    Ok((Some(path), script))
+}
+
+fn with_suffix(path: PathBuf, suffix: &str) -> PathBuf {
+    let mut text = path.into_os_string();
+    text.push(suffix);
+    text.into()
+}
+
+/// Appends one line with one write, so that calls at the same time do not mix.
+fn append(record: &Option<PathBuf>, line: &Value) -> Result<()> {
+    let Some(path) = record else { return Ok(()) };
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(format!("{line}\n").as_bytes()).with_context(|| format!("record to {}", path.display()))
+}
+
+fn flood(to: &mut impl Write, bytes: usize) -> io::Result<()> {
+    let block = [b'x'; 8192];
+    let mut left = bytes;
+    while left > 0 {
+        let length = left.min(block.len());
+        to.write_all(&block[..length])?;
+        left -= length;
+    }
+    to.flush()
+}
