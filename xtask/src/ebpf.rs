@@ -1,0 +1,122 @@
+//! `cargo xtask build-ebpf`: compiles netattach-ebpf to `target/bpf/netattach.bpf.o` and looks at what came out.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+use crate::screen::{Done, Progress, Stuck};
+use crate::setup::bpf_toolchain::{self, Compiler, Kind, TARGET};
+use crate::{child, elf, screen, tree};
+
+const PACKAGE: &str = "netattach-ebpf";
+/// The third generation of the instruction set: 32-bit operations, in every kernel since 5.1.
+const CPU: &str = "v3";
+
+/// Builds the object and puts it where the build script of `netattach` finds it.
+///
+/// # Errors
+/// No compiler or linker, a compile error, or an object without type information or programs.
+pub fn build() -> anyhow::Result<()> {
+    screen::step("BPF object", |progress| {
+        let built = compile(progress)?;
+        let contents = elf::bpf_contents(&built)?;
+        ensure!(
+            contents.btf_bytes > 0,
+            "the object has no .BTF section, so the kernel could not name its types"
+        );
+        ensure!(!contents.programs.is_empty(), "the object has no program");
+        let changed = place(&built, &tree::bpf_object())?;
+        let summary = format!(
+            "programs {}, maps {}, BTF {} KiB",
+            contents.programs.len(),
+            contents.maps.len(),
+            contents.btf_bytes.div_ceil(1024)
+        );
+        Ok(if changed { Done::Now(summary) } else { Done::Was(summary) })
+    })
+}
+
+fn compile(progress: &Progress) -> anyhow::Result<PathBuf> {
+    let missing = |what: &str| Stuck::new(format!("there is no {what}"), "run `cargo xtask setup`");
+    let compiler = bpf_toolchain::compiler().ok_or_else(|| missing("compiler for BPF"))?;
+    let linker = bpf_toolchain::linker().ok_or_else(|| missing("linker for BPF"))?;
+    let mut cargo = cargo_for(&compiler);
+    cargo
+        .args(["build", "--package", PACKAGE, "--profile", "bpf", "--target", TARGET])
+        .arg("--target-dir")
+        .arg(tree::bpf_target_dir())
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&linker))
+        // The caller's wrapper may refuse a second compiler.
+        .env_remove("RUSTC_WRAPPER")
+        .env_remove("RUSTC_WORKSPACE_WRAPPER");
+    child::run(&mut cargo, progress).context("compile the BPF programs")?;
+    Ok(tree::bpf_target_dir().join(TARGET).join("bpf").join(PACKAGE))
+}
+
+fn cargo_for(compiler: &Compiler) -> Command {
+    match compiler.kind {
+        Kind::Nightly => {
+            let mut cargo = child::rustup("nightly", "cargo");
+            cargo.args(["-Z", "build-std=core"]);
+            cargo
+        }
+        Kind::Debian => {
+            let mut cargo = child::cargo();
+            // A released compiler takes the unstable features that BPF needs only when told to.
+            cargo.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
+            cargo
+        }
+    }
+}
+
+/// Flags in cargo's encoding, which alone allows blanks in the linker's path.
+fn rustflags(linker: &Path) -> String {
+    let linker = format!("-Clinker={}", linker.display());
+    let root = env::var("CARGO_HOME")
+        .ok()
+        .or_else(|| env::home_dir().map(|home| home.join(".cargo").display().to_string()));
+    let remap_root = format!("--remap-path-prefix={}=.", tree::root().display());
+    let remap_home = root.map(|home| format!("--remap-path-prefix={home}=cargo"));
+    let cpu = format!("-Ctarget-cpu={CPU}");
+    let fixed = [linker.as_str(), "-Cdebuginfo=2", "-Clink-arg=--btf", &cpu, &remap_root];
+    fixed.into_iter().chain(remap_home.as_deref()).collect::<Vec<_>>().join("\x1f")
+}
+
+/// Copies only what differs: the agent is rebuilt when the object's time changes.
+fn place(built: &Path, wanted: &Path) -> anyhow::Result<bool> {
+    let new = fs::read(built).with_context(|| format!("read {}", built.display()))?;
+    if fs::read(wanted).is_ok_and(|old| old == new) {
+        return Ok(false);
+    }
+    if let Some(dir) = wanted.parent() {
+        fs::create_dir_all(dir).context("create target/bpf")?;
+    }
+    fs::write(wanted, new).with_context(|| format!("write {}", wanted.display()))?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_linker_in_a_directory_with_a_blank_stays_one_flag() {
+        let flags = rustflags(Path::new("/a b/bpf-linker"));
+        assert_eq!(flags.split('\x1f').next(), Some("-Clinker=/a b/bpf-linker"));
+    }
+
+    #[test]
+    fn an_unchanged_object_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (built, wanted) = (dir.path().join("built"), dir.path().join("bpf/wanted"));
+        fs::write(&built, b"one").unwrap();
+        assert!(place(&built, &wanted).unwrap());
+        assert!(!place(&built, &wanted).unwrap());
+        fs::write(&built, b"two").unwrap();
+        assert!(place(&built, &wanted).unwrap());
+        assert_eq!(fs::read(&wanted).unwrap(), b"two");
+    }
+}

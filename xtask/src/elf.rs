@@ -1,0 +1,107 @@
+//! The few questions xtask asks about ELF files: is it static, what does it need, what is in this BPF object.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use object::elf::{DT_NEEDED, FileHeader64, PT_INTERP};
+use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
+
+/// What a BPF object holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct BpfContents {
+    /// Entry points, as `section/function`, sorted.
+    pub programs: Vec<String>,
+    /// Map names, sorted.
+    pub maps: Vec<String>,
+    /// Size of the type information the kernel gets, in bytes; 0 when there is none.
+    pub btf_bytes: u64,
+}
+
+/// Whether the executable runs without a dynamic loader, that is on any node whatever its C library.
+///
+/// # Errors
+/// The file cannot be read or is not a 64-bit ELF file.
+pub fn is_static(path: &Path) -> anyhow::Result<bool> {
+    let bytes = read(path)?;
+    let header = FileHeader64::<Endianness>::parse(&*bytes).context("not a 64-bit ELF file")?;
+    let endian = header.endian().context("unknown byte order")?;
+    let segments = header.program_headers(endian, &*bytes).context("read the program headers")?;
+    Ok(!segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP))
+}
+
+/// The shared libraries an executable names.
+///
+/// # Errors
+/// The file cannot be read or is not a 64-bit ELF file.
+pub fn needed_libraries(path: &Path) -> anyhow::Result<Vec<String>> {
+    let bytes = read(path)?;
+    let file = ElfFile64::<Endianness>::parse(&*bytes).context("not a 64-bit ELF file")?;
+    let endian = file.endian();
+    let sections = file.elf_header().sections(endian, &*bytes).context("read the sections")?;
+    let Some((entries, strings)) = sections.dynamic(endian, &*bytes).context("read the dynamic section")?
+    else {
+        return Ok(Vec::new());
+    };
+    let strings = sections.strings(endian, &*bytes, strings).context("read the dynamic strings")?;
+    Ok(entries
+        .iter()
+        .filter(|entry| entry.d_tag(endian) == DT_NEEDED)
+        .filter_map(|entry| entry.string(endian, strings).ok())
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect())
+}
+
+/// Programs, maps and type information of a BPF object.
+///
+/// # Errors
+/// The file cannot be read or is not a 64-bit ELF file.
+pub fn bpf_contents(path: &Path) -> anyhow::Result<BpfContents> {
+    let bytes = read(path)?;
+    let file = ElfFile64::<Endianness>::parse(&*bytes).context("not a 64-bit ELF file")?;
+    let mut contents = BpfContents::default();
+    for section in file.sections() {
+        if section.name() == Ok(".BTF") {
+            contents.btf_bytes = section.size();
+        }
+    }
+    for symbol in file.symbols().filter(|symbol| symbol.is_global()) {
+        let (Ok(name), Some(index)) = (symbol.name(), symbol.section_index()) else { continue };
+        let Ok(section) = file.section_by_index(index) else { continue };
+        let section_name = section.name().unwrap_or_default();
+        // `.text` holds functions called by programs; programs have sections of their own.
+        if section.kind() == SectionKind::Text && symbol.kind() == SymbolKind::Text && section_name != ".text"
+        {
+            contents.programs.push(format!("{section_name}/{name}"));
+        } else if section_name == "maps" || section_name == ".maps" {
+            contents.maps.push(name.to_owned());
+        }
+    }
+    contents.programs.sort();
+    contents.maps.sort();
+    Ok(contents)
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_executable_is_dynamic_and_needs_libc() {
+        let own = std::env::current_exe().unwrap();
+        assert!(!is_static(&own).unwrap());
+        let needed = needed_libraries(&own).unwrap();
+        assert!(needed.iter().any(|name| name.starts_with("libc.so")), "{needed:?}");
+    }
+
+    #[test]
+    fn a_text_file_is_refused() {
+        let error = is_static(&crate::tree::root().join("Cargo.toml")).unwrap_err();
+        assert_eq!(error.to_string(), "not a 64-bit ELF file");
+    }
+}

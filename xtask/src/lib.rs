@@ -1,0 +1,22 @@
+//! netattach's build, test and benchmark driver, as a library shared by its executables.
+//!
+//! | module | what it answers |
+//! |---|---|
+//! | [`tree`] | where things are in this repository |
+//! | [`screen`] | one line per step: what, how long, what came out |
+//! | [`child`] | running other programs, with their output kept until it matters |
+//! | [`setup`] | what this machine lacks, and installing it |
+//! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
+//! | [`tidy`] | formatting, lints, the invariants of the source tree, licences |
+//! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
+
+pub mod child;
+pub mod dist;
+pub mod ebpf;
+pub mod elf;
+pub mod fuzz;
+pub mod screen;
+pub mod setup;
+pub mod suite;
+pub mod tidy;
+pub mod tree;

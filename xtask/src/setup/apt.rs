@@ -1,0 +1,187 @@
+//! Packages: installed by the machine's own apt, or unpacked under `target/tools` from another Debian suite.
+//!
+//! Nothing here writes to `/etc/apt`, and no installation may remove a package.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+
+use crate::child;
+use crate::screen::{Progress, Stuck};
+use crate::tree;
+
+/// Where Debian publishes; proxies and mirrors in apt's own configuration still apply.
+const MIRROR: &str = "http://deb.debian.org/debian";
+const KEYRING: &str = "usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Whether this machine has apt at all.
+pub(super) fn is_here() -> bool {
+    child::find("apt-get").is_some()
+}
+
+/// The version apt would install, if any.
+pub(super) fn candidate(package: &str) -> Option<String> {
+    let policy = child::ask(Command::new("apt-cache").args(["policy", package]))?;
+    candidate_in(&policy)
+}
+
+/// Installs packages without asking anything, refreshing the package lists when they do not know a package.
+pub(super) fn install(packages: &[&str], progress: &Progress) -> anyhow::Result<()> {
+    if !is_here() {
+        return Err(Stuck::new(
+            format!("this machine has no apt to install {} with", packages.join(", ")),
+            "install the equivalents with your own package manager, then run `cargo xtask setup` again",
+        )
+        .into());
+    }
+    if packages.iter().any(|package| candidate(package).is_none()) {
+        refresh(progress)?;
+    }
+    let attempt = |progress: &Progress| {
+        let mut command = as_root("apt-get", packages)?;
+        command
+            .args(["install", "--yes", "--quiet", "--no-install-recommends", "--no-remove"])
+            .args(packages);
+        child::run(&mut command, progress)
+    };
+    // A list that is out of date names versions the mirror has dropped: refresh once, then believe the error.
+    if attempt(progress).is_err() {
+        refresh(progress)?;
+        attempt(progress).with_context(|| format!("install {}", packages.join(", ")))?;
+    }
+    Ok(())
+}
+
+/// A command that runs as root: directly, or through sudo.
+///
+/// # Errors
+/// Neither is possible; the error lists `what` for the reader to do by hand.
+pub(super) fn as_root(program: &str, what: &[&str]) -> anyhow::Result<Command> {
+    let mut command = if child::is_root() {
+        Command::new(program)
+    } else if child::find("sudo").is_some() {
+        let mut command = Command::new("sudo");
+        // -n: a password prompt would wait for an answer that cannot come.
+        command.args(["-n", "--", program]);
+        command
+    } else {
+        return Err(Stuck::new(
+            format!("root is needed for {}, and there is no sudo", what.join(", ")),
+            "run `cargo xtask setup` as root once",
+        )
+        .into());
+    };
+    command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C");
+    Ok(command)
+}
+
+/// Unpacks a package of the machine's own sources into a directory, without installing it.
+pub(super) fn unpack(package: &str, into: &Path, progress: &Progress) -> anyhow::Result<()> {
+    download_and_unpack(package, None, into, progress)
+}
+
+/// Unpacks a package of the Debian suite `suite` into a directory, without installing it.
+pub(super) fn unpack_from_suite(
+    package: &str,
+    suite: &str,
+    into: &Path,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    let private = tree::tools().join("apt").join(suite);
+    for dir in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(private.join(dir)).with_context(|| format!("create {dir} for apt"))?;
+    }
+    let keyring = keyring(progress)?;
+    let sources = private.join("sources.list");
+    fs::write(&sources, format!("deb [signed-by={}] {MIRROR} {suite} main\n", keyring.display()))
+        .context("write the private package sources")?;
+    let config = private.join("apt.conf");
+    fs::write(&config, private_config(&private)).context("write the private apt configuration")?;
+    child::run(Command::new("apt-get").args(["update", "--quiet"]).env("APT_CONFIG", &config), progress)
+        .with_context(|| format!("fetch the package list of {suite}"))?;
+    download_and_unpack(package, Some(&config), into, progress)?;
+    fs::remove_dir_all(&private).context("remove the private package lists")
+}
+
+fn refresh(progress: &Progress) -> anyhow::Result<()> {
+    let mut command = as_root("apt-get", &["apt-get update"])?;
+    command.args(["update", "--quiet"]);
+    // One unreachable third-party source makes this fail although the packages wanted are there:
+    // the installation that follows is the judge.
+    child::watch(&mut command, |line| progress.note(line))?;
+    Ok(())
+}
+
+fn keyring(progress: &Progress) -> anyhow::Result<PathBuf> {
+    let installed = Path::new("/").join(KEYRING);
+    if installed.is_file() {
+        return Ok(installed);
+    }
+    // Ubuntu has Debian's keys as a package; unpacked, they are trusted for the private sources only.
+    let into = tree::tools().join("keyring");
+    unpack("debian-archive-keyring", &into, progress).context("get Debian's archive keys")?;
+    Ok(into.join(KEYRING))
+}
+
+fn download_and_unpack(
+    package: &str,
+    config: Option<&Path>,
+    into: &Path,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    fs::create_dir_all(tree::tools()).context("create target/tools")?;
+    let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
+    let mut download = Command::new("apt-get");
+    download.args(["download", "--quiet", package]).current_dir(scratch.path());
+    if let Some(config) = config {
+        download.env("APT_CONFIG", config);
+    }
+    child::run(&mut download, progress).with_context(|| format!("download {package}"))?;
+    let archive = fs::read_dir(scratch.path())
+        .context("list the download")?
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        .with_context(|| format!("apt-get download {package} left no file"))?;
+    child::run(Command::new("dpkg").arg("-x").arg(&archive).arg(into), progress)
+        .with_context(|| format!("unpack {package}"))?;
+    Ok(())
+}
+
+fn private_config(dir: &Path) -> String {
+    let dir = dir.display();
+    // The sandbox user could not write below a private directory; only signed lists and archives are read.
+    format!(
+        r#"Dir::Etc::sourcelist "{dir}/sources.list";
+Dir::Etc::sourceparts "-";
+Dir::State::lists "{dir}/lists";
+Dir::Cache "{dir}/cache";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+"#
+    )
+}
+
+fn candidate_in(policy: &str) -> Option<String> {
+    let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "))?;
+    (version != "(none)").then(|| version.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_candidate_is_read_from_the_policy() {
+        let table = [
+            ("x:\n  Installed: (none)\n  Candidate: 7.1.0+6.1\n", Some("7.1.0+6.1")),
+            ("x:\n  Installed: 1\n  Candidate: (none)\n", None),
+            ("", None),
+        ];
+        for (policy, expected) in table {
+            assert_eq!(candidate_in(policy).as_deref(), expected, "{policy:?}");
+        }
+    }
+}

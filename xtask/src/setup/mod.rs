@@ -1,0 +1,38 @@
+//! `cargo xtask setup`: find what this machine lacks, install it, say so.
+//!
+//! Every step looks before it acts, so that a second run changes nothing and takes a moment.
+
+mod apt;
+pub mod bpf_toolchain;
+mod tools;
+
+use crate::screen;
+
+pub use tools::{bpftool, reference_plugins};
+
+/// What the machine is being prepared for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Building, testing, the demo and the benchmarks.
+    Usual,
+    /// The same and the fuzz targets.
+    Fuzzing,
+}
+
+/// Installs what is missing.
+///
+/// # Errors
+/// The first step that cannot be completed, with what to do about it.
+pub fn run(scope: Scope) -> anyhow::Result<()> {
+    screen::heading("setup");
+    screen::step("static C library", tools::ensure_static_libc)?;
+    screen::step("BPF compiler", bpf_toolchain::ensure_compiler)?;
+    screen::step("BPF linker", bpf_toolchain::ensure_linker)?;
+    screen::step("bpftool", tools::ensure_bpftool)?;
+    screen::step("ip, ping", tools::ensure_network_tools)?;
+    screen::step("reference plugins", tools::ensure_reference_plugins)?;
+    if scope == Scope::Fuzzing {
+        screen::step("C++ compiler", tools::ensure_cxx)?;
+    }
+    screen::step("bpffs", tools::ensure_bpffs)
+}

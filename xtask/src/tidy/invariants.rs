@@ -1,0 +1,312 @@
+//! The promises of docs/architecture.md that a reader of the source can check, mostly absences.
+//!
+//! Each is one row of [`RULES`]: which names, who alone may use them, and why.
+
+use anyhow::Context;
+
+use super::names::{self, Named};
+use super::source::{self, Source};
+use super::{Violation, report};
+use crate::screen::Done;
+
+/// Names that only some files may use.
+struct Rule {
+    /// Files the rule is about.
+    within: &'static [&'static str],
+    /// Files among them that are exempt.
+    except: &'static [&'static str],
+    /// Path prefixes; a last segment `x*` matches any continuation, and a single word matches anywhere.
+    names: &'static [&'static str],
+    rule: &'static str,
+    why: &'static str,
+}
+
+const PURE: &[&str] = &[
+    "netattach/src/cni/",
+    "netattach/src/npwg/",
+    "netattach/src/plan/",
+    "netattach/src/link/",
+    "netattach/src/policy/",
+    "netattach/src/mac.rs",
+    "netattach-common/src/",
+];
+
+const RULES: &[Rule] = &[
+    Rule {
+        within: &["netattach/src/"],
+        except: &["netattach/src/netlink/"],
+        names: &["rtnetlink", "netlink_packet*", "netlink_sys", "netlink_proto"],
+        rule: "only netlink/ names the netlink crates",
+        why: "one place knows attributes and kernel quirks; everyone else says Spec and reads State",
+    },
+    Rule {
+        within: &["netattach/src/"],
+        except: &["netattach/src/bpf/"],
+        names: &["aya", "aya_obj", "aya_log"],
+        rule: "only bpf/ names aya",
+        why: "pins, layouts and features are checked in one place",
+    },
+    Rule {
+        within: &["netattach/src/"],
+        except: &["netattach/src/source/kube/", "netattach/src/source/kube.rs"],
+        names: &["kube", "k8s_openapi"],
+        rule: "only source/kube names kube",
+        why: "everything else works the same without a cluster",
+    },
+    Rule {
+        within: &["netattach/src/"],
+        except: &["netattach/src/delegate/"],
+        names: &[
+            "std::process::Command",
+            "tokio::process",
+            "libc::fork",
+            "libc::vfork",
+            "libc::exec*",
+            "posix_spawn*",
+        ],
+        rule: "only delegate/ starts processes",
+        why: "a process needs a timeout, the right namespaces and a reaper; only one place provides them",
+    },
+    Rule {
+        within: &["netattach/src/"],
+        except: &["netattach/src/netns.rs", "netattach/src/netns/"],
+        names: &["setns", "move_into_link_name_space", "move_into_thread_name_spaces"],
+        rule: "only netns.rs enters a namespace",
+        why: "a thread left in a pod's namespace acts on the wrong machine; only dedicated threads may enter one",
+    },
+    Rule {
+        within: PURE,
+        except: &["netattach/src/policy/sync.rs"],
+        names: &["tokio", "kube", "rtnetlink", "netlink_packet*"],
+        rule: "pure modules name no runtime, cluster or kernel interface",
+        why: "what decides is tested without a machine",
+    },
+    Rule {
+        within: PURE,
+        // The one file that marks shared types as plain bytes for aya's maps.
+        except: &["netattach/src/policy/sync.rs", "netattach-common/src/pod.rs"],
+        names: &["aya", "aya_obj"],
+        rule: "pure modules do not name aya",
+        why: "what decides is tested without a machine",
+    },
+    Rule {
+        within: PURE,
+        except: &["netattach/src/policy/sync.rs"],
+        names: &[
+            "std::fs",
+            "std::env",
+            "std::process",
+            "std::thread",
+            "std::net::TcpStream",
+            "std::net::UdpSocket",
+        ],
+        rule: "pure modules do not touch the machine",
+        why: "the same input must give the same decision",
+    },
+    Rule {
+        within: PURE,
+        except: &["netattach/src/policy/sync.rs"],
+        names: &["Instant", "SystemTime"],
+        rule: "pure modules have no clock",
+        why: "the same input must give the same decision; time comes in as an argument",
+    },
+];
+
+/// File and directory names that say nothing about what is inside.
+const ATTICS: [&str; 8] = ["utils", "util", "helpers", "helper", "manager", "common", "misc", "shared"];
+
+pub(super) fn check() -> anyhow::Result<Done> {
+    let sources = source::all()?;
+    let mut violations = Vec::new();
+    for source in &sources {
+        violations.extend(check_source(source)?);
+    }
+    report(violations, format!("{} rules on {} files", RULES.len() + 2, sources.len()))
+}
+
+fn check_source(source: &Source) -> anyhow::Result<Vec<Violation>> {
+    let file = syn::parse_file(&source.text).with_context(|| format!("parse {}", source.path))?;
+    let mut violations = Vec::new();
+    violations.extend(attic(source));
+    violations.extend(undescribed(source, &file));
+    let rules: Vec<&Rule> = RULES.iter().filter(|rule| rule.governs(&source.path)).collect();
+    if !rules.is_empty() {
+        for named in names::named_in(&file) {
+            violations.extend(rules.iter().filter(|rule| rule.forbids(&named)).map(|rule| Violation {
+                path: source.path.clone(),
+                line: named.line,
+                found: named.segments.join("::"),
+                rule: rule.rule,
+                why: rule.why,
+            }));
+        }
+    }
+    Ok(violations)
+}
+
+impl Rule {
+    fn governs(&self, path: &str) -> bool {
+        let covers = |places: &[&str]| places.iter().any(|place| path.starts_with(place));
+        covers(self.within) && !covers(self.except) && !is_test_module(path)
+    }
+
+    fn forbids(&self, named: &Named) -> bool {
+        self.names.iter().any(|name| matches_name(name, &named.segments))
+    }
+}
+
+/// A test module in a file of its own, declared `#[cfg(test)] mod tests;` in its parent.
+fn is_test_module(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || path.contains("/tests/")
+}
+
+/// Whether a path is, or continues, the name of a rule. A single lower-case word must stand first or last, so
+/// that a crate is found by its root and a function by its end; our own `crate::x::aya` would be neither.
+fn matches_name(name: &str, segments: &[String]) -> bool {
+    let wanted: Vec<&str> = name.split("::").collect();
+    let same = |wanted: &str, segment: &str| match wanted.strip_suffix('*') {
+        Some(prefix) => segment.starts_with(prefix),
+        None => segment == wanted,
+    };
+    let [word] = wanted[..] else {
+        return wanted.len() <= segments.len()
+            && wanted.iter().zip(segments).all(|(want, have)| same(want, have));
+    };
+    let ours = segments.first().is_some_and(|first| ["crate", "self", "super"].contains(&first.as_str()));
+    if ours {
+        return false;
+    }
+    segments.first().is_some_and(|first| same(word, first))
+        || segments.last().is_some_and(|last| same(word, last))
+        || (word.starts_with(char::is_uppercase) && segments.iter().any(|segment| same(word, segment)))
+}
+
+fn attic(source: &Source) -> Option<Violation> {
+    let named = source.path.trim_end_matches(".rs").split('/').find(|part| ATTICS.contains(part))?;
+    Some(Violation {
+        path: source.path.clone(),
+        line: 1,
+        found: format!("a place called `{named}`"),
+        rule: "files and directories are named for what they hold",
+        why: "everything lands in a place whose name excludes nothing",
+    })
+}
+
+fn undescribed(source: &Source, file: &syn::File) -> Option<Violation> {
+    let described = file.attrs.iter().any(|attribute| {
+        matches!(attribute.style, syn::AttrStyle::Inner(_)) && attribute.path().is_ident("doc")
+    });
+    (!described).then(|| Violation {
+        path: source.path.clone(),
+        line: 1,
+        found: "no module comment".to_owned(),
+        rule: "every file begins with `//!` lines",
+        why: "a reader must know what a file is for before reading it",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<(usize, String)> {
+        let source = Source { path: path.to_owned(), text: format!("//! About.\n{text}") };
+        check_source(&source)
+            .unwrap()
+            .into_iter()
+            .map(|violation| (violation.line, violation.rule.to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn each_rule_catches_its_names_and_spares_the_owner() {
+        let table = [
+            (
+                "netattach/src/attach/mod.rs",
+                "netattach/src/netlink/link.rs",
+                "use netlink_packet_route::link;",
+                0,
+            ),
+            ("netattach/src/attach/mod.rs", "netattach/src/netlink/link.rs", "use rtnetlink::Handle;", 0),
+            ("netattach/src/agent/run.rs", "netattach/src/bpf/load.rs", "use aya::Ebpf;", 1),
+            ("netattach/src/agent/run.rs", "netattach/src/source/kube/watch.rs", "use kube::Client;", 2),
+            ("netattach/src/ipam/dhcp.rs", "netattach/src/delegate/exec.rs", "use std::process::Command;", 3),
+            (
+                "netattach/src/ipam/dhcp.rs",
+                "netattach/src/delegate/exec.rs",
+                "use std::{process::{Command}};",
+                3,
+            ),
+            (
+                "netattach/src/link/veth.rs",
+                "netattach/src/netns.rs",
+                "fn f() { nix::sched::setns(1, 2); }",
+                4,
+            ),
+            ("netattach/src/plan/mod.rs", "netattach/src/attach/mod.rs", "use tokio::sync::mpsc;", 5),
+            (
+                "netattach-common/src/key.rs",
+                "netattach-common/src/pod.rs",
+                "unsafe impl aya::Pod for Key {}",
+                6,
+            ),
+            ("netattach/src/cni/config.rs", "netattach/src/journal/store.rs", "use std::fs;", 7),
+            (
+                "netattach/src/policy/index.rs",
+                "netattach/src/policy/sync.rs",
+                "fn f() { std::time::Instant::now(); }",
+                8,
+            ),
+            (
+                "netattach/src/npwg/status.rs",
+                "netattach/src/agent/run.rs",
+                "use std::time::{Duration, SystemTime};",
+                8,
+            ),
+        ];
+        for (guilty, owner, text, rule) in table {
+            assert_eq!(found(guilty, text), [(2, RULES[rule].rule.to_owned())], "{guilty}: {text}");
+            assert_eq!(found(owner, text), [], "{owner}: {text}");
+        }
+    }
+
+    #[test]
+    fn what_only_resembles_a_forbidden_name_is_allowed() {
+        let table = [
+            ("netattach/src/plan/mod.rs", "use crate::policy::kube;"),
+            ("netattach/src/agent/run.rs", "fn f() -> std::process::ExitCode { kubelet() }"),
+            ("netattach/src/cni/config.rs", "use std::fmt;"),
+            ("netattach/src/cni/config.rs", "use std::net::Ipv4Addr;"),
+            ("netattach/src/plan/mod.rs", "#[cfg(test)] mod tests { use std::fs; }"),
+            ("netattach/src/link/tests.rs", "use std::fs;"),
+            ("netattach/src/cni/config_tests.rs", "use std::fs;"),
+            ("tests/tests/netlink.rs", "use std::process::Command;"),
+        ];
+        for (path, text) in table {
+            assert_eq!(found(path, text), [], "{path}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_module_comment_is_reported() {
+        let source =
+            Source { path: "netattach/src/x.rs".to_owned(), text: "/// Item.\nfn f() {}".to_owned() };
+        let violations = check_source(&source).unwrap();
+        assert_eq!(
+            violations.iter().map(|violation| violation.found.as_str()).collect::<Vec<_>>(),
+            ["no module comment"]
+        );
+    }
+
+    #[test]
+    fn places_named_after_nothing_are_reported() {
+        for path in ["netattach/src/utils.rs", "netattach/src/helpers/mod.rs", "tests/src/common/mod.rs"] {
+            assert_eq!(
+                found(path, ""),
+                [(1, "files and directories are named for what they hold".to_owned())],
+                "{path}"
+            );
+        }
+        assert_eq!(found("netattach-common/src/lib.rs", ""), []);
+    }
+}
