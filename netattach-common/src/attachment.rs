@@ -1,11 +1,10 @@
 //! What the programs know about one attachment.
 
-use core::net::Ipv6Addr;
-
+use crate::address::{Address, Ip6, Mac};
 use crate::flow::Leg;
 
 /// Value of map `na_att`: one attachment. All zero means that the id is free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct AttachmentRecord {
     /// The bits of [`flag`].
@@ -15,11 +14,11 @@ pub struct AttachmentRecord {
     /// Index of the host-side device in the host's namespace, 0 until bound.
     pub host_ifindex: u32,
     /// The pod-side interface's Ethernet address.
-    pub mac: [u8; 6],
+    pub mac: Mac,
     /// Zero.
     pub pad: [u8; 2],
     /// The IPv6 link-local address that follows from `mac`; always an allowed source.
-    pub link_local: [u8; 16],
+    pub link_local: Ip6,
 }
 
 /// Bits of [`AttachmentRecord::flags`].
@@ -43,16 +42,26 @@ const _: () = {
 
 impl AttachmentRecord {
     /// A record in use, not bound to a device yet.
-    pub const fn new(mac: [u8; 6], zone: u32, flags: u32) -> Self {
+    pub const fn new(mac: Mac, zone: u32, flags: u32) -> Self {
         Self {
             flags: flags | flag::PRESENT,
             zone,
             host_ifindex: 0,
             mac,
             pad: [0; 2],
-            link_local: link_local(mac).octets(),
+            link_local: link_local(mac),
         }
     }
+
+    /// An id without attachment.
+    pub const FREE: Self = Self {
+        flags: 0,
+        zone: 0,
+        host_ifindex: 0,
+        mac: Mac { octets: [0; 6] },
+        pad: [0; 2],
+        link_local: Ip6::UNSPECIFIED,
+    };
 
     /// Whether all bits of `flags` are set.
     #[inline(always)]
@@ -63,9 +72,9 @@ impl AttachmentRecord {
 
 /// The link-local address with the modified EUI-64 interface identifier of a MAC address (RFC 4291,
 /// appendix A), which Linux gives an Ethernet interface by default.
-pub const fn link_local(mac: [u8; 6]) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac;
-    Ipv6Addr::from_octets([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+pub const fn link_local(mac: Mac) -> Ip6 {
+    let [a, b, c, d, e, f] = mac.octets;
+    Ip6 { octets: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f] }
 }
 
 /// Value of map `na_policy`: the policies of one attachment. Both ids change with one aligned 64-bit store,
@@ -118,10 +127,12 @@ impl PolicyIds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::net::Ipv6Addr;
 
     #[test]
     fn link_local_flips_the_universal_bit_and_inserts_fffe() {
-        assert_eq!(link_local([0x02, 0, 0, 0xaa, 0xbb, 0xcc]).to_string(), "fe80::ff:feaa:bbcc");
+        let mac = Mac { octets: [0x02, 0, 0, 0xaa, 0xbb, 0xcc] };
+        assert_eq!(Ipv6Addr::from(link_local(mac)), "fe80::ff:feaa:bbcc".parse::<Ipv6Addr>().unwrap());
     }
 
     #[test]

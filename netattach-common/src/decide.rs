@@ -7,7 +7,7 @@
 //!    (ICMP, later fragments, other protocols) only entries without ports count.
 //! 4. No entry: denied.
 
-use crate::PortKey;
+use crate::{Port, PortKey};
 
 /// The tables a policy is compiled to.
 pub trait Tables<A> {
@@ -22,12 +22,12 @@ pub trait Tables<A> {
 /// What is asked of a policy: may the pod and this peer exchange this traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query<A> {
-    /// The other side's address, network order.
+    /// The other side's address.
     pub peer: A,
     /// IP protocol number.
     pub protocol: u8,
-    /// Port of the side that did not open the flow, network order. `None` for traffic without ports.
-    pub port: Option<[u8; 2]>,
+    /// Port of the side that did not open the flow. `None` for traffic without ports.
+    pub port: Option<Port>,
 }
 
 /// The answer of a policy.
@@ -56,7 +56,7 @@ pub fn decide<A, T: Tables<A>>(tables: &T, policy: u32, query: &Query<A>) -> Ver
     };
     let (port, bits) = match query.port {
         Some(port) => (port, PortKey::PORT_BITS),
-        None => ([0; 2], PortKey::PROTOCOL_BITS),
+        None => (Port::NONE, PortKey::PROTOCOL_BITS),
     };
     match tables.rule(&PortKey { policy, class, protocol: query.protocol, pad: 0, port }, bits) {
         Some(rule) => Verdict::Allow { rule },
@@ -87,7 +87,7 @@ mod tests {
         bytes[..4].copy_from_slice(&key.policy.to_ne_bytes());
         bytes[4..8].copy_from_slice(&key.class.to_ne_bytes());
         bytes[8] = key.protocol;
-        bytes[10..].copy_from_slice(&key.port);
+        bytes[10..].copy_from_slice(&key.port.octets);
         bytes
     }
 
@@ -116,11 +116,11 @@ mod tests {
     }
 
     fn key(policy: u32, class: u32, protocol: u8, port: u16) -> PortKey {
-        PortKey { policy, class, protocol, pad: 0, port: port.to_be_bytes() }
+        PortKey { policy, class, protocol, pad: 0, port: Port::new(port) }
     }
 
     fn query(peer: [u8; 4], protocol: u8, port: impl Into<Option<u16>>) -> Query<[u8; 4]> {
-        Query { peer, protocol, port: port.into().map(u16::to_be_bytes) }
+        Query { peer, protocol, port: port.into().map(Port::new) }
     }
 
     /// Policy 7: 10.0.0.0/8 (class 1) any; 10.1.0.0/16 (class 2) TCP 80 and 8080-8083; host 10.1.0.9

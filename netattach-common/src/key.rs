@@ -1,12 +1,15 @@
 //! Keys and small values of the policy and anti-spoofing maps.
 
+#[allow(unused_imports, reason = "Ip4 and Ip6 only appear in the assertions")]
+use crate::address::{Ip4, Ip6, Port};
+
 /// Key of `na_addr4` and `na_addr6`: an address that an attachment may send from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct AddressKey<A> {
     /// Attachment id.
     pub attachment: u32,
-    /// The address, network order.
+    /// The address.
     pub address: A,
 }
 
@@ -17,7 +20,7 @@ pub struct AddressKey<A> {
 pub struct PolicyAddress<A> {
     /// Policy id.
     pub policy: u32,
-    /// The address, network order.
+    /// The address.
     pub address: A,
 }
 
@@ -42,8 +45,8 @@ pub struct PortKey {
     pub protocol: u8,
     /// Zero; keeps the port aligned.
     pub pad: u8,
-    /// Port of the side that did not open the flow, network order.
-    pub port: [u8; 2],
+    /// Port of the side that did not open the flow.
+    pub port: Port,
 }
 
 impl PortKey {
@@ -81,10 +84,10 @@ pub struct RuleKey {
 }
 
 const _: () = {
-    assert!(size_of::<AddressKey<[u8; 4]>>() == 8);
-    assert!(size_of::<AddressKey<[u8; 16]>>() == 20);
-    assert!(size_of::<PolicyAddress<[u8; 4]>>() == 8);
-    assert!(size_of::<PolicyAddress<[u8; 16]>>() == 20);
+    assert!(size_of::<AddressKey<Ip4>>() == 8);
+    assert!(size_of::<AddressKey<Ip6>>() == 20);
+    assert!(size_of::<PolicyAddress<Ip4>>() == 8);
+    assert!(size_of::<PolicyAddress<Ip6>>() == 20);
     assert!(size_of::<PortKey>() == 12);
     assert!(core::mem::offset_of!(PortKey, port) == 10);
     assert!(size_of::<PortRule>() == 8);

@@ -10,6 +10,7 @@
 //! packet means to the flow it belongs to).
 #![cfg_attr(not(test), no_std)]
 
+pub mod address;
 pub mod attachment;
 pub mod decide;
 pub mod flow;
@@ -19,6 +20,7 @@ mod pod;
 pub mod reason;
 pub mod stats;
 
+pub use address::{Address, Ip4, Ip6, Mac, Port};
 pub use attachment::{AttachmentRecord, PolicyIds};
 pub use flow::{Flow, FlowKey};
 pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey};
@@ -66,3 +68,23 @@ pub struct Config {
 }
 
 const _: () = assert!(size_of::<Config>() == 24);
+
+/// Entries of each map unless the agent asks for others.
+pub mod capacity {
+    /// `na_link`, `na_att`, `na_policy`, `na_stat`: attachments of one node, id 0 included.
+    pub const ATTACHMENTS: usize = 8192;
+    /// `na_addr4`, `na_addr6`: allowed source addresses.
+    pub const ADDRESSES: usize = 32_768;
+    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes.
+    pub const PEERS_V4: usize = 131_072;
+    /// `na_peer6`, `na_cidr6`: exact IPv6 peers, and IPv6 prefixes.
+    pub const PEERS_V6: usize = 65_536;
+    /// `na_l4`: port entries.
+    pub const PORTS: usize = 262_144;
+    /// `na_rule`: rules.
+    pub const RULES: usize = 65_536;
+    /// `na_ct4`: IPv4 flows.
+    pub const FLOWS_V4: usize = 262_144;
+    /// `na_ct6`: IPv6 flows.
+    pub const FLOWS_V6: usize = 131_072;
+}

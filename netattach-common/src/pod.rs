@@ -1,8 +1,8 @@
 //! `aya::Pod` for every type that is a map key or value.
 
 use crate::{
-    AddressKey, AttachmentRecord, Config, Flow, FlowKey, PolicyAddress, PolicyIds, PortKey, PortRule, RuleKey,
-    Stats, Traffic,
+    AddressKey, AttachmentRecord, Config, Flow, FlowKey, Ip4, Ip6, PolicyAddress, PolicyIds, PortKey,
+    PortRule, RuleKey, Stats, Traffic,
 };
 
 macro_rules! pod {
@@ -16,15 +16,15 @@ macro_rules! pod {
 }
 
 pod!(
-    AddressKey<[u8; 4]>,
-    AddressKey<[u8; 16]>,
+    AddressKey<Ip4>,
+    AddressKey<Ip6>,
     AttachmentRecord,
     Config,
     Flow,
-    FlowKey<[u8; 4]>,
-    FlowKey<[u8; 16]>,
-    PolicyAddress<[u8; 4]>,
-    PolicyAddress<[u8; 16]>,
+    FlowKey<Ip4>,
+    FlowKey<Ip6>,
+    PolicyAddress<Ip4>,
+    PolicyAddress<Ip6>,
     PolicyIds,
     PortKey,
     PortRule,
