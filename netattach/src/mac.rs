@@ -71,7 +71,14 @@ mod tests {
 
     #[test]
     fn rejects_other_lengths_and_characters() {
-        for text in ["", "02:00:00:00:00", "02:00:00:00:00:01:02", "zz:00:00:00:00:01", "2:0:0:0:0:1", "+2:00:00:00:00:01"] {
+        for text in [
+            "",
+            "02:00:00:00:00",
+            "02:00:00:00:00:01:02",
+            "zz:00:00:00:00:01",
+            "2:0:0:0:0:1",
+            "+2:00:00:00:00:01",
+        ] {
             assert_eq!(text.parse::<Mac>(), Err(InvalidMac(text.to_owned())));
         }
     }

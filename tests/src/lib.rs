@@ -1,1 +1,3 @@
 //! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets.
+
+pub mod packet;
