@@ -22,6 +22,9 @@ use crate::bench::pods::{Node, Pod};
 use crate::screen::{self, Done, Progress};
 use crate::{dist, setup};
 
+/// In the order in which they take turns.
+const CONTENDERS: [&str; 4] = [floor::IN_PROCESS, floor::SPAWNED, reference::NAME, agent::NAME];
+
 /// One way to attach the three networks to a pod and to take them away again.
 trait Contender: Sync {
     /// As it stands in the table.
@@ -79,6 +82,10 @@ struct Samples {
 pub fn attach(options: &Options) -> anyhow::Result<()> {
     if !crate::child::is_root() {
         bail!(screen::Stuck::new("attaching takes root", "run the benchmark as root"));
+    }
+    if let Some(unknown) = options.without.iter().find(|name| !CONTENDERS.contains(&name.as_str())) {
+        let next = format!("the names are: {}", CONTENDERS.join("; "));
+        bail!(screen::Stuck::new(format!("there is no contender named `{unknown}`"), next));
     }
     if options.output == Output::Json {
         screen::silence();
@@ -152,14 +159,9 @@ fn prepare(
     options: &Options,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Box<dyn Contender>>> {
-    let known = [floor::IN_PROCESS, floor::SPAWNED, reference::NAME, agent::NAME];
-    if let Some(unknown) = options.without.iter().find(|name| !known.contains(&name.as_str())) {
-        let next = format!("the names are: {}", known.join("; "));
-        bail!(screen::Stuck::new(format!("there is no contender named `{unknown}`"), next));
-    }
     floor::make_bridge()?;
     let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
-    for name in known.into_iter().filter(|name| !options.without.iter().any(|without| without == name)) {
+    for name in CONTENDERS.into_iter().filter(|name| !options.without.iter().any(|without| without == name)) {
         contenders.push(match name {
             floor::IN_PROCESS => Box::new(floor::InProcess::new(node)?),
             floor::SPAWNED => Box::new(floor::Spawned::new(progress)?),
