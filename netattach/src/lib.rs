@@ -34,3 +34,25 @@ pub mod report;
 pub mod rpc;
 pub mod source;
 pub mod sysctl;
+
+/// Ends the process, as `kill -9` would, when the environment asks for it at this point. Exists only with the
+/// feature `crash-points`, which only tests enable: they enumerate every point of an operation.
+#[cfg(feature = "crash-points")]
+#[macro_export]
+macro_rules! crash_point {
+    ($stage:expr, $at:expr) => {
+        $crate::crash::reached(&format!("{}:{:?}", $stage, $at))
+    };
+}
+
+/// Nothing: see the feature `crash-points`.
+#[cfg(not(feature = "crash-points"))]
+#[macro_export]
+macro_rules! crash_point {
+    ($stage:expr, $at:expr) => {{
+        let _ = (&$stage, &$at);
+    }};
+}
+
+#[cfg(feature = "crash-points")]
+pub mod crash;

@@ -1,5 +1,7 @@
 //! Plugins that behave, and plugins that do not, run by `delegate` as real processes.
 
+#![expect(clippy::unwrap_used, reason = "a rig that cannot be set up is a failed test")]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -7,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use netattach::cni::{CniError, Command, Version};
+use netattach::cni::{CniError, Command, NetworkList, Version};
 use netattach::delegate::{Call, Delegate, DelegateError, STDERR_LIMIT, STDOUT_LIMIT};
 use netattach::report::Chain;
 use serde_json::{Value, json};
@@ -202,6 +204,7 @@ fn an_error_object_keeps_its_code_and_message() {
     );
 }
 
+// EXE-06
 #[test]
 fn an_error_object_without_a_code_is_an_internal_error() {
     let rig = Rig::scripted(json!({"error": {"msg": "no"}}));
@@ -307,6 +310,7 @@ fn a_flood_on_stdout_is_cut_off() {
     );
 }
 
+// EXE-16
 #[test]
 fn the_longest_result_that_is_allowed_is_read_whole() {
     let text = format!("\"{}\"", "x".repeat(STDOUT_LIMIT - 2));
@@ -396,10 +400,17 @@ fn a_plugin_that_is_being_written_is_tried_again() {
     let path = rig.path("fake");
     fs::copy(env!("CARGO_BIN_EXE_fake-plugin"), &path).unwrap();
     let writer = fs::OpenOptions::new().append(true).open(&path).unwrap();
+    let (send, receive) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        let running = scope.spawn(|| rig.run(Command::Del));
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(!running.is_finished());
+        let rig = &rig;
+        let running = scope.spawn(move || {
+            send.send(rustix::thread::gettid()).unwrap();
+            rig.run(Command::Del)
+        });
+        let waits_at = format!("/proc/self/task/{}/wchan", receive.recv().unwrap().as_raw_nonzero());
+        wait_until("the start was refused and is tried again", || {
+            fs::read_to_string(&waits_at).unwrap().contains("nanosleep")
+        });
         drop(writer);
         assert_eq!(running.join().unwrap().unwrap(), b"");
     });
@@ -448,5 +459,32 @@ fn an_answer_to_version_that_is_not_one_names_the_plugin() {
     assert_eq!(
         Chain(&rig.delegate.version("fake").unwrap_err()).to_string(),
         "decode the versions that plugin \"fake\" supports: key cniVersion: missing"
+    );
+}
+
+// VER-23
+#[test]
+fn a_list_is_valid_when_every_plugin_supports_its_version() {
+    let rig = Rig::scripted(json!({"versions": ["0.4.0", "1.0.0"]}));
+    let list = |version: &str| {
+        let plugins = json!([
+            {"type": "fake", "capabilities": {"mac": true, "ips": false}},
+            {"type": "native", "capabilities": {"portMappings": true, "mac": true}},
+            {"type": "fake"},
+        ]);
+        let value = json!({"cniVersion": version, "name": "n", "plugins": plugins});
+        NetworkList::parse(value.to_string().as_bytes()).unwrap()
+    };
+    let is_native = |plugin: &str| plugin == "native";
+    assert_eq!(rig.delegate.validate(&list("1.0.0"), is_native).unwrap(), ["mac", "portMappings"]);
+    let unfit = "of the list: \"fake\" does not support version 1.1.0 (supported: 0.4.0, 1.0.0)";
+    assert_eq!(
+        rig.delegate.validate(&list("1.1.0"), is_native).unwrap_err().to_string(),
+        format!("[plugin 0 {unfit}; plugin 2 {unfit}]")
+    );
+    let directory = rig.directory.path().display();
+    assert_eq!(
+        rig.delegate.validate(&list("1.0.0"), |_| false).unwrap_err().to_string(),
+        format!("[plugin 1 of the list: failed to find plugin \"native\" in path [{directory}]]")
     );
 }

@@ -1,1 +1,10 @@
-//! The node agent.
+//! The node agent: reads its configuration, brings the journal and the kernel together, serves the socket.
+
+pub mod config;
+mod handler;
+mod report;
+mod run;
+mod serial;
+
+pub use config::{Arguments, Settings};
+pub use run::{AgentError, run};

@@ -1,17 +1,16 @@
 //! Carries the steps of a plan out, one after another. The only dispatcher of [`Step`].
 
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::{AttachError, Node, Progress, StepError};
-use crate::cni::{self, CniResult, Command, code};
-use crate::delegate::{Call, DelegateError};
+use crate::cni::{self, Command};
+use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::host_local::{self, Owner};
 use crate::link::spec;
-use crate::netlink::{Handle, Hook, LinkState};
+use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef, addressing,
@@ -183,14 +182,13 @@ impl Executor<'_> {
             }
             _ => None,
         };
-        let printed = call(self.node, Command::Add, self.sandbox, &self.sandbox.netns, attachment, delegate, before)?;
-        let parsed: Value = serde_json::from_slice(&printed)
-            .map_err(|error| unreadable(cni::CniError::from_chain(code::DECODING_FAILURE, &error)))?;
-        let read = CniResult::parse(&parsed, attachment.version).map_err(unreadable)?;
-        if delegate.role == Role::Ipam && read.ips.is_empty() {
+        let call = DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
+        let stdin = call.stdin(before);
+        let added = call.runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
+        if delegate.role == Role::Ipam && added.result.ips.is_empty() {
             return Err(StepError::NoAddress(delegate.plugin.clone()));
         }
-        Ok(Output::Delegate { result: parsed })
+        Ok(Output::Delegate { result: added.raw })
     }
 
     fn gateway(
@@ -248,24 +246,8 @@ impl Executor<'_> {
         let leased = self.leased(at, attachment)?;
         let (host, pod) = self.link(at, attachment)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
-        enforcer.attach(&Guarded {
-            id: protect.id,
-            zone: protect.zone,
-            check_mac: protect.check_mac,
-            check_addresses: protect.check_addresses,
-            mac: pod.mac,
-            addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect::<Vec<IpAddr>>(),
-            host_index: host.index,
-            pod: self.sandbox.pod.clone(),
-            network: attachment.network.clone(),
-        })?;
-        self.host.ensure_programs(
-            host.index,
-            &[
-                (Hook::Ingress, crate::bpf::FROM_POD, enforcer.from_pod()?.as_fd()),
-                (Hook::Egress, crate::bpf::TO_POD, enforcer.to_pod()?.as_fd()),
-            ],
-        )?;
+        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &host, &pod);
+        enforcer.attach(guarded, &mut self.host)?;
         Ok(Output::Nothing)
     }
 
@@ -295,37 +277,61 @@ impl Executor<'_> {
         let outputs = self.progress.outputs();
         // Step numbers fit: see `Plan::steps`.
         (0..attachment.steps.len())
-            .find_map(|step| match outputs.get(&StepRef(at.0, step as u16)) {
-                Some(Output::Link { host, pod }) => Some((host.clone(), pod.clone())),
-                _ => None,
-            })
+            .find_map(|step| link_of(outputs.get(&StepRef(at.0, step as u16))))
             .ok_or(StepError::Missing("a link"))
     }
 }
 
-/// Calls another plugin for an attachment.
-pub(super) fn call(
-    node: &Node,
-    command: Command,
-    sandbox: &Sandbox,
-    netns: &str,
-    attachment: &AttachmentPlan,
-    delegate: &Delegate,
-    prev_result: Option<Value>,
-) -> Result<Vec<u8>, DelegateError> {
-    let mut config: Map<String, Value> = delegate.config.clone();
-    if let Some(prev_result) = prev_result {
-        config.insert("prevResult".into(), prev_result);
+/// The ends of a link that a step made: the node's, if there is one, and the pod's.
+pub(super) fn link_of(output: Option<&Output>) -> Option<(Option<Interface>, Interface)> {
+    match output {
+        Some(Output::Link { host, pod }) => Some((host.clone(), pod.clone())),
+        _ => None,
     }
-    node.delegate.run(&Call {
-        command,
-        plugin: &delegate.plugin,
-        container_id: &sandbox.container_id,
-        netns,
-        ifname: &attachment.ifname,
-        args: &sandbox.cni_args,
-        stdin: Value::Object(config).to_string().as_bytes(),
-    })
+}
+
+/// A call of another plugin for an attachment.
+pub(super) struct DelegateCall<'a> {
+    pub(super) command: Command,
+    pub(super) netns: Option<&'a str>,
+    pub(super) attachment: &'a AttachmentPlan,
+    pub(super) delegate: &'a Delegate,
+}
+
+impl<'a> DelegateCall<'a> {
+    /// Runs it for a verb that prints nothing.
+    pub(super) fn run(&self, node: &Node, sandbox: &Sandbox, prev_result: Option<Value>) -> Result<(), DelegateError> {
+        let stdin = self.stdin(prev_result);
+        self.runner(node, sandbox).run(&self.call(sandbox, &stdin)).map(drop)
+    }
+
+    fn stdin(&self, prev_result: Option<Value>) -> String {
+        let mut config: Map<String, Value> = self.delegate.config.clone();
+        if let Some(prev_result) = prev_result {
+            config.insert("prevResult".into(), prev_result);
+        }
+        Value::Object(config).to_string()
+    }
+
+    /// The runtime's search path comes before the agent's own.
+    fn runner(&self, node: &Node, sandbox: &Sandbox) -> delegate::Delegate {
+        let mut search = sandbox.cni_path.clone();
+        search.extend(node.delegate.search.iter().filter(|path| !sandbox.cni_path.contains(path)).cloned());
+        delegate::Delegate { search, timeout: node.delegate.timeout }
+    }
+
+    fn call(&'a self, sandbox: &'a Sandbox, stdin: &'a str) -> Call<'a> {
+        Call {
+            command: self.command,
+            plugin_type: &self.delegate.plugin,
+            container_id: &sandbox.container_id,
+            netns: self.netns,
+            ifname: &self.attachment.ifname,
+            args: &sandbox.cni_args,
+            netns_override: false,
+            stdin: stdin.as_bytes(),
+        }
+    }
 }
 
 pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {

@@ -10,7 +10,7 @@ mod engine;
 mod error;
 mod intent;
 mod registry;
-mod status;
+pub mod status;
 pub mod undo;
 
 pub use engine::{Engine, Recovery};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::apply::call;
+use super::apply::DelegateCall;
 use super::{AttachError, Node, Progress, StepError};
 use crate::cni::Command;
 use crate::netlink::Handle;
@@ -70,9 +70,9 @@ fn undo_delegate(
     } else {
         None
     };
-    let netns = if netns.is_some() { plan.sandbox.netns.as_str() } else { "" };
-    call(node, Command::Del, &plan.sandbox, netns, attachment, delegate, prev_result)?;
-    Ok(())
+    let netns = netns.map(|_| plan.sandbox.netns.as_str());
+    let call = DelegateCall { command: Command::Del, netns, attachment, delegate };
+    Ok(call.run(node, &plan.sandbox, prev_result)?)
 }
 
 fn delete_links(

@@ -110,6 +110,8 @@ fn invalid(msg: String) -> CniError {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn pairs(raw: &str) -> Vec<(String, String)> {
@@ -172,5 +174,28 @@ mod tests {
             CniArgs::parse("F=yes").unwrap().flag("F"),
             Err(CniError::new(4, "ARGS: F must be 1, 0, true or false, but is \"yes\""))
         );
+    }
+
+    #[test]
+    fn is_stored_as_its_text() {
+        for raw in ["A=1;B=c=d;", "", "unreadable"] {
+            let args = CniArgs::from(raw.to_owned());
+            let json = serde_json::to_string(&args).unwrap();
+            assert_eq!(json, format!("{raw:?}"));
+            assert_eq!(serde_json::from_str::<CniArgs>(&json).unwrap(), args);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(raw in ".{0,40}") {
+            let _ = CniArgs::parse(&raw);
+        }
+
+        #[test]
+        fn what_is_joined_is_read_back(expected in prop::collection::vec(("[A-Z_]{1,6}", "[^;]{0,8}"), 0..6)) {
+            let joined: Vec<String> = expected.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            prop_assert_eq!(pairs(&joined.join(";")), expected);
+        }
     }
 }

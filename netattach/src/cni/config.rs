@@ -46,7 +46,7 @@ pub enum ConfigError {
     /// A key holds another type than it must.
     #[error("key {key}: expected {expected}, found {found}")]
     Type {
-        /// The key; empty for the whole document.
+        /// The key; `.` is the whole document.
         key: String,
         /// What belongs there.
         expected: &'static str,

@@ -98,6 +98,12 @@ fn what_is_wrong_is_named_by_its_key() {
     }
 }
 
+// CFG-18
+#[test]
+fn the_grammar_of_a_name_is_not_checked_here() {
+    assert_eq!(parse(json!({"name": "a/b", "type": "t"})).unwrap().name, "a/b");
+}
+
 #[test]
 fn text_that_is_not_json_is_a_decoding_failure() {
     // CFG-01

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`request`] | what did the runtime ask for (environment and stdin) |
 //! | [`config`], [`load`] | what is a network, and which file describes it |
-//! | [`capability`], [`outgoing`] | what is one plugin of the network told |
+//! | [`capability`], [`outgoing`] | which plugins does a verb call, and what is each told |
 //! | [`result`], `convert` | what did a plugin set up, in any version of the specification |
 //! | [`version`], [`identifier`], [`args`], [`error`] | the words these are written in |
 //!
@@ -27,7 +27,7 @@ pub use args::CniArgs;
 pub use config::{ConfigError, NetworkList, PluginConf};
 pub use error::{CniError, code};
 pub use json::{Map, Value};
-pub use outgoing::{gc_config, prev_result, request_config, status_config};
+pub use outgoing::{gc_config, plugins_called, prev_result, request_config, status_config};
 pub use request::{AttachmentId, Command, Request};
 pub use result::{CniResult, Dns, Interface, IpConfig, Route};
 pub use version::Version;

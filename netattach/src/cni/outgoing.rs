@@ -1,8 +1,8 @@
-//! What one plugin of a list is given on stdin, by verb.
+//! Which plugins of a list a verb calls, in which order, and what each is given on stdin.
 
 use super::capability;
 use super::config::{NetworkList, PluginConf};
-use super::error::CniError;
+use super::error::{CniError, code};
 use super::json::{Map, Value};
 use super::request::{AttachmentId, Command};
 use super::result::{self, CniResult};
@@ -10,6 +10,26 @@ use super::result::{self, CniResult};
 /// The keys under which GC receives the attachments that are in use. The second is a slip of the
 /// specification's text that plugins came to rely on.
 pub const VALID_ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+
+/// The plugins that a verb calls, in order: DEL runs backwards. Empty where the verb succeeds without
+/// calling any: CHECK and GC that the list disables, GC and STATUS on a list older than 1.1.0.
+///
+/// # Errors
+/// Code 1 for CHECK on a list older than 0.4.0.
+pub fn plugins_called(list: &NetworkList, command: Command) -> Result<Vec<&PluginConf>, CniError> {
+    let has_verb = match command {
+        Command::Add | Command::Version => true,
+        Command::Del => return Ok(list.plugins.iter().rev().collect()),
+        Command::Check if !list.version.has_check() => {
+            let msg = format!("configuration version {} does not support the CHECK command", list.version);
+            return Err(CniError::new(code::INCOMPATIBLE_VERSION, msg));
+        }
+        Command::Check => !list.disable_check,
+        Command::Gc => list.version.has_gc_and_status() && !list.disable_gc,
+        Command::Status => list.version.has_gc_and_status(),
+    };
+    Ok(if has_verb { list.plugins.iter().collect() } else { Vec::new() })
+}
 
 /// The configuration for ADD, CHECK and DEL: the plugin's own keys, the list's name and version, the
 /// capabilities it declares, and `prev_result` where there is one (see [`prev_result`]).
@@ -95,6 +115,36 @@ mod tests {
 
     fn map(value: Value) -> Map {
         value.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn each_verb_calls_the_plugins_it_must_in_its_order() {
+        let called = |version: &str, extra: Value, command: Command| {
+            let mut value = json!({"cniVersion": version, "name": "n",
+                "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]});
+            value.as_object_mut().unwrap().extend(map(extra));
+            let list = NetworkList::parse(value.to_string().as_bytes()).unwrap();
+            let plugins = plugins_called(&list, command);
+            plugins.map(|plugins| plugins.iter().map(|plugin| plugin.plugin_type()).collect::<String>())
+        };
+        for (version, extra, command, expected) in [
+            ("0.1.0", json!({}), Command::Add, "abc"),   // ADD-01
+            ("0.1.0", json!({}), Command::Del, "cba"),   // DEL-01
+            ("0.4.0", json!({}), Command::Check, "abc"), // CHK-05
+            ("0.4.0", json!({"disableCheck": true}), Command::Check, ""), // CHK-02
+            ("1.1.0", json!({}), Command::Gc, "abc"),    // GCC-05
+            ("1.1.0", json!({"disableGC": true}), Command::Gc, ""), // GCC-01
+            ("1.0.0", json!({}), Command::Gc, ""),       // VER-25
+            ("1.1.0", json!({}), Command::Status, "abc"), // STA-02
+            ("1.0.0", json!({}), Command::Status, ""),   // STA-01
+        ] {
+            assert_eq!(called(version, extra, command).unwrap(), expected, "{command} {version}");
+        }
+        // CHK-01, VER-24
+        assert_eq!(
+            called("0.3.1", json!({}), Command::Check),
+            Err(CniError::new(1, "configuration version 0.3.1 does not support the CHECK command"))
+        );
     }
 
     // REQ-01, REQ-02, REQ-05, REQ-08, VER-22

@@ -34,6 +34,7 @@ fn config(version: &str) -> Value {
 const ALL_REPLACED: [(&str, &str); 4] =
     [("CNI_CONTAINERID", ""), ("CNI_NETNS", ""), ("CNI_IFNAME", ""), ("CNI_PATH", "")];
 
+// ENV-34: keys that netattach does not know stay in the configuration.
 #[test]
 fn an_add_carries_everything() {
     let config = json!({"cniVersion": "1.1.0", "name": "n", "type": "t", "x": {"b": 1, "a": 2}});

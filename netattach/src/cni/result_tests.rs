@@ -101,7 +101,7 @@ fn shape(version: Version) -> Value {
     }
 }
 
-// CNV-01, CNV-02, CNV-04, CNV-07, RES-01, RES-03, RES-04
+// CNV-01, CNV-02, CNV-04, CNV-07, CNV-10, RES-01, RES-03, RES-04
 #[test]
 fn the_newest_result_is_written_in_the_shape_of_each_version() {
     for version in Version::ALL {

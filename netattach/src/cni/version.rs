@@ -141,6 +141,8 @@ impl FromStr for Number {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     // VER-01
@@ -157,7 +159,7 @@ mod tests {
 
     #[test]
     fn missing_parts_are_zero_and_the_empty_text_is_the_first_version() {
-        // VER-03, VER-04
+        // VER-03, VER-04, CNV-09
         for (text, version) in [
             ("", Version::V0_1_0),
             ("1", Version::V1_0_0),
@@ -176,6 +178,7 @@ mod tests {
         {
             assert_eq!(text.parse::<Version>(), Err(VersionError::Malformed(text.to_owned())));
         }
+        // CNV-08: what is not in the enumeration cannot be asked for.
         assert_eq!("1.2.3".parse::<Version>(), Err(VersionError::Unsupported("1.2.3".to_owned())));
     }
 
@@ -211,5 +214,14 @@ mod tests {
         assert_eq!(serde_json::from_str::<Version>("\"\"").unwrap(), Version::V0_1_0);
         assert!(serde_json::from_str::<Version>("\"2.0.0\"").is_err());
         assert!(serde_json::from_str::<Version>("1").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[0-9.]{0,12}|.{0,8}") {
+            if let Ok(version) = text.parse::<Version>() {
+                prop_assert!(Version::ALL.contains(&version));
+            }
+        }
     }
 }

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 pub use child::{STDERR_LIMIT, STDOUT_LIMIT};
 pub use error::{DelegateError, VersionReplyError};
+pub use probe::{UnfitPlugin, UnfitPlugins};
 
-use crate::cni::{CniError, CniResult, Command, Value, Version};
+use crate::cni::{CniError, CniResult, Command, NetworkList, Value, Version};
 use child::Invocation;
 
 /// Where plugins are found, and how long one may take.
@@ -108,6 +109,19 @@ impl Delegate {
     /// As [`run`](Self::run), and an answer that is not one.
     pub fn version(&self, plugin_type: &str) -> Result<Vec<String>, DelegateError> {
         probe::version(self, plugin_type)
+    }
+
+    /// Whether every plugin of a list is there and supports the list's version; plugins that netattach
+    /// carries itself (`is_native`) are not asked. Returns the capabilities that the list declares.
+    ///
+    /// # Errors
+    /// Every plugin that is unfit, with its reason.
+    pub fn validate(
+        &self,
+        list: &NetworkList,
+        is_native: impl Fn(&str) -> bool,
+    ) -> Result<Vec<String>, UnfitPlugins> {
+        probe::validate(self, list, is_native)
     }
 
     /// The environment of this process with the variables of the call set over it.

@@ -1,10 +1,55 @@
-//! Which versions a plugin supports.
+//! Which versions a plugin supports, and whether a network's plugins are all fit for it.
+
+use std::fmt;
 
 use serde::Deserialize;
 
 use super::{Call, Delegate, DelegateError, VersionReplyError};
 use crate::cni::version::Number;
-use crate::cni::{Command, Value, Version, json};
+use crate::cni::{Command, NetworkList, Value, Version, json};
+use crate::report::Chain;
+
+/// The plugins of a network that cannot serve it. Displayed as one bracketed line with every cause.
+#[derive(Debug)]
+pub struct UnfitPlugins(pub Vec<UnfitPlugin>);
+
+/// Why a plugin cannot serve its network.
+#[derive(Debug, thiserror::Error)]
+pub enum UnfitPlugin {
+    /// It could not be asked.
+    #[error("plugin {index} of the list")]
+    Probe {
+        /// Its place in the list, from zero.
+        index: usize,
+        /// What went wrong.
+        #[source]
+        source: DelegateError,
+    },
+    /// It does not speak the network's version.
+    #[error(
+        "plugin {index} of the list: {plugin:?} does not support version {version} (supported: {})",
+        supported.join(", ")
+    )]
+    Version {
+        /// Its place in the list, from zero.
+        index: usize,
+        /// Its `type`.
+        plugin: String,
+        /// The network's version.
+        version: Version,
+        /// What it supports.
+        supported: Vec<String>,
+    },
+}
+
+impl fmt::Display for UnfitPlugins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(|unfit| Chain(unfit).to_string()).collect();
+        write!(f, "[{}]", lines.join("; "))
+    }
+}
+
+impl std::error::Error for UnfitPlugins {}
 
 /// Variables that VERSION does not need but that plugins older than it may insist on: set to `dummy`.
 pub(super) const DUMMIES: [&str; 3] = ["CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
@@ -34,6 +79,37 @@ pub(super) fn version(delegate: &Delegate, plugin_type: &str) -> Result<Vec<Stri
     let reply: Value = serde_json::from_slice(&stdout)
         .map_err(|source| DelegateError::garbage(&call, &stdout, source, String::new()))?;
     supported(&reply).map_err(|source| DelegateError::VersionReply { plugin: plugin_type.to_owned(), source })
+}
+
+/// Asks every plugin of a list that is not `native`, and gathers all that is wrong.
+pub(super) fn validate(
+    delegate: &Delegate,
+    list: &NetworkList,
+    is_native: impl Fn(&str) -> bool,
+) -> Result<Vec<String>, UnfitPlugins> {
+    let mut unfit = Vec::new();
+    let mut capabilities = Vec::new();
+    for (index, plugin) in list.plugins.iter().enumerate() {
+        for capability in plugin.capabilities() {
+            if !capabilities.iter().any(|known| known == capability) {
+                capabilities.push(capability.to_owned());
+            }
+        }
+        if is_native(plugin.plugin_type()) {
+            continue;
+        }
+        match version(delegate, plugin.plugin_type()) {
+            Ok(supported) if supported.iter().any(|text| text == list.version.as_str()) => {}
+            Ok(supported) => unfit.push(UnfitPlugin::Version {
+                index,
+                plugin: plugin.plugin_type().to_owned(),
+                version: list.version,
+                supported,
+            }),
+            Err(source) => unfit.push(UnfitPlugin::Probe { index, source }),
+        }
+    }
+    if unfit.is_empty() { Ok(capabilities) } else { Err(UnfitPlugins(unfit)) }
 }
 
 fn supported(reply: &Value) -> Result<Vec<String>, VersionReplyError> {

@@ -8,7 +8,7 @@ use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessa
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 
 use super::route::route_message;
-use super::socket::{APPEND, CREATE, EXCL, REPLACE, Request};
+use super::socket::{APPEND, CREATE, REPLACE, Request};
 use super::{Error, Handle};
 use crate::link::spec::Addressing;
 
@@ -16,13 +16,13 @@ impl Handle {
     /// Adds the addresses, brings the link up and installs the routes, in one datagram.
     ///
     /// IPv6 addresses skip duplicate address detection (`IFA_F_NODAD`): the allocator answers for their being
-    /// unique, and detection would hold the pod back for a second. A route equal to an existing one becomes
-    /// another next hop of it.
+    /// unique, and detection would hold the pod back for a second. A route to a destination that has one becomes
+    /// another next hop of it. Repeating the call changes nothing.
     pub fn configure(&mut self, index: u32, addressing: &Addressing) -> Result<(), Error> {
         let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 1);
         for address in &addressing.addresses {
             let message = RouteNetlinkMessage::NewAddress(address_message(index, *address));
-            requests.push(Request::new(message, CREATE | EXCL));
+            requests.push(Request::new(message, CREATE | REPLACE));
         }
         let up = LinkUnspec::new_with_index(index).up().build();
         requests.push(Request::new(RouteNetlinkMessage::SetLink(up), 0));
@@ -30,7 +30,14 @@ impl Handle {
             let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
             requests.push(Request::new(message, CREATE | APPEND));
         }
-        self.socket.all(requests)
+        for reply in self.socket.batch(requests)? {
+            match reply {
+                // Addresses are replaced, so only a route can be there already, and then it is the same.
+                Err(refused) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => return Err(refused.into()),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The link has this address.

@@ -71,6 +71,19 @@ impl Handle {
         self.find_link(name)?.ok_or_else(|| Error::NoSuchLink(name.to_owned()))
     }
 
+    /// The link of that index.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLink`] when there is none.
+    pub fn link_by_index(&mut self, index: u32) -> Result<LinkState, Error> {
+        let request = LinkUnspec::new_with_index(index).build();
+        let found = match self.socket.request(RouteNetlinkMessage::GetLink(request), 0) {
+            Err(error) if error.not_found() => Vec::new(),
+            other => other?,
+        };
+        found.into_iter().find_map(observed).ok_or_else(|| Error::NoSuchLink(format!("with index {index}")))
+    }
+
     /// All links of the namespace.
     pub fn links(&mut self) -> Result<Vec<LinkState>, Error> {
         let all = RouteNetlinkMessage::GetLink(LinkMessage::default());

@@ -12,6 +12,7 @@ pub mod undo;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,8 @@ pub struct Sandbox {
     pub netns_id: NetnsId,
     /// `CNI_ARGS`, as given.
     pub cni_args: String,
+    /// `CNI_PATH`, as given.
+    pub cni_path: Vec<PathBuf>,
     /// The pod, when the runtime said which.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,

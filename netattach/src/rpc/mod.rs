@@ -1,1 +1,21 @@
 //! Frames and messages between the CNI executable, the command line and the agent.
+//!
+//! A connection carries one request. Each side first sends a [`message::Hello`]; the client sends its request
+//! right behind it, without waiting, so that a call costs one round trip. All messages are JSON in
+//! [`frame`]s over a unix stream socket that only its owner may open.
+//!
+//! [`client`], [`shim`] and [`pending`] know nothing of tokio: they are what the CNI executable is made of, and
+//! that one is started for every call of the container runtime.
+
+pub mod client;
+pub mod frame;
+pub mod message;
+pub mod pending;
+pub mod server;
+pub mod shim;
+
+/// Where the agent listens unless configured otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/netattach/netattach.sock";
+
+/// Where the agent keeps its state unless configured otherwise.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/netattach";

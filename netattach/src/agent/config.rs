@@ -1,0 +1,287 @@
+//! Command line and configuration file of `netattachd`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use serde::Deserialize;
+
+use crate::attach::DefaultNetwork;
+use crate::npwg::NetworkRef;
+use crate::policy::model::Inference;
+
+/// Attaches pods to their networks.
+///
+/// Every option can also be set in the configuration file; the command line wins.
+#[derive(Debug, Parser)]
+#[command(name = "netattachd", version)]
+pub struct Arguments {
+    /// Configuration file (YAML).
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory of manifests: Pod, NetworkAttachmentDefinition, Namespace, MultiNetworkPolicy.
+    #[arg(long, value_name = "DIR")]
+    pub source: Option<PathBuf>,
+    /// Where the socket and the published network-status are [default: /run/netattach].
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Where the journal is [default: /var/lib/netattach].
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Where BPF programs and maps are pinned [default: /sys/fs/bpf/netattach].
+    #[arg(long, value_name = "DIR")]
+    pub bpffs: Option<PathBuf>,
+    /// The network that every pod gets: NAMESPACE/NAME of a definition, or the path of a CNI configuration
+    /// [default: kube-system/default].
+    #[arg(long, value_name = "NETWORK")]
+    pub default_network: Option<String>,
+    /// Directory of other CNI plugins; may be repeated [default: /opt/cni/bin].
+    #[arg(long = "cni-bin-dir", value_name = "DIR")]
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// Directory of CNI configurations for definitions without one [default: /etc/cni/netattach.d].
+    #[arg(long, value_name = "DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
+}
+
+/// What the agent runs with. The file has the same keys in camel case; unknown ones are refused.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Settings {
+    /// Directory of manifests.
+    pub source: PathBuf,
+    /// Socket and network-status.
+    pub run_dir: PathBuf,
+    /// Journal.
+    pub state_dir: PathBuf,
+    /// Pins.
+    pub bpffs: PathBuf,
+    /// See [`Settings::default_network`].
+    default_network: String,
+    /// Other CNI plugins, searched after the runtime's own `CNI_PATH`.
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// CNI configurations for definitions without one.
+    pub cni_conf_dir: PathBuf,
+    /// How other plugins are run.
+    pub delegation: Delegation,
+    /// What an invalid selection annotation does.
+    pub invalid_annotation: InvalidAnnotation,
+    /// What a policy without `policyTypes` isolates.
+    pub policy_types_inference: PolicyTypes,
+    /// Most attachments with a dataplane at a time; fixed when the maps are first made.
+    pub max_attachments: u32,
+    /// How many pods are attached at the same time.
+    pub parallel_adds: usize,
+}
+
+/// How other plugins are run.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Delegation {
+    /// Plugin types that are executed although netattach carries them itself.
+    pub exec: Vec<String>,
+    /// How long one call may take, in seconds.
+    pub timeout_seconds: u64,
+}
+
+/// What an invalid selection annotation does (NPWG 4.1: ignored; Multus: fails the pod).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InvalidAnnotation {
+    /// The pod fails.
+    #[default]
+    Fail,
+    /// The pod gets the default network only.
+    Ignore,
+}
+
+/// What a policy without `policyTypes` isolates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyTypes {
+    /// The directions that it has rules for.
+    #[default]
+    Presence,
+    /// Ingress, and egress when it has egress rules (networking.k8s.io/v1).
+    V1,
+}
+
+/// Why the agent cannot be configured.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The file cannot be read.
+    #[error("read configuration {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file says something else than it should.
+    #[error("configuration {path}")]
+    Parse {
+        /// Which.
+        path: PathBuf,
+        /// Where and what.
+        #[source]
+        source: serde_norway::Error,
+    },
+    /// No manifests.
+    #[error("no source: give --source DIR, a directory of Pod, NetworkAttachmentDefinition, Namespace and MultiNetworkPolicy manifests")]
+    NoSource,
+    /// The default network is neither a name nor a path.
+    #[error("default network {0:?} is neither NAMESPACE/NAME of a definition nor an absolute path")]
+    DefaultNetwork(String),
+    /// A number is out of range.
+    #[error("{key} must be between {min} and {max}, not {value}")]
+    Range {
+        /// The key.
+        key: &'static str,
+        /// What it is.
+        value: u64,
+        /// Lowest accepted.
+        min: u64,
+        /// Highest accepted.
+        max: u64,
+    },
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            source: PathBuf::new(),
+            run_dir: "/run/netattach".into(),
+            state_dir: "/var/lib/netattach".into(),
+            bpffs: "/sys/fs/bpf/netattach".into(),
+            default_network: "kube-system/default".into(),
+            cni_bin_dirs: vec!["/opt/cni/bin".into()],
+            cni_conf_dir: "/etc/cni/netattach.d".into(),
+            delegation: Delegation::default(),
+            invalid_annotation: InvalidAnnotation::default(),
+            policy_types_inference: PolicyTypes::default(),
+            max_attachments: 8192,
+            parallel_adds: 8,
+        }
+    }
+}
+
+impl Default for Delegation {
+    fn default() -> Self {
+        Self { exec: Vec::new(), timeout_seconds: 60 }
+    }
+}
+
+impl Settings {
+    /// Puts the configuration file and the command line together.
+    ///
+    /// # Errors
+    /// [`SettingsError`], naming the key or option.
+    pub fn read(arguments: Arguments) -> Result<Self, SettingsError> {
+        let mut settings = match arguments.config {
+            Some(path) => {
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|source| SettingsError::Read { path: path.clone(), source })?;
+                serde_norway::from_str(&text).map_err(|source| SettingsError::Parse { path, source })?
+            }
+            None => Self::default(),
+        };
+        let replace = |setting: &mut PathBuf, argument: Option<PathBuf>| {
+            if let Some(argument) = argument {
+                *setting = argument;
+            }
+        };
+        replace(&mut settings.source, arguments.source);
+        replace(&mut settings.run_dir, arguments.run_dir);
+        replace(&mut settings.state_dir, arguments.state_dir);
+        replace(&mut settings.bpffs, arguments.bpffs);
+        replace(&mut settings.cni_conf_dir, arguments.cni_conf_dir);
+        if let Some(network) = arguments.default_network {
+            settings.default_network = network;
+        }
+        if !arguments.cni_bin_dirs.is_empty() {
+            settings.cni_bin_dirs = arguments.cni_bin_dirs;
+        }
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    fn validate(&self) -> Result<(), SettingsError> {
+        if self.source.as_os_str().is_empty() {
+            return Err(SettingsError::NoSource);
+        }
+        self.default_network()?;
+        let range = |key, value: u64, min, max| {
+            if (min..=max).contains(&value) { Ok(()) } else { Err(SettingsError::Range { key, value, min, max }) }
+        };
+        range("maxAttachments", self.max_attachments.into(), 2, 65_536)?;
+        range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
+        range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
+    }
+
+    /// The network that every pod gets.
+    ///
+    /// # Errors
+    /// [`SettingsError::DefaultNetwork`].
+    pub fn default_network(&self) -> Result<DefaultNetwork, SettingsError> {
+        let text = &self.default_network;
+        if text.starts_with('/') {
+            return Ok(DefaultNetwork::File(text.into()));
+        }
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+                Ok(DefaultNetwork::Definition(NetworkRef::new(namespace, name)))
+            }
+            _ => Err(SettingsError::DefaultNetwork(text.clone())),
+        }
+    }
+
+    /// The socket that the CNI executable and the command line connect to.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("netattach.sock")
+    }
+
+    /// How long one call of another plugin may take.
+    pub fn plugin_timeout(&self) -> Duration {
+        Duration::from_secs(self.delegation.timeout_seconds)
+    }
+}
+
+impl From<PolicyTypes> for Inference {
+    fn from(types: PolicyTypes) -> Self {
+        match types {
+            PolicyTypes::Presence => Self::Presence,
+            PolicyTypes::V1 => Self::V1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("netattachd.yaml");
+        std::fs::write(&file, "source: /a\nrunDir: /b\ninvalidAnnotation: ignore\ndelegation: {exec: [bridge]}\n").unwrap();
+        let arguments = Arguments::parse_from(["netattachd", "--config", file.to_str().unwrap(), "--run-dir", "/c"]);
+        let expected = Settings {
+            source: "/a".into(),
+            run_dir: "/c".into(),
+            invalid_annotation: InvalidAnnotation::Ignore,
+            delegation: Delegation { exec: vec!["bridge".into()], ..Delegation::default() },
+            ..Settings::default()
+        };
+        assert_eq!(Settings::read(arguments).unwrap(), expected);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let read = |arguments: &[&str]| Settings::read(Arguments::parse_from(arguments)).unwrap_err().to_string();
+        assert!(read(&["netattachd"]).starts_with("no source: give --source DIR"));
+        assert_eq!(
+            read(&["netattachd", "--source", "/a", "--default-network", "x"]),
+            "default network \"x\" is neither NAMESPACE/NAME of a definition nor an absolute path"
+        );
+    }
+}

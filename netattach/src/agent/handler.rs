@@ -1,0 +1,149 @@
+//! Answers requests: CNI calls by way of the engine, questions from memory.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::report::Reporter;
+use super::serial::Turns;
+use crate::attach::{Engine, IntentReader, StatusFiles};
+use crate::cni::{self, CniError, Command, code};
+use crate::report::Chain;
+use crate::rpc::message::{CniCall, CniReply, Request, Response};
+use crate::rpc::server::Handler;
+
+/// How many DELs run at a time. They mostly wait for the kernel, and share its grace periods when they do so
+/// together, so there may be many; ADDs never wait for them.
+const PARALLEL_DELS: usize = 64;
+
+/// What requests are answered with.
+#[derive(Debug)]
+pub(super) struct Agent {
+    pub(super) engine: Arc<Engine>,
+    pub(super) intents: Arc<IntentReader>,
+    pub(super) status: StatusFiles,
+    pub(super) reporter: Reporter,
+    turns: Turns,
+    adds: Semaphore,
+    dels: Semaphore,
+}
+
+impl Agent {
+    pub(super) fn new(
+        engine: Arc<Engine>,
+        intents: Arc<IntentReader>,
+        status: StatusFiles,
+        reporter: Reporter,
+        parallel_adds: usize,
+    ) -> Self {
+        Self {
+            engine,
+            intents,
+            status,
+            reporter,
+            turns: Turns::default(),
+            adds: Semaphore::new(parallel_adds),
+            dels: Semaphore::new(PARALLEL_DELS),
+        }
+    }
+
+    /// One CNI call, answered as the executable has to answer it.
+    pub(super) async fn cni(self: &Arc<Self>, call: CniCall) -> CniReply {
+        let version = cni::request::error_version(call.stdin.as_bytes());
+        match self.dispatch(call).await {
+            Ok(stdout) => CniReply { stdout, exit: 0 },
+            Err(error) => {
+                tracing::info!(code = error.code, msg = error.msg, details = error.details, "request refused");
+                CniReply { stdout: error.to_json(version), exit: 1 }
+            }
+        }
+    }
+
+    async fn dispatch(self: &Arc<Self>, call: CniCall) -> Result<String, CniError> {
+        let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
+        let lane = match request.command {
+            Command::Version => return Ok(cni::json::pretty(&cni::request::version_reply())),
+            Command::Gc | Command::Status => return self.without_container(&request),
+            Command::Del => &self.dels,
+            Command::Add | Command::Check => &self.adds,
+        };
+        let _turn = self.turns.wait(&request.container_id).await;
+        let _permit: SemaphorePermit<'_> = lane
+            .acquire()
+            .await
+            .map_err(|_| CniError::new(code::TRY_AGAIN_LATER, "the agent is shutting down"))?;
+        let agent = Arc::clone(self);
+        // Netlink and files block; a thread that may block does it.
+        let worked = tokio::task::spawn_blocking(move || agent.blocking(&request)).await;
+        worked.unwrap_or_else(|panic| {
+            Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place").with_details(panic.to_string()))
+        })
+    }
+
+    fn blocking(&self, request: &cni::Request) -> Result<String, CniError> {
+        match request.command {
+            Command::Add => {
+                let (pod, intent) = self.intents.read(request)?;
+                let (result, attached) = self.engine.add(request, pod, &intent)?;
+                if let Err(error) = self.status.publish(&attached) {
+                    tracing::warn!(error = %Chain(&error), "network-status not published");
+                }
+                let value = result.to_value(request.version)?;
+                Ok(cni::json::pretty(&value))
+            }
+            Command::Del => {
+                let pod = self.engine.registry().all().into_iter().find(|attached| {
+                    attached.key.container_id == request.container_id && attached.key.ifname == request.ifname
+                });
+                self.engine.del(request)?;
+                if let Some(pod) = pod.and_then(|attached| attached.plan.sandbox.pod.clone())
+                    && let Err(error) = self.status.withdraw(&pod)
+                {
+                    tracing::warn!(error = %Chain(&error), "network-status not withdrawn");
+                }
+                Ok(String::new())
+            }
+            Command::Check => {
+                self.engine.check(request)?;
+                Ok(String::new())
+            }
+            Command::Gc | Command::Status | Command::Version => Ok(String::new()),
+        }
+    }
+
+    fn without_container(&self, request: &cni::Request) -> Result<String, CniError> {
+        match request.command {
+            Command::Status => {
+                self.intents
+                    .check_default()
+                    .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
+                Ok(String::new())
+            }
+            // The journal holds nothing that a DEL would not be sent for; a verb that is accepted must act.
+            _ => Err(CniError::new(
+                code::INCOMPATIBLE_VERSION,
+                "CNI_COMMAND GC is not carried out by this version of netattach; set disableGC in the configuration",
+            )),
+        }
+    }
+}
+
+/// The agent as the socket sees it.
+#[derive(Debug, Clone)]
+pub(super) struct Served(pub(super) Arc<Agent>);
+
+impl Handler for Served {
+    async fn handle(&self, request: Request) -> Response {
+        let agent = &self.0;
+        match request {
+            Request::Cni(call) => Response::Cni(agent.cni(call).await),
+            Request::Attachments => Response::Attachments(agent.reporter.attachments(&agent.engine)),
+            Request::Stats => match agent.reporter.stats(&agent.engine) {
+                Ok(rows) => Response::Stats(rows),
+                Err(error) => Response::Refused(Chain(&error).to_string()),
+            },
+            Request::Policy => Response::Policy(agent.reporter.policy(&agent.engine)),
+            Request::Status => Response::Status(agent.reporter.status(&agent.engine, &agent.intents)),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What the agent tells about itself, from memory and from the maps.
+
+use std::sync::Arc;
+
+use crate::attach::{Attached, Engine, IntentReader};
+use crate::bpf::DropReason;
+use crate::plan::{AttachmentPlan, Output, Sandbox, Step, StepRef, result};
+use crate::policy::sync::EnforceError;
+use crate::report::Chain;
+use crate::rpc::message::{
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature, Kernel, Kind, PodName,
+    PolicyReport, Readiness, State, Status, Traffic,
+};
+use crate::source::Source;
+
+/// Answers questions.
+pub(super) struct Reporter {
+    source: Arc<dyn Source>,
+}
+
+/// One attachment of one sandbox.
+struct Row<'a> {
+    attached: &'a Attached,
+    number: u16,
+    plan: &'a AttachmentPlan,
+}
+
+impl Reporter {
+    pub(super) fn new(source: Arc<dyn Source>) -> Self {
+        Self { source }
+    }
+
+    pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
+        each(engine, |row| {
+            let (host, pod) = row.link();
+            Some(Attachment {
+                name: row.name(),
+                container_id: row.attached.key.container_id.clone(),
+                kind: row.kind(),
+                mac: pod.as_ref().and_then(|pod| pod.mac),
+                addresses: row.result().ips.iter().map(|ip| ip.address).collect(),
+                host_interface: host.map(|host| host.name).or_else(|| row.parent()),
+                enforcement: if row.id().is_some() { Enforcement::Host } else { Enforcement::None },
+                state: State::Attached,
+            })
+        })
+    }
+
+    pub(super) fn stats(&self, engine: &Engine) -> Result<Vec<AttachmentStats>, EnforceError> {
+        let Some(enforcer) = &engine.node().enforcer else { return Ok(Vec::new()) };
+        let mut failed = None;
+        let rows = each(engine, |row| match enforcer.stats(row.id()?) {
+            Ok(stats) => Some(AttachmentStats {
+                name: row.name(),
+                received: traffic(stats.to_pod),
+                sent: traffic(stats.from_pod),
+                dropped: DropReason::ALL
+                    .iter()
+                    .map(|reason| (reason.name().to_owned(), stats.dropped(*reason)))
+                    .filter(|(_, packets)| *packets > 0)
+                    .collect(),
+            }),
+            Err(error) => {
+                failed = Some(error);
+                None
+            }
+        });
+        failed.map_or(Ok(rows), Err)
+    }
+
+    pub(super) fn policy(&self, engine: &Engine) -> PolicyReport {
+        let Some(enforcer) = &engine.node().enforcer else { return PolicyReport::default() };
+        let in_force = enforcer.in_force();
+        let attachments = each(engine, |row| {
+            let id = row.id();
+            let force = in_force.iter().find(|force| Some(force.id) == id);
+            Some(AttachmentPolicy {
+                name: row.name(),
+                ingress: force.and_then(|force| force.ingress),
+                egress: force.and_then(|force| force.egress),
+                selected_by: force.map(|force| force.policies.iter().map(ToString::to_string).collect()).unwrap_or_default(),
+            })
+        });
+        let conditions = enforcer
+            .conditions()
+            .into_iter()
+            .map(|condition| Condition { object: condition.object.to_string(), problem: condition.message });
+        PolicyReport { attachments, conditions: conditions.collect() }
+    }
+
+    pub(super) fn status(&self, engine: &Engine, intents: &IntentReader) -> Status {
+        let objects = self.source.snapshot();
+        let default = intents.check_default();
+        let found = format!(
+            "{} pods, {} networks, {} policies",
+            objects.pods.len(),
+            objects.definitions.len(),
+            objects.policies.len()
+        );
+        let problems = objects.problems.iter().map(|problem| Condition {
+            object: problem.file.display().to_string(),
+            problem: match problem.document {
+                Some(number) => format!("document {number}: {}", problem.message),
+                None => problem.message.clone(),
+            },
+        });
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ready: vec![
+                Readiness { condition: "dataplane".into(), met: true, detail: "programs and maps are pinned".into() },
+                Readiness { condition: "source".into(), met: true, detail: found },
+                Readiness {
+                    condition: "default network".into(),
+                    met: default.is_ok(),
+                    detail: default.err().map(|error| Chain(&error).to_string()).unwrap_or_default(),
+                },
+            ],
+            source: problems.collect(),
+            kernel: Kernel { release: kernel_release(), features: Vec::<Feature>::new() },
+            attach_mode: "clsact".into(),
+            memory_bytes: resident_memory(),
+            attachments: each(engine, |_| Some(())).len() as u64,
+        }
+    }
+}
+
+impl std::fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reporter").finish_non_exhaustive()
+    }
+}
+
+impl Row<'_> {
+    fn name(&self) -> AttachmentName {
+        let pod = self.sandbox().pod.as_ref();
+        AttachmentName {
+            id: self.id(),
+            pod: pod.map(|pod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }),
+            network: self.plan.network.clone(),
+            ifname: self.plan.ifname.clone(),
+        }
+    }
+
+    fn sandbox(&self) -> &Sandbox {
+        &self.attached.plan.sandbox
+    }
+
+    /// Number in the dataplane, if it is there.
+    fn id(&self) -> Option<u32> {
+        self.plan.steps.iter().find_map(|step| match step {
+            Step::Protect(protect) => Some(protect.id),
+            _ => None,
+        })
+    }
+
+    fn kind(&self) -> Kind {
+        let made_here = !matches!(self.plan.steps.first(), Some(Step::Delegate(_)));
+        if made_here { Kind::Native(self.plan.kind.clone()) } else { Kind::Exec(self.plan.kind.clone()) }
+    }
+
+    fn link(&self) -> (Option<crate::plan::Interface>, Option<crate::plan::Interface>) {
+        // Step numbers fit: see `Plan::steps`.
+        let outputs = (0..self.plan.steps.len()).map(|step| self.attached.outputs.get(&StepRef(self.number, step as u16)));
+        for output in outputs {
+            if let Some(Output::Link { host, pod }) = output {
+                return (host.clone(), Some(pod.clone()));
+            }
+        }
+        (None, None)
+    }
+
+    /// The configured parent of a macvlan.
+    fn parent(&self) -> Option<String> {
+        self.plan.steps.iter().find_map(|step| match step {
+            Step::CreateMacvlan(macvlan) => macvlan.parent.clone(),
+            _ => None,
+        })
+    }
+
+    fn result(&self) -> crate::cni::CniResult {
+        // A result that was readable at ADD is readable still; without it there is nothing to show.
+        result::result(self.sandbox(), self.number, self.plan, &self.attached.outputs).unwrap_or_default()
+    }
+}
+
+/// A row for every attachment that `make` wants, by pod and then in the pod's order.
+fn each<T>(engine: &Engine, mut make: impl FnMut(&Row<'_>) -> Option<T>) -> Vec<T> {
+    let mut sandboxes = engine.registry().all();
+    sandboxes.sort_by(|a, b| (&a.plan.sandbox.pod, &a.key).cmp(&(&b.plan.sandbox.pod, &b.key)));
+    let mut rows = Vec::new();
+    for attached in &sandboxes {
+        for (number, plan) in attached.plan.attachments.iter().enumerate() {
+            // Attachment numbers fit: see `Plan::steps`.
+            rows.extend(make(&Row { attached, number: number as u16, plan }));
+        }
+    }
+    rows
+}
+
+fn traffic(counted: crate::bpf::Traffic) -> Traffic {
+    Traffic { packets: counted.packets, bytes: counted.bytes }
+}
+
+fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// Resident set of this process in bytes; 0 where the kernel does not tell.
+fn resident_memory() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or_default() * rustix::param::page_size() as u64
+}

@@ -1,0 +1,175 @@
+//! From settings to a serving agent, in the order in which things have to be there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use super::config::{InvalidAnnotation, Settings, SettingsError};
+use super::handler::{Agent, Served};
+use super::report::Reporter;
+use crate::attach::{AttachError, Engine, IntentReader, Node, StatusFiles};
+use crate::bpf::{self, BpfError, Dataplane};
+use crate::delegate::Delegate;
+use crate::ipam::host_local::Leases;
+use crate::journal::{JournalError, Store};
+use crate::netns::NetnsError;
+use crate::plan::resolve::Options;
+use crate::policy::sync::Enforcer;
+use crate::report::Chain;
+use crate::rpc::pending::{self, PendingError};
+use crate::rpc::server::{Limits, ListenError, Listener, serve};
+use crate::source::files::FilesError;
+use crate::source::{Files, Source};
+
+/// Why the agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The kernel's part could not be set up.
+    #[error("set up the dataplane")]
+    Dataplane(#[from] BpfError),
+    /// The manifests cannot be read.
+    #[error("source of manifests")]
+    Source(#[from] FilesError),
+    /// The journal cannot be used.
+    #[error("journal")]
+    Journal(#[from] JournalError),
+    /// The journal and the machine could not be brought together.
+    #[error("recover what was attached")]
+    Recover(#[from] AttachError),
+    /// The node's namespace cannot be identified.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// The requests that waited for the agent cannot be read.
+    #[error("read requests that waited for the agent")]
+    Pending(#[from] PendingError),
+    /// The socket cannot be served.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No runtime, no signals.
+    #[error("start")]
+    Start(#[from] std::io::Error),
+}
+
+/// Runs the agent until it is told to end (SIGTERM, SIGINT). Attachments, programs and maps stay as they are.
+///
+/// # Errors
+/// Why it could not start.
+pub fn run(settings: Settings) -> Result<(), AgentError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(256)
+        .thread_keep_alive(std::time::Duration::from_secs(2))
+        .build()?;
+    runtime.block_on(serve_until_told(settings))
+}
+
+async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    // Whoever has the socket's lock owns journal and pins; it is taken first, and answered on last.
+    let listener = Listener::bind(&settings.socket())?;
+
+    let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
+    let dataplane = Dataplane::open(&bpf::Config {
+        root: settings.bpffs.clone(),
+        max_attachments: settings.max_attachments,
+    })?;
+    let enforcer = Enforcer::new(dataplane, Arc::clone(&source), settings.policy_types_inference.into())?;
+    let node = Node {
+        leases: Leases::default(),
+        delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
+        enforcer: Some(enforcer),
+    };
+    let journal = Store::open(settings.state_dir.join("journal"))?;
+    let options = Options { exec: settings.delegation.exec.clone() };
+    let engine = Arc::new(Engine::new(node, journal, settings.max_attachments, options)?);
+    let intents = Arc::new(IntentReader {
+        source: Arc::clone(&source),
+        default: settings.default_network()?,
+        conf_dir: settings.cni_conf_dir.clone(),
+        ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
+    });
+
+    let recovery = engine.recover()?;
+    tracing::info!(adopted = recovery.adopted, taken_back = recovery.undone, "journal read");
+    for failed in &recovery.failed {
+        tracing::error!(record = failed, "not recovered; DEL will try again");
+    }
+    let status = StatusFiles::new(settings.run_dir.join("network-status"));
+    for attached in engine.registry().all() {
+        if let Err(error) = status.publish(&attached) {
+            tracing::warn!(error = %Chain(&error), "network-status not published");
+        }
+    }
+    let reporter = Reporter::new(Arc::clone(&source));
+    let agent = Arc::new(Agent::new(Arc::clone(&engine), intents, status, reporter, settings.parallel_adds));
+    carry_out_pending(&agent, &settings.state_dir).await?;
+
+    let policies = tokio::spawn(follow_policies(Arc::clone(&engine), source.changes()));
+    let (stop, stopped) = watch::channel(false);
+    let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), stopped));
+    tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
+
+    told(&mut terminate, &mut interrupt).await;
+    tracing::info!("ending; attachments stay as they are");
+    let _ = stop.send(true);
+    let ended = tokio::select! {
+        ended = serving => ended,
+        // A second signal does not wait for operations in flight: the journal has what they did.
+        () = told(&mut terminate, &mut interrupt) => Ok(()),
+    };
+    if let Err(error) = ended {
+        tracing::error!(%error, "the server ended badly");
+    }
+    policies.abort();
+    Ok(())
+}
+
+async fn told(terminate: &mut Signal, interrupt: &mut Signal) {
+    // Both are safe to drop: a signal that arrives meanwhile is seen by the next call.
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Carries out the DELs that came while no agent ran.
+async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> Result<(), AgentError> {
+    for request in pending::list(state_dir)? {
+        let path: PathBuf = request.path;
+        match request.call {
+            Ok(call) => {
+                let reply = agent.cni(call).await;
+                if reply.exit != 0 {
+                    tracing::error!(request = %path.display(), answer = reply.stdout, "DEL that waited for the agent failed; it stays for the next start");
+                    continue;
+                }
+            }
+            Err(error) => tracing::warn!(request = %path.display(), error = %Chain(&error), "unreadable request dropped"),
+        }
+        pending::remove(&path)?;
+    }
+    Ok(())
+}
+
+/// Brings the kernel's policies up to date whenever the source changes.
+async fn follow_policies(engine: Arc<Engine>, mut changes: watch::Receiver<u64>) {
+    while changes.changed().await.is_ok() {
+        changes.borrow_and_update();
+        let engine = Arc::clone(&engine);
+        // The join error is a panic, which the panic hook has reported; the next change tries again.
+        let _ = tokio::task::spawn_blocking(move || {
+            if let Some(enforcer) = &engine.node().enforcer {
+                for error in enforcer.sync() {
+                    tracing::error!(error = %Chain(&error), "policy not brought up to date");
+                }
+            }
+        })
+        .await;
+    }
+}

@@ -1,0 +1,224 @@
+//! One function per CNI verb.
+
+use std::path::PathBuf;
+
+use super::apply::apply;
+use super::check::check;
+use super::registry::Attached;
+use super::undo::undo;
+use super::{AttachError, Node, Registry};
+use crate::cni::{self, CniResult};
+use crate::journal::{Key, Record, State, Store};
+use crate::netns::{Netns, NetnsError, NetnsId};
+use crate::plan::resolve::{Intent, Options, resolve};
+use crate::plan::{PodRef, Sandbox, StepRef, result};
+use crate::policy::sync::Guarded;
+use crate::report::Chain;
+
+/// Attaches and detaches sandboxes. One operation per (container, interface) at a time: callers serialise by
+/// container.
+#[derive(Debug)]
+pub struct Engine {
+    node: Node,
+    journal: Store,
+    registry: Registry,
+    options: Options,
+    own: NetnsId,
+}
+
+/// What was found at start.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Sandboxes that are attached and go on as they are.
+    pub adopted: usize,
+    /// Sandboxes that were half attached or half detached, or of an earlier boot, and are gone now.
+    pub undone: usize,
+    /// What could not be recovered; the records are kept.
+    pub failed: Vec<String>,
+}
+
+impl Engine {
+    /// Puts one together. The calling thread is in the node's namespace.
+    ///
+    /// # Errors
+    /// The node's namespace cannot be identified.
+    pub fn new(node: Node, journal: Store, limit: u32, options: Options) -> Result<Self, NetnsError> {
+        Ok(Self { node, journal, registry: Registry::new(limit), options, own: Netns::current()?.id() })
+    }
+
+    /// What is attached.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// What attachments share.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// ADD: attaches the sandbox to every network of `intent`, or to none.
+    ///
+    /// # Errors
+    /// The first failure. Everything done before it has been taken back; where that failed too, the record is
+    /// kept for DEL.
+    pub fn add(
+        &self,
+        request: &cni::Request,
+        pod: Option<PodRef>,
+        intent: &Intent,
+    ) -> Result<(CniResult, Attached), AttachError> {
+        let key = key(request);
+        let path = PathBuf::from(request.netns.as_deref().unwrap_or_default());
+        let netns = Netns::open(&path)?;
+        if netns.id() == self.own && !request.netns_override {
+            return Err(AttachError::HostNetns { path });
+        }
+        if let Some(record) = self.journal.load(&key)? {
+            if record.state == State::Attached && !record.is_of_earlier_boot() {
+                return Err(AttachError::AlreadyAttached(key));
+            }
+            // Left half done by a crash and not yet taken back.
+            self.take_back(record)?;
+        }
+        let sandbox = Sandbox {
+            container_id: request.container_id.clone(),
+            ifname: request.ifname.clone(),
+            netns: path.to_string_lossy().into_owned(),
+            netns_id: netns.id(),
+            cni_args: request.args.raw().to_owned(),
+            cni_path: request.path.clone(),
+            pod,
+        };
+        let mut numbers = self.registry.reserve();
+        let dataplane = self.node.enforcer.is_some();
+        let plan = resolve(sandbox, request, intent, &self.options, dataplane.then_some(&mut numbers as &mut _))?;
+        let mut record = self.journal.create(key, plan)?;
+        numbers.keep();
+        record.start_sync();
+        match self.apply_and_record(&mut record, &netns) {
+            Ok(result) => {
+                let attached = Attached::from(&record);
+                self.registry.insert(attached.clone());
+                Ok((result, attached))
+            }
+            Err(error) => {
+                tracing::warn!(container = request.container_id, error = %Chain(&error), "ADD failed, taking it back");
+                if let Err(undo) = self.take_back(record) {
+                    tracing::error!(container = request.container_id, error = %Chain(&undo), "could not take ADD back; DEL will try again");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn apply_and_record(&self, record: &mut Record, netns: &Netns) -> Result<CniResult, AttachError> {
+        let plan = record.plan.clone();
+        apply(&self.node, &plan, netns, record)?;
+        let default = plan.attachments.first().map(|attachment| result::result(&plan.sandbox, 0, attachment, &record.outputs));
+        let result = default.transpose()?.unwrap_or_default();
+        record.wait_durable()?;
+        record.attached(result.to_value(cni::Version::LATEST)?)?;
+        crate::crash_point!("add", "attached");
+        Ok(result)
+    }
+
+    /// DEL: takes everything back that the record of the sandbox has. Unknown sandboxes are success.
+    ///
+    /// # Errors
+    /// What could not be taken back. The record is kept and DEL may be repeated.
+    pub fn del(&self, request: &cni::Request) -> Result<(), AttachError> {
+        match self.journal.load(&key(request))? {
+            Some(record) => self.take_back(record),
+            None => Ok(()),
+        }
+    }
+
+    /// CHECK: compares the kernel with the record of the sandbox.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check(&self, request: &cni::Request) -> Result<(), AttachError> {
+        let key = key(request);
+        let record = self.journal.load(&key)?.filter(|record| record.state == State::Attached);
+        let record = record.ok_or(AttachError::NotAttached(key))?;
+        let netns = self.netns_of(&record).ok_or_else(|| NetnsError::Gone {
+            path: PathBuf::from(&record.plan.sandbox.netns),
+        })?;
+        check(&self.node, &record, &netns)
+    }
+
+    /// Brings the journal and the machine together after a start: whole sandboxes are adopted, the others are
+    /// taken back.
+    ///
+    /// # Errors
+    /// The journal cannot be listed.
+    pub fn recover(&self) -> Result<Recovery, AttachError> {
+        let mut recovery = Recovery::default();
+        let mut guarded = Vec::new();
+        for key in self.journal.keys()? {
+            let name = format!("{}@{}", key.container_id, key.ifname);
+            match self.journal.load(&key) {
+                Ok(None) => recovery.undone += 1,
+                Ok(Some(record)) if record.state == State::Attached && !record.is_of_earlier_boot() => {
+                    guarded.extend(guards(&record));
+                    self.registry.insert(Attached::from(&record));
+                    recovery.adopted += 1;
+                }
+                Ok(Some(record)) => match self.take_back(record) {
+                    Ok(()) => recovery.undone += 1,
+                    Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
+                },
+                Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
+            }
+        }
+        if let Some(enforcer) = &self.node.enforcer {
+            for error in enforcer.adopt(guarded) {
+                recovery.failed.push(Chain(&error).to_string());
+            }
+        }
+        Ok(recovery)
+    }
+
+    fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
+        if record.state != State::Removing {
+            record.removing()?;
+        }
+        let netns = self.netns_of(&record);
+        undo(&self.node, &record.plan, netns.as_ref(), &record)?;
+        self.registry.remove(&record.key, &record.plan);
+        crate::crash_point!("undo", "record");
+        record.remove()?;
+        Ok(())
+    }
+
+    /// The sandbox's namespace, if it is still the one that was attached. Inode numbers are used again, so
+    /// nothing of an earlier boot is looked for.
+    fn netns_of(&self, record: &Record) -> Option<Netns> {
+        let sandbox = &record.plan.sandbox;
+        let netns = Netns::open(&sandbox.netns).ok()?;
+        (netns.id() == sandbox.netns_id && netns.id() != self.own && !record.is_of_earlier_boot()).then_some(netns)
+    }
+}
+
+fn key(request: &cni::Request) -> Key {
+    Key { container_id: request.container_id.clone(), ifname: request.ifname.clone() }
+}
+
+/// What the dataplane has to be told of a recorded sandbox.
+fn guards(record: &Record) -> Vec<Guarded> {
+    let mut found = Vec::new();
+    for (number, attachment) in record.plan.attachments.iter().enumerate() {
+        // Attachment numbers fit: see `Plan::steps`.
+        let number = number as u16;
+        let leased = result::leased(number, attachment, &record.outputs).unwrap_or_default();
+        let link = (0..attachment.steps.len())
+            .find_map(|step| super::apply::link_of(record.outputs.get(&StepRef(number, step as u16))));
+        let Some((Some(host), pod)) = link else { continue };
+        for step in &attachment.steps {
+            if let crate::plan::Step::Protect(protect) = step {
+                found.push(Guarded::new(protect, &record.plan.sandbox, attachment, &leased, &host, &pod));
+            }
+        }
+    }
+    found
+}

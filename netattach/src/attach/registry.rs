@@ -1,0 +1,189 @@
+//! What is attached on this node, in memory; rebuilt from the journal at start.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::cni::{CniError, code};
+use crate::journal::{Key, Record};
+use crate::plan::resolve::Numbers;
+use crate::plan::{Output, Plan, Protect, Step, StepRef};
+
+/// A sandbox whose ADD succeeded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attached {
+    /// Which record it has.
+    pub key: Key,
+    /// What was done.
+    pub plan: Plan,
+    /// What it brought.
+    pub outputs: BTreeMap<StepRef, Output>,
+}
+
+impl From<&Record> for Attached {
+    fn from(record: &Record) -> Self {
+        Self { key: record.key.clone(), plan: record.plan.clone(), outputs: record.outputs.clone() }
+    }
+}
+
+/// All attached sandboxes, and the numbers that are in use.
+#[derive(Debug)]
+pub struct Registry {
+    inner: Mutex<Inner>,
+    /// Attachment numbers are below this.
+    limit: u32,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    sandboxes: BTreeMap<Key, Arc<Attached>>,
+    attachments: BTreeSet<u32>,
+    /// Number and users of each network.
+    networks: BTreeMap<String, (u32, u32)>,
+}
+
+impl Registry {
+    /// An empty one for attachment numbers 1 to `limit` - 1.
+    pub fn new(limit: u32) -> Self {
+        Self { inner: Mutex::default(), limit }
+    }
+
+    /// Adds or replaces a sandbox and marks its numbers as used.
+    pub fn insert(&self, attached: Attached) {
+        let mut inner = self.lock();
+        for (network, protect) in protected(&attached.plan) {
+            if inner.attachments.insert(protect.id) {
+                inner.networks.entry(network.to_owned()).or_insert((protect.zone, 0)).1 += 1;
+            }
+        }
+        inner.sandboxes.insert(attached.key.clone(), Arc::new(attached));
+    }
+
+    /// Forgets a sandbox and frees the numbers of `plan`.
+    pub fn remove(&self, key: &Key, plan: &Plan) {
+        let mut inner = self.lock();
+        inner.sandboxes.remove(key);
+        for (network, protect) in protected(plan) {
+            inner.free(network, protect.id);
+        }
+    }
+
+    /// All sandboxes, by container and interface.
+    pub fn all(&self) -> Vec<Arc<Attached>> {
+        self.lock().sandboxes.values().cloned().collect()
+    }
+
+    /// How many sandboxes are attached.
+    pub fn len(&self) -> usize {
+        self.lock().sandboxes.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Numbers for one plan; given back unless [`Reservation::keep`] is called.
+    pub fn reserve(&self) -> Reservation<'_> {
+        Reservation { registry: self, taken: Vec::new(), pending: None }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every change is complete before anything that could panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn free(&mut self, network: &str, id: u32) {
+        if !self.attachments.remove(&id) {
+            return;
+        }
+        if let Some((_, users)) = self.networks.get_mut(network) {
+            *users -= 1;
+            if *users == 0 {
+                self.networks.remove(network);
+            }
+        }
+    }
+}
+
+/// Numbers taken for a plan in the making.
+#[derive(Debug)]
+pub struct Reservation<'a> {
+    registry: &'a Registry,
+    taken: Vec<(String, u32)>,
+    pending: Option<u32>,
+}
+
+impl Reservation<'_> {
+    /// The numbers belong to the plan from here on; [`Registry::remove`] frees them.
+    pub fn keep(mut self) {
+        self.taken.clear();
+    }
+}
+
+impl Numbers for Reservation<'_> {
+    fn attachment(&mut self) -> Result<u32, CniError> {
+        let mut inner = self.registry.lock();
+        let free = (1..self.registry.limit).find(|id| !inner.attachments.contains(id));
+        let id = free.ok_or_else(|| {
+            let msg = format!("all {} attachment numbers of this node are in use", self.registry.limit - 1);
+            CniError::new(code::TRY_AGAIN_LATER, msg)
+        })?;
+        inner.attachments.insert(id);
+        self.pending = Some(id);
+        Ok(id)
+    }
+
+    fn network(&mut self, name: &str) -> u32 {
+        let mut inner = self.registry.lock();
+        let known = inner.networks.get(name).map(|(number, _)| *number);
+        let number = known.unwrap_or_else(|| {
+            let used: BTreeSet<u32> = inner.networks.values().map(|(number, _)| *number).collect();
+            // There are fewer networks than attachments, so a number below the limit is free.
+            (1..=self.registry.limit).find(|number| !used.contains(number)).unwrap_or(self.registry.limit)
+        });
+        inner.networks.entry(name.to_owned()).or_insert((number, 0)).1 += 1;
+        self.taken.extend(self.pending.take().map(|id| (name.to_owned(), id)));
+        number
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.registry.lock();
+        for (network, id) in self.taken.drain(..) {
+            inner.free(&network, id);
+        }
+        if let Some(id) = self.pending.take() {
+            inner.attachments.remove(&id);
+        }
+    }
+}
+
+/// The dataplane's part of a plan: network name and numbers.
+pub(super) fn protected(plan: &Plan) -> impl Iterator<Item = (&str, &Protect)> {
+    plan.steps().filter_map(|(_, attachment, step)| match step {
+        Step::Protect(protect) => Some((attachment.network.as_str(), protect)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_unless_kept() {
+        let registry = Registry::new(3);
+        let mut first = registry.reserve();
+        assert_eq!((first.attachment(), first.network("a/x")), (Ok(1), 1));
+        let mut second = registry.reserve();
+        assert_eq!((second.attachment(), second.network("a/y")), (Ok(2), 2));
+        assert_eq!(registry.reserve().attachment().unwrap_err().code, code::TRY_AGAIN_LATER);
+        drop(first);
+        second.keep();
+        let mut third = registry.reserve();
+        assert_eq!((third.attachment(), third.network("a/y")), (Ok(1), 2));
+    }
+}

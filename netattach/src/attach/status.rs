@@ -1,0 +1,104 @@
+//! `network-status` of attached pods, as files: what a cluster would find in the pod's annotation.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Attached;
+use crate::npwg::status::{self, AttachedInterface, AttachedIp, StatusEntry};
+use crate::plan::{PodRef, result};
+
+/// A directory with one file for each attached pod: `<namespace>/<name>.json`, replaced as a whole.
+#[derive(Debug, Clone)]
+pub struct StatusFiles {
+    directory: PathBuf,
+}
+
+/// A status file could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("write network-status {path}")]
+pub struct StatusFileError {
+    /// Its path.
+    pub path: PathBuf,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The entries of a sandbox in the order of its attachments.
+pub fn entries(attached: &Attached) -> Vec<StatusEntry> {
+    let mut entries = Vec::new();
+    for (number, attachment) in attached.plan.attachments.iter().enumerate() {
+        // Attachment numbers fit: see `Plan::steps`.
+        let result = result::result(&attached.plan.sandbox, number as u16, attachment, &attached.outputs);
+        let result = result.unwrap_or_default();
+        let interfaces = result.interfaces.iter().map(|interface| AttachedInterface {
+            name: interface.name.clone(),
+            mac: interface.mac.clone(),
+            sandbox: interface.sandbox.is_some(),
+        });
+        let described = status::Attached {
+            interfaces: interfaces.collect(),
+            ips: result
+                .ips
+                .iter()
+                .map(|ip| AttachedIp { address: ip.address.addr(), interface: ip.interface })
+                .collect(),
+            dns: status::Dns {
+                nameservers: result.dns.nameservers.clone(),
+                domain: result.dns.domain.clone(),
+                search: result.dns.search.clone(),
+            },
+            default_route: None,
+        };
+        entries.push(StatusEntry::new(&attachment.network, attachment.default, &attachment.ifname, &described));
+    }
+    entries
+}
+
+impl StatusFiles {
+    /// Files below `directory`.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into() }
+    }
+
+    /// Publishes the status of a pod's sandbox.
+    ///
+    /// # Errors
+    /// [`StatusFileError`].
+    pub fn publish(&self, attached: &Attached) -> Result<(), StatusFileError> {
+        let Some(path) = attached.plan.sandbox.pod.as_ref().and_then(|pod| self.path(pod)) else { return Ok(()) };
+        let text = status::render(&entries(attached));
+        let write = || {
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            let temporary = path.with_extension("tmp");
+            std::fs::write(&temporary, &text)?;
+            std::fs::rename(&temporary, &path)
+        };
+        write().map_err(|source| StatusFileError { path: path.clone(), source })
+    }
+
+    /// Withdraws the status of a pod.
+    ///
+    /// # Errors
+    /// [`StatusFileError`].
+    pub fn withdraw(&self, pod: &PodRef) -> Result<(), StatusFileError> {
+        let Some(path) = self.path(pod) else { return Ok(()) };
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StatusFileError { path, source }),
+            _ => {
+                // Gone when it was the namespace's last pod, refused when it was not.
+                let _ = path.parent().map(std::fs::remove_dir);
+                Ok(())
+            }
+        }
+    }
+
+    /// The pod's file; `None` for names that no pod can have and no path should.
+    fn path(&self, pod: &PodRef) -> Option<PathBuf> {
+        let plain = |name: &str| !name.is_empty() && !name.contains('/') && name != "." && name != "..";
+        let named = plain(&pod.namespace) && plain(&pod.name);
+        named.then(|| Path::new(&self.directory).join(&pod.namespace).join(format!("{}.json", pod.name)))
+    }
+}

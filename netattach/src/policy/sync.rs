@@ -1,0 +1,418 @@
+//! Keeps the kernel's policies equal to what the manifests say, and attachments under them from their first packet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::compile::{Condition, Desired, Options, Subject, compile};
+use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
+use super::index::Endpoint;
+use super::model::{Inference, Severity};
+use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, PolicyIds};
+use crate::mac::Mac;
+use crate::netlink::{self, Handle, Hook};
+use crate::npwg::NetworkRef;
+use crate::plan::{AttachmentPlan, Interface, PodRef, Protect, Sandbox, result::Leased};
+use crate::report::Chain;
+use crate::source::{ObjectName, Source};
+
+/// A policy number without entries, so that it allows nothing: what an isolated attachment is under when its own
+/// policy does not fit into the maps.
+const DENY_ALL: PolicyId = PolicyId::MAX;
+
+/// How long entries that nothing refers to are kept: longer than any packet can be in the middle of reading them.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Names under which the programs are attached.
+const FROM_POD: &str = "na_from_pod";
+const TO_POD: &str = "na_to_pod";
+
+/// An attachment as the dataplane has to know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guarded {
+    id: u32,
+    attachment: Attachment,
+    host_index: u32,
+    pod: Option<PodRef>,
+    network: String,
+}
+
+/// Why an attachment could not be put under its policies.
+#[derive(Debug, thiserror::Error)]
+pub enum EnforceError {
+    /// A map or a program.
+    #[error("dataplane")]
+    Bpf(#[from] BpfError),
+    /// A filter.
+    #[error("attach programs")]
+    Netlink(#[from] netlink::Error),
+    /// The interface in the pod has no Ethernet address to verify.
+    #[error("interface {0} has no Ethernet address")]
+    NoMac(String),
+}
+
+/// One row of a report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InForce {
+    /// Number of the attachment.
+    pub id: u32,
+    /// Policy number for what comes in; `None`: not isolated.
+    pub ingress: Option<PolicyId>,
+    /// Policy number for what goes out; `None`: not isolated.
+    pub egress: Option<PolicyId>,
+    /// The policies that select it.
+    pub policies: Vec<ObjectName>,
+}
+
+/// The dataplane, the policies in it, and the attachments under them.
+pub struct Enforcer {
+    dataplane: Dataplane,
+    source: Arc<dyn Source>,
+    options: Options,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    endpoints: BTreeMap<u32, Endpoint>,
+    programmed: Programmed,
+    desired: Desired,
+    over_capacity: Vec<Condition>,
+    /// Policies that nothing refers to, and since when.
+    unreferenced: BTreeMap<PolicyId, Instant>,
+}
+
+impl Guarded {
+    /// Puts together what the steps of an attachment brought.
+    pub fn new(
+        protect: &Protect,
+        sandbox: &Sandbox,
+        attachment: &AttachmentPlan,
+        leased: &Leased,
+        host: &Interface,
+        pod: &Interface,
+    ) -> Result<Self, EnforceError> {
+        let mac: Mac = pod.mac.ok_or_else(|| EnforceError::NoMac(pod.name.clone()))?;
+        Ok(Self {
+            id: protect.id,
+            attachment: Attachment {
+                mac,
+                addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
+                zone: protect.zone,
+                flags: Checks {
+                    source_mac: protect.check_mac,
+                    source_address: protect.check_addresses,
+                    pending: false,
+                },
+            },
+            host_index: host.index,
+            pod: sandbox.pod.clone(),
+            network: attachment.network.clone(),
+        })
+    }
+
+    /// What policies can select; `None` for an attachment that no policy can name.
+    fn endpoint(&self) -> Option<Endpoint> {
+        let pod = self.pod.as_ref()?;
+        let (namespace, name) = self.network.split_once('/')?;
+        Some(Endpoint {
+            id: self.id,
+            pod: ObjectName::new(&pod.namespace, &pod.name),
+            network: NetworkRef::new(namespace, name),
+            addresses: self.attachment.addresses.clone(),
+        })
+    }
+}
+
+impl Enforcer {
+    /// Takes over a dataplane, whatever an earlier agent left in it.
+    ///
+    /// # Errors
+    /// The dataplane cannot be read.
+    pub fn new(dataplane: Dataplane, source: Arc<dyn Source>, inference: Inference) -> Result<Self, EnforceError> {
+        let last_id = dataplane.allocate_policy_id()?;
+        let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
+        Ok(Self {
+            dataplane,
+            source,
+            options: Options { policy_types_inference: inference },
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Puts a new attachment under its policies: record, policy, device, and last the programs. The pod's end of
+    /// the link is still down, so its first packet is judged.
+    ///
+    /// # Errors
+    /// A write failed: the attachment must not come up. A policy that does not fit is not an error: the
+    /// attachment is isolated completely and a condition says so.
+    pub fn attach(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
+        self.dataplane.put_attachment(guarded.id, &guarded.attachment)?;
+        {
+            let mut state = self.lock();
+            state.programmed.endpoints.remove(&guarded.id);
+            if let Some(endpoint) = guarded.endpoint() {
+                state.endpoints.insert(guarded.id, endpoint);
+                self.bring_up_to_date(&mut state)?;
+            }
+        }
+        self.dataplane.bind_link(guarded.host_index, guarded.id)?;
+        self.attach_programs(guarded.host_index, host)
+    }
+
+    fn attach_programs(&self, index: u32, host: &mut Handle) -> Result<(), EnforceError> {
+        let programs = [
+            (Hook::Ingress, FROM_POD, self.dataplane.program(bpf::Hook::FromPod)),
+            (Hook::Egress, TO_POD, self.dataplane.program(bpf::Hook::ToPod)),
+        ];
+        Ok(host.ensure_programs(index, &programs)?)
+    }
+
+    /// Forgets an attachment whose links are gone. Idempotent.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
+        self.dataplane.remove_attachment(id)?;
+        let mut state = self.lock();
+        state.programmed.endpoints.remove(&id);
+        if state.endpoints.remove(&id).is_some() {
+            self.bring_up_to_date(&mut state)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over the attachments that were there at start, and removes what belongs to none of them. Programs
+    /// that still run are replaced only when this agent brings others.
+    pub fn adopt(&self, attachments: &[Guarded]) -> Vec<EnforceError> {
+        let mut errors = Vec::new();
+        let changed = self.dataplane.programs_changed().unwrap_or(true);
+        {
+            let mut state = self.lock();
+            for guarded in attachments {
+                errors.extend(self.dataplane.put_attachment(guarded.id, &guarded.attachment).err().map(Into::into));
+                match self.dataplane.policy(guarded.id) {
+                    Ok(ids) => {
+                        let assignment = Assignment { ingress: ids.ingress, egress: ids.egress };
+                        state.programmed.endpoints.insert(guarded.id, assignment);
+                    }
+                    Err(error) => errors.push(error.into()),
+                }
+                state.endpoints.extend(guarded.endpoint().map(|endpoint| (guarded.id, endpoint)));
+            }
+            errors.extend(self.bring_up_to_date(&mut state).err());
+        }
+        match Handle::open() {
+            Ok(mut host) => {
+                for guarded in attachments {
+                    errors.extend(self.adopt_device(guarded, changed, &mut host).err());
+                }
+            }
+            Err(error) => errors.push(error.into()),
+        }
+        let known: BTreeSet<u32> = attachments.iter().map(|guarded| guarded.id).collect();
+        errors.extend(self.remove_strays(&known).err());
+        if errors.is_empty() {
+            errors.extend(self.dataplane.programs_attached().err().map(EnforceError::from));
+        }
+        errors
+    }
+
+    fn adopt_device(&self, guarded: &Guarded, changed: bool, host: &mut Handle) -> Result<(), EnforceError> {
+        self.dataplane.bind_link(guarded.host_index, guarded.id)?;
+        let missing = match host.find_program(guarded.host_index, Hook::Ingress) {
+            // The device is gone: its DEL is still to come.
+            Err(error) if error.not_found() => return Ok(()),
+            found => found?.is_none() || host.find_program(guarded.host_index, Hook::Egress)?.is_none(),
+        };
+        if missing || changed { self.attach_programs(guarded.host_index, host) } else { Ok(()) }
+    }
+
+    fn remove_strays(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
+        let recorded = self.dataplane.attachments_dump()?;
+        let bound = self.dataplane.links_dump();
+        let strays: BTreeSet<u32> =
+            recorded.keys().chain(bound.values()).copied().filter(|id| !known.contains(id)).collect();
+        for id in strays {
+            tracing::info!(id, "removing an attachment from the maps that is in no record");
+            self.dataplane.remove_attachment(id)?;
+        }
+        Ok(())
+    }
+
+    /// Brings all attachments under what the manifests say now.
+    ///
+    /// # Errors
+    /// A write failed. What was in force before stays so where that is.
+    pub fn sync(&self) -> Result<(), EnforceError> {
+        self.bring_up_to_date(&mut self.lock())
+    }
+
+    /// Removes entries that nothing has referred to for long enough.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub fn sweep(&self) -> Result<(), EnforceError> {
+        self.sweep_locked(&mut self.lock())
+    }
+
+    /// Whether the device is that attachment's.
+    pub fn is_bound(&self, index: u32, id: u32) -> bool {
+        self.dataplane.links_dump().get(&index) == Some(&id)
+    }
+
+    /// Counters of an attachment.
+    ///
+    /// # Errors
+    /// The map could not be read.
+    pub fn stats(&self, id: u32) -> Result<bpf::Stats, EnforceError> {
+        Ok(self.dataplane.stats(id)?)
+    }
+
+    /// What is in force.
+    pub fn in_force(&self) -> Vec<InForce> {
+        let state = self.lock();
+        let some = |id: PolicyId| Some(id).filter(|id| *id != 0);
+        let row = |(id, assignment): (&u32, &Assignment)| InForce {
+            id: *id,
+            ingress: some(assignment.ingress),
+            egress: some(assignment.egress),
+            policies: state.desired.endpoints.get(id).map(|policy| policy.policies.clone()).unwrap_or_default(),
+        };
+        state.programmed.endpoints.iter().map(row).collect()
+    }
+
+    /// What authors of policies should know.
+    pub fn conditions(&self) -> Vec<Condition> {
+        let state = self.lock();
+        state.desired.conditions.iter().chain(&state.over_capacity).cloned().collect()
+    }
+
+    fn bring_up_to_date(&self, state: &mut State) -> Result<(), EnforceError> {
+        self.sweep_locked(state)?;
+        let objects = self.source.snapshot();
+        let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
+        let desired = compile(&objects, &endpoints, self.options);
+        let mut refused = BTreeSet::new();
+        state.over_capacity.clear();
+        for write in diff(&desired, &state.programmed) {
+            match &write {
+                Write::Install { id, policy } => {
+                    // The number is used up in the kernel's memory too, so that no later agent gives it again.
+                    while self.dataplane.allocate_policy_id()? < *id {}
+                    match self.dataplane.install_policy(*id, policy) {
+                        Ok(()) => {}
+                        Err(error @ BpfError::OverCapacity { .. }) => {
+                            refused.insert(*id);
+                            state.programmed.last_id = *id;
+                            let rule = policy.rules.values().next().map_or("", String::as_str);
+                            state.over_capacity.push(over_capacity(rule, &error));
+                            continue;
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Write::Assign { endpoint, assignment } => {
+                    let known = state.programmed.endpoints.get(endpoint).copied();
+                    let Some(assignment) = without(&refused, *assignment, known) else { continue };
+                    self.assign(state, *endpoint, assignment)?;
+                    continue;
+                }
+                Write::Remove { .. } => {}
+            }
+            if let Write::Remove { id } = write {
+                let used = state.programmed.endpoints.values().any(|a| a.ingress == id || a.egress == id);
+                if !used {
+                    state.unreferenced.entry(id).or_insert_with(Instant::now);
+                    state.programmed.apply(&write);
+                }
+            } else {
+                state.programmed.apply(&write);
+            }
+        }
+        self.note_leftovers(state);
+        state.desired = desired;
+        Ok(())
+    }
+
+    fn assign(&self, state: &mut State, endpoint: u32, assignment: Assignment) -> Result<(), EnforceError> {
+        let ids = PolicyIds { ingress: assignment.ingress, egress: assignment.egress };
+        self.dataplane.set_policy(endpoint, ids)?;
+        state.programmed.endpoints.insert(endpoint, assignment);
+        Ok(())
+    }
+
+    /// Entries of an earlier agent whose content nobody knows any more.
+    fn note_leftovers(&self, state: &mut State) {
+        let referenced: BTreeSet<PolicyId> =
+            state.programmed.endpoints.values().flat_map(|a| [a.ingress, a.egress]).collect();
+        for id in self.dataplane.installed_policies() {
+            if !state.programmed.policies.contains_key(&id) && !referenced.contains(&id) {
+                state.unreferenced.entry(id).or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    fn sweep_locked(&self, state: &mut State) -> Result<(), EnforceError> {
+        let due: Vec<PolicyId> =
+            state.unreferenced.iter().filter(|(_, since)| since.elapsed() >= GRACE).map(|(id, _)| *id).collect();
+        for id in due {
+            self.dataplane.remove_policy(id)?;
+            state.unreferenced.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic between two writes leaves a state that the next comparison repairs.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What to assign when policies were refused for want of room: an attachment keeps what it has; a new one is
+/// isolated completely in the direction that could not be written. `None` when nothing changes.
+fn without(refused: &BTreeSet<PolicyId>, wanted: Assignment, known: Option<Assignment>) -> Option<Assignment> {
+    if !refused.contains(&wanted.ingress) && !refused.contains(&wanted.egress) {
+        return Some(wanted);
+    }
+    if known.is_some() {
+        return None;
+    }
+    let or_deny = |id| if refused.contains(&id) { DENY_ALL } else { id };
+    Some(Assignment { ingress: or_deny(wanted.ingress), egress: or_deny(wanted.egress) })
+}
+
+fn over_capacity(rule: &str, error: &BpfError) -> Condition {
+    // A rule is described as `namespace/policy direction[number]`.
+    let policy = rule.split_whitespace().next().and_then(|name| name.split_once('/'));
+    let (namespace, name) = policy.unwrap_or(("", rule));
+    Condition {
+        object: Subject::Policy(ObjectName::new(namespace, name)),
+        severity: Severity::Error,
+        message: format!(
+            "does not fit into the kernel's tables: attachments keep the policy they had, new ones are isolated: {}",
+            Chain(error)
+        ),
+    }
+}
+
+impl fmt::Debug for Enforcer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enforcer").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attachment_without_room_for_its_policy_keeps_the_old_or_is_isolated() {
+        let refused = BTreeSet::from([7]);
+        let wanted = Assignment { ingress: 7, egress: 3 };
+        assert_eq!(without(&BTreeSet::new(), wanted, None), Some(wanted));
+        assert_eq!(without(&refused, wanted, Some(Assignment::default())), None);
+        assert_eq!(without(&refused, wanted, None), Some(Assignment { ingress: DENY_ALL, egress: 3 }));
+    }
+}

@@ -1,0 +1,208 @@
+//! One request to the agent, blocking.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use super::frame::{self, FrameError};
+use super::message::{Hello, PROTOCOL, Request, Response};
+
+/// How long to wait for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Until the agent accepts the connection; it is tried again and again for that long.
+    pub connect: Duration,
+    /// From then until the answer is complete.
+    pub answer: Duration,
+}
+
+/// The agent did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("the agent does not answer at {socket}: is netattachd running, and with this socket?")]
+    Connect {
+        /// Where it was looked for.
+        socket: PathBuf,
+        /// The last attempt's failure.
+        source: io::Error,
+    },
+    /// The request is too long for a frame, or has no JSON form.
+    #[error("prepare the request")]
+    Prepare(#[source] FrameError),
+    /// The connection broke; what the agent did of the request is unknown.
+    #[error("the agent at {socket} broke off")]
+    Broken {
+        /// Where it listens.
+        socket: PathBuf,
+        /// How.
+        source: FrameError,
+    },
+    /// The answer did not come in time; what the agent did of the request is unknown.
+    #[error("the agent at {socket} did not answer within {waited:?}")]
+    Slow {
+        /// Where it listens.
+        socket: PathBuf,
+        /// How long it was given.
+        waited: Duration,
+    },
+    /// The two are of different builds.
+    #[error(
+        "the agent at {socket} is version {theirs} and speaks protocol {their_protocol}, this is version {ours} with \
+         protocol {PROTOCOL}: install both from one release"
+    )]
+    Protocol {
+        /// Where it listens.
+        socket: PathBuf,
+        /// Its version.
+        theirs: String,
+        /// Its protocol.
+        their_protocol: u32,
+        /// Version of this software.
+        ours: String,
+    },
+    /// Whoever listens there does not speak this protocol.
+    #[error("what listens at {socket} sent something that is not a message of the agent")]
+    Garbled {
+        /// Where it listens.
+        socket: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// The agent answered that it will not.
+    #[error("the agent at {socket} refused: {reason}")]
+    Refused {
+        /// Where it listens.
+        socket: PathBuf,
+        /// Its words.
+        reason: String,
+    },
+}
+
+impl ClientError {
+    /// Whether the agent may have begun with the request, so that its outcome is unknown.
+    pub fn is_outcome_unknown(&self) -> bool {
+        matches!(self, Self::Broken { .. } | Self::Slow { .. } | Self::Garbled { .. })
+    }
+}
+
+/// Sends one request and returns the answer, never [`Response::Refused`].
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn call(socket: &Path, request: &Request, patience: Patience) -> Result<Response, ClientError> {
+    let mut frames = Vec::new();
+    frame::append(&mut frames, &Hello::ours()).map_err(ClientError::Prepare)?;
+    frame::append(&mut frames, request).map_err(ClientError::Prepare)?;
+
+    let stream = connect(socket, Instant::now() + patience.connect)
+        .map_err(|source| ClientError::Connect { socket: socket.to_owned(), source })?;
+    let mut agent = Agent { stream, socket, patience, deadline: Instant::now() + patience.answer };
+    let sent = agent.write_all(&frames);
+    // The greeting first, whether or not everything could be sent: an agent of another protocol says so and hangs
+    // up without reading on.
+    agent.expect_our_protocol()?;
+    sent.map_err(|error| agent.failed(error.into()))?;
+    match agent.receive()? {
+        Response::Refused(reason) => Err(ClientError::Refused { socket: socket.to_owned(), reason }),
+        response => Ok(response),
+    }
+}
+
+/// A connection all of whose operations end at one deadline.
+struct Agent<'a> {
+    stream: UnixStream,
+    socket: &'a Path,
+    patience: Patience,
+    deadline: Instant,
+}
+
+impl Agent<'_> {
+    fn expect_our_protocol(&mut self) -> Result<(), ClientError> {
+        let hello: Hello = self.receive()?;
+        if hello.protocol == PROTOCOL {
+            return Ok(());
+        }
+        Err(ClientError::Protocol {
+            socket: self.socket.to_owned(),
+            theirs: hello.version,
+            their_protocol: hello.protocol,
+            ours: Hello::ours().version,
+        })
+    }
+
+    fn receive<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, ClientError> {
+        let payload = frame::read(self).map_err(|error| self.failed(error))?;
+        serde_json::from_slice(&payload)
+            .map_err(|source| ClientError::Garbled { socket: self.socket.to_owned(), source })
+    }
+
+    fn failed(&self, error: FrameError) -> ClientError {
+        let socket = self.socket.to_owned();
+        match error {
+            FrameError::Connection(error) if is_timeout(&error) => {
+                ClientError::Slow { socket, waited: self.patience.answer }
+            }
+            source => ClientError::Broken { socket, source },
+        }
+    }
+
+    fn remaining(&self) -> io::Result<Duration> {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(remaining) }
+    }
+}
+
+impl Read for Agent<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.remaining()?))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Agent<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.remaining()?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Tries until `deadline`, while nobody listens: an agent that restarts is away for a moment.
+fn connect(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let mut pause = Duration::from_millis(5);
+    loop {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        match connect_once(socket, remaining) {
+            Err(error) if is_absence(&error) && !remaining.is_zero() => {
+                std::thread::sleep(pause.min(remaining));
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn connect_once(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(socket)?;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // connect(2) waits in a full queue, for as long as sending may take (unix(7)).
+    let patience = patience.max(Duration::from_millis(1));
+    sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(patience))?;
+    rustix::net::connect(&fd, &address)?;
+    Ok(UnixStream::from(fd))
+}
+
+fn is_absence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
+}

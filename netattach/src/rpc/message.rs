@@ -1,0 +1,409 @@
+//! What the agent is asked and what it answers.
+//!
+//! Fields may be added; a reader passes over those it does not know. Anything else raises [`PROTOCOL`].
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::mac::Mac;
+
+/// Number of this protocol. Peers with different numbers do not talk.
+pub const PROTOCOL: u32 = 1;
+
+/// The first frame of each side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL`] of the sender.
+    pub protocol: u32,
+    /// Version of the sender's software, for messages.
+    pub version: String,
+}
+
+/// The second frame of a client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// One call of the CNI executable.
+    Cni(CniCall),
+    /// Every attachment on this node.
+    Attachments,
+    /// What each attachment has sent and received.
+    Stats,
+    /// Which policies apply to each attachment.
+    Policy,
+    /// How the agent is doing.
+    Status,
+}
+
+/// The second frame of the agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// To [`Request::Cni`].
+    Cni(CniReply),
+    /// To [`Request::Attachments`].
+    Attachments(Vec<Attachment>),
+    /// To [`Request::Stats`].
+    Stats(Vec<AttachmentStats>),
+    /// To [`Request::Policy`].
+    Policy(PolicyReport),
+    /// To [`Request::Status`].
+    Status(Status),
+    /// To a request that was not understood or could not be served: the reason, on one line.
+    Refused(String),
+}
+
+/// A call of the CNI executable as the container runtime made it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CniCall {
+    /// The `CNI_*` variables of its environment and no others.
+    pub env: BTreeMap<String, String>,
+    /// All of its standard input.
+    pub stdin: String,
+}
+
+/// What the CNI executable shall do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CniReply {
+    /// Written to standard output as it is.
+    pub stdout: String,
+    /// Exit code.
+    pub exit: i32,
+}
+
+/// Which attachment a row is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachmentName {
+    /// Number of the attachment in the kernel's maps.
+    pub id: u32,
+    /// The pod, where the runtime said which.
+    pub pod: Option<PodName>,
+    /// Name of the network: `namespace/definition`, or that of a cluster-wide network.
+    pub network: String,
+    /// Interface in the pod.
+    pub ifname: String,
+}
+
+/// A pod, shown as `namespace/name`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// One attachment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// Which.
+    #[serde(flatten)]
+    pub name: AttachmentName,
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// How the interface was made.
+    pub kind: Kind,
+    /// Ethernet address of the interface in the pod, where it has one.
+    pub mac: Option<Mac>,
+    /// Addresses in the pod with their prefix lengths.
+    pub addresses: Vec<IpNet>,
+    /// The interface on the host that carries its traffic: the other end of a veth, the parent of a macvlan.
+    pub host_interface: Option<String>,
+    /// Where policies are enforced.
+    pub enforcement: Enforcement,
+    /// How far it is.
+    pub state: State,
+}
+
+/// What made an interface: `bridge` and so on in process, `exec:TYPE` by another plugin's executable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum Kind {
+    /// One of our own, by its plugin type.
+    Native(String),
+    /// The executable of this type.
+    Exec(String),
+}
+
+/// Where policies take hold of an attachment's traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Enforcement {
+    /// On the host's end of the link: out of the pod's reach.
+    Host,
+    /// On the host's parent interface: out of the pod's reach.
+    Parent,
+    /// Inside the pod: a pod with `CAP_NET_RAW` or `CAP_NET_ADMIN` may find ways around.
+    Pod,
+    /// Nowhere: policies have no effect.
+    None,
+}
+
+/// How far an attachment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// ADD is under way.
+    Attaching,
+    /// ADD succeeded.
+    Attached,
+    /// DEL is under way, or has failed and waits for the next.
+    Detaching,
+}
+
+/// Traffic of one attachment since it was attached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachmentStats {
+    /// Which.
+    #[serde(flatten)]
+    pub name: AttachmentName,
+    /// What reached the pod.
+    pub received: Traffic,
+    /// What the pod sent and was let through.
+    pub sent: Traffic,
+    /// Packets dropped in either direction, by the name of the reason; reasons without packets are left out.
+    pub dropped: BTreeMap<String, u64>,
+}
+
+/// A count of packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Traffic {
+    /// How many.
+    pub packets: u64,
+    /// Their bytes, Ethernet header included.
+    pub bytes: u64,
+}
+
+/// Policies as they are in force.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PolicyReport {
+    /// One row per attachment.
+    pub attachments: Vec<AttachmentPolicy>,
+    /// What is wrong with policies and the objects they refer to.
+    pub conditions: Vec<Condition>,
+}
+
+/// Policies of one attachment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachmentPolicy {
+    /// Which.
+    #[serde(flatten)]
+    pub name: AttachmentName,
+    /// Number in the kernel's maps of the rules for traffic to the pod; without one all of it is let through.
+    pub ingress: Option<u32>,
+    /// The same for traffic from the pod.
+    pub egress: Option<u32>,
+    /// The policies that select it: `namespace/name`, sorted.
+    pub selected_by: Vec<String>,
+}
+
+/// A problem with an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    /// Kind and name, `MultiNetworkPolicy shop/db`, or a file.
+    pub object: String,
+    /// What is wrong and what that means, on one line.
+    pub problem: String,
+}
+
+/// How the agent is doing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of its software.
+    pub version: String,
+    /// What must hold before it serves, in the order of its start.
+    pub ready: Vec<Readiness>,
+    /// Problems with what it reads: manifests, watches.
+    pub source: Vec<Condition>,
+    /// What this kernel can do, as probed.
+    pub kernel: Kernel,
+    /// How programs are attached on the host: `tcx` or `clsact`.
+    pub attach_mode: String,
+    /// Resident memory in bytes.
+    pub memory_bytes: u64,
+    /// Number of attachments.
+    pub attachments: u64,
+}
+
+/// One condition of readiness.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Readiness {
+    /// Short name.
+    pub condition: String,
+    /// Whether it holds.
+    pub met: bool,
+    /// Why not, or what was found; may be empty.
+    pub detail: String,
+}
+
+/// The running kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// `uname -r`.
+    pub release: String,
+    /// What was probed.
+    pub features: Vec<Feature>,
+}
+
+/// Something that a kernel may lack.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Feature {
+    /// Short name.
+    pub name: String,
+    /// Whether it is there.
+    pub present: bool,
+    /// What its absence means and since which kernel it exists; may be empty.
+    pub detail: String,
+}
+
+impl Hello {
+    /// That of this software.
+    pub fn ours() -> Self {
+        Self { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() }
+    }
+}
+
+impl Request {
+    /// Its name on the wire.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Cni(_) => "cni",
+            Self::Attachments => "attachments",
+            Self::Stats => "stats",
+            Self::Policy => "policy",
+            Self::Status => "status",
+        }
+    }
+}
+
+impl CniCall {
+    /// A variable; empty counts as absent, as everywhere in CNI.
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        self.env.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The text was not `namespace/name`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not of the form namespace/name")]
+pub struct InvalidPodName(pub String);
+
+impl FromStr for PodName {
+    type Err = InvalidPodName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+                Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+            }
+            _ => Err(InvalidPodName(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Native(kind) => f.write_str(kind),
+            Self::Exec(kind) => write!(f, "exec:{kind}"),
+        }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text.strip_prefix("exec:") {
+            Some(kind) => Self::Exec(kind.to_owned()),
+            None => Self::Native(text.to_owned()),
+        })
+    }
+}
+
+impl From<String> for Kind {
+    fn from(text: String) -> Self {
+        let Ok(kind) = text.parse();
+        kind
+    }
+}
+
+impl From<Kind> for String {
+    fn from(kind: Kind) -> Self {
+        kind.to_string()
+    }
+}
+
+impl fmt::Display for Enforcement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Parent => "parent",
+            Self::Pod => "pod",
+            Self::None => "none",
+        })
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Attaching => "attaching",
+            Self::Attached => "attached",
+            Self::Detaching => "detaching",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_attachment_is_one_flat_object_and_unknown_fields_are_passed_over() {
+        let value = json!({
+            "id": 7, "pod": {"namespace": "shop", "name": "cart-0"}, "network": "shop/storage", "ifname": "net1",
+            "container_id": "abc", "kind": "exec:sriov", "mac": "02:00:00:00:00:01", "addresses": ["10.0.0.2/24"],
+            "host_interface": null, "enforcement": "none", "state": "attached"
+        });
+        let attachment: Attachment = serde_json::from_value(value.clone()).unwrap();
+        assert_eq!(attachment.kind, Kind::Exec("sriov".to_owned()));
+        assert_eq!(serde_json::to_value(&attachment).unwrap(), value);
+        let mut newer = value;
+        newer["vlan"] = json!(5);
+        assert_eq!(serde_json::from_value::<Attachment>(newer).unwrap(), attachment);
+    }
+
+    #[test]
+    fn requests_have_stable_names() {
+        for request in [Request::Attachments, Request::Stats, Request::Policy, Request::Status] {
+            assert_eq!(serde_json::to_value(&request).unwrap(), json!(request.name()));
+        }
+        let call = CniCall { env: BTreeMap::new(), stdin: "{}".to_owned() };
+        assert_eq!(
+            serde_json::to_value(Request::Cni(call)).unwrap(),
+            json!({"cni": {"env": {}, "stdin": "{}"}})
+        );
+    }
+
+    #[test]
+    fn pods_are_named_with_their_namespace() {
+        assert_eq!("a/b".parse::<PodName>().unwrap().to_string(), "a/b");
+        for text in ["", "b", "a/", "/b", "a/b/c"] {
+            assert_eq!(text.parse::<PodName>(), Err(InvalidPodName(text.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! DEL requests that came while no agent answered, kept as files until one carries them out.
+//!
+//! The CNI executable [`record`]s the request and only then tries the agent once more. The agent therefore
+//! reads the directory **after** it listens: a request is then either sent or found, whichever of the two came
+//! first. A request may be carried out twice; DEL allows that.
+//!
+//! The name of a file follows from its content, so that a runtime that repeats a request does not add files.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest, Sha256};
+
+use super::message::CniCall;
+
+const SUFFIX: &str = ".del.json";
+const TEMPORARY_PREFIX: &str = ".writing-";
+
+/// A temporary file this old has lost its writer, which needs milliseconds.
+const STRAY_AGE: Duration = Duration::from_secs(600);
+
+/// A recorded request.
+#[derive(Debug)]
+pub struct Pending {
+    /// Its file, for [`remove`].
+    pub path: PathBuf,
+    /// The request; or why the file holds none, in which case nothing can be carried out.
+    pub call: Result<CniCall, UnreadableError>,
+}
+
+/// The directory of requests, or one of its files, cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PendingError {
+    /// The request could not be made durable.
+    #[error("record the DEL request in {directory}")]
+    Record {
+        /// Where.
+        directory: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory cannot be read.
+    #[error("read the recorded DEL requests in {directory}")]
+    List {
+        /// Where.
+        directory: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A request that was carried out cannot be removed.
+    #[error("remove the recorded DEL request {path}")]
+    Remove {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A file in the directory of requests holds none.
+#[derive(Debug, thiserror::Error)]
+pub enum UnreadableError {
+    /// The file cannot be read.
+    #[error("read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The content is not a request.
+    #[error("{path} is not a recorded DEL request")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+}
+
+/// Makes a request durable and returns its file.
+///
+/// # Errors
+/// When any part of that failed: the request must then be taken as not recorded.
+pub fn record(state_dir: &Path, call: &CniCall) -> Result<PathBuf, PendingError> {
+    let directory = directory(state_dir);
+    match write(&directory, call) {
+        Ok(path) => Ok(path),
+        Err(source) => Err(PendingError::Record { directory, source }),
+    }
+}
+
+/// The recorded requests, oldest first. Files of other kinds are passed over; no directory means no requests.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
+    let directory = directory(state_dir);
+    let failed = |source| PendingError::List { directory: directory.clone(), source };
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        // A file that is gone by now needs no attention.
+        let Ok(written) = entry.metadata().and_then(|metadata| metadata.modified()) else { continue };
+        match entry.file_name().to_str() {
+            Some(name) if name.ends_with(SUFFIX) => found.push((written, entry.path())),
+            Some(name) if name.starts_with(TEMPORARY_PREFIX) => sweep(&entry.path(), written),
+            _ => {}
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| Pending { call: read(&path), path }).collect())
+}
+
+/// Removes a request that was carried out, or that nobody can carry out. One that is gone is as good.
+///
+/// # Errors
+/// When the file cannot be removed, or that cannot be made durable.
+pub fn remove(path: &Path) -> Result<(), PendingError> {
+    let failed = |source| PendingError::Remove { path: path.to_owned(), source };
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => path.parent().map_or(Ok(()), sync_directory).map_err(failed),
+    }
+}
+
+fn directory(state_dir: &Path) -> PathBuf {
+    state_dir.join("pending")
+}
+
+fn write(directory: &Path, call: &CniCall) -> io::Result<PathBuf> {
+    let content = serde_json::to_vec(call)?;
+    // For the owner's eyes: configurations may hold credentials.
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let name = format!("{:x}", Sha256::digest(&content));
+    let path = directory.join(format!("{name}{SUFFIX}"));
+    let temporary = directory.join(format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id()));
+    let written = write_durably(&temporary, &content).and_then(|()| fs::rename(&temporary, &path));
+    if let Err(error) = written {
+        // Swept later where it cannot be removed now.
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
+    sync_directory(directory)?;
+    Ok(path)
+}
+
+fn write_durably(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+fn read(path: &Path) -> Result<CniCall, UnreadableError> {
+    let content = fs::read(path).map_err(|source| UnreadableError::Read { path: path.to_owned(), source })?;
+    serde_json::from_slice(&content)
+        .map_err(|source| UnreadableError::Parse { path: path.to_owned(), source })
+}
+
+fn sweep(path: &Path, written: SystemTime) {
+    if written.elapsed().is_ok_and(|age| age > STRAY_AGE) {
+        // The next start tries again.
+        let _ = fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn call(container_id: &str) -> CniCall {
+        CniCall {
+            env: [("CNI_CONTAINERID".to_owned(), container_id.to_owned())].into(),
+            stdin: "{\"name\":\"net\"}".to_owned(),
+        }
+    }
+
+    fn calls(state_dir: &Path) -> Vec<CniCall> {
+        list(state_dir).unwrap().into_iter().map(|pending| pending.call.unwrap()).collect()
+    }
+
+    #[test]
+    fn requests_are_kept_once_in_order_and_until_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("state");
+        assert_eq!(calls(&state_dir), []);
+        let paths = ["b", "a", "c"].map(|id| record(&state_dir, &call(id)).unwrap());
+        for (age, path) in [30, 20, 10].into_iter().zip(&paths) {
+            let then = SystemTime::now() - Duration::from_secs(age);
+            File::open(path).unwrap().set_modified(then).unwrap();
+        }
+        assert_eq!(record(&state_dir, &call("c")).unwrap(), paths[2]);
+        assert_eq!(calls(&state_dir), [call("b"), call("a"), call("c")]);
+        assert_eq!(fs::metadata(&paths[0]).unwrap().permissions().mode() & 0o777, 0o600);
+
+        remove(&paths[1]).unwrap();
+        remove(&paths[1]).unwrap();
+        assert_eq!(calls(&state_dir), [call("b"), call("c")]);
+    }
+
+    #[test]
+    fn torn_and_foreign_files_do_not_hide_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = record(dir.path(), &call("a")).unwrap();
+        let pending = path.parent().unwrap();
+        let torn = pending.join("0.del.json");
+        fs::write(&torn, "{\"env\":{},").unwrap();
+        File::open(&torn).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        fs::write(pending.join("README"), "by hand").unwrap();
+        fs::write(pending.join(".writing-1-x"), "being written").unwrap();
+        fs::write(pending.join(".writing-2-x"), "abandoned").unwrap();
+        File::open(pending.join(".writing-2-x")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+
+        let [first, second] = <[Pending; 2]>::try_from(list(dir.path()).unwrap()).unwrap();
+        assert_eq!(
+            first.call.unwrap_err().to_string(),
+            format!("{} is not a recorded DEL request", torn.display())
+        );
+        assert_eq!((&second.path, second.call.unwrap()), (&path, call("a")));
+        assert!(pending.join(".writing-1-x").exists());
+        assert!(!pending.join(".writing-2-x").exists());
+    }
+}

@@ -1,0 +1,525 @@
+//! The agent's end of the socket.
+//!
+//! One request per connection, a bounded number of connections at a time, and a deadline for everything that
+//! a client must do: one that is slow, or sends something else than a request, holds nothing up but itself.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::codec::Decoder;
+
+use super::frame::{self, FrameError, Frames};
+use super::message::{Hello, PROTOCOL, Request, Response};
+use crate::report::Chain;
+
+/// Connections that may wait to be accepted: a node that boots starts all its pods at once.
+const BACKLOG: i32 = 1024;
+
+/// How long to wait after accept(2) failed, out of descriptors as a rule, before the next attempt.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// Serves one request. Runs to its end even when the client is gone by then: what was begun is finished.
+    fn handle(&self, request: Request) -> impl Future<Output = Response> + Send;
+}
+
+/// What clients are allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections served at a time; further ones wait in the kernel's queue.
+    pub connections: usize,
+    /// Until the whole request has arrived.
+    pub request: Duration,
+    /// Until the client has taken the answer.
+    pub answer: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connections: 256, request: Duration::from_secs(5), answer: Duration::from_secs(5) }
+    }
+}
+
+/// A socket that listens; its file is removed when this is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    _lock: OwnedFd,
+}
+
+/// The socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The directory of the socket cannot be created.
+    #[error("create the directory of socket {socket}")]
+    Directory {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another agent has the socket.
+    #[error("socket {socket} is served by another process; see which with: fuser {lock}")]
+    Served {
+        /// The socket.
+        socket: PathBuf,
+        /// The file it holds locked.
+        lock: PathBuf,
+    },
+    /// The file that keeps others away cannot be locked.
+    #[error("lock {lock}")]
+    Lock {
+        /// The file.
+        lock: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket itself.
+    #[error("listen on {socket}")]
+    Listen {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Listener {
+    /// Listens on a unix stream socket that only its owner may connect to (mode 0600), in the place of one that
+    /// an agent left behind. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ListenError::Served`] while another process serves it: `PATH.lock` tells.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        let socket = || path.to_owned();
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)
+                .map_err(|source| ListenError::Directory { socket: socket(), source })?;
+        }
+        let lock = lock_beside(path)?;
+        let listening =
+            listen(path).map_err(|error| ListenError::Listen { socket: socket(), source: error.into() })?;
+        let listener = UnixListener::from_std(listening.into())
+            .map_err(|source| ListenError::Listen { socket: socket(), source })?;
+        Ok(Self { socket: listener, path: path.to_owned(), _lock: lock })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Still locked. A file that stays is replaced by the next agent.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Serves until `stop` resolves, then accepts nothing more and returns when every request that was accepted
+/// has its answer. Dropping the future instead breaks them off.
+pub async fn serve<H: Handler>(
+    listener: Listener,
+    handler: Arc<H>,
+    limits: Limits,
+    stop: impl Future<Output = ()>,
+) {
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let mut connections = JoinSet::new();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        // Neither arm loses anything when dropped: a connection is accepted or stays in the kernel's queue.
+        let accepted = tokio::select! {
+            () = &mut stop => break,
+            accepted = accept(&listener, &places) => accepted,
+        };
+        match accepted {
+            Ok((stream, place)) => {
+                let handler = handler.clone();
+                connections.spawn(async move {
+                    if let Err(error) = converse(stream, &*handler, limits).await {
+                        tracing::warn!("client: {}", Chain(&error));
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!("accept on {}: {error}", listener.path.display());
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn accept(
+    listener: &Listener,
+    places: &Arc<Semaphore>,
+) -> io::Result<(UnixStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.socket.accept().await?;
+    Ok((stream, place))
+}
+
+/// A connection came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum ConnectionError {
+    #[error("read the request")]
+    Receive(#[source] FrameError),
+    #[error("no request within {0:?}")]
+    SlowRequest(Duration),
+    #[error("parse the greeting")]
+    Greeting(#[source] serde_json::Error),
+    #[error("version {version} speaks protocol {protocol}, not {PROTOCOL}")]
+    Protocol { version: String, protocol: u32 },
+    #[error("send the answer")]
+    Send(#[source] FrameError),
+    #[error("answer not taken within {0:?}")]
+    SlowAnswer(Duration),
+}
+
+async fn converse(
+    mut stream: UnixStream,
+    handler: &impl Handler,
+    limits: Limits,
+) -> Result<(), ConnectionError> {
+    // Before anything is known of the client: this frame is how one of another protocol learns of it.
+    send(&mut stream, &Hello::ours(), limits.answer).await?;
+    let received = tokio::time::timeout(limits.request, receive(&mut stream));
+    let answer = match received.await.map_err(|_| ConnectionError::SlowRequest(limits.request))?? {
+        None => return Ok(()),
+        Some(payload) => match serde_json::from_slice(&payload) {
+            Ok(request) => handler.handle(request).await,
+            Err(error) => Response::Refused(format!("the request cannot be understood: {error}")),
+        },
+    };
+    match send(&mut stream, &answer, limits.answer).await {
+        Err(ConnectionError::Send(error @ FrameError::TooLong { .. })) => {
+            send(&mut stream, &Response::Refused(format!("the answer does not fit: {error}")), limits.answer)
+                .await
+        }
+        sent => sent,
+    }
+}
+
+/// The payload of the request, when the greeting before it is in our protocol. `None` from a client that only
+/// looked whether somebody listens.
+async fn receive(stream: &mut UnixStream) -> Result<Option<Bytes>, ConnectionError> {
+    let mut buffer = BytesMut::new();
+    let hello = match next_frame(stream, &mut buffer).await {
+        Err(FrameError::Closed) => return Ok(None),
+        payload => payload.map_err(ConnectionError::Receive)?,
+    };
+    let Hello { protocol, version } = serde_json::from_slice(&hello).map_err(ConnectionError::Greeting)?;
+    if protocol != PROTOCOL {
+        return Err(ConnectionError::Protocol { version, protocol });
+    }
+    next_frame(stream, &mut buffer).await.map(Some).map_err(ConnectionError::Receive)
+}
+
+async fn next_frame(stream: &mut UnixStream, buffer: &mut BytesMut) -> Result<Bytes, FrameError> {
+    loop {
+        if let Some(payload) = Frames.decode(buffer)? {
+            return Ok(payload);
+        }
+        buffer.reserve(4096);
+        if stream.read_buf(buffer).await? == 0 {
+            return Frames.decode_eof(buffer)?.ok_or(FrameError::Closed);
+        }
+    }
+}
+
+async fn send(
+    stream: &mut UnixStream,
+    message: &impl serde::Serialize,
+    patience: Duration,
+) -> Result<(), ConnectionError> {
+    let mut bytes = Vec::new();
+    frame::append(&mut bytes, message).map_err(ConnectionError::Send)?;
+    match tokio::time::timeout(patience, stream.write_all(&bytes)).await {
+        Ok(sent) => sent.map_err(|error| ConnectionError::Send(error.into())),
+        Err(_) => Err(ConnectionError::SlowAnswer(patience)),
+    }
+}
+
+/// Takes `PATH.lock`, which outlives sockets: whoever has it may remove the socket of the one before.
+fn lock_beside(path: &Path) -> Result<OwnedFd, ListenError> {
+    let mut lock = path.as_os_str().to_owned();
+    lock.push(".lock");
+    let lock = PathBuf::from(lock);
+    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    let locked = rustix::fs::open(&lock, flags, Mode::RUSR | Mode::WUSR)
+        .and_then(|fd| rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).map(|()| fd));
+    match locked {
+        Ok(fd) => Ok(fd),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::Served { socket: path.to_owned(), lock }),
+        Err(error) => Err(ListenError::Lock { lock, source: error.into() }),
+    }
+}
+
+fn listen(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    match rustix::fs::unlink(path) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+        Err(error) => return Err(error),
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file that bind(2) creates takes its mode from the socket: there is no moment with a wider one.
+    rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&fd, &address)?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream as BlockingStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread::JoinHandle;
+
+    use tokio::sync::{Notify, oneshot};
+
+    use super::*;
+    use crate::rpc::client::{ClientError, Patience, call};
+    use crate::rpc::message::{CniCall, CniReply};
+    use crate::rpc::{pending, shim};
+
+    const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(10) };
+
+    /// Answers CNI calls with their own stdin and holds every other request until it is let go.
+    #[derive(Default)]
+    struct Echo {
+        held: AtomicUsize,
+        go: Notify,
+    }
+
+    impl Handler for Echo {
+        async fn handle(&self, request: Request) -> Response {
+            match request {
+                Request::Cni(call) => Response::Cni(CniReply { stdout: call.stdin, exit: 3 }),
+                _ => {
+                    let go = self.go.notified();
+                    self.held.fetch_add(1, Ordering::SeqCst);
+                    go.await;
+                    Response::Stats(Vec::new())
+                }
+            }
+        }
+    }
+
+    /// An agent on a thread of its own; stops when dropped.
+    struct Agent {
+        dir: tempfile::TempDir,
+        echo: Arc<Echo>,
+        stop: Option<oneshot::Sender<()>>,
+        thread: Option<JoinHandle<()>>,
+    }
+
+    impl Agent {
+        fn start(limits: Limits) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let echo = Arc::new(Echo::default());
+            let (stop, stopped) = oneshot::channel();
+            let (path, handler) = (dir.path().join("run/agent.sock"), echo.clone());
+            let thread = std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let listener = Listener::bind(&path).unwrap();
+                    serve(listener, handler, limits, async { drop(stopped.await) }).await;
+                });
+            });
+            Self { dir, echo, stop: Some(stop), thread: Some(thread) }
+        }
+
+        fn socket(&self) -> PathBuf {
+            self.dir.path().join("run/agent.sock")
+        }
+
+        fn call(&self, request: &Request) -> Result<Response, ClientError> {
+            call(&self.socket(), request, PATIENCE)
+        }
+
+        /// A connection without any protocol.
+        fn connect(&self) -> BlockingStream {
+            self.call(&echo("warm")).unwrap();
+            let stream = BlockingStream::connect(self.socket()).unwrap();
+            stream.set_read_timeout(Some(PATIENCE.answer)).unwrap();
+            stream
+        }
+
+        fn wait_until_held(&self, count: usize) {
+            while self.echo.held.load(Ordering::SeqCst) < count {
+                std::thread::yield_now();
+            }
+        }
+
+        fn stop(&mut self) {
+            drop(self.stop.take());
+            if let Some(thread) = self.thread.take() {
+                thread.join().unwrap();
+            }
+        }
+    }
+
+    impl Drop for Agent {
+        fn drop(&mut self) {
+            self.echo.go.notify_waiters();
+            self.stop();
+        }
+    }
+
+    fn echo(stdin: &str) -> Request {
+        Request::Cni(CniCall { env: [].into(), stdin: stdin.to_owned() })
+    }
+
+    fn echoed(stdin: &str) -> Response {
+        Response::Cni(CniReply { stdout: stdin.to_owned(), exit: 3 })
+    }
+
+    /// Everything that the agent sends until it closes the connection.
+    fn rest(mut stream: BlockingStream) -> Vec<String> {
+        let mut bytes = Vec::new();
+        match stream.read_to_end(&mut bytes) {
+            // The agent closed without reading all that was sent.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+            result => drop(result.unwrap()),
+        }
+        let mut source = bytes.as_slice();
+        std::iter::from_fn(|| frame::read(&mut source).ok())
+            .map(|payload| String::from_utf8(payload).unwrap())
+            .collect()
+    }
+
+    fn greeting() -> String {
+        serde_json::to_string(&Hello::ours()).unwrap()
+    }
+
+    #[test]
+    fn requests_large_and_small_are_answered_on_a_socket_for_its_owner_alone() {
+        let agent = Agent::start(Limits::default());
+        for stdin in ["", "{}", &"é\"".repeat(1_000_000)] {
+            assert_eq!(agent.call(&echo(stdin)).unwrap(), echoed(stdin));
+        }
+        let mode = std::fs::metadata(agent.socket()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+    }
+
+    #[test]
+    fn a_second_agent_is_refused_and_a_socket_left_behind_replaced() {
+        let mut agent = Agent::start(Limits::default());
+        agent.call(&echo("")).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _context = runtime.enter();
+        let socket = agent.socket();
+        assert_eq!(
+            Listener::bind(&socket).unwrap_err().to_string(),
+            format!(
+                "socket {0} is served by another process; see which with: fuser {0}.lock",
+                socket.display()
+            )
+        );
+        agent.stop();
+        assert!(!socket.exists());
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        Listener::bind(&socket).unwrap();
+    }
+
+    #[test]
+    fn garbage_and_slowness_end_a_connection_and_nothing_else() {
+        let agent = Agent::start(Limits { request: Duration::from_millis(50), ..Limits::default() });
+        let mut hello = Vec::new();
+        frame::append(&mut hello, &Hello::ours()).unwrap();
+        let unknown = [&hello[..], &[0, 0, 0, 7], br#""fetch""#].concat();
+        let table: [(&[u8], &[&str]); 5] = [
+            (b"", &[]),
+            (b"GET / HTTP/1.1\r\n\r\n", &[]),
+            (&[0, 0, 0, 2, b'{', b'}'], &[]),
+            (&hello, &[]),
+            (
+                &unknown,
+                &[
+                    "{\"refused\":\"the request cannot be understood: unknown variant `fetch`, expected one of `cni`, \
+                   `attachments`, `stats`, `policy`, `status` at line 1 column 7\"}",
+                ],
+            ),
+        ];
+        for (sent, answers) in table {
+            let mut stream = agent.connect();
+            stream.write_all(sent).unwrap();
+            let expected: Vec<_> =
+                std::iter::once(greeting()).chain(answers.iter().map(|a| (*a).to_owned())).collect();
+            assert_eq!(rest(stream), expected, "{:?}", String::from_utf8_lossy(sent));
+        }
+        assert_eq!(agent.call(&echo("still here")).unwrap(), echoed("still here"));
+    }
+
+    #[test]
+    fn a_client_of_another_protocol_gets_the_greeting_only() {
+        let agent = Agent::start(Limits::default());
+        let mut stream = agent.connect();
+        let mut sent = Vec::new();
+        frame::append(&mut sent, &Hello { protocol: 2, version: "9.0.0".to_owned() }).unwrap();
+        frame::append(&mut sent, &echo("not for you")).unwrap();
+        stream.write_all(&sent).unwrap();
+        assert_eq!(rest(stream), [greeting()]);
+    }
+
+    #[test]
+    fn connections_over_the_limit_wait_for_a_place() {
+        let agent = Agent::start(Limits { connections: 1, ..Limits::default() });
+        std::thread::scope(|scope| {
+            let held = scope.spawn(|| agent.call(&Request::Stats).unwrap());
+            agent.wait_until_held(1);
+            let brief = Patience { connect: PATIENCE.connect, answer: Duration::from_millis(50) };
+            let error = call(&agent.socket(), &echo(""), brief).unwrap_err();
+            assert!(matches!(error, ClientError::Slow { .. }), "{error}");
+            agent.echo.go.notify_waiters();
+            assert_eq!(held.join().unwrap(), Response::Stats(Vec::new()));
+        });
+        assert_eq!(agent.call(&echo("now")).unwrap(), echoed("now"));
+    }
+
+    #[test]
+    fn what_was_accepted_is_answered_after_the_stop() {
+        let mut agent = Agent::start(Limits::default());
+        let (socket, echo) = (agent.socket(), agent.echo.clone());
+        let held = std::thread::spawn({
+            let socket = socket.clone();
+            move || call(&socket, &Request::Stats, PATIENCE)
+        });
+        agent.wait_until_held(1);
+        drop(agent.stop.take());
+        while socket.exists() {
+            std::thread::yield_now();
+        }
+        echo.go.notify_waiters();
+        agent.stop();
+        assert_eq!(held.join().unwrap().unwrap(), Response::Stats(Vec::new()));
+    }
+
+    #[test]
+    fn the_cni_executable_prints_the_reply_and_exits_as_told() {
+        let agent = Agent::start(Limits::default());
+        agent.call(&echo("")).unwrap();
+        let config = serde_json::json!({"socket": agent.socket(), "stateDir": agent.dir.path()}).to_string();
+        let mut stdout = Vec::new();
+        let variables = [("CNI_COMMAND".into(), "DEL".into())];
+        let exit = shim::run(variables, config.as_bytes(), &mut stdout, &mut Vec::new());
+        assert_eq!((exit, String::from_utf8(stdout).unwrap()), (3, config));
+        assert_eq!(pending::list(agent.dir.path()).unwrap().len(), 0);
+    }
+}

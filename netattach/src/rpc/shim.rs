@@ -1,0 +1,381 @@
+//! The CNI executable: environment and stdin to the agent, the agent's reply to stdout.
+//!
+//! It decides nothing that the agent could decide. What is left to it is what an absent agent cannot do: say
+//! so with the right error code, and keep a DEL for later. Two commands need no agent: `VERSION`, and none at
+//! all, which asks a person's question.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::client::{self, ClientError, Patience};
+use super::message::{CniCall, CniReply, Request, Response};
+use super::pending::{self, PendingError};
+use super::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
+use crate::report::Chain;
+
+/// Longest standard input in bytes.
+pub const MAX_STDIN: u64 = 4 << 20;
+
+/// How long an absent agent is looked for. Container runtimes wait, so it stays well below a second.
+pub const CONNECT_PATIENCE: Duration = Duration::from_millis(700);
+
+/// How long an answer may take: as long as the kubelet gives a container runtime to set a sandbox up. The
+/// variable [`TIMEOUT_VARIABLE`] changes it.
+pub const ANSWER_PATIENCE: Duration = Duration::from_secs(240);
+
+/// Seconds, decimals allowed, in place of [`ANSWER_PATIENCE`].
+pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";
+
+// Those of the `cni` module, which owns them.
+const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+const NEWEST: &str = "1.1.0";
+const CODE_ENVIRONMENT: u32 = 4;
+const CODE_IO: u32 = 5;
+const CODE_DECODE: u32 = 6;
+const CODE_CONFIG: u32 = 7;
+const CODE_TRY_AGAIN: u32 = 11;
+const CODE_NOT_AVAILABLE: u32 = 50;
+const CODE_INTERNAL: u32 = 999;
+
+/// The call could not be handed to the agent.
+#[derive(Debug, thiserror::Error)]
+pub enum ShimError {
+    /// A variable that is not text.
+    #[error("environment variable {0} is not UTF-8")]
+    Variable(String),
+    /// [`TIMEOUT_VARIABLE`] is not a number of seconds.
+    #[error("environment variable {TIMEOUT_VARIABLE}: {0:?} is not a number of seconds")]
+    Timeout(String),
+    /// Standard input failed.
+    #[error("read stdin")]
+    ReadStdin(#[source] std::io::Error),
+    /// Standard input goes on beyond [`MAX_STDIN`].
+    #[error("stdin is longer than {MAX_STDIN} bytes")]
+    LongStdin,
+    /// Standard input is not text.
+    #[error("stdin is not UTF-8")]
+    BinaryStdin(#[source] std::string::FromUtf8Error),
+    /// Standard input is not a JSON object.
+    #[error("stdin is not a network configuration")]
+    Decode(#[source] serde_json::Error),
+    /// A key of ours with another value than an absolute path.
+    #[error("{0} must be an absolute path")]
+    Path(&'static str),
+    /// The agent did not answer.
+    #[error("{verb}")]
+    Agent {
+        /// The CNI command.
+        verb: String,
+        /// How it failed.
+        source: ClientError,
+    },
+    /// The agent did not answer a DEL, which is kept for it.
+    #[error("DEL is not done yet: it is recorded in {record} and the agent carries it out when it starts")]
+    Recorded {
+        /// The file that holds the request.
+        record: PathBuf,
+        /// How the agent failed.
+        source: ClientError,
+    },
+    /// The agent did not answer a DEL, and it could not be kept either.
+    #[error("DEL is not done and could not be recorded ({}): repeat it", Chain(.unrecorded))]
+    NotRecorded {
+        /// Why it could not be recorded.
+        unrecorded: PendingError,
+        /// How the agent failed.
+        source: ClientError,
+    },
+    /// The agent answered something else.
+    #[error("the agent answered a CNI call with something else")]
+    OtherAnswer,
+}
+
+impl ShimError {
+    /// The code of the CNI specification.
+    fn code(&self, verb: &str) -> u32 {
+        match self {
+            Self::Variable(_) | Self::Timeout(_) => CODE_ENVIRONMENT,
+            Self::ReadStdin(_) => CODE_IO,
+            Self::LongStdin | Self::BinaryStdin(_) | Self::Decode(_) => CODE_DECODE,
+            Self::Path(_) => CODE_CONFIG,
+            Self::Agent { .. } | Self::Recorded { .. } | Self::NotRecorded { .. } if verb == "STATUS" => {
+                CODE_NOT_AVAILABLE
+            }
+            Self::Agent { .. } | Self::Recorded { .. } | Self::NotRecorded { .. } => CODE_TRY_AGAIN,
+            Self::OtherAnswer => CODE_INTERNAL,
+        }
+    }
+}
+
+/// Runs one call and returns the exit code.
+pub fn run(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    stdin: impl Read,
+    stdout: &mut impl Write,
+    stderr: &mut impl Write,
+) -> u8 {
+    let environment = Environment::read(environment);
+    let verb = environment.as_ref().map(|environment| environment.verb().to_owned()).unwrap_or_default();
+    let reply = match (environment, verb.as_str()) {
+        (Ok(_), "") => {
+            // To a person; there is nowhere else to say that it could not be said.
+            let _ = writeln!(stderr, "{}", about());
+            return 0;
+        }
+        (Ok(_), "VERSION") => CniReply { stdout: versions(), exit: 0 },
+        (Ok(environment), _) => {
+            let mut version = None;
+            hand_over(environment, stdin, &mut version).unwrap_or_else(|error| {
+                let version = version.as_deref().unwrap_or(NEWEST);
+                let message = Chain(&error).to_string();
+                CniReply { stdout: error_text(version, error.code(&verb), &message), exit: 1 }
+            })
+        }
+        (Err(error), _) => {
+            CniReply { stdout: error_text(NEWEST, error.code(""), &Chain(&error).to_string()), exit: 1 }
+        }
+    };
+    match stdout.write_all(reply.stdout.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => u8::try_from(reply.exit).unwrap_or(1),
+        Err(error) => {
+            let _ = writeln!(stderr, "netattach: write stdout: {error}");
+            1
+        }
+    }
+}
+
+/// The error object that stands for a panic, code 999.
+pub fn panic_text(panic: &std::panic::PanicHookInfo<'_>) -> String {
+    error_text(NEWEST, CODE_INTERNAL, &format!("netattach has a bug: {panic}").replace('\n', " "))
+}
+
+/// What is taken from the environment.
+struct Environment {
+    cni: BTreeMap<String, String>,
+    answer_patience: Duration,
+}
+
+impl Environment {
+    fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, ShimError> {
+        let mut environment = Self { cni: BTreeMap::new(), answer_patience: ANSWER_PATIENCE };
+        for (name, value) in variables {
+            let Ok(name) = name.into_string() else { continue };
+            if name == TIMEOUT_VARIABLE {
+                let value = value.to_string_lossy();
+                let seconds = value.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+                environment.answer_patience = seconds.ok_or_else(|| ShimError::Timeout(value.into()))?;
+            } else if name.starts_with("CNI_") {
+                let Ok(value) = value.into_string() else { return Err(ShimError::Variable(name)) };
+                environment.cni.insert(name, value);
+            }
+        }
+        Ok(environment)
+    }
+
+    fn verb(&self) -> &str {
+        self.cni.get("CNI_COMMAND").map_or("", String::as_str)
+    }
+}
+
+/// Sends the call to the agent. Sets `version` as soon as the configuration says which it is in.
+fn hand_over(
+    environment: Environment,
+    stdin: impl Read,
+    version: &mut Option<String>,
+) -> Result<CniReply, ShimError> {
+    let stdin = read_stdin(stdin)?;
+    let config: Map<String, Value> = serde_json::from_str(&stdin).map_err(ShimError::Decode)?;
+    *version = config.get("cniVersion").and_then(Value::as_str).map(str::to_owned);
+    let socket = absolute_path(&config, "socket", DEFAULT_SOCKET)?;
+    let state_dir = absolute_path(&config, "stateDir", DEFAULT_STATE_DIR)?;
+
+    let verb = environment.verb().to_owned();
+    let deadline = Instant::now() + environment.answer_patience;
+    let patience = Patience { connect: CONNECT_PATIENCE, answer: environment.answer_patience };
+    let request = Request::Cni(CniCall { env: environment.cni, stdin });
+    let answer = match (client::call(&socket, &request, patience), &request) {
+        (Err(source), Request::Cni(call)) if verb == "DEL" && may_be_lost(&source) => {
+            let again = Patience {
+                connect: Duration::ZERO,
+                answer: deadline.saturating_duration_since(Instant::now()),
+            };
+            keep_del(&state_dir, call, source, |_| client::call(&socket, &request, again))?
+        }
+        (answer, _) => answer.map_err(|source| ShimError::Agent { verb, source })?,
+    };
+    match answer {
+        Response::Cni(reply) => Ok(reply),
+        _ => Err(ShimError::OtherAnswer),
+    }
+}
+
+/// Whether nobody would carry the DEL out, or nobody knows whether it was. An agent that refuses has decided.
+fn may_be_lost(error: &ClientError) -> bool {
+    !matches!(error, ClientError::Refused { .. } | ClientError::Prepare(_))
+}
+
+/// Records a DEL, then tries once more: an agent that began to listen in between may have read the records
+/// before this one was there.
+fn keep_del(
+    state_dir: &Path,
+    call: &CniCall,
+    first: ClientError,
+    try_again: impl FnOnce(&Path) -> Result<Response, ClientError>,
+) -> Result<Response, ShimError> {
+    let record = match pending::record(state_dir, call) {
+        Ok(record) => record,
+        Err(unrecorded) => return Err(ShimError::NotRecorded { unrecorded, source: first }),
+    };
+    match try_again(&record) {
+        Ok(answer) => {
+            // A DEL that is carried out again does no harm.
+            let _ = pending::remove(&record);
+            Ok(answer)
+        }
+        Err(_) => Err(ShimError::Recorded { record, source: first }),
+    }
+}
+
+fn read_stdin(stdin: impl Read) -> Result<String, ShimError> {
+    let mut bytes = Vec::new();
+    stdin.take(MAX_STDIN + 1).read_to_end(&mut bytes).map_err(ShimError::ReadStdin)?;
+    if bytes.len() as u64 > MAX_STDIN {
+        return Err(ShimError::LongStdin);
+    }
+    String::from_utf8(bytes).map_err(ShimError::BinaryStdin)
+}
+
+fn absolute_path(
+    config: &Map<String, Value>,
+    key: &'static str,
+    default: &str,
+) -> Result<PathBuf, ShimError> {
+    match config.get(key) {
+        None | Some(Value::Null) => Ok(default.into()),
+        Some(Value::String(path)) if path.starts_with('/') => Ok(path.into()),
+        Some(_) => Err(ShimError::Path(key)),
+    }
+}
+
+fn about() -> String {
+    format!(
+        "netattach {}: hands CNI calls to the agent netattachd\nCNI protocol versions supported: {}",
+        env!("CARGO_PKG_VERSION"),
+        VERSIONS.join(", ")
+    )
+}
+
+fn versions() -> String {
+    let versions = VERSIONS.join("\",\"");
+    format!("{{\"cniVersion\":\"{NEWEST}\",\"supportedVersions\":[\"{versions}\"]}}\n")
+}
+
+/// The error object of the CNI specification, indented as the Go plugins indent it.
+fn error_text(version: &str, code: u32, message: &str) -> String {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct ErrorObject<'a> {
+        cni_version: &'a str,
+        code: u32,
+        msg: &'a str,
+    }
+    let mut text = Vec::new();
+    let indented = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    let mut serializer = serde_json::Serializer::with_formatter(&mut text, indented);
+    let object = ErrorObject { cni_version: version, code, msg: message };
+    // Strings and a number have a JSON form, and memory takes every byte.
+    let _ = object.serialize(&mut serializer);
+    text.push(b'\n');
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_with(variables: &[(&str, &str)], stdin: &str) -> (u8, String, String) {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let variables = variables.iter().map(|(name, value)| (name.into(), value.into()));
+        let exit = run(variables, stdin.as_bytes(), &mut stdout, &mut stderr);
+        (exit, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    }
+
+    /// A stdin that nobody may read.
+    struct Untouchable;
+
+    impl Read for Untouchable {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            panic!("stdin was read")
+        }
+    }
+
+    #[test]
+    fn version_is_answered_without_stdin_and_without_an_agent() {
+        let mut stdout = Vec::new();
+        let variables = [("CNI_COMMAND".into(), "VERSION".into())];
+        assert_eq!(run(variables, Untouchable, &mut stdout, &mut Vec::new()), 0);
+        assert_eq!(
+            String::from_utf8(stdout).unwrap(),
+            "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n"
+        );
+    }
+
+    #[test]
+    fn no_command_tells_a_person_about_it() {
+        for variables in [&[][..], &[("CNI_COMMAND", "")]] {
+            let expected = format!(
+                "netattach {}: hands CNI calls to the agent netattachd\n\
+                 CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n",
+                env!("CARGO_PKG_VERSION")
+            );
+            assert_eq!(run_with(variables, ""), (0, String::new(), expected));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_handed_over_has_a_code_and_names_the_key() {
+        let add = ("CNI_COMMAND", "ADD");
+        let table = [
+            (
+                &[add][..],
+                "{",
+                6,
+                "stdin is not a network configuration: EOF while parsing an object at line 1 column 1",
+            ),
+            (
+                &[add],
+                "[]",
+                6,
+                "stdin is not a network configuration: invalid type: sequence, expected a map at line 1 column 0",
+            ),
+            (&[add], "{\"socket\":\"run/x\"}", 7, "socket must be an absolute path"),
+            (&[add], "{\"stateDir\":7}", 7, "stateDir must be an absolute path"),
+            (
+                &[add, (TIMEOUT_VARIABLE, "soon")],
+                "{}",
+                4,
+                "environment variable NETATTACH_TIMEOUT: \"soon\" is not a number of seconds",
+            ),
+        ];
+        for (variables, stdin, code, message) in table {
+            let expected = error_text("1.1.0", code, message);
+            assert_eq!(run_with(variables, stdin), (1, expected, String::new()));
+        }
+        let (exit, stdout, _) = run_with(&[add], &" ".repeat(MAX_STDIN as usize + 1));
+        assert_eq!((exit, stdout), (1, error_text("1.1.0", 6, "stdin is longer than 4194304 bytes")));
+    }
+
+    #[test]
+    fn errors_are_indented_like_those_of_the_go_plugins() {
+        assert_eq!(
+            error_text("1.0.0", 11, "say \"why\""),
+            "{\n    \"cniVersion\": \"1.0.0\",\n    \"code\": 11,\n    \"msg\": \"say \\\"why\\\"\"\n}\n"
+        );
+    }
+}
