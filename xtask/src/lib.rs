@@ -9,7 +9,9 @@
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, licences |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
+//! | [`bench`] | attachment latency, measured beside its alternatives |
 
+pub mod bench;
 pub mod child;
 pub mod dist;
 pub mod ebpf;

@@ -1,9 +1,10 @@
 //! `cargo xtask <verb>`: see the library for what each verb does.
 
+use std::num::NonZeroU16;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use xtask::{dist, ebpf, fuzz, screen, setup, suite, tidy};
+use clap::{Args, Parser, Subcommand};
+use xtask::{bench, dist, ebpf, fuzz, screen, setup, suite, tidy};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -32,12 +33,45 @@ enum Verb {
         #[arg(long)]
         ci: bool,
     },
+    /// Measure netattach beside its alternatives
+    Bench {
+        #[command(subcommand)]
+        subject: Subject,
+    },
     /// Run every fuzz target
     Fuzz {
         /// Time for all targets together
         #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
     },
+}
+
+#[derive(Subcommand)]
+enum Subject {
+    /// ADD and DEL of a pod with a bridge and two macvlans
+    Attach(AttachArguments),
+}
+
+#[derive(Args)]
+struct AttachArguments {
+    /// Pods attached one after another by each contender
+    #[arg(long, default_value = "50")]
+    rounds: NonZeroU16,
+    /// Bursts of pods attached at once by each contender
+    #[arg(long, default_value_t = 5)]
+    bursts: u16,
+    /// Pods in a burst
+    #[arg(long, default_value = "20")]
+    burst_size: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: bench::Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
+    /// Leave a contender out, by the name it has in the table; may be repeated
+    #[arg(long, value_name = "CONTENDER")]
+    without: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -47,6 +81,7 @@ fn main() -> ExitCode {
         Verb::Build => dist::build(),
         Verb::Tidy { only } => tidy::run(&only),
         Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
+        Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach(&arguments.into()),
         Verb::Fuzz { seconds } => fuzz::run(seconds),
     };
     match outcome {
@@ -55,5 +90,12 @@ fn main() -> ExitCode {
             screen::failure(&error);
             ExitCode::FAILURE
         }
+    }
+}
+
+impl From<AttachArguments> for bench::Options {
+    fn from(arguments: AttachArguments) -> Self {
+        let AttachArguments { rounds, bursts, burst_size, output, write, without } = arguments;
+        Self { rounds, bursts, burst_size, output, write, without }
     }
 }

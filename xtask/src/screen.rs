@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -63,9 +64,22 @@ impl Progress {
     }
 }
 
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Leaves standard output to the result: headings and steps are no longer shown.
+pub fn silence() {
+    SILENT.store(true, Ordering::Relaxed);
+}
+
 /// Prints a heading over the steps that follow.
 pub fn heading(text: &str) {
-    line(text);
+    if !is_silent() {
+        line(text);
+    }
+}
+
+fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed)
 }
 
 /// Runs one step and prints its line. On failure the line says so and the error is returned.
@@ -73,7 +87,7 @@ pub fn step(title: &str, work: impl FnOnce(&Progress) -> anyhow::Result<Done>) -
     let started = Instant::now();
     let progress = Progress::default();
     let result = {
-        let _live = Live::start(title, progress.clone());
+        let _live = (!is_silent()).then(|| Live::start(title, progress.clone()));
         work(&progress)
     };
     let took = started.elapsed();
@@ -90,6 +104,9 @@ pub fn step(title: &str, work: impl FnOnce(&Progress) -> anyhow::Result<Done>) -
 
 /// Prints a finished line for something that was not run through [`step`].
 pub fn finished(mark: &str, took: Duration, title: &str, detail: &str) {
+    if is_silent() {
+        return;
+    }
     let text = format!("  {mark:<4} {:>6.1} s  {title:<TITLE_WIDTH$} {detail}", took.as_secs_f64());
     line(&tree::without_local_paths(text.trim_end()));
 }

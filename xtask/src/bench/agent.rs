@@ -1,0 +1,205 @@
+//! netattach itself: an agent on a directory of manifests, called through the shim as a runtime calls it.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+
+use super::Contender;
+use super::pods::{Node, PARENT, Pod, fresh_directory};
+use crate::{setup, tree};
+
+pub(super) const NAME: &str = "netattach";
+
+const NAMESPACE: &str = "bench";
+/// The agent loads its programs before it listens.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// What it may take to end after being told to.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A running agent; stopped, and its pins removed, when dropped.
+pub(super) struct Agent {
+    process: Child,
+    shim: PathBuf,
+    socket: PathBuf,
+    state: PathBuf,
+    bpffs: PathBuf,
+}
+
+impl Agent {
+    /// Starts an agent that knows all pods, and waits until it listens.
+    pub(super) fn start(node: &Node, pods: &[Pod]) -> anyhow::Result<Self> {
+        let directory = |name: &str| fresh_directory(&node.scratch().join(name));
+        let (source, run, state) = (directory("source")?, directory("run")?, directory("state")?);
+        write_manifests(&source, &directory("leases")?, pods)?;
+        let bpffs = PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}", std::process::id()));
+        let log = fs::File::create(node.scratch().join("agent.log")).context("create the agent's log")?;
+        let process = Command::new(tree::dist().join("netattachd"))
+            .arg("--source")
+            .arg(&source)
+            .arg("--run-dir")
+            .arg(&run)
+            .arg("--state-dir")
+            .arg(&state)
+            .arg("--bpffs")
+            .arg(&bpffs)
+            .args(["--default-network", "kube-system/default", "--cni-bin-dir"])
+            .arg(setup::reference_plugins())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("share the agent's log")?)
+            .stderr(log)
+            .spawn()
+            .context("start netattachd")?;
+        let shim = tree::dist().join("netattach");
+        let mut agent = Self { process, shim, socket: run.join("netattach.sock"), state, bpffs };
+        if let Err(error) = agent.wait_until_it_listens() {
+            let log = fs::read_to_string(node.scratch().join("agent.log")).unwrap_or_default();
+            return Err(error.context(format!("netattachd said:\n{}", log.trim_end())));
+        }
+        Ok(agent)
+    }
+
+    fn wait_until_it_listens(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while UnixStream::connect(&self.socket).is_err() {
+            if let Some(status) = self.process.try_wait().context("look after netattachd")? {
+                bail!("netattachd ended before it listened ({status})");
+            }
+            if Instant::now() > deadline {
+                bail!("netattachd does not listen after {} s", START_TIMEOUT.as_secs());
+            }
+            // There is nothing to wait on before the socket exists.
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    fn call(&self, verb: &str, pod: &Pod, container: &str) -> anyhow::Result<()> {
+        let config = json!({
+            "cniVersion": "1.0.0", "name": "bench", "type": "netattach",
+            "socket": self.socket, "stateDir": self.state,
+        });
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container}",
+            pod_name(pod)
+        );
+        let mut child = Command::new(&self.shim)
+            .env_clear()
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", container)
+            .env("CNI_NETNS", pod.path())
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_ARGS", args)
+            .env("CNI_PATH", setup::reference_plugins())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start the shim")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(config.to_string().as_bytes()).context("configure the shim")?;
+        }
+        let answer = child.wait_with_output().context("wait for the shim")?;
+        if !answer.status.success() {
+            bail!(
+                "the shim refused: {}{}",
+                String::from_utf8_lossy(&answer.stdout).trim(),
+                String::from_utf8_lossy(&answer.stderr).trim()
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Contender for Agent {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        "shim, socket, agent: leases, journal, BPF programs and policy included".to_owned()
+    }
+
+    fn add(&self, pod: &Pod) -> anyhow::Result<()> {
+        self.call("ADD", pod, &pod.new_container())
+    }
+
+    fn del(&self, pod: &Pod) -> anyhow::Result<()> {
+        self.call("DEL", pod, &pod.container())
+    }
+
+    fn resident_kib(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().trim_end_matches(" kB").parse().ok()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.process.id().cast_signed()) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        // Harmless when it has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        // The pins outlive the agent by design; these were made for this run.
+        let _ = fs::remove_dir_all(&self.bpffs);
+    }
+}
+
+fn pod_name(pod: &Pod) -> String {
+    format!("pod-{}", pod.number)
+}
+
+fn write_manifests(source: &Path, leases: &Path, pods: &[Pod]) -> anyhow::Result<()> {
+    let ipam = |network: u8| {
+        json!({
+            "type": "host-local",
+            "dataDir": leases,
+            "ranges": [[{"subnet": format!("10.{}.0.0/16", 110 + network)}]],
+        })
+    };
+    let macvlan = |network: u8| json!({"cniVersion": "1.0.0", "type": "macvlan", "master": PARENT, "mode": "bridge", "ipam": ipam(network)});
+    let bridge = json!({
+        "cniVersion": "1.0.0", "type": "bridge", "bridge": "netattach0", "isDefaultGateway": true, "ipam": ipam(0),
+    });
+    let networks =
+        [("kube-system", "default", bridge), (NAMESPACE, "one", macvlan(1)), (NAMESPACE, "two", macvlan(2))];
+    let definitions = networks.map(|(namespace, name, config)| {
+        json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"namespace": namespace, "name": name},
+            "spec": {"config": config.to_string()},
+        })
+    });
+    let namespaces = ["kube-system", NAMESPACE]
+        .map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
+    let pods = pods.iter().map(|pod| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "namespace": NAMESPACE, "name": pod_name(pod), "uid": format!("00000000-0000-0000-0000-{:012}", pod.number),
+                "annotations": {"k8s.v1.cni.cncf.io/networks": "one,two"},
+            },
+            "spec": {"containers": [{"name": "main", "image": "none"}]},
+        })
+    });
+    // JSON is YAML.
+    let objects: Vec<Value> = namespaces.into_iter().chain(definitions).chain(pods).collect();
+    for (number, object) in objects.iter().enumerate() {
+        fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
+            .context("write a manifest")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! The reference CNI plugins: `bridge`, `macvlan`, `macvlan`, one after another, each with host-local.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+
+use super::Contender;
+use super::pods::{INTERFACES, Node, PARENT, Pod, fresh_directory};
+use crate::setup;
+
+pub(super) const NAME: &str = "reference plugins";
+
+/// A runtime that executes three plugins in turn, as a meta plugin would.
+pub(super) struct InTurn {
+    plugins: PathBuf,
+    networks: [Value; 3],
+    /// What each ADD printed: a runtime hands it back at DEL.
+    results: Vec<Mutex<Vec<Value>>>,
+}
+
+impl InTurn {
+    pub(super) fn new(node: &Node, pods: usize) -> anyhow::Result<Self> {
+        let leases = fresh_directory(&node.scratch().join("host-local"))?;
+        let ipam = |network: u8| {
+            json!({
+                "type": "host-local",
+                "dataDir": leases,
+                "ranges": [[{"subnet": format!("10.{}.0.0/16", 100 + network)}]],
+            })
+        };
+        let macvlan = |network: u8| {
+            json!({
+                "cniVersion": "1.0.0", "name": format!("bench-macvlan-{network}"), "type": "macvlan",
+                "master": PARENT, "mode": "bridge", "ipam": ipam(network),
+            })
+        };
+        let bridge = json!({
+            "cniVersion": "1.0.0", "name": "bench-bridge", "type": "bridge", "bridge": "reference0",
+            "isDefaultGateway": true, "ipam": ipam(0),
+        });
+        let plugins = setup::reference_plugins();
+        ensure!(
+            plugins.join("bridge").is_file(),
+            "the reference plugins are missing: run `cargo xtask setup`"
+        );
+        let results = (0..pods).map(|_| Mutex::new(Vec::new())).collect();
+        Ok(Self { plugins, networks: [bridge, macvlan(1), macvlan(2)], results })
+    }
+
+    fn call(
+        &self,
+        verb: &str,
+        pod: &Pod,
+        position: usize,
+        container: &str,
+        config: &Value,
+    ) -> anyhow::Result<Value> {
+        let plugin = config["type"].as_str().context("a network without a type")?;
+        let mut child = Command::new(self.plugins.join(plugin))
+            .env_clear()
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", container)
+            .env("CNI_NETNS", pod.path())
+            .env("CNI_IFNAME", INTERFACES[position])
+            .env("CNI_PATH", &self.plugins)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {plugin}"))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(config.to_string().as_bytes()).with_context(|| format!("configure {plugin}"))?;
+        }
+        let answer = child.wait_with_output().with_context(|| format!("wait for {plugin}"))?;
+        if !answer.status.success() {
+            bail!("{plugin} refused: {}", String::from_utf8_lossy(&answer.stdout).trim());
+        }
+        if answer.stdout.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&answer.stdout).with_context(|| format!("read what {plugin} answered"))
+    }
+}
+
+impl Contender for InTurn {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        "containernetworking bridge, macvlan, macvlan with host-local, executed in turn".to_owned()
+    }
+
+    fn add(&self, pod: &Pod) -> anyhow::Result<()> {
+        let container = pod.new_container();
+        let mut results = Vec::new();
+        for (position, network) in self.networks.iter().enumerate() {
+            results.push(self.call("ADD", pod, position, &container, network)?);
+        }
+        *self.stored(pod)? = results;
+        Ok(())
+    }
+
+    fn del(&self, pod: &Pod) -> anyhow::Result<()> {
+        let results = std::mem::take(&mut *self.stored(pod)?);
+        let container = pod.container();
+        // In reverse, as the specification wants it.
+        for (position, (network, result)) in self.networks.iter().zip(results).enumerate().rev() {
+            let mut config = network.clone();
+            config["prevResult"] = result;
+            self.call("DEL", pod, position, &container, &config)?;
+        }
+        Ok(())
+    }
+}
+
+impl InTurn {
+    fn stored(&self, pod: &Pod) -> anyhow::Result<std::sync::MutexGuard<'_, Vec<Value>>> {
+        let slot = self
+            .results
+            .get(usize::from(pod.number))
+            .context("more pods than the benchmark keeps results of")?;
+        slot.lock().map_err(|_| anyhow::anyhow!("another request of this pod panicked"))
+    }
+}

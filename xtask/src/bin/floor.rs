@@ -1,0 +1,14 @@
+//! One request of the floor in a process of its own: what any CNI plugin pays at least.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match xtask::bench::floor::main(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            xtask::screen::failure(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
