@@ -103,11 +103,8 @@ impl Rig {
             .iter()
             .copied()
             .find(|reason| after.drops[*reason as usize] > before.drops[*reason as usize]);
-        let mut expected = Stats {
-            new_flows: after.new_flows,
-            flows_not_stored: after.flows_not_stored,
-            ..before
-        };
+        let mut expected =
+            Stats { new_flows: after.new_flows, flows_not_stored: after.flows_not_stored, ..before };
         let traffic = match (hook, dropped) {
             (FromPod, None) => &mut expected.from_pod,
             (ToPod, None) => &mut expected.to_pod,

@@ -15,3 +15,4 @@ pub mod index;
 pub mod manifest;
 pub mod model;
 pub mod selector;
+pub mod sync;
