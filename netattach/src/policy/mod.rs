@@ -15,3 +15,5 @@ pub mod index;
 pub mod manifest;
 pub mod model;
 pub mod selector;
+mod tables;
+mod traffic;
