@@ -1,2 +1,90 @@
 //! The bytes that the BPF programs and the agent agree on.
+//!
+//! Every type here is the key or the value of a pinned map, so its layout outlives the process that wrote it:
+//! fixed field order, explicit padding (always zero), addresses as byte arrays in network order, every other
+//! number in host order. Sizes and offsets are asserted at compile time; a change of any of them is a change
+//! of [`LAYOUT_VERSION`], which names the pin directory.
+//!
+//! The two decisions of the packet path live here as well, free of maps and packets, so that the kernel and
+//! the tests run the same code: [`decide`] (is this peer and port allowed by a policy) and [`flow`] (what a
+//! packet means to the flow it belongs to).
 #![cfg_attr(not(test), no_std)]
+
+pub mod address;
+pub mod attachment;
+pub mod decide;
+pub mod flow;
+pub mod key;
+#[cfg(feature = "user")]
+mod pod;
+pub mod reason;
+pub mod stats;
+
+pub use address::{Address, Ip4, Ip6, Mac, Port};
+pub use attachment::{AttachmentRecord, PolicyIds};
+pub use flow::{Flow, FlowKey};
+pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey};
+pub use reason::DropReason;
+pub use stats::{Stats, Traffic};
+
+/// Version of every layout in this crate. The agent pins the maps below `<root>/v<LAYOUT_VERSION>`.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// IP protocol numbers (IANA) that the packet path tells apart.
+pub mod protocol {
+    /// ICMP for IPv4.
+    pub const ICMP: u8 = 1;
+    /// TCP.
+    pub const TCP: u8 = 6;
+    /// UDP.
+    pub const UDP: u8 = 17;
+    /// ICMP for IPv6.
+    pub const ICMPV6: u8 = 58;
+    /// SCTP.
+    pub const SCTP: u8 = 132;
+}
+
+/// Which of an attachment's two programs sees a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Hook {
+    /// Ingress of the host-side device: what the pod sends.
+    FromPod,
+    /// Egress of the host-side device: what the pod receives.
+    ToPod,
+}
+
+/// The one value of map `na_cfg`: what the agent must remember across restarts. The programs do not read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Config {
+    /// First bytes of the SHA-256 of the object whose programs are pinned, 0 before the first load.
+    pub object_tag: u64,
+    /// The tag of the object whose programs are known to be attached everywhere.
+    pub attached_tag: u64,
+    /// The next policy id to hand out; ids are never used twice.
+    pub next_policy_id: u32,
+    /// [`LAYOUT_VERSION`] of the agent that created the maps.
+    pub layout_version: u32,
+}
+
+const _: () = assert!(size_of::<Config>() == 24);
+
+/// Entries of each map unless the agent asks for others.
+pub mod capacity {
+    /// `na_link`, `na_att`, `na_policy`, `na_stat`: attachments of one node, id 0 included.
+    pub const ATTACHMENTS: usize = 8192;
+    /// `na_addr4`, `na_addr6`: allowed source addresses.
+    pub const ADDRESSES: usize = 32_768;
+    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes.
+    pub const PEERS_V4: usize = 131_072;
+    /// `na_peer6`, `na_cidr6`: exact IPv6 peers, and IPv6 prefixes.
+    pub const PEERS_V6: usize = 65_536;
+    /// `na_l4`: port entries.
+    pub const PORTS: usize = 262_144;
+    /// `na_rule`: rules.
+    pub const RULES: usize = 65_536;
+    /// `na_ct4`: IPv4 flows.
+    pub const FLOWS_V4: usize = 262_144;
+    /// `na_ct6`: IPv6 flows.
+    pub const FLOWS_V6: usize = 131_072;
+}

@@ -1,3 +1,45 @@
-//! Stub on any target but BPF.
+//! The packet path of veth and bridge attachments: two classifiers on the host-side device.
+//!
+//! | program | hook of the host-side device | sees |
+//! |---|---|---|
+//! | `na_from_pod` | ingress | what the pod sends |
+//! | `na_to_pod` | egress | what the pod receives |
+//!
+//! A packet's attachment follows from the device's index (map `na_link`), so one pair of programs serves all
+//! attachments and nothing is loaded when a pod starts. A packet that passes returns `TC_ACT_UNSPEC`: other
+//! programs and filters of the device still run.
+//!
+//! What happens to a packet, in order (`Verdict` in [`judge`]):
+//!
+//! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
+//!    and attaches second.
+//! 2. From the pod: VLAN tags, source MAC, ARP, source address and neighbour discovery are checked
+//!    ([`antispoof`]).
+//! 3. ARP, neighbour discovery and multicast listener messages pass. While the policy is pending nothing
+//!    else does. Other ethertypes than IP pass.
+//! 4. A pod isolated in any direction: the flow table, then the policy ([`conntrack`], [`policy`]).
+//!
+//! Every verdict is counted, drops by reason ([`count`]).
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
-fn main() {}
+#[cfg(target_arch = "bpf")]
+mod antispoof;
+#[cfg(target_arch = "bpf")]
+mod classifier;
+#[cfg(target_arch = "bpf")]
+mod conntrack;
+#[cfg(target_arch = "bpf")]
+mod count;
+#[cfg(target_arch = "bpf")]
+mod maps;
+#[cfg(target_arch = "bpf")]
+mod packet;
+#[cfg(target_arch = "bpf")]
+mod policy;
+
+/// Any other target gets a program that only explains itself, so that the workspace builds everywhere.
+#[cfg(not(target_arch = "bpf"))]
+fn main() {
+    eprintln!("this is a BPF program: build it with `cargo xtask build-ebpf`");
+    std::process::exit(2);
+}

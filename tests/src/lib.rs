@@ -1,5 +1,6 @@
 //! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets.
 
 mod namespace;
+pub mod packet;
 
 pub use namespace::Namespace;

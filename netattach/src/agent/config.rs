@@ -127,7 +127,9 @@ pub enum SettingsError {
         source: serde_norway::Error,
     },
     /// No manifests.
-    #[error("no source: give --source DIR, a directory of Pod, NetworkAttachmentDefinition, Namespace and MultiNetworkPolicy manifests")]
+    #[error(
+        "no source: give --source DIR, a directory of Pod, NetworkAttachmentDefinition, Namespace and MultiNetworkPolicy manifests"
+    )]
     NoSource,
     /// The default network is neither a name nor a path.
     #[error("default network {0:?} is neither NAMESPACE/NAME of a definition nor an absolute path")]
@@ -211,7 +213,11 @@ impl Settings {
         }
         self.default_network()?;
         let range = |key, value: u64, min, max| {
-            if (min..=max).contains(&value) { Ok(()) } else { Err(SettingsError::Range { key, value, min, max }) }
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(SettingsError::Range { key, value, min, max })
+            }
         };
         range("maxAttachments", self.max_attachments.into(), 2, 65_536)?;
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
@@ -263,8 +269,13 @@ mod tests {
     fn the_command_line_wins_over_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("netattachd.yaml");
-        std::fs::write(&file, "source: /a\nrunDir: /b\ninvalidAnnotation: ignore\ndelegation: {exec: [bridge]}\n").unwrap();
-        let arguments = Arguments::parse_from(["netattachd", "--config", file.to_str().unwrap(), "--run-dir", "/c"]);
+        std::fs::write(
+            &file,
+            "source: /a\nrunDir: /b\ninvalidAnnotation: ignore\ndelegation: {exec: [bridge]}\n",
+        )
+        .unwrap();
+        let arguments =
+            Arguments::parse_from(["netattachd", "--config", file.to_str().unwrap(), "--run-dir", "/c"]);
         let expected = Settings {
             source: "/a".into(),
             run_dir: "/c".into(),
@@ -277,7 +288,8 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let read = |arguments: &[&str]| Settings::read(Arguments::parse_from(arguments)).unwrap_err().to_string();
+        let read =
+            |arguments: &[&str]| Settings::read(Arguments::parse_from(arguments)).unwrap_err().to_string();
         assert!(read(&["netattachd"]).starts_with("no source: give --source DIR"));
         assert_eq!(
             read(&["netattachd", "--source", "/a", "--default-network", "x"]),

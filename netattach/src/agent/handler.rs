@@ -53,7 +53,12 @@ impl Agent {
         match self.dispatch(call).await {
             Ok(stdout) => CniReply { stdout, exit: 0 },
             Err(error) => {
-                tracing::info!(code = error.code, msg = error.msg, details = error.details, "request refused");
+                tracing::info!(
+                    code = error.code,
+                    msg = error.msg,
+                    details = error.details,
+                    "request refused"
+                );
                 CniReply { stdout: error.to_json(version), exit: 1 }
             }
         }
@@ -76,7 +81,8 @@ impl Agent {
         // Netlink and files block; a thread that may block does it.
         let worked = tokio::task::spawn_blocking(move || agent.blocking(&request)).await;
         worked.unwrap_or_else(|panic| {
-            Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place").with_details(panic.to_string()))
+            Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place")
+                .with_details(panic.to_string()))
         })
     }
 

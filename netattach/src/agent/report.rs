@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use crate::attach::{Attached, Engine, IntentReader};
-use crate::bpf::DropReason;
 use crate::plan::{AttachmentPlan, Output, Sandbox, Step, StepRef, result};
 use crate::policy::sync::EnforceError;
 use crate::report::Chain;
 use crate::rpc::message::{
-    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature, Kernel, Kind, PodName,
-    PolicyReport, Readiness, State, Status, Traffic,
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature, Kernel,
+    Kind, PodName, PolicyReport, Readiness, State, Status, Traffic,
 };
 use crate::source::Source;
 
@@ -54,10 +53,9 @@ impl Reporter {
                 name: row.name(),
                 received: traffic(stats.to_pod),
                 sent: traffic(stats.from_pod),
-                dropped: DropReason::ALL
-                    .iter()
-                    .map(|reason| (reason.name().to_owned(), stats.dropped(*reason)))
-                    .filter(|(_, packets)| *packets > 0)
+                dropped: stats
+                    .dropped()
+                    .map(|(reason, packets)| (reason.name().to_owned(), packets))
                     .collect(),
             }),
             Err(error) => {
@@ -78,7 +76,9 @@ impl Reporter {
                 name: row.name(),
                 ingress: force.and_then(|force| force.ingress),
                 egress: force.and_then(|force| force.egress),
-                selected_by: force.map(|force| force.policies.iter().map(ToString::to_string).collect()).unwrap_or_default(),
+                selected_by: force
+                    .map(|force| force.policies.iter().map(ToString::to_string).collect())
+                    .unwrap_or_default(),
             })
         });
         let conditions = enforcer
@@ -107,7 +107,11 @@ impl Reporter {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready: vec![
-                Readiness { condition: "dataplane".into(), met: true, detail: "programs and maps are pinned".into() },
+                Readiness {
+                    condition: "dataplane".into(),
+                    met: true,
+                    detail: "programs and maps are pinned".into(),
+                },
                 Readiness { condition: "source".into(), met: true, detail: found },
                 Readiness {
                     condition: "default network".into(),
@@ -160,7 +164,8 @@ impl Row<'_> {
 
     fn link(&self) -> (Option<crate::plan::Interface>, Option<crate::plan::Interface>) {
         // Step numbers fit: see `Plan::steps`.
-        let outputs = (0..self.plan.steps.len()).map(|step| self.attached.outputs.get(&StepRef(self.number, step as u16)));
+        let outputs = (0..self.plan.steps.len())
+            .map(|step| self.attached.outputs.get(&StepRef(self.number, step as u16)));
         for output in outputs {
             if let Some(Output::Link { host, pod }) = output {
                 return (host.clone(), Some(pod.clone()));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::config::{InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
@@ -16,7 +16,7 @@ use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Store};
 use crate::netns::NetnsError;
 use crate::plan::resolve::Options;
-use crate::policy::sync::Enforcer;
+use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::pending::{self, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
@@ -32,6 +32,9 @@ pub enum AgentError {
     /// The kernel's part could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
+    /// Policies could not be brought into force.
+    #[error("policies")]
+    Enforce(#[from] EnforceError),
     /// The manifests cannot be read.
     #[error("source of manifests")]
     Source(#[from] FilesError),
@@ -76,8 +79,8 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
 
     let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
     let dataplane = Dataplane::open(&bpf::Config {
-        root: settings.bpffs.clone(),
         max_attachments: settings.max_attachments,
+        ..bpf::Config::new(settings.bpffs.clone())
     })?;
     let enforcer = Enforcer::new(dataplane, Arc::clone(&source), settings.policy_types_inference.into())?;
     let node = Node {
@@ -111,13 +114,17 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     carry_out_pending(&agent, &settings.state_dir).await?;
 
     let policies = tokio::spawn(follow_policies(Arc::clone(&engine), source.changes()));
-    let (stop, stopped) = watch::channel(false);
-    let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), stopped));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let told_to_stop = async {
+        // A sender that is gone says the same.
+        let _ = stopped.await;
+    };
+    let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
     tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
 
     told(&mut terminate, &mut interrupt).await;
     tracing::info!("ending; attachments stay as they are");
-    let _ = stop.send(true);
+    drop(stop);
     let ended = tokio::select! {
         ended = serving => ended,
         // A second signal does not wait for operations in flight: the journal has what they did.
@@ -150,7 +157,9 @@ async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> R
                     continue;
                 }
             }
-            Err(error) => tracing::warn!(request = %path.display(), error = %Chain(&error), "unreadable request dropped"),
+            Err(error) => {
+                tracing::warn!(request = %path.display(), error = %Chain(&error), "unreadable request dropped")
+            }
         }
         pending::remove(&path)?;
     }
@@ -164,10 +173,10 @@ async fn follow_policies(engine: Arc<Engine>, mut changes: watch::Receiver<u64>)
         let engine = Arc::clone(&engine);
         // The join error is a panic, which the panic hook has reported; the next change tries again.
         let _ = tokio::task::spawn_blocking(move || {
-            if let Some(enforcer) = &engine.node().enforcer {
-                for error in enforcer.sync() {
-                    tracing::error!(error = %Chain(&error), "policy not brought up to date");
-                }
+            if let Some(enforcer) = &engine.node().enforcer
+                && let Err(error) = enforcer.sync()
+            {
+                tracing::error!(error = %Chain(&error), "policy not brought up to date");
             }
         })
         .await;

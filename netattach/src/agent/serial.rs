@@ -41,7 +41,12 @@ mod tests {
         let _other = turns.wait("b").await;
         let waiting = turns.wait("a");
         tokio::pin!(waiting);
-        assert!(std::future::poll_fn(|context| std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())).await);
+        assert!(
+            std::future::poll_fn(|context| std::task::Poll::Ready(
+                waiting.as_mut().poll(context).is_pending()
+            ))
+            .await
+        );
         drop(first);
         waiting.await;
         assert_eq!(turns.containers.lock().unwrap().len(), 2);

@@ -13,8 +13,8 @@ use crate::link::spec;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::{
-    AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef, addressing,
-    result,
+    AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef,
+    addressing, result,
 };
 use crate::policy::sync::Guarded;
 use crate::sysctl;
@@ -23,7 +23,12 @@ use crate::sysctl;
 ///
 /// # Errors
 /// The first step that fails, by name. What was done stays done: the caller takes it back.
-pub fn apply(node: &Node, plan: &Plan, netns: &Netns, progress: &mut dyn Progress) -> Result<(), AttachError> {
+pub fn apply(
+    node: &Node,
+    plan: &Plan,
+    netns: &Netns,
+    progress: &mut dyn Progress,
+) -> Result<(), AttachError> {
     let mut executor = Executor {
         node,
         sandbox: &plan.sandbox,
@@ -33,7 +38,12 @@ pub fn apply(node: &Node, plan: &Plan, netns: &Netns, progress: &mut dyn Progres
         progress,
     };
     for (at, attachment, step) in plan.steps() {
-        tracing::debug!(container = plan.sandbox.container_id, ifname = attachment.ifname, step = step.describe(), "step");
+        tracing::debug!(
+            container = plan.sandbox.container_id,
+            ifname = attachment.ifname,
+            step = step.describe(),
+            "step"
+        );
         executor.carry_out(at, attachment, step).map_err(|source| AttachError::Step {
             ifname: attachment.ifname.clone(),
             network: attachment.network.clone(),
@@ -148,7 +158,11 @@ impl Executor<'_> {
         Ok(Output::Loopback { addresses: self.pod.addresses(link.index)? })
     }
 
-    fn lease(&mut self, attachment: &AttachmentPlan, config: &host_local::Config) -> Result<Output, StepError> {
+    fn lease(
+        &mut self,
+        attachment: &AttachmentPlan,
+        config: &host_local::Config,
+    ) -> Result<Output, StepError> {
         let lease = self.node.leases.allocate(config, &owner(self.sandbox, attachment))?;
         let dns = match &config.resolv_conf {
             Some(path) => {
@@ -163,9 +177,16 @@ impl Executor<'_> {
             None => cni::Dns::default(),
         };
         let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
-        let addresses =
-            lease.addresses.into_iter().map(|(address, gateway)| LeasedAddress { address, gateway }).collect();
-        Ok(Output::Lease { addresses, dns, routes: routes.collect::<Result<_, _>>().map_err(StepError::Routes)? })
+        let addresses = lease
+            .addresses
+            .into_iter()
+            .map(|(address, gateway)| LeasedAddress { address, gateway })
+            .collect();
+        Ok(Output::Lease {
+            addresses,
+            dns,
+            routes: routes.collect::<Result<_, _>>().map_err(StepError::Routes)?,
+        })
     }
 
     fn delegate(
@@ -177,14 +198,17 @@ impl Executor<'_> {
         let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
         let before = match delegate.role {
             Role::Plugin if at.1 > 0 => {
-                let so_far = result::result(self.sandbox, at.0, attachment, self.progress.outputs()).map_err(unreadable)?;
+                let so_far = result::result(self.sandbox, at.0, attachment, self.progress.outputs())
+                    .map_err(unreadable)?;
                 Some(so_far.to_value(attachment.version).map_err(unreadable)?)
             }
             _ => None,
         };
-        let call = DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
+        let call =
+            DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
         let stdin = call.stdin(before);
-        let added = call.runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
+        let added =
+            call.runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
         if delegate.role == Role::Ipam && added.result.ips.is_empty() {
             return Err(StepError::NoAddress(delegate.plugin.clone()));
         }
@@ -246,8 +270,8 @@ impl Executor<'_> {
         let leased = self.leased(at, attachment)?;
         let (host, pod) = self.link(at, attachment)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
-        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &host, &pod);
-        enforcer.attach(guarded, &mut self.host)?;
+        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &host, &pod)?;
+        enforcer.attach(&guarded, &mut self.host)?;
         Ok(Output::Nothing)
     }
 
@@ -273,7 +297,11 @@ impl Executor<'_> {
     }
 
     /// The ends of the attachment's link.
-    fn link(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<(Option<Interface>, Interface), StepError> {
+    fn link(
+        &self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+    ) -> Result<(Option<Interface>, Interface), StepError> {
         let outputs = self.progress.outputs();
         // Step numbers fit: see `Plan::steps`.
         (0..attachment.steps.len())
@@ -300,7 +328,12 @@ pub(super) struct DelegateCall<'a> {
 
 impl<'a> DelegateCall<'a> {
     /// Runs it for a verb that prints nothing.
-    pub(super) fn run(&self, node: &Node, sandbox: &Sandbox, prev_result: Option<Value>) -> Result<(), DelegateError> {
+    pub(super) fn run(
+        &self,
+        node: &Node,
+        sandbox: &Sandbox,
+        prev_result: Option<Value>,
+    ) -> Result<(), DelegateError> {
         let stdin = self.stdin(prev_result);
         self.runner(node, sandbox).run(&self.call(sandbox, &stdin)).map(drop)
     }

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
 use super::{AttachError, Node, StepError};
-use crate::bpf;
 use crate::cni::{Command, Version};
 use crate::journal::Record;
 use crate::netlink::{Handle, Hook};
 use crate::netns::Netns;
 use crate::plan::expect::{Expected, expected};
 use crate::plan::{AttachmentPlan, Step, result};
+use crate::policy::sync::{FROM_POD, TO_POD};
 
 /// Compares the kernel with the record, and asks every other plugin.
 ///
@@ -55,7 +55,12 @@ fn compare(
     }
     if let Some(config) = &want.lease {
         let held: Vec<IpAddr> = want.addresses.iter().map(|address| address.addr()).collect();
-        node.leases.check(&config.data_dir, &config.network, &owner(&record.plan.sandbox, attachment), &held)?;
+        node.leases.check(
+            &config.data_dir,
+            &config.network,
+            &owner(&record.plan.sandbox, attachment),
+            &held,
+        )?;
     }
     Ok(None)
 }
@@ -91,7 +96,10 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Option<String>, 
         })
     };
     let main = want.routes.iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE));
-    Ok(main.into_iter().find(|route| !present(route)).map(|route| format!("the route to {} is gone", route.destination)))
+    Ok(main
+        .into_iter()
+        .find(|route| !present(route))
+        .map(|route| format!("the route to {} is gone", route.destination)))
 }
 
 const MAIN_TABLE: u32 = 254;
@@ -108,10 +116,10 @@ fn compare_host_end(node: &Node, want: &Expected, host: &mut Handle) -> Result<O
         }
     }
     if let (Some(id), Some(enforcer)) = (want.protected, &node.enforcer) {
-        if !enforcer.is_bound(link.index, id)? {
+        if !enforcer.is_bound(link.index, id) {
             return Ok(Some("the dataplane does not know the attachment".into()));
         }
-        for (hook, name) in [(Hook::Ingress, bpf::FROM_POD), (Hook::Egress, bpf::TO_POD)] {
+        for (hook, name) in [(Hook::Ingress, FROM_POD), (Hook::Egress, TO_POD)] {
             if host.find_program(link.index, hook)?.is_none() {
                 return Ok(Some(format!("program {name} is not attached to {}", wanted.name)));
             }
@@ -133,7 +141,8 @@ fn check_delegates(
     for step in &attachment.steps {
         let Step::Delegate(delegate) = step else { continue };
         let sandbox = &record.plan.sandbox;
-        let call = DelegateCall { command: Command::Check, netns: Some(&sandbox.netns), attachment, delegate };
+        let call =
+            DelegateCall { command: Command::Check, netns: Some(&sandbox.netns), attachment, delegate };
         call.run(node, sandbox, Some(last.to_value(attachment.version)?))
             .map_err(|error| failed(attachment, "run CHECK of its plugin", error.into()))?;
     }

@@ -91,7 +91,8 @@ impl Engine {
         };
         let mut numbers = self.registry.reserve();
         let dataplane = self.node.enforcer.is_some();
-        let plan = resolve(sandbox, request, intent, &self.options, dataplane.then_some(&mut numbers as &mut _))?;
+        let plan =
+            resolve(sandbox, request, intent, &self.options, dataplane.then_some(&mut numbers as &mut _))?;
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
         record.start_sync();
@@ -114,7 +115,10 @@ impl Engine {
     fn apply_and_record(&self, record: &mut Record, netns: &Netns) -> Result<CniResult, AttachError> {
         let plan = record.plan.clone();
         apply(&self.node, &plan, netns, record)?;
-        let default = plan.attachments.first().map(|attachment| result::result(&plan.sandbox, 0, attachment, &record.outputs));
+        let default = plan
+            .attachments
+            .first()
+            .map(|attachment| result::result(&plan.sandbox, 0, attachment, &record.outputs));
         let result = default.transpose()?.unwrap_or_default();
         record.wait_durable()?;
         record.attached(result.to_value(cni::Version::LATEST)?)?;
@@ -141,9 +145,9 @@ impl Engine {
         let key = key(request);
         let record = self.journal.load(&key)?.filter(|record| record.state == State::Attached);
         let record = record.ok_or(AttachError::NotAttached(key))?;
-        let netns = self.netns_of(&record).ok_or_else(|| NetnsError::Gone {
-            path: PathBuf::from(&record.plan.sandbox.netns),
-        })?;
+        let netns = self
+            .netns_of(&record)
+            .ok_or_else(|| NetnsError::Gone { path: PathBuf::from(&record.plan.sandbox.netns) })?;
         check(&self.node, &record, &netns)
     }
 
@@ -172,7 +176,7 @@ impl Engine {
             }
         }
         if let Some(enforcer) = &self.node.enforcer {
-            for error in enforcer.adopt(guarded) {
+            for error in enforcer.adopt(&guarded) {
                 recovery.failed.push(Chain(&error).to_string());
             }
         }
@@ -196,7 +200,8 @@ impl Engine {
     fn netns_of(&self, record: &Record) -> Option<Netns> {
         let sandbox = &record.plan.sandbox;
         let netns = Netns::open(&sandbox.netns).ok()?;
-        (netns.id() == sandbox.netns_id && netns.id() != self.own && !record.is_of_earlier_boot()).then_some(netns)
+        (netns.id() == sandbox.netns_id && netns.id() != self.own && !record.is_of_earlier_boot())
+            .then_some(netns)
     }
 }
 
@@ -216,7 +221,9 @@ fn guards(record: &Record) -> Vec<Guarded> {
         let Some((Some(host), pod)) = link else { continue };
         for step in &attachment.steps {
             if let crate::plan::Step::Protect(protect) = step {
-                found.push(Guarded::new(protect, &record.plan.sandbox, attachment, &leased, &host, &pod));
+                found.extend(
+                    Guarded::new(protect, &record.plan.sandbox, attachment, &leased, &host, &pod).ok(),
+                );
             }
         }
     }

@@ -91,7 +91,9 @@ pub enum StepError {
         max: u32,
     },
     /// Another gateway address is on the bridge.
-    #[error("bridge {bridge} has the address {present} and {wanted} is needed; forceAddress would replace it")]
+    #[error(
+        "bridge {bridge} has the address {present} and {wanted} is needed; forceAddress would replace it"
+    )]
     GatewayConflict {
         /// The bridge.
         bridge: String,

@@ -57,7 +57,7 @@ pub enum IntentError {
         pod: PodRef,
         /// What is wrong with it.
         #[source]
-        source: SelectionError,
+        source: Box<SelectionError>,
     },
     /// A network is not defined.
     #[error("network {0} is not defined")]
@@ -80,7 +80,7 @@ pub enum IntentError {
         directory: PathBuf,
         /// What was found there.
         #[source]
-        source: LoadError,
+        source: Box<LoadError>,
     },
     /// A file cannot be read.
     #[error("read {path}")]
@@ -155,7 +155,11 @@ impl IntentReader {
         if let (Some(known), Some(asked)) = (&known.uid, &pod.uid)
             && known != asked
         {
-            return Err(IntentError::OtherPod { pod: pod.clone(), known: known.clone(), asked: asked.clone() });
+            return Err(IntentError::OtherPod {
+                pod: pod.clone(),
+                known: known.clone(),
+                asked: asked.clone(),
+            });
         }
         let Some(annotation) = known.annotations.get(NETWORKS_ANNOTATION) else { return Ok(Vec::new()) };
         match npwg::parse_networks(annotation, &pod.namespace) {
@@ -169,7 +173,7 @@ impl IntentReader {
                 tracing::warn!(%pod, error = %Chain(&error), "invalid annotation {NETWORKS_ANNOTATION} ignored");
                 Ok(Vec::new())
             }
-            Err(source) => Err(IntentError::Annotation { pod: pod.clone(), source }),
+            Err(source) => Err(IntentError::Annotation { pod: pod.clone(), source: Box::new(source) }),
         }
     }
 
@@ -177,7 +181,8 @@ impl IntentReader {
         match &self.default {
             DefaultNetwork::Definition(reference) => self.network(objects, reference),
             DefaultNetwork::File(path) => {
-                let bytes = std::fs::read(path).map_err(|source| IntentError::Read { path: path.clone(), source })?;
+                let bytes =
+                    std::fs::read(path).map_err(|source| IntentError::Read { path: path.clone(), source })?;
                 let list = NetworkList::parse(&bytes)
                     .map_err(|source| IntentError::DefaultFile { path: path.clone(), source })?;
                 Ok(Network { name: list.name.clone(), list })
@@ -186,23 +191,25 @@ impl IntentReader {
     }
 
     fn network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
-        let definition =
-            objects.definitions.get(reference).ok_or_else(|| IntentError::UnknownNetwork(reference.clone()))?;
+        let definition = objects
+            .definitions
+            .get(reference)
+            .ok_or_else(|| IntentError::UnknownNetwork(reference.clone()))?;
         let list = match &definition.config {
             Some(config) => NetworkList::parse_with_default_name(config.as_bytes(), &definition.name)
                 .map_err(|source| IntentError::Config { network: reference.clone(), source })?,
-            None => self.from_disk(definition)?,
+            None => self.on_disk(definition)?,
         };
         Ok(Network { name: reference.to_string(), list })
     }
 
-    fn from_disk(&self, definition: &Definition) -> Result<NetworkList, IntentError> {
+    fn on_disk(&self, definition: &Definition) -> Result<NetworkList, IntentError> {
         let directory = read_directory(&self.conf_dir)
             .map_err(|source| IntentError::Read { path: self.conf_dir.clone(), source })?;
         let found = load::find(&directory, &definition.name).map_err(|source| IntentError::NotOnDisk {
             network: definition.reference(),
             directory: self.conf_dir.clone(),
-            source,
+            source: Box::new(source),
         })?;
         for skipped in &found.skipped {
             tracing::warn!(directory = %self.conf_dir.display(), error = %Chain(skipped), "CNI configuration skipped");
@@ -246,6 +253,9 @@ fn read_directory(path: &std::path::Path) -> std::io::Result<Directory> {
 
 impl std::fmt::Debug for IntentReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IntentReader").field("default", &self.default).field("conf_dir", &self.conf_dir).finish_non_exhaustive()
+        f.debug_struct("IntentReader")
+            .field("default", &self.default)
+            .field("conf_dir", &self.conf_dir)
+            .finish_non_exhaustive()
     }
 }

@@ -50,7 +50,12 @@ pub fn entries(attached: &Attached) -> Vec<StatusEntry> {
             },
             default_route: None,
         };
-        entries.push(StatusEntry::new(&attachment.network, attachment.default, &attachment.ifname, &described));
+        entries.push(StatusEntry::new(
+            &attachment.network,
+            attachment.default,
+            &attachment.ifname,
+            &described,
+        ));
     }
     entries
 }
@@ -66,7 +71,9 @@ impl StatusFiles {
     /// # Errors
     /// [`StatusFileError`].
     pub fn publish(&self, attached: &Attached) -> Result<(), StatusFileError> {
-        let Some(path) = attached.plan.sandbox.pod.as_ref().and_then(|pod| self.path(pod)) else { return Ok(()) };
+        let Some(path) = attached.plan.sandbox.pod.as_ref().and_then(|pod| self.path(pod)) else {
+            return Ok(());
+        };
         let text = status::render(&entries(attached));
         let write = || {
             if let Some(parent) = path.parent() {

@@ -18,13 +18,20 @@ use crate::plan::{AttachmentPlan, Delegate, Output, Plan, Role, StepRef, result}
 ///
 /// # Errors
 /// [`AttachError::Undo`] with everything that failed. Calling again is safe.
-pub fn undo(node: &Node, plan: &Plan, netns: Option<&Netns>, progress: &dyn Progress) -> Result<(), AttachError> {
+pub fn undo(
+    node: &Node,
+    plan: &Plan,
+    netns: Option<&Netns>,
+    progress: &dyn Progress,
+) -> Result<(), AttachError> {
     let mut errors = Vec::new();
     let inverses: Vec<_> = plan
         .steps()
         .rev()
         .filter(|(at, _, _)| progress.has_begun(*at))
-        .filter_map(|(at, attachment, step)| Some((at, attachment, inverse(&plan.sandbox, attachment, step)?)))
+        .filter_map(|(at, attachment, step)| {
+            Some((at, attachment, inverse(&plan.sandbox, attachment, step)?))
+        })
         .collect();
 
     for (at, attachment, inverse) in &inverses {

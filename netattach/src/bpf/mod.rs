@@ -1,1 +1,29 @@
-//! The only module that talks to BPF.
+//! The only module that talks to BPF: the packet programs, their maps, and where both are pinned.
+//!
+//! ```text
+//! <root>/v1/na_link, na_att, ...        maps: the whole state of the packet path
+//! <root>/v1/prog/na_from_pod, na_to_pod programs, attached to every host-side device
+//! ```
+//!
+//! [`Dataplane::open`] loads the programs once and finds them again after a restart; adding an attachment
+//! then costs a few map writes. Enforcement does not depend on the agent: pinned maps and attached programs
+//! outlive it.
+//!
+//! The order of writes keeps every moment safe: an attachment's addresses before its record, its record
+//! before its device, a policy's entries before the word that names it; and the reverse when taking away.
+
+mod attachments;
+mod dataplane;
+mod error;
+mod load;
+mod object;
+mod pin;
+mod policies;
+mod rows;
+pub mod sys;
+
+pub use attachments::{Attachment, Checks};
+pub use dataplane::{Config, Dataplane};
+pub use error::{BpfError, MapProperty};
+pub use netattach_common::{AttachmentRecord, DropReason, Hook, PolicyIds, Stats, Traffic};
+pub use pin::remove_all_pins;

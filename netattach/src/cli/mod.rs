@@ -1,1 +1,326 @@
-//! The commands of `netattachctl`.
+//! The commands of `netattachctl`: each asks the agent one question and shows the answer as a table or as JSON.
+//!
+//! The JSON is that of [`crate::rpc::message`]; its field names are stable.
+
+mod attachments;
+mod policy;
+mod stats;
+mod status;
+mod table;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use crate::rpc::DEFAULT_SOCKET;
+use crate::rpc::client::{self, ClientError, Patience};
+use crate::rpc::message::{AttachmentName, PodName, Request, Response};
+
+const PATIENCE: Patience = Patience { connect: Duration::from_millis(500), answer: Duration::from_secs(10) };
+
+/// Shows what netattach has attached on this node, what passes and which policies apply.
+#[derive(Debug, Parser)]
+#[command(name = "netattachctl", version)]
+pub struct Arguments {
+    /// Socket of the agent
+    #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Form of the output
+    #[arg(long, short, global = true, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Aligned columns
+    Table,
+    /// For programs: the field names are stable
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the interfaces of pods, their addresses and where they are enforced
+    Attachments(Filter),
+    /// Count packets and bytes of each attachment, and what was dropped why
+    Stats(Filter),
+    /// Show which policies apply to each attachment, and what is wrong with policies
+    Policy(Filter),
+    /// Show how the agent is doing; exit code 1 while it is not ready
+    Status,
+}
+
+/// Which attachments to show.
+#[derive(Debug, Default, Args)]
+struct Filter {
+    /// Only those of this pod
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pod: Option<PodName>,
+    /// Only those to this network; without a namespace, to every network of that name
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    network: Option<String>,
+}
+
+/// A command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The agent did not answer.
+    #[error(transparent)]
+    Agent(#[from] ClientError),
+    /// The agent answered another question.
+    #[error("the agent answered {request} with something else")]
+    OtherAnswer {
+        /// Name of the request.
+        request: &'static str,
+    },
+    /// The answer has no JSON form.
+    #[error("encode the answer")]
+    Encode(#[from] serde_json::Error),
+    /// Standard output failed.
+    #[error("write stdout")]
+    Write(#[from] io::Error),
+    /// `status` of an agent that does not serve.
+    #[error("the agent is not ready: {}", .0.join(", "))]
+    NotReady(Vec<String>),
+}
+
+/// Asks the agent and writes the answer.
+///
+/// # Errors
+/// See [`CliError`]; nothing has been written then, except for [`CliError::NotReady`]. A reader that has seen
+/// enough (`| head`) is no error.
+pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> {
+    let (text, outcome) = answer(arguments)?;
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => outcome,
+    }
+}
+
+/// The text to show, and what the command comes to once it is shown.
+fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliError> {
+    let request = match &arguments.command {
+        Command::Attachments(_) => Request::Attachments,
+        Command::Stats(_) => Request::Stats,
+        Command::Policy(_) => Request::Policy,
+        Command::Status => Request::Status,
+    };
+    let response = client::call(&arguments.socket, &request, PATIENCE)?;
+    let json = arguments.output == Format::Json;
+    let text = match (&arguments.command, response) {
+        (Command::Attachments(filter), Response::Attachments(rows)) => {
+            let total = rows.len();
+            let rows = filter.retain(rows, |row| &row.name);
+            if json { pretty(&rows)? } else { attachments::render(&rows, &filter.explain(total)) }
+        }
+        (Command::Stats(filter), Response::Stats(rows)) => {
+            let total = rows.len();
+            let rows = filter.retain(rows, |row| &row.name);
+            if json { pretty(&rows)? } else { stats::render(&rows, &filter.explain(total)) }
+        }
+        (Command::Policy(filter), Response::Policy(mut report)) => {
+            let total = report.attachments.len();
+            report.attachments = filter.retain(report.attachments, |row| &row.name);
+            if json { pretty(&report)? } else { policy::render(&report, &filter.explain(total)) }
+        }
+        (Command::Status, Response::Status(report)) => {
+            let text = if json { pretty(&report)? } else { status::render(&report) };
+            return Ok((text, status::readiness(&report)));
+        }
+        _ => return Err(CliError::OtherAnswer { request: request.name() }),
+    };
+    Ok((text, Ok(())))
+}
+
+impl Filter {
+    fn retain<T>(&self, mut rows: Vec<T>, name: impl Fn(&T) -> &AttachmentName) -> Vec<T> {
+        rows.retain(|row| self.matches(name(row)));
+        rows
+    }
+
+    fn matches(&self, name: &AttachmentName) -> bool {
+        let pod = self.pod.as_ref().is_none_or(|pod| name.pod.as_ref() == Some(pod));
+        let network = self.network.as_ref().is_none_or(|network| {
+            let bare = name.network.rsplit('/').next();
+            name.network == *network || bare == Some(network)
+        });
+        pod && network
+    }
+
+    /// What to say when no row is left of `total`.
+    fn explain(&self, total: usize) -> String {
+        match total {
+            0 => "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
+                  through a container runtime that calls netattach.\n\
+                  Whether the agent is ready, and what it could not read: netattachctl status\n"
+                .to_owned(),
+            total => {
+                let pod = self.pod.as_ref().map(|pod| format!(" --pod {pod}")).unwrap_or_default();
+                let network =
+                    self.network.as_ref().map(|network| format!(" --network {network}")).unwrap_or_default();
+                format!("None of the {total} attachments on this node matches{pod}{network}. Leave that out to see all.\n")
+            }
+        }
+    }
+}
+
+fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n")
+}
+
+/// The first columns of every table about attachments.
+fn name_cells(name: &AttachmentName) -> [String; 3] {
+    [or_dash(name.pod.as_ref()), name.network.clone(), name.ifname.clone()]
+}
+
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    use super::*;
+    use crate::report::Chain;
+    use crate::rpc::frame;
+    use crate::rpc::message::{Hello, Traffic};
+
+    pub(super) fn name(id: u32, pod: &str, network: &str, ifname: &str) -> AttachmentName {
+        AttachmentName { id, pod: pod.parse().ok(), network: network.to_owned(), ifname: ifname.to_owned() }
+    }
+
+    fn arguments(socket: &Path, words: &[&str]) -> Arguments {
+        let socket = socket.to_str().unwrap();
+        Arguments::try_parse_from(["netattachctl", "--socket", socket].iter().chain(words)).unwrap()
+    }
+
+    /// Runs the command against an agent that gives this answer.
+    fn run_against(answer: &Response, words: &[&str]) -> (String, Result<(), CliError>) {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let mut frames = Vec::new();
+        frame::append(&mut frames, &Hello::ours()).unwrap();
+        frame::append(&mut frames, answer).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut client, _) = listener.accept().unwrap();
+                client.write_all(&frames).unwrap();
+                frame::read(&mut client).unwrap();
+                frame::read(&mut client).unwrap();
+            });
+            let mut out = Vec::new();
+            let result = run(&arguments(&socket, words), &mut out);
+            (String::from_utf8(out).unwrap(), result)
+        })
+    }
+
+    fn stats() -> Response {
+        let row = |name| crate::rpc::message::AttachmentStats {
+            name,
+            received: Traffic::default(),
+            sent: Traffic { packets: 1, bytes: 60 },
+            dropped: [].into(),
+        };
+        Response::Stats(vec![
+            row(name(1, "shop/cart-0", "shop/blue", "net1")),
+            row(name(2, "shop/cart-1", "shop/blue", "net1")),
+            row(name(3, "shop/cart-1", "ops/blue", "net2")),
+        ])
+    }
+
+    fn shown(words: &[&str]) -> Vec<u64> {
+        let words: Vec<_> = ["-o", "json", "stats"].iter().chain(words).copied().collect();
+        let (out, result) = run_against(&stats(), &words);
+        result.unwrap();
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
+        rows.iter().map(|row| row["id"].as_u64().unwrap()).collect()
+    }
+
+    #[test]
+    fn filters_leave_what_matches_all_of_them() {
+        assert_eq!(shown(&[]), [1, 2, 3]);
+        assert_eq!(shown(&["--pod", "shop/cart-1"]), [2, 3]);
+        assert_eq!(shown(&["--network", "blue"]), [1, 2, 3]);
+        assert_eq!(shown(&["--network", "ops/blue"]), [3]);
+        assert_eq!(shown(&["--pod", "shop/cart-0", "--network", "ops/blue"]), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn json_is_an_object_per_row_with_stable_names() {
+        let (out, result) = run_against(&stats(), &["stats", "--pod", "shop/cart-0", "-o", "json"]);
+        result.unwrap();
+        assert_eq!(
+            out,
+            r#"[
+  {
+    "id": 1,
+    "pod": {
+      "namespace": "shop",
+      "name": "cart-0"
+    },
+    "network": "shop/blue",
+    "ifname": "net1",
+    "received": {
+      "packets": 0,
+      "bytes": 0
+    },
+    "sent": {
+      "packets": 1,
+      "bytes": 60
+    },
+    "dropped": {}
+  }
+]
+"#
+        );
+    }
+
+    #[test]
+    fn nothing_to_show_says_what_to_do_next() {
+        let (out, result) = run_against(&stats(), &["stats", "--pod", "a/b", "--network", "c"]);
+        result.unwrap();
+        assert_eq!(
+            out,
+            "None of the 3 attachments on this node matches --pod a/b --network c. Leave that out to see all.\n"
+        );
+        let (out, result) = run_against(&Response::Attachments(vec![]), &["attachments"]);
+        result.unwrap();
+        assert_eq!(
+            out,
+            "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
+             through a container runtime that calls netattach.\n\
+             Whether the agent is ready, and what it could not read: netattachctl status\n"
+        );
+    }
+
+    #[test]
+    fn an_absent_agent_is_one_line() {
+        let arguments = arguments(Path::new("/nonexistent/agent.sock"), &["status"]);
+        let error = run(&arguments, &mut Vec::new()).unwrap_err();
+        assert_eq!(
+            Chain(&error).to_string(),
+            "the agent does not answer at /nonexistent/agent.sock: is netattachd running, and with this socket?: \
+             No such file or directory (os error 2)"
+        );
+    }
+
+    #[test]
+    fn another_answer_than_asked_for_is_an_error() {
+        let (_, result) = run_against(&stats(), &["attachments"]);
+        assert_eq!(result.unwrap_err().to_string(), "the agent answered attachments with something else");
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+}

@@ -33,7 +33,9 @@ impl Handle {
         for reply in self.socket.batch(requests)? {
             match reply {
                 // Addresses are replaced, so only a route can be there already, and then it is the same.
-                Err(refused) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => return Err(refused.into()),
+                Err(refused) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => {
+                    return Err(refused.into());
+                }
                 _ => {}
             }
         }

@@ -103,7 +103,8 @@ mod tests {
     #[test]
     fn names_follow_the_position_and_avoid_every_other_name() {
         let reserved = ["lo", "eth0"];
-        let table: &[(&str, &[Option<&str>], &[&str])] = &[
+        type Row<'a> = (&'a str, &'a [Option<&'a str>], &'a [&'a str]);
+        let table: &[Row<'_>] = &[
             ("NPWG-4.2-twice", &[None, None], &["net1", "net2"]),
             ("explicit names count as positions", &[Some("if0"), None], &["if0", "net2"]),
             ("NPWG-4.2.1-tuple-unique", &[None, None, Some("net2")], &["net1", "net3", "net2"]),

@@ -119,7 +119,6 @@ fn add_ips(
     result.ips.extend(ips.map(|(address, gateway)| cni::IpConfig { interface, address, gateway }));
 }
 
-
 fn interface(made: &super::Interface, sandbox: Option<&str>) -> cni::Interface {
     cni::Interface {
         name: made.name.clone(),

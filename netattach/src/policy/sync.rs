@@ -24,9 +24,10 @@ const DENY_ALL: PolicyId = PolicyId::MAX;
 /// How long entries that nothing refers to are kept: longer than any packet can be in the middle of reading them.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Names under which the programs are attached.
-const FROM_POD: &str = "na_from_pod";
-const TO_POD: &str = "na_to_pod";
+/// Name of the program that judges what pods send, as `tc` and `bpftool` show it.
+pub const FROM_POD: &str = "na_from_pod";
+/// Name of the program that judges what pods receive.
+pub const TO_POD: &str = "na_to_pod";
 
 /// An attachment as the dataplane has to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +131,11 @@ impl Enforcer {
     ///
     /// # Errors
     /// The dataplane cannot be read.
-    pub fn new(dataplane: Dataplane, source: Arc<dyn Source>, inference: Inference) -> Result<Self, EnforceError> {
+    pub fn new(
+        dataplane: Dataplane,
+        source: Arc<dyn Source>,
+        inference: Inference,
+    ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
         Ok(Self {
@@ -191,7 +196,9 @@ impl Enforcer {
         {
             let mut state = self.lock();
             for guarded in attachments {
-                errors.extend(self.dataplane.put_attachment(guarded.id, &guarded.attachment).err().map(Into::into));
+                errors.extend(
+                    self.dataplane.put_attachment(guarded.id, &guarded.attachment).err().map(Into::into),
+                );
                 match self.dataplane.policy(guarded.id) {
                     Ok(ids) => {
                         let assignment = Assignment { ingress: ids.ingress, egress: ids.egress };
@@ -278,7 +285,12 @@ impl Enforcer {
             id: *id,
             ingress: some(assignment.ingress),
             egress: some(assignment.egress),
-            policies: state.desired.endpoints.get(id).map(|policy| policy.policies.clone()).unwrap_or_default(),
+            policies: state
+                .desired
+                .endpoints
+                .get(id)
+                .map(|policy| policy.policies.clone())
+                .unwrap_or_default(),
         };
         state.programmed.endpoints.iter().map(row).collect()
     }
@@ -355,8 +367,12 @@ impl Enforcer {
     }
 
     fn sweep_locked(&self, state: &mut State) -> Result<(), EnforceError> {
-        let due: Vec<PolicyId> =
-            state.unreferenced.iter().filter(|(_, since)| since.elapsed() >= GRACE).map(|(id, _)| *id).collect();
+        let due: Vec<PolicyId> = state
+            .unreferenced
+            .iter()
+            .filter(|(_, since)| since.elapsed() >= GRACE)
+            .map(|(id, _)| *id)
+            .collect();
         for id in due {
             self.dataplane.remove_policy(id)?;
             state.unreferenced.remove(&id);
@@ -372,7 +388,11 @@ impl Enforcer {
 
 /// What to assign when policies were refused for want of room: an attachment keeps what it has; a new one is
 /// isolated completely in the direction that could not be written. `None` when nothing changes.
-fn without(refused: &BTreeSet<PolicyId>, wanted: Assignment, known: Option<Assignment>) -> Option<Assignment> {
+fn without(
+    refused: &BTreeSet<PolicyId>,
+    wanted: Assignment,
+    known: Option<Assignment>,
+) -> Option<Assignment> {
     if !refused.contains(&wanted.ingress) && !refused.contains(&wanted.egress) {
         return Some(wanted);
     }

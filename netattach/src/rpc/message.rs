@@ -79,8 +79,8 @@ pub struct CniReply {
 /// Which attachment a row is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachmentName {
-    /// Number of the attachment in the kernel's maps.
-    pub id: u32,
+    /// Number of the attachment in the kernel's maps; none for an attachment that the dataplane does not see.
+    pub id: Option<u32>,
     /// The pod, where the runtime said which.
     pub pod: Option<PodName>,
     /// Name of the network: `namespace/definition`, or that of a cluster-wide network.

@@ -1,8 +1,10 @@
 //! DEL requests that came while no agent answered, kept as files until one carries them out.
 //!
 //! The CNI executable [`record`]s the request and only then tries the agent once more. The agent therefore
-//! reads the directory **after** it listens: a request is then either sent or found, whichever of the two came
-//! first. A request may be carried out twice; DEL allows that.
+//! first listens, then reads the directory and carries out what is there, and only then serves: a request is
+//! either sent or found, whichever of the two came first, and none overtakes an ADD that came after it. A
+//! request may be carried out twice; DEL allows that. One that is older ([`Pending::recorded`]) than the
+//! attachment it names is meant for one before it, of a runtime that uses container ids again.
 //!
 //! The name of a file follows from its content, so that a runtime that repeats a request does not add files.
 
@@ -27,6 +29,8 @@ const STRAY_AGE: Duration = Duration::from_secs(600);
 pub struct Pending {
     /// Its file, for [`remove`].
     pub path: PathBuf,
+    /// When it was recorded last.
+    pub recorded: SystemTime,
     /// The request; or why the file holds none, in which case nothing can be carried out.
     pub call: Result<CniCall, UnreadableError>,
 }
@@ -117,7 +121,7 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
         }
     }
     found.sort();
-    Ok(found.into_iter().map(|(_, path)| Pending { call: read(&path), path }).collect())
+    Ok(found.into_iter().map(|(recorded, path)| Pending { call: read(&path), path, recorded }).collect())
 }
 
 /// Removes a request that was carried out, or that nobody can carry out. One that is gone is as good.
@@ -203,7 +207,9 @@ mod tests {
             let then = SystemTime::now() - Duration::from_secs(age);
             File::open(path).unwrap().set_modified(then).unwrap();
         }
+        let before = SystemTime::now() - Duration::from_secs(1);
         assert_eq!(record(&state_dir, &call("c")).unwrap(), paths[2]);
+        assert!(list(&state_dir).unwrap()[2].recorded > before);
         assert_eq!(calls(&state_dir), [call("b"), call("a"), call("c")]);
         assert_eq!(fs::metadata(&paths[0]).unwrap().permissions().mode() & 0o777, 0o600);
 

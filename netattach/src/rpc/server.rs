@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::codec::Decoder;
 
 use super::frame::{self, FrameError, Frames};
@@ -157,10 +157,21 @@ pub async fn serve<H: Handler>(
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-        while connections.try_join_next().is_some() {}
+        while let Some(ended) = connections.try_join_next() {
+            report_panic(ended);
+        }
     }
     drop(listener);
-    while connections.join_next().await.is_some() {}
+    while let Some(ended) = connections.join_next().await {
+        report_panic(ended);
+    }
+}
+
+/// A request that panicked has cost its client the connection, and nobody else anything.
+fn report_panic(ended: Result<(), JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!("a request was not answered: {error}");
+    }
 }
 
 async fn accept(

@@ -120,26 +120,17 @@ pub fn run(
     stdout: &mut impl Write,
     stderr: &mut impl Write,
 ) -> u8 {
-    let environment = Environment::read(environment);
-    let verb = environment.as_ref().map(|environment| environment.verb().to_owned()).unwrap_or_default();
-    let reply = match (environment, verb.as_str()) {
-        (Ok(_), "") => {
-            // To a person; there is nowhere else to say that it could not be said.
-            let _ = writeln!(stderr, "{}", about());
-            return 0;
-        }
-        (Ok(_), "VERSION") => CniReply { stdout: versions(), exit: 0 },
-        (Ok(environment), _) => {
-            let mut version = None;
-            hand_over(environment, stdin, &mut version).unwrap_or_else(|error| {
-                let version = version.as_deref().unwrap_or(NEWEST);
-                let message = Chain(&error).to_string();
-                CniReply { stdout: error_text(version, error.code(&verb), &message), exit: 1 }
-            })
-        }
-        (Err(error), _) => {
-            CniReply { stdout: error_text(NEWEST, error.code(""), &Chain(&error).to_string()), exit: 1 }
-        }
+    let reply = match Environment::read(environment) {
+        Err(error) => failure(NEWEST, "", &error),
+        Ok(environment) => match environment.verb() {
+            "" => {
+                // To a person; there is nowhere else to say that it could not be said.
+                let _ = writeln!(stderr, "{}", about());
+                return 0;
+            }
+            "VERSION" => CniReply { stdout: versions(), exit: 0 },
+            _ => reply(environment, stdin),
+        },
     };
     match stdout.write_all(reply.stdout.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => u8::try_from(reply.exit).unwrap_or(1),
@@ -183,29 +174,46 @@ impl Environment {
     }
 }
 
-/// Sends the call to the agent. Sets `version` as soon as the configuration says which it is in.
-fn hand_over(
-    environment: Environment,
-    stdin: impl Read,
-    version: &mut Option<String>,
-) -> Result<CniReply, ShimError> {
-    let stdin = read_stdin(stdin)?;
-    let config: Map<String, Value> = serde_json::from_str(&stdin).map_err(ShimError::Decode)?;
-    *version = config.get("cniVersion").and_then(Value::as_str).map(str::to_owned);
-    let socket = absolute_path(&config, "socket", DEFAULT_SOCKET)?;
-    let state_dir = absolute_path(&config, "stateDir", DEFAULT_STATE_DIR)?;
+/// What is taken from the configuration.
+struct Config {
+    version: String,
+    socket: PathBuf,
+    state_dir: PathBuf,
+}
 
+impl Config {
+    fn parse(stdin: &str) -> Result<Self, ShimError> {
+        let object: Map<String, Value> = serde_json::from_str(stdin).map_err(ShimError::Decode)?;
+        Ok(Self {
+            // The agent judges it; here it only says how an error is to be written.
+            version: object.get("cniVersion").and_then(Value::as_str).unwrap_or(NEWEST).to_owned(),
+            socket: absolute_path(&object, "socket", DEFAULT_SOCKET)?,
+            state_dir: absolute_path(&object, "stateDir", DEFAULT_STATE_DIR)?,
+        })
+    }
+}
+
+/// The agent's reply, or the error that stands for it.
+fn reply(environment: Environment, stdin: impl Read) -> CniReply {
+    let verb = environment.verb().to_owned();
+    match read_stdin(stdin).and_then(|stdin| Ok((Config::parse(&stdin)?, stdin))) {
+        Err(error) => failure(NEWEST, &verb, &error),
+        Ok((config, stdin)) => hand_over(environment, &config, stdin)
+            .unwrap_or_else(|error| failure(&config.version, &verb, &error)),
+    }
+}
+
+fn hand_over(environment: Environment, config: &Config, stdin: String) -> Result<CniReply, ShimError> {
     let verb = environment.verb().to_owned();
     let deadline = Instant::now() + environment.answer_patience;
     let patience = Patience { connect: CONNECT_PATIENCE, answer: environment.answer_patience };
     let request = Request::Cni(CniCall { env: environment.cni, stdin });
-    let answer = match (client::call(&socket, &request, patience), &request) {
+    let answer = match (client::call(&config.socket, &request, patience), &request) {
         (Err(source), Request::Cni(call)) if verb == "DEL" && may_be_lost(&source) => {
-            let again = Patience {
-                connect: Duration::ZERO,
-                answer: deadline.saturating_duration_since(Instant::now()),
-            };
-            keep_del(&state_dir, call, source, |_| client::call(&socket, &request, again))?
+            keep_del(&config.state_dir, call, source, || {
+                let answer = deadline.saturating_duration_since(Instant::now());
+                client::call(&config.socket, &request, Patience { connect: Duration::ZERO, answer })
+            })?
         }
         (answer, _) => answer.map_err(|source| ShimError::Agent { verb, source })?,
     };
@@ -226,13 +234,13 @@ fn keep_del(
     state_dir: &Path,
     call: &CniCall,
     first: ClientError,
-    try_again: impl FnOnce(&Path) -> Result<Response, ClientError>,
+    try_again: impl FnOnce() -> Result<Response, ClientError>,
 ) -> Result<Response, ShimError> {
     let record = match pending::record(state_dir, call) {
         Ok(record) => record,
         Err(unrecorded) => return Err(ShimError::NotRecorded { unrecorded, source: first }),
     };
-    match try_again(&record) {
+    match try_again() {
         Ok(answer) => {
             // A DEL that is carried out again does no harm.
             let _ = pending::remove(&record);
@@ -274,6 +282,10 @@ fn about() -> String {
 fn versions() -> String {
     let versions = VERSIONS.join("\",\"");
     format!("{{\"cniVersion\":\"{NEWEST}\",\"supportedVersions\":[\"{versions}\"]}}\n")
+}
+
+fn failure(version: &str, verb: &str, error: &ShimError) -> CniReply {
+    CniReply { stdout: error_text(version, error.code(verb), &Chain(error).to_string()), exit: 1 }
 }
 
 /// The error object of the CNI specification, indented as the Go plugins indent it.

@@ -1,1 +1,26 @@
 //! Where pods, networks and policies come from.
+//!
+//! A [`Source`] keeps one immutable snapshot of everything it knows ([`objects`]) and replaces it as a whole, so
+//! that a reader never sees half of a change. [`files`] reads a directory of manifests, whose single objects
+//! `manifest` understands; a source that watches the Kubernetes API gives the same snapshot.
+
+pub mod files;
+mod manifest;
+pub mod objects;
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+pub use files::Files;
+pub use objects::{ObjectName, Objects};
+
+/// A supplier of snapshots.
+pub trait Source: Send + Sync {
+    /// The newest snapshot. Cheap: a reference count.
+    fn snapshot(&self) -> Arc<Objects>;
+
+    /// The number of the newest snapshot, which grows with each one that differs from the one before. Marked as
+    /// changed only after [`Source::snapshot`] returns the new one.
+    fn changes(&self) -> watch::Receiver<u64>;
+}

@@ -143,13 +143,13 @@ impl Locked {
 
     /// Gives the directory a modification time that no change of its entries gives it, so that any change by
     /// another process shows, even one within the same tick of the kernel's clock: a point one second ago, to
-    /// the nanosecond.
+    /// the nanosecond. `None` where the file system keeps coarser times, as two marks could then be the same.
     pub(super) fn mark(&self) -> Option<Stamp> {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let mark = Timespec { tv_sec: now.tv_sec - 1, tv_nsec: now.tv_nsec };
-        rustix::fs::futimens(&self.directory, &Timestamps { last_access: mark, last_modification: mark })
-            .ok()?;
-        self.stamp()
+        let times = Timestamps { last_access: mark, last_modification: mark };
+        rustix::fs::futimens(&self.directory, &times).ok()?;
+        self.stamp().filter(|stamp| stamp.modified == (mark.tv_sec, mark.tv_nsec))
     }
 
     fn write_reservation(&self, name: &str, content: &[u8], replace: bool) -> Result<(), Errno> {

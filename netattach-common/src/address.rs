@@ -1,0 +1,201 @@
+//! Addresses and ports as they stand in packets and map keys: bytes in network order.
+//!
+//! The types are aligned so that the BPF compiler moves them as words; byte-wise copies of an IPv6 address
+//! would not even fit the program's stack. The alignment adds no padding to any key (asserted there).
+
+use core::fmt;
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+/// An IP address of either family, as the maps hold it.
+pub trait Address: Copy + Ord {
+    /// Length in bits.
+    const BITS: u32;
+    /// The address `0.0.0.0` or `::`.
+    const UNSPECIFIED: Self;
+
+    /// Whether both are the same address (by words).
+    fn same(&self, other: &Self) -> bool;
+    /// Whether `self` is the smaller number (by words).
+    fn is_below(&self, other: &Self) -> bool;
+}
+
+/// An IPv4 address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C, align(4))]
+pub struct Ip4 {
+    /// Network order.
+    pub octets: [u8; 4],
+}
+
+/// An IPv6 address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C, align(4))]
+pub struct Ip6 {
+    /// Network order.
+    pub octets: [u8; 16],
+}
+
+/// An Ethernet address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[repr(C, align(2))]
+pub struct Mac {
+    /// Wire order.
+    pub octets: [u8; 6],
+}
+
+/// A transport port.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[repr(C, align(2))]
+pub struct Port {
+    /// Network order.
+    pub octets: [u8; 2],
+}
+
+impl Address for Ip4 {
+    const BITS: u32 = 32;
+    const UNSPECIFIED: Self = Self { octets: [0; 4] };
+
+    #[inline(always)]
+    fn same(&self, other: &Self) -> bool {
+        u32::from_ne_bytes(self.octets) == u32::from_ne_bytes(other.octets)
+    }
+
+    #[inline(always)]
+    fn is_below(&self, other: &Self) -> bool {
+        u32::from_be_bytes(self.octets) < u32::from_be_bytes(other.octets)
+    }
+}
+
+impl Ip6 {
+    /// The address as words as they lie in memory.
+    #[inline(always)]
+    const fn words(&self) -> [u32; 4] {
+        // SAFETY: same size, and every bit pattern is valid for both.
+        unsafe { core::mem::transmute::<[u8; 16], [u32; 4]>(self.octets) }
+    }
+}
+
+impl Address for Ip6 {
+    const BITS: u32 = 128;
+    const UNSPECIFIED: Self = Self { octets: [0; 16] };
+
+    #[inline(always)]
+    fn same(&self, other: &Self) -> bool {
+        let ([a, b, c, d], [w, x, y, z]) = (self.words(), other.words());
+        a == w && b == x && c == y && d == z
+    }
+
+    #[inline(always)]
+    fn is_below(&self, other: &Self) -> bool {
+        let ([a, b, c, d], [w, x, y, z]) = (self.words(), other.words());
+        if a != w {
+            u32::from_be(a) < u32::from_be(w)
+        } else if b != x {
+            u32::from_be(b) < u32::from_be(x)
+        } else if c != y {
+            u32::from_be(c) < u32::from_be(y)
+        } else {
+            u32::from_be(d) < u32::from_be(z)
+        }
+    }
+}
+
+impl Mac {
+    /// The address as words as they lie in memory.
+    #[inline(always)]
+    const fn words(&self) -> [u16; 3] {
+        // SAFETY: same size, and every bit pattern is valid for both.
+        unsafe { core::mem::transmute::<[u8; 6], [u16; 3]>(self.octets) }
+    }
+
+    /// Whether both are the same address (by words).
+    #[inline(always)]
+    pub const fn same(&self, other: &Self) -> bool {
+        let ([a, b, c], [x, y, z]) = (self.words(), other.words());
+        a == x && b == y && c == z
+    }
+}
+
+impl Port {
+    /// No port.
+    pub const NONE: Self = Self { octets: [0; 2] };
+
+    /// The port of a number.
+    #[inline(always)]
+    pub const fn new(number: u16) -> Self {
+        Self { octets: number.to_be_bytes() }
+    }
+
+    /// The number.
+    #[inline(always)]
+    pub const fn number(self) -> u16 {
+        u16::from_be_bytes(self.octets)
+    }
+}
+
+impl From<Ipv4Addr> for Ip4 {
+    fn from(address: Ipv4Addr) -> Self {
+        Self { octets: address.octets() }
+    }
+}
+
+impl From<Ipv6Addr> for Ip6 {
+    fn from(address: Ipv6Addr) -> Self {
+        Self { octets: address.octets() }
+    }
+}
+
+impl From<Ip4> for Ipv4Addr {
+    fn from(address: Ip4) -> Self {
+        Self::from(address.octets)
+    }
+}
+
+impl From<Ip6> for Ipv6Addr {
+    fn from(address: Ip6) -> Self {
+        Self::from(address.octets)
+    }
+}
+
+impl fmt::Debug for Ip4 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Ipv4Addr::from(*self), f)
+    }
+}
+
+impl fmt::Debug for Ip6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Ipv6Addr::from(*self), f)
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.number(), f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn words_compare_like_bytes(a in any::<[u8; 16]>(), b in any::<[u8; 16]>(), common in 0usize..=16) {
+            let mut b = b;
+            b[..common].copy_from_slice(&a[..common]);
+            let (x, y) = (Ip6 { octets: a }, Ip6 { octets: b });
+            prop_assert_eq!((x.is_below(&y), x.same(&y)), (a < b, a == b));
+            let (x, y) = (Ip4 { octets: [a[0], a[1], a[2], a[3]] }, Ip4 { octets: [b[0], b[1], b[2], b[3]] });
+            prop_assert_eq!((x.is_below(&y), x.same(&y)), (x < y, x == y));
+            let mac = |o: [u8; 16]| Mac { octets: [o[0], o[1], o[2], o[3], o[4], o[5]] };
+            prop_assert_eq!(mac(a).same(&mac(b)), mac(a) == mac(b));
+        }
+
+        #[test]
+        fn ports_keep_their_number(number in any::<u16>()) {
+            prop_assert_eq!(Port::new(number).number(), number);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the programs know about one attachment.
+
+use crate::address::{Address, Ip6, Mac};
+use crate::flow::Leg;
+
+/// Value of map `na_att`: one attachment. All zero means that the id is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct AttachmentRecord {
+    /// The bits of [`flag`].
+    pub flags: u32,
+    /// Network the attachment belongs to. Flows of different zones never meet, so networks may overlap.
+    pub zone: u32,
+    /// Index of the host-side device in the host's namespace, 0 until bound.
+    pub host_ifindex: u32,
+    /// The pod-side interface's Ethernet address.
+    pub mac: Mac,
+    /// Zero.
+    pub pad: [u8; 2],
+    /// The IPv6 link-local address that follows from `mac`; always an allowed source.
+    pub link_local: Ip6,
+}
+
+/// Bits of [`AttachmentRecord::flags`].
+pub mod flag {
+    /// The record is in use. Without it every packet of the device is dropped.
+    pub const PRESENT: u32 = 1;
+    /// Frames must come from the attachment's MAC address (also inside ARP and neighbour discovery), and the
+    /// pod may not speak as a router or DHCP server, nor ask for source routing.
+    pub const CHECK_MAC: u32 = 1 << 1;
+    /// Packets must come from the attachment's addresses (also inside ARP and neighbour discovery).
+    pub const CHECK_ADDRESS: u32 = 1 << 2;
+    /// A policy is still to be loaded: only ARP, neighbour discovery and multicast listener messages pass.
+    pub const PENDING: u32 = 1 << 3;
+}
+
+const _: () = {
+    assert!(size_of::<AttachmentRecord>() == 36);
+    assert!(core::mem::offset_of!(AttachmentRecord, mac) == 12);
+    assert!(core::mem::offset_of!(AttachmentRecord, link_local) == 20);
+};
+
+impl AttachmentRecord {
+    /// A record in use, not bound to a device yet.
+    pub const fn new(mac: Mac, zone: u32, flags: u32) -> Self {
+        Self {
+            flags: flags | flag::PRESENT,
+            zone,
+            host_ifindex: 0,
+            mac,
+            pad: [0; 2],
+            link_local: link_local(mac),
+        }
+    }
+
+    /// An id without attachment.
+    pub const FREE: Self = Self {
+        flags: 0,
+        zone: 0,
+        host_ifindex: 0,
+        mac: Mac { octets: [0; 6] },
+        pad: [0; 2],
+        link_local: Ip6::UNSPECIFIED,
+    };
+
+    /// Whether all bits of `flags` are set.
+    #[inline(always)]
+    pub const fn has(&self, flags: u32) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+/// The link-local address with the modified EUI-64 interface identifier of a MAC address (RFC 4291,
+/// appendix A), which Linux gives an Ethernet interface by default.
+pub const fn link_local(mac: Mac) -> Ip6 {
+    let [a, b, c, d, e, f] = mac.octets;
+    Ip6 { octets: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f] }
+}
+
+/// Value of map `na_policy`: the policies of one attachment. Both ids change with one aligned 64-bit store,
+/// so no packet sees one direction of the old pair and the other of the new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[repr(C, align(8))]
+pub struct PolicyIds {
+    /// Policy that judges flows opened towards the pod, 0 when the pod is not isolated for ingress.
+    pub ingress: u32,
+    /// Policy that judges flows opened by the pod, 0 when the pod is not isolated for egress.
+    pub egress: u32,
+}
+
+const _: () = {
+    assert!(size_of::<PolicyIds>() == 8);
+    assert!(align_of::<PolicyIds>() == 8);
+};
+
+impl PolicyIds {
+    /// Whether neither direction is isolated.
+    #[inline(always)]
+    pub const fn none(self) -> bool {
+        self.ingress == 0 && self.egress == 0
+    }
+
+    /// The policy for flows in which the attachment's pod plays the given part.
+    #[inline(always)]
+    pub const fn of(self, leg: Leg) -> u32 {
+        match leg {
+            Leg::Opener => self.egress,
+            Leg::Responder => self.ingress,
+        }
+    }
+
+    /// The pair as the word that is stored.
+    pub const fn to_word(self) -> u64 {
+        let [a, b, c, d] = self.ingress.to_ne_bytes();
+        let [e, f, g, h] = self.egress.to_ne_bytes();
+        u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// The pair in a word that was read.
+    #[inline(always)]
+    pub const fn from_word(word: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
+        Self { ingress: u32::from_ne_bytes([a, b, c, d]), egress: u32::from_ne_bytes([e, f, g, h]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::Ipv6Addr;
+
+    #[test]
+    fn link_local_flips_the_universal_bit_and_inserts_fffe() {
+        let mac = Mac { octets: [0x02, 0, 0, 0xaa, 0xbb, 0xcc] };
+        assert_eq!(Ipv6Addr::from(link_local(mac)), "fe80::ff:feaa:bbcc".parse::<Ipv6Addr>().unwrap());
+    }
+
+    #[test]
+    fn policy_word_round_trips() {
+        let ids = PolicyIds { ingress: 0x0102_0304, egress: 0xa0b0_c0d0 };
+        assert_eq!(PolicyIds::from_word(ids.to_word()), ids);
+        assert_eq!(ids.of(Leg::Opener), 0xa0b0_c0d0);
+        assert_eq!(ids.of(Leg::Responder), 0x0102_0304);
+    }
+}

@@ -1,0 +1,34 @@
+//! `aya::Pod` for every type that is a map key or value.
+
+use crate::{
+    AddressKey, AttachmentRecord, Config, Flow, FlowKey, Ip4, Ip6, PolicyAddress, PolicyIds, PortKey,
+    PortRule, RuleKey, Stats, Traffic,
+};
+
+macro_rules! pod {
+    ($($type:ty),+ $(,)?) => {
+        $(
+            // SAFETY: `repr(C)` with explicit padding fields (sizes asserted beside each type), made of
+            // integers and byte arrays only: every byte is initialised and every bit pattern is valid.
+            unsafe impl aya::Pod for $type {}
+        )+
+    };
+}
+
+pod!(
+    AddressKey<Ip4>,
+    AddressKey<Ip6>,
+    AttachmentRecord,
+    Config,
+    Flow,
+    FlowKey<Ip4>,
+    FlowKey<Ip6>,
+    PolicyAddress<Ip4>,
+    PolicyAddress<Ip6>,
+    PolicyIds,
+    PortKey,
+    PortRule,
+    RuleKey,
+    Stats,
+    Traffic,
+);

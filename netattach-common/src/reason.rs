@@ -1,0 +1,118 @@
+//! Why a packet was dropped: the one numbered list behind BPF, metrics and command line.
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $number:literal $variant:ident $name:literal $text:literal,)+) => {
+        /// Why a packet was dropped. The number is the index into [`Stats::drops`](crate::Stats::drops) and
+        /// never changes its meaning; new reasons take new numbers.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum DropReason {
+            $($(#[$doc])* $variant = $number,)+
+        }
+
+        impl DropReason {
+            /// Every reason, by number.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The reason's short name: kebab case, stable, used as a metric label and in JSON.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// One line for an operator: what the packet was and which setting judged it.
+            pub const fn description(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)+
+                }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The device runs our program but no attachment is bound to it.
+    1 Unbound "unbound" "no attachment is bound to this device",
+    /// The attachment's policy is not in force yet.
+    2 Pending "pending" "the attachment's policy is not loaded yet; only ARP and neighbour discovery pass",
+    /// A header is cut off or contradicts itself.
+    3 Malformed "malformed" "a header is truncated or contradicts itself",
+    /// Ethernet source is not the attachment's address.
+    4 SourceMac "source-mac" "the pod sent from a MAC address that is not its own",
+    /// IPv4 source is not one of the attachment's addresses.
+    5 SourceIpv4 "source-ipv4" "the pod sent from an IPv4 address that is not its own",
+    /// IPv6 source is not one of the attachment's addresses.
+    6 SourceIpv6 "source-ipv6" "the pod sent from an IPv6 address that is not its own",
+    /// ARP sender hardware address is not the attachment's.
+    7 ArpSenderMac "arp-sender-mac" "the pod sent ARP with a sender MAC address that is not its own",
+    /// ARP sender protocol address is not the attachment's.
+    8 ArpSenderIp "arp-sender-ip" "the pod sent ARP with a sender address that is not its own",
+    /// A neighbour discovery link-layer option names another MAC address.
+    9 NdLinkLayer "nd-link-layer" "the pod sent neighbour discovery with a link-layer option that is not its own MAC address",
+    /// A neighbour advertisement claims another address.
+    10 NdTarget "nd-target" "the pod advertised an IPv6 address that is not its own",
+    /// Router advertisement or redirect from a pod.
+    11 RouterMessage "router-message" "the pod sent a router advertisement or redirect",
+    /// DHCP or DHCPv6 server reply from a pod.
+    12 DhcpServer "dhcp-server" "the pod answered as a DHCP server",
+    /// A VLAN tag where none is allowed.
+    13 VlanTagged "vlan-tagged" "the frame carries a VLAN tag",
+    /// IPv4 source routing or IPv6 routing header type 0.
+    14 SourceRoute "source-route" "the packet asks for source routing",
+    /// More IPv6 extension headers than the programs follow.
+    15 ExtensionHeaders "extension-headers" "the packet has more IPv6 extension headers than are followed",
+    /// A later fragment, and no portless rule allows it.
+    16 FragmentPort "fragment-port" "a fragment without ports, and no rule without ports allows its peer",
+    /// Egress policy: the peer is in no rule.
+    17 EgressPeer "egress-peer" "egress policy selects this pod and no rule allows the destination",
+    /// Egress policy: the peer is known, not the port.
+    18 EgressPort "egress-port" "egress policy allows the destination but not this protocol and port",
+    /// Ingress policy: the peer is in no rule.
+    19 IngressPeer "ingress-peer" "ingress policy selects this pod and no rule allows the source",
+    /// Ingress policy: the peer is known, not the port.
+    20 IngressPort "ingress-port" "ingress policy allows the source but not this protocol and port",
+    /// An ICMP error about a flow that is not known.
+    21 IcmpUnrelated "icmp-unrelated" "an ICMP error about no known flow",
+}
+
+impl DropReason {
+    /// How many numbers are reserved, 0 (unused) included: the length of [`Stats::drops`](crate::Stats::drops).
+    pub const SLOTS: usize = 32;
+
+    /// The reason of a number, `None` for numbers not given out.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reason| *reason as u8 == number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn numbers_are_consecutive_from_one_and_fit_the_counters() {
+        let numbers: Vec<usize> = DropReason::ALL.iter().map(|reason| *reason as usize).collect();
+        assert_eq!(numbers, (1..=DropReason::ALL.len()).collect::<Vec<_>>());
+        assert!(DropReason::ALL.len() < DropReason::SLOTS);
+    }
+
+    #[test]
+    fn names_are_unique_kebab_case() {
+        let names: BTreeSet<&str> = DropReason::ALL.iter().map(|reason| reason.name()).collect();
+        assert_eq!(names.len(), DropReason::ALL.len());
+        for name in names {
+            let kebab = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+            assert!(name.chars().all(kebab), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_number_leads_back_to_its_reason() {
+        for number in 0..=u8::MAX {
+            let expected = DropReason::ALL.get(usize::from(number).wrapping_sub(1)).copied();
+            assert_eq!(DropReason::from_number(number), expected);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Counters of one attachment, one copy per CPU (map `na_stat`).
+
+use crate::DropReason;
+
+/// Packets and their bytes (Ethernet header included; a segmentation-offloaded packet counts once).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Traffic {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Counters of one attachment. Slot 0 of the map counts packets of devices that no attachment is bound to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Stats {
+    /// Sent by the pod and allowed.
+    pub from_pod: Traffic,
+    /// Received by the pod.
+    pub to_pod: Traffic,
+    /// Sent by the pod and dropped.
+    pub dropped_from_pod: Traffic,
+    /// Dropped on the way to the pod.
+    pub dropped_to_pod: Traffic,
+    /// Flows entered into the flow table.
+    pub new_flows: u64,
+    /// Flows allowed but not remembered, because the flow table had no free entry.
+    pub flows_not_stored: u64,
+    /// Dropped packets by [`DropReason`] number.
+    pub drops: [u64; DropReason::SLOTS],
+}
+
+const _: () = assert!(size_of::<Stats>() == 336);
+
+impl Default for Stats {
+    fn default() -> Self {
+        let none = Traffic { packets: 0, bytes: 0 };
+        Self {
+            from_pod: none,
+            to_pod: none,
+            dropped_from_pod: none,
+            dropped_to_pod: none,
+            new_flows: 0,
+            flows_not_stored: 0,
+            drops: [0; DropReason::SLOTS],
+        }
+    }
+}
+
+impl Stats {
+    /// Adds another CPU's counters.
+    pub fn add(&mut self, other: &Self) {
+        for (total, part) in [
+            (&mut self.from_pod, &other.from_pod),
+            (&mut self.to_pod, &other.to_pod),
+            (&mut self.dropped_from_pod, &other.dropped_from_pod),
+            (&mut self.dropped_to_pod, &other.dropped_to_pod),
+        ] {
+            total.packets = total.packets.wrapping_add(part.packets);
+            total.bytes = total.bytes.wrapping_add(part.bytes);
+        }
+        self.new_flows = self.new_flows.wrapping_add(other.new_flows);
+        self.flows_not_stored = self.flows_not_stored.wrapping_add(other.flows_not_stored);
+        for (total, part) in self.drops.iter_mut().zip(other.drops) {
+            *total = total.wrapping_add(part);
+        }
+    }
+
+    /// The reasons for which packets were dropped, with how many.
+    pub fn dropped(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
+        DropReason::ALL
+            .iter()
+            .map(|reason| (*reason, self.drops[*reason as usize]))
+            .filter(|(_, packets)| *packets > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adding_sums_every_field() {
+        let mut one = Stats { new_flows: 1, flows_not_stored: 2, ..Stats::default() };
+        one.from_pod = Traffic { packets: 3, bytes: 4 };
+        one.to_pod = Traffic { packets: 5, bytes: 6 };
+        one.dropped_from_pod = Traffic { packets: 7, bytes: 8 };
+        one.dropped_to_pod = Traffic { packets: 9, bytes: 10 };
+        one.drops[DropReason::Malformed as usize] = 11;
+        let mut two = one;
+        two.add(&one);
+        let mut expected = Stats { new_flows: 2, flows_not_stored: 4, ..Stats::default() };
+        expected.from_pod = Traffic { packets: 6, bytes: 8 };
+        expected.to_pod = Traffic { packets: 10, bytes: 12 };
+        expected.dropped_from_pod = Traffic { packets: 14, bytes: 16 };
+        expected.dropped_to_pod = Traffic { packets: 18, bytes: 20 };
+        expected.drops[3] = 22;
+        assert_eq!(two, expected);
+        assert_eq!(two.dropped().collect::<Vec<_>>(), [(DropReason::Malformed, 22)]);
+    }
+}

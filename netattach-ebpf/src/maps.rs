@@ -1,0 +1,159 @@
+//! Every map: who writes it, who reads it, and what happens when it is full.
+//!
+//! All are pinned by name. Where a key holds several numbers, the order is the order of the struct in
+//! `netattach-common`; nothing in a hash key is a wildcard, and in the tries only what lies behind the fixed
+//! leading fields is.
+//!
+//! | map | key | value | written by | when full |
+//! |---|---|---|---|---|
+//! | `na_link` | host-side ifindex | attachment id | agent | binding is refused |
+//! | `na_att` | attachment id | [`AttachmentRecord`] | agent | ids run out |
+//! | `na_policy` | attachment id | [`PolicyIds`], one aligned word | agent, through its memory map | ids run out |
+//! | `na_addr4`, `na_addr6` | attachment, address | 1 | agent | attachment is refused |
+//! | `na_peer4`, `na_peer6` | policy, address | class | agent | policy is refused whole |
+//! | `na_cidr4`, `na_cidr6` | policy, prefix | class | agent | policy is refused whole |
+//! | `na_l4` | policy, class, protocol, port prefix | [`PortRule`] | agent | policy is refused whole |
+//! | `na_rule` | policy, rule | flows allowed, per CPU | agent adds the entry, programs count | policy is refused whole |
+//! | `na_ct4`, `na_ct6` | [`FlowKey`] | [`Flow`] | programs | least recently used flow is forgotten |
+//! | `na_stat` | attachment id | [`Stats`], per CPU | programs; agent clears | ids run out |
+//! | `na_cfg` | 0 | [`Config`] | agent | one entry |
+//!
+//! The hash maps that only the agent fills are not preallocated: their memory follows their use.
+
+use crate::packet::Embedded;
+use aya_ebpf::{
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, lpm_trie::Key},
+    macros::btf_map,
+};
+use netattach_common::{
+    Address, AddressKey, AttachmentRecord, Config, Flow, FlowKey, Ip4, Ip6, PolicyAddress, PolicyIds,
+    PortKey, PortRule, RuleKey, Stats,
+    capacity::{ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, PEERS_V4, PEERS_V6, PORTS, RULES},
+};
+
+const SPARSE: usize = BPF_F_NO_PREALLOC as usize;
+const SHARED: usize = BPF_F_MMAPABLE as usize;
+
+#[btf_map(name = "na_link")]
+static LINK: HashMap<u32, u32, ATTACHMENTS, SPARSE> = HashMap::new();
+#[btf_map(name = "na_att")]
+static ATTACHMENT: Array<AttachmentRecord, ATTACHMENTS> = Array::new();
+#[btf_map(name = "na_policy")]
+static POLICY: Array<PolicyIds, ATTACHMENTS, SHARED> = Array::new();
+#[btf_map(name = "na_addr4")]
+static ADDRESS4: HashMap<AddressKey<Ip4>, u32, ADDRESSES, SPARSE> = HashMap::new();
+#[btf_map(name = "na_addr6")]
+static ADDRESS6: HashMap<AddressKey<Ip6>, u32, ADDRESSES, SPARSE> = HashMap::new();
+#[btf_map(name = "na_peer4")]
+static PEER4: HashMap<PolicyAddress<Ip4>, u32, PEERS_V4, SPARSE> = HashMap::new();
+#[btf_map(name = "na_peer6")]
+static PEER6: HashMap<PolicyAddress<Ip6>, u32, PEERS_V6, SPARSE> = HashMap::new();
+#[btf_map(name = "na_cidr4")]
+static PREFIX4: LpmTrie<PolicyAddress<Ip4>, u32, PEERS_V4> = LpmTrie::new();
+#[btf_map(name = "na_cidr6")]
+static PREFIX6: LpmTrie<PolicyAddress<Ip6>, u32, PEERS_V6> = LpmTrie::new();
+#[btf_map(name = "na_l4")]
+static PORT: LpmTrie<PortKey, PortRule, PORTS> = LpmTrie::new();
+#[btf_map(name = "na_rule")]
+static RULE: PerCpuHashMap<RuleKey, u64, RULES, SPARSE> = PerCpuHashMap::new();
+#[btf_map(name = "na_ct4")]
+static FLOW4: LruHashMap<FlowKey<Ip4>, Flow, FLOWS_V4> = LruHashMap::new();
+#[btf_map(name = "na_ct6")]
+static FLOW6: LruHashMap<FlowKey<Ip6>, Flow, FLOWS_V6> = LruHashMap::new();
+#[btf_map(name = "na_stat")]
+static STATS: PerCpuArray<Stats, ATTACHMENTS> = PerCpuArray::new();
+#[btf_map(name = "na_cfg")]
+static CONFIG: Array<Config, 1> = Array::new();
+
+/// The attachment bound to a device.
+#[inline(always)]
+pub(crate) fn attachment_of(ifindex: u32) -> Option<u32> {
+    // SAFETY: the value is a plain u32, copied at once; the agent may replace it concurrently, but an
+    // aligned u32 is read whole.
+    unsafe { LINK.get(&ifindex) }.copied()
+}
+
+/// The record of an attachment, `None` when the id is out of range.
+#[inline(always)]
+pub(crate) fn record(attachment: u32) -> Option<&'static AttachmentRecord> {
+    ATTACHMENT.get(attachment)
+}
+
+/// The policies of an attachment, both read by one load.
+#[inline(always)]
+pub(crate) fn policies(attachment: u32) -> PolicyIds {
+    match POLICY.get_ptr(attachment) {
+        // SAFETY: the map's values are 8 bytes, 8-aligned and stay in place as long as the map does.
+        Some(ids) => PolicyIds::from_word(unsafe { ids.cast::<u64>().read_volatile() }),
+        None => PolicyIds { ingress: 0, egress: 0 },
+    }
+}
+
+/// This CPU's counters of an attachment.
+#[inline(always)]
+pub(crate) fn stats(attachment: u32) -> Option<*mut Stats> {
+    STATS.get_ptr_mut(attachment)
+}
+
+/// This CPU's counter of a rule.
+#[inline(always)]
+pub(crate) fn rule_counter(policy: u32, rule: u32) -> Option<*mut u64> {
+    RULE.get_ptr_mut(&RuleKey { policy, rule })
+}
+
+/// The rule of the longest port entry within the first `bits` bits of `key`.
+#[inline(always)]
+pub(crate) fn port_rule(key: &PortKey, bits: u32) -> Option<u32> {
+    PORT.get(&Key::new(bits, *key)).map(|entry| entry.rule)
+}
+
+/// The maps of one address family.
+pub(crate) trait Family: Address + Embedded {
+    /// Whether the attachment may send from this address.
+    fn is_own(attachment: u32, address: &Self) -> bool;
+    /// Class of exactly this peer.
+    fn exact_class(policy: u32, peer: &Self) -> Option<u32>;
+    /// Class of the longest prefix that holds this peer.
+    fn prefix_class(policy: u32, peer: &Self) -> Option<u32>;
+    /// The entry of a flow, in place.
+    fn flow(key: &FlowKey<Self>) -> Option<*mut Flow>;
+    /// Enters or replaces a flow. `false`: no entry could be had.
+    fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool;
+}
+
+macro_rules! family {
+    ($address:ty, $own:ident, $exact:ident, $prefix:ident, $flow:ident) => {
+        impl Family for $address {
+            #[inline(always)]
+            fn is_own(attachment: u32, address: &Self) -> bool {
+                $own.get_ptr(&AddressKey { attachment, address: *address }).is_some()
+            }
+
+            #[inline(always)]
+            fn exact_class(policy: u32, peer: &Self) -> Option<u32> {
+                // SAFETY: a u32, copied at once.
+                unsafe { $exact.get(&PolicyAddress { policy, address: *peer }) }.copied()
+            }
+
+            #[inline(always)]
+            fn prefix_class(policy: u32, peer: &Self) -> Option<u32> {
+                let whole = (size_of::<PolicyAddress<$address>>() * 8) as u32;
+                $prefix.get(&Key::new(whole, PolicyAddress { policy, address: *peer })).copied()
+            }
+
+            #[inline(always)]
+            fn flow(key: &FlowKey<Self>) -> Option<*mut Flow> {
+                $flow.get_ptr_mut(key)
+            }
+
+            #[inline(always)]
+            fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool {
+                $flow.insert(key, flow, 0).is_ok()
+            }
+        }
+    };
+}
+
+family!(Ip4, ADDRESS4, PEER4, PREFIX4, FLOW4);
+family!(Ip6, ADDRESS6, PEER6, PREFIX6, FLOW6);

@@ -1,0 +1,264 @@
+//! The packet path as the rest of the agent sees it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use aya::programs::{ProgramFd, SchedClassifier};
+use netattach_common as common;
+use netattach_common::{AttachmentRecord, Hook, LAYOUT_VERSION, PolicyIds, Stats, capacity};
+
+use super::attachments::{Attachment, Attachments};
+use super::pin::{Pins, map_name, specs};
+use super::policies::Policies;
+use super::sys::SharedWords;
+use super::{BpfError, load, object};
+use crate::policy::compiled::{CompiledPolicy, RuleId};
+
+/// Where the pins are and how much the maps hold. Capacities count when the maps are created; later they must
+/// be the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Directory on a BPF filesystem, for instance `/sys/fs/bpf/netattach`. Names without dots.
+    pub root: PathBuf,
+    /// Attachments of this node plus one. Ids run from 1.
+    pub max_attachments: u32,
+    /// Source addresses of all attachments, per family.
+    pub max_addresses: u32,
+    /// IPv4 hosts in all policies, and as many IPv4 prefixes.
+    pub max_peers_v4: u32,
+    /// The same for IPv6.
+    pub max_peers_v6: u32,
+    /// Port entries of all policies.
+    pub max_ports: u32,
+    /// Rules of all policies.
+    pub max_rules: u32,
+    /// IPv4 flows that are remembered.
+    pub max_flows_v4: u32,
+    /// IPv6 flows that are remembered.
+    pub max_flows_v6: u32,
+}
+
+impl Config {
+    /// The default capacities.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            max_attachments: capacity::ATTACHMENTS as u32,
+            max_addresses: capacity::ADDRESSES as u32,
+            max_peers_v4: capacity::PEERS_V4 as u32,
+            max_peers_v6: capacity::PEERS_V6 as u32,
+            max_ports: capacity::PORTS as u32,
+            max_rules: capacity::RULES as u32,
+            max_flows_v4: capacity::FLOWS_V4 as u32,
+            max_flows_v6: capacity::FLOWS_V6 as u32,
+        }
+    }
+}
+
+/// Programs and maps, opened. Dropping it changes nothing in the kernel. One process at a time may hold it:
+/// it remembers what it wrote.
+pub struct Dataplane {
+    from_pod: ProgramFd,
+    to_pod: ProgramFd,
+    object_tag: u64,
+    attachments: Mutex<Attachments>,
+    policies: Mutex<Policies>,
+    policy_words: SharedWords,
+    stats: Mutex<PerCpuArray<MapData, Stats>>,
+    cpus: usize,
+}
+
+impl Dataplane {
+    /// Finds what a previous agent pinned, or loads and pins it.
+    ///
+    /// Maps that are there are checked, never replaced. Programs are replaced when this agent brings others;
+    /// devices keep the old ones until the caller attaches the new ones
+    /// ([`programs_changed`](Self::programs_changed)).
+    pub fn open(config: &Config) -> Result<Self, BpfError> {
+        let object = object::embedded()?;
+        let pins = Pins::new(&config.root);
+        let specs = specs(config);
+        pins.create(&config.root)?;
+        let complete = pins.verify(&specs)?;
+        if !complete || pinned_tag(&pins)? != object.tag {
+            load::load(&object, &pins, &specs)?;
+        }
+        let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::CountCpus { path, source })?;
+        let mut policies = Policies::open(&pins, config, cpus)?;
+        let mut memory = policies.recall()?;
+        if memory.object_tag != object.tag {
+            if memory.object_tag == 0 {
+                // The first load: nothing is attached that could run another program.
+                memory.attached_tag = object.tag;
+                memory.layout_version = LAYOUT_VERSION;
+            }
+            memory.object_tag = object.tag;
+            policies.memorise(memory)?;
+        }
+        Ok(Self {
+            from_pod: open_program(&pins.program(Hook::FromPod))?,
+            to_pod: open_program(&pins.program(Hook::ToPod))?,
+            object_tag: object.tag,
+            attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
+            policies: Mutex::new(policies),
+            policy_words: map_words(&pins, config.max_attachments)?,
+            stats: Mutex::new(pins.open(map_name::STATS)?),
+            cpus,
+        })
+    }
+
+    /// The program to attach to a hook of a host-side device, in direct-action mode or by tcx.
+    pub fn program(&self, hook: Hook) -> BorrowedFd<'_> {
+        match hook {
+            Hook::FromPod => self.from_pod.as_fd(),
+            Hook::ToPod => self.to_pod.as_fd(),
+        }
+    }
+
+    /// Whether devices may still run other programs than [`program`](Self::program) gives. Stays so across
+    /// restarts until [`programs_attached`](Self::programs_attached).
+    pub fn programs_changed(&self) -> Result<bool, BpfError> {
+        Ok(self.policies().recall()?.attached_tag != self.object_tag)
+    }
+
+    /// Tells that every device now runs the programs that [`program`](Self::program) gives.
+    pub fn programs_attached(&self) -> Result<(), BpfError> {
+        let mut policies = self.policies();
+        let memory = policies.recall()?;
+        policies.memorise(common::Config { attached_tag: self.object_tag, ..memory })
+    }
+
+    /// Creates or changes an attachment. Its devices and policies stay as they are.
+    pub fn put_attachment(&self, id: u32, attachment: &Attachment) -> Result<(), BpfError> {
+        self.attachments().put(id, attachment)
+    }
+
+    /// Makes a host-side device an attachment's. Until then its packets are dropped, so bind before attaching.
+    pub fn bind_link(&self, ifindex: u32, id: u32) -> Result<(), BpfError> {
+        self.attachments().bind(ifindex, id)
+    }
+
+    /// Makes a device nobody's. Idempotent.
+    pub fn unbind_link(&self, ifindex: u32) -> Result<(), BpfError> {
+        self.attachments().unbind(ifindex)
+    }
+
+    /// Removes all traces of an attachment: devices, record, addresses, policies, counters. Idempotent.
+    pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
+        self.attachments().remove(id)?;
+        self.set_policy(id, PolicyIds::default())?;
+        let failed = |source| BpfError::WriteMap { map: map_name::STATS, source };
+        let zeros = PerCpuValues::try_from(vec![Stats::default(); self.cpus])
+            .map_err(|error| failed(error.into()))?;
+        lock(&self.stats).set(id, zeros, 0).map_err(failed)
+    }
+
+    /// Puts both directions under other policies at one instant. The policies must be installed.
+    pub fn set_policy(&self, id: u32, policies: PolicyIds) -> Result<(), BpfError> {
+        self.attachments().check(id)?;
+        self.policy_words.set(id, policies.to_word()).ok_or_else(|| self.out_of_range(id))
+    }
+
+    /// The policies of an attachment.
+    pub fn policy(&self, id: u32) -> Result<PolicyIds, BpfError> {
+        self.policy_words.get(id).map(PolicyIds::from_word).ok_or_else(|| self.out_of_range(id))
+    }
+
+    /// A policy id that was never used before, by this agent or an earlier one.
+    pub fn allocate_policy_id(&self) -> Result<u32, BpfError> {
+        self.policies().allocate()
+    }
+
+    /// Writes a policy under an id that nothing refers to yet: whole or not at all.
+    pub fn install_policy(&self, policy: u32, compiled: &CompiledPolicy) -> Result<(), BpfError> {
+        self.policies().install(policy, compiled)
+    }
+
+    /// Deletes a policy's entries. Nothing may refer to it any more. Idempotent.
+    pub fn remove_policy(&self, policy: u32) -> Result<(), BpfError> {
+        self.policies().remove(policy)
+    }
+
+    /// The policies with entries in the maps, for sweeping those that nothing refers to.
+    pub fn installed_policies(&self) -> BTreeSet<u32> {
+        self.policies().installed()
+    }
+
+    /// How many flows each rule of a policy has allowed since it was installed.
+    pub fn rule_flows(&self, policy: u32) -> Result<BTreeMap<RuleId, u64>, BpfError> {
+        self.policies().rule_flows(policy)
+    }
+
+    /// The counters of an attachment, summed over CPUs. Id 0: packets of devices that are nobody's.
+    pub fn stats(&self, id: u32) -> Result<Stats, BpfError> {
+        let per_cpu = lock(&self.stats)
+            .get(&id, 0)
+            .map_err(|source| BpfError::ReadMap { map: map_name::STATS, source })?;
+        let mut total = Stats::default();
+        for part in per_cpu.iter() {
+            total.add(part);
+        }
+        Ok(total)
+    }
+
+    /// Every attachment that has a record, for recovery.
+    pub fn attachments_dump(&self) -> Result<BTreeMap<u32, AttachmentRecord>, BpfError> {
+        self.attachments().records()
+    }
+
+    /// Which source addresses are allowed to which id, also to ids without a record, for recovery.
+    pub fn addresses_dump(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
+        self.attachments().addresses().clone()
+    }
+
+    /// Which device belongs to which attachment, for recovery.
+    pub fn links_dump(&self) -> BTreeMap<u32, u32> {
+        self.attachments().bound().clone()
+    }
+
+    fn attachments(&self) -> MutexGuard<'_, Attachments> {
+        lock(&self.attachments)
+    }
+
+    fn policies(&self) -> MutexGuard<'_, Policies> {
+        lock(&self.policies)
+    }
+
+    fn out_of_range(&self, id: u32) -> BpfError {
+        BpfError::InvalidAttachment { id, max: self.policy_words.len().saturating_sub(1) }
+    }
+}
+
+impl fmt::Debug for Dataplane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dataplane").field("object_tag", &self.object_tag).finish_non_exhaustive()
+    }
+}
+
+/// A thread that panicked inside left at most a half-done sequence of map writes, which repeating completes.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pinned_tag(pins: &Pins) -> Result<u64, BpfError> {
+    let memory: Array<MapData, common::Config> = pins.open(map_name::CONFIG)?;
+    let memory = memory.get(&0, 0).map_err(|source| BpfError::ReadMap { map: map_name::CONFIG, source })?;
+    Ok(memory.object_tag)
+}
+
+fn map_words(pins: &Pins, len: u32) -> Result<SharedWords, BpfError> {
+    let path = pins.map(map_name::POLICY);
+    let data = MapData::from_pin(&path).map_err(|source| BpfError::OpenMap { path, source })?;
+    SharedWords::map(data.fd().as_fd(), len as usize).map_err(BpfError::MapPolicyWords)
+}
+
+fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {
+    SchedClassifier::from_pin(path)
+        .and_then(|program| program.fd()?.try_clone().map_err(Into::into))
+        .map_err(|source| BpfError::OpenProgram { path: path.to_path_buf(), source })
+}

@@ -1,0 +1,171 @@
+//! What can go wrong between the agent and the kernel's BPF.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use aya::maps::MapError;
+use aya::pin::PinError;
+use aya::programs::ProgramError;
+
+/// Failure of one action on programs, maps or pins.
+#[derive(Debug, thiserror::Error)]
+pub enum BpfError {
+    /// The executable was built without the object.
+    #[error(
+        "this executable was built without its BPF object: run `cargo xtask build-ebpf`, then build it again"
+    )]
+    NoObject,
+    /// Pins need a BPF filesystem.
+    #[error("{0} is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`")]
+    NotBpffs(PathBuf),
+    /// A directory or file of the pin tree.
+    #[error("{action} {path}")]
+    PinTree {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Something else sits where a map belongs.
+    #[error(
+        "pinned map {path} has {property} {found}, this agent needs {expected}: restore the setting it was \
+         created with, or detach all pods and remove the pins with `netattachctl uninstall`"
+    )]
+    ForeignMap {
+        /// The pin.
+        path: PathBuf,
+        /// What differs.
+        property: MapProperty,
+        /// The agent's value.
+        expected: u32,
+        /// The pinned map's value.
+        found: u32,
+    },
+    /// A pin that cannot be opened as what it should be.
+    #[error("open pinned map {path}")]
+    OpenMap {
+        /// The pin.
+        path: PathBuf,
+        /// Why not.
+        source: MapError,
+    },
+    /// As `OpenMap`, for programs.
+    #[error("open pinned program {path}")]
+    OpenProgram {
+        /// The pin.
+        path: PathBuf,
+        /// Why not.
+        source: ProgramError,
+    },
+    /// The object could not be brought into the kernel.
+    #[error("load the BPF object")]
+    LoadObject(#[source] Box<aya::EbpfError>),
+    /// The object is not the one this agent was written for.
+    #[error("the BPF object has no program {0}")]
+    NoProgram(&'static str),
+    /// The kernel's verifier or the load itself refused a program.
+    #[error("load program {program}")]
+    LoadProgram {
+        /// Its name.
+        program: &'static str,
+        /// Why not, with the verifier's words.
+        source: ProgramError,
+    },
+    /// A program could not be pinned.
+    #[error("pin program {program} at {path}")]
+    PinProgram {
+        /// Its name.
+        program: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: PinError,
+    },
+    /// Writing into a map.
+    #[error("write map {map}")]
+    WriteMap {
+        /// Its name.
+        map: &'static str,
+        /// Why not.
+        source: MapError,
+    },
+    /// Reading a map.
+    #[error("read map {map}")]
+    ReadMap {
+        /// Its name.
+        map: &'static str,
+        /// Why not.
+        source: MapError,
+    },
+    /// The policy words could not be mapped into memory.
+    #[error("map na_policy into memory")]
+    MapPolicyWords(#[source] io::Error),
+    /// The number of CPUs could not be read.
+    #[error("read {path}")]
+    CountCpus {
+        /// The file.
+        path: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// More entries than a map holds. Nothing was written.
+    #[error("map {map} has room for {free} more entries, {needed} are needed")]
+    OverCapacity {
+        /// Its name.
+        map: &'static str,
+        /// Entries that the operation adds.
+        needed: usize,
+        /// Entries that are free.
+        free: usize,
+    },
+    /// An attachment id out of range.
+    #[error("attachment id {id} is not between 1 and {max}")]
+    InvalidAttachment {
+        /// The id.
+        id: u32,
+        /// The highest valid id.
+        max: u32,
+    },
+    /// A device was to be bound to an id without a record.
+    #[error("attachment {0} has no record to bind a device to")]
+    UnknownAttachment(u32),
+    /// Policy id 0 means "not isolated".
+    #[error("policy id 0 means \"not isolated\" and cannot be installed")]
+    PolicyZero,
+    /// Policy ids are never used twice.
+    #[error("policy {0} is already installed")]
+    PolicyExists(u32),
+    /// All 2^32 - 1 policy ids were handed out.
+    #[error("policy ids are used up: detach all pods and remove the pins with `netattachctl uninstall`")]
+    PolicyIdsUsedUp,
+}
+
+/// What of a map is compared before it is adopted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapProperty {
+    /// `enum bpf_map_type`.
+    Type,
+    /// Bytes of a key.
+    KeySize,
+    /// Bytes of a value.
+    ValueSize,
+    /// Capacity.
+    MaxEntries,
+    /// `BPF_F_*` of creation.
+    Flags,
+}
+
+impl fmt::Display for MapProperty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Type => "type",
+            Self::KeySize => "key size",
+            Self::ValueSize => "value size",
+            Self::MaxEntries => "capacity",
+            Self::Flags => "flags",
+        })
+    }
+}

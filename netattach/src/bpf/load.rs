@@ -1,0 +1,60 @@
+//! Brings the embedded programs into the kernel and pins them.
+
+use std::fs;
+
+use aya::EbpfLoader;
+use aya::programs::SchedClassifier;
+use netattach_common::Hook;
+
+use super::BpfError;
+use super::object::Object;
+use super::pin::{MapSpec, Pins, program_name};
+use super::sys;
+
+/// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
+/// the place of the pinned ones.
+pub(super) fn load(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), BpfError> {
+    let loaded = load_and_pin(object, pins, specs);
+    sys::release_free_memory();
+    loaded
+}
+
+fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), BpfError> {
+    let mut loader = EbpfLoader::new();
+    for spec in specs {
+        loader.map_pin_path(spec.name, pins.map(spec.name));
+        loader.map_max_entries(spec.name, spec.max_entries);
+    }
+    let mut ebpf = loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Box::new(error)))?;
+    for hook in [Hook::FromPod, Hook::ToPod] {
+        let name = program_name(hook);
+        let failed = |source| BpfError::LoadProgram { program: name, source };
+        let program: &mut SchedClassifier =
+            ebpf.program_mut(name).ok_or(BpfError::NoProgram(name))?.try_into().map_err(failed)?;
+        program.load().map_err(failed)?;
+        replace_pin(program, pins, hook)?;
+    }
+    Ok(())
+}
+
+/// Pins beside, then renames over: at every moment one of the two programs is pinned.
+fn replace_pin(program: &mut SchedClassifier, pins: &Pins, hook: Hook) -> Result<(), BpfError> {
+    let next = pins.next_program(hook);
+    // Left behind by an agent that was killed here.
+    match fs::remove_file(&next) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            return Err(BpfError::PinTree { action: "remove", path: next, source });
+        }
+        _ => {}
+    }
+    program.pin(&next).map_err(|source| BpfError::PinProgram {
+        program: program_name(hook),
+        path: next.clone(),
+        source,
+    })?;
+    fs::rename(&next, pins.program(hook)).map_err(|source| BpfError::PinTree {
+        action: "put a new program in place of",
+        path: pins.program(hook),
+        source,
+    })
+}

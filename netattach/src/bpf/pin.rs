@@ -1,0 +1,282 @@
+//! The pin tree: where everything is, what must be there, and how it goes away.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use aya::maps::{Map, MapData, MapInfo};
+use netattach_common as common;
+use netattach_common::{AddressKey, FlowKey, Hook, Ip4, Ip6, LAYOUT_VERSION, PolicyAddress};
+
+use super::{BpfError, Config, MapProperty};
+
+/// `BPF_FS_MAGIC` of `linux/magic.h`.
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// Names of the pinned maps; the kernel knows them by the same names (15 bytes at most).
+pub(super) mod map_name {
+    pub(in super::super) const LINK: &str = "na_link";
+    pub(in super::super) const ATTACHMENT: &str = "na_att";
+    pub(in super::super) const POLICY: &str = "na_policy";
+    pub(in super::super) const ADDRESS4: &str = "na_addr4";
+    pub(in super::super) const ADDRESS6: &str = "na_addr6";
+    pub(in super::super) const PEER4: &str = "na_peer4";
+    pub(in super::super) const PEER6: &str = "na_peer6";
+    pub(in super::super) const PREFIX4: &str = "na_cidr4";
+    pub(in super::super) const PREFIX6: &str = "na_cidr6";
+    pub(in super::super) const PORT: &str = "na_l4";
+    pub(in super::super) const RULE: &str = "na_rule";
+    pub(in super::super) const FLOW4: &str = "na_ct4";
+    pub(in super::super) const FLOW6: &str = "na_ct6";
+    pub(in super::super) const STATS: &str = "na_stat";
+    pub(in super::super) const CONFIG: &str = "na_cfg";
+}
+
+/// Name of the program of a hook, in the object, in the kernel and as a pin.
+pub(super) const fn program_name(hook: Hook) -> &'static str {
+    match hook {
+        Hook::FromPod => "na_from_pod",
+        Hook::ToPod => "na_to_pod",
+    }
+}
+
+/// What a map must be like.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MapSpec {
+    pub(super) name: &'static str,
+    kind: MapKind,
+    key_size: usize,
+    value_size: usize,
+    pub(super) max_entries: u32,
+}
+
+/// `enum bpf_map_type`, with the flags each of our maps is created with.
+#[derive(Debug, Clone, Copy)]
+enum MapKind {
+    /// Not preallocated.
+    Hash,
+    Array,
+    /// Memory-mappable.
+    SharedArray,
+    /// Not preallocated.
+    PerCpuHash,
+    PerCpuArray,
+    LruHash,
+    LpmTrie,
+}
+
+impl MapKind {
+    const fn number_and_flags(self) -> (u32, u32) {
+        match self {
+            Self::Hash => (1, BPF_F_NO_PREALLOC),
+            Self::Array => (2, 0),
+            Self::SharedArray => (2, BPF_F_MMAPABLE),
+            Self::PerCpuHash => (5, BPF_F_NO_PREALLOC),
+            Self::PerCpuArray => (6, 0),
+            Self::LruHash => (9, 0),
+            Self::LpmTrie => (11, BPF_F_NO_PREALLOC),
+        }
+    }
+}
+
+/// All maps, with the capacities of `config`.
+pub(super) fn specs(config: &Config) -> [MapSpec; 15] {
+    use map_name as name;
+
+    fn spec<K, V>(name: &'static str, kind: MapKind, max_entries: u32) -> MapSpec {
+        MapSpec { name, kind, key_size: size_of::<K>(), value_size: size_of::<V>(), max_entries }
+    }
+    /// A prefix: its length in bits, then the data.
+    type Prefix<K> = (u32, K);
+    [
+        spec::<u32, u32>(name::LINK, MapKind::Hash, config.max_attachments),
+        spec::<u32, common::AttachmentRecord>(name::ATTACHMENT, MapKind::Array, config.max_attachments),
+        spec::<u32, common::PolicyIds>(name::POLICY, MapKind::SharedArray, config.max_attachments),
+        spec::<AddressKey<Ip4>, u32>(name::ADDRESS4, MapKind::Hash, config.max_addresses),
+        spec::<AddressKey<Ip6>, u32>(name::ADDRESS6, MapKind::Hash, config.max_addresses),
+        spec::<PolicyAddress<Ip4>, u32>(name::PEER4, MapKind::Hash, config.max_peers_v4),
+        spec::<PolicyAddress<Ip6>, u32>(name::PEER6, MapKind::Hash, config.max_peers_v6),
+        spec::<Prefix<PolicyAddress<Ip4>>, u32>(name::PREFIX4, MapKind::LpmTrie, config.max_peers_v4),
+        spec::<Prefix<PolicyAddress<Ip6>>, u32>(name::PREFIX6, MapKind::LpmTrie, config.max_peers_v6),
+        spec::<Prefix<common::PortKey>, common::PortRule>(name::PORT, MapKind::LpmTrie, config.max_ports),
+        spec::<common::RuleKey, u64>(name::RULE, MapKind::PerCpuHash, config.max_rules),
+        spec::<FlowKey<Ip4>, common::Flow>(name::FLOW4, MapKind::LruHash, config.max_flows_v4),
+        spec::<FlowKey<Ip6>, common::Flow>(name::FLOW6, MapKind::LruHash, config.max_flows_v6),
+        spec::<u32, common::Stats>(name::STATS, MapKind::PerCpuArray, config.max_attachments),
+        spec::<u32, common::Config>(name::CONFIG, MapKind::Array, 1),
+    ]
+}
+
+/// Paths below one root.
+#[derive(Debug, Clone)]
+pub(super) struct Pins {
+    version: PathBuf,
+    programs: PathBuf,
+}
+
+impl Pins {
+    pub(super) fn new(root: &Path) -> Self {
+        let version = root.join(format!("v{LAYOUT_VERSION}"));
+        Self { programs: version.join("prog"), version }
+    }
+
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        self.version.join(name)
+    }
+
+    pub(super) fn program(&self, hook: Hook) -> PathBuf {
+        self.programs.join(program_name(hook))
+    }
+
+    /// Where a program waits before it takes the place of its predecessor.
+    pub(super) fn next_program(&self, hook: Hook) -> PathBuf {
+        self.programs.join(format!("next_{}", program_name(hook)))
+    }
+
+    /// Makes the directories, if the root is on a BPF filesystem.
+    pub(super) fn create(&self, root: &Path) -> Result<(), BpfError> {
+        if !is_on_bpffs(root)? {
+            return Err(BpfError::NotBpffs(root.to_path_buf()));
+        }
+        fs::create_dir_all(&self.programs).map_err(|source| BpfError::PinTree {
+            action: "create",
+            path: self.programs.clone(),
+            source,
+        })
+    }
+
+    /// Checks the maps that are pinned already. Returns whether all are.
+    ///
+    /// aya takes whatever map sits at a pin path; a map of another size would be read and written beyond its
+    /// values.
+    pub(super) fn verify(&self, specs: &[MapSpec]) -> Result<bool, BpfError> {
+        let mut complete = true;
+        for spec in specs {
+            let path = self.map(spec.name);
+            if exists(&path)? {
+                spec.verify(&path)?;
+            } else {
+                complete = false;
+            }
+        }
+        for hook in [Hook::FromPod, Hook::ToPod] {
+            complete &= exists(&self.program(hook))?;
+        }
+        Ok(complete)
+    }
+
+    /// Opens a map as one of aya's typed maps.
+    pub(super) fn open<M: TryFrom<Map>>(&self, name: &'static str) -> Result<M, BpfError>
+    where
+        aya::maps::MapError: From<M::Error>,
+    {
+        let path = self.map(name);
+        MapData::from_pin(&path)
+            .and_then(Map::from_map_data)
+            .and_then(|map| Ok(M::try_from(map)?))
+            .map_err(|source| BpfError::OpenMap { path, source })
+    }
+}
+
+impl MapSpec {
+    fn verify(&self, path: &Path) -> Result<(), BpfError> {
+        let info = MapInfo::from_pin(path)
+            .map_err(|source| BpfError::OpenMap { path: path.to_path_buf(), source })?;
+        let found_type =
+            info.map_type().map_err(|source| BpfError::OpenMap { path: path.to_path_buf(), source })?;
+        let (kind, flags) = self.kind.number_and_flags();
+        let compared = [
+            (MapProperty::Type, kind, found_type as u32),
+            (MapProperty::KeySize, self.key_size as u32, info.key_size()),
+            (MapProperty::ValueSize, self.value_size as u32, info.value_size()),
+            (MapProperty::MaxEntries, self.max_entries, info.max_entries()),
+            (MapProperty::Flags, flags, info.map_flags()),
+        ];
+        match compared.into_iter().find(|(_, expected, found)| expected != found) {
+            None => Ok(()),
+            Some((property, expected, found)) => {
+                Err(BpfError::ForeignMap { path: path.to_path_buf(), property, expected, found })
+            }
+        }
+    }
+}
+
+/// Removes every pin below a root, of any layout version: programs and maps go when nothing uses them any
+/// more. Programs still attached to devices keep running on their maps. A root that is not there is fine.
+pub fn remove_all_pins(root: &Path) -> Result<(), BpfError> {
+    match fs::symlink_metadata(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        _ if is_on_bpffs(root)? => {}
+        _ => return Err(BpfError::NotBpffs(root.to_path_buf())),
+    }
+    fs::remove_dir_all(root).map_err(|source| BpfError::PinTree {
+        action: "remove",
+        path: root.to_path_buf(),
+        source,
+    })
+}
+
+fn exists(path: &Path) -> Result<bool, BpfError> {
+    path.try_exists().map_err(|source| BpfError::PinTree {
+        action: "look for",
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+/// Whether a path, or the nearest directory above it that exists, is on a BPF filesystem.
+fn is_on_bpffs(path: &Path) -> Result<bool, BpfError> {
+    for candidate in path.ancestors() {
+        let failed = |source: io::Error| BpfError::PinTree {
+            action: "look at the filesystem of",
+            path: candidate.to_path_buf(),
+            source,
+        };
+        match fs::File::open(candidate) {
+            Ok(directory) => {
+                let stat = rustix::fs::fstatfs(directory.as_fd()).map_err(|errno| failed(errno.into()))?;
+                return Ok(u64::try_from(stat.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_the_kernel() {
+        let config = Config::new("/sys/fs/bpf/x");
+        let programs = [Hook::FromPod, Hook::ToPod].map(program_name);
+        for name in specs(&config).iter().map(|spec| spec.name).chain(programs) {
+            assert!(name.len() <= 15, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_root_elsewhere_is_refused_with_the_mount_command() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("deep/er");
+        let error = Pins::new(&root).create(&root).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("{} is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`", root.display())
+        );
+        assert!(!root.exists());
+    }
+
+    #[test]
+    fn removing_pins_never_removes_ordinary_files() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(matches!(remove_all_pins(directory.path()), Err(BpfError::NotBpffs(_))));
+        assert!(directory.path().exists());
+        remove_all_pins(&directory.path().join("absent")).unwrap();
+    }
+}

@@ -1,0 +1,249 @@
+//! The few `bpf(2)` and memory calls that aya does not offer: tcx links by device index, what a link is
+//! attached to, and the memory map of an array.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use netattach_common::Hook;
+
+/// What the kernel says about a link (`struct bpf_link_info`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkInfo {
+    /// Id of the link.
+    pub id: u32,
+    /// Id of the program it runs.
+    pub program_id: u32,
+    /// Index of the device, 0 when the device is gone.
+    pub ifindex: u32,
+    /// `enum bpf_attach_type`.
+    pub attach_type: u32,
+}
+
+/// Attaches a program before all others of a device, by tcx (Linux 6.6). The link lives as long as its
+/// descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// `EEXIST` when the program is attached there already; `EINVAL` before Linux 6.6; `ENODEV`.
+pub fn tcx_attach(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct LinkCreate {
+        prog_fd: u32,
+        target_ifindex: u32,
+        attach_type: u32,
+        flags: u32,
+        relative_fd: u32,
+        pad: u32,
+        expected_revision: u64,
+    }
+    /// With no relative program: before the first.
+    const BPF_F_BEFORE: u32 = 8;
+    let attributes = LinkCreate {
+        prog_fd: raw(program),
+        target_ifindex: ifindex,
+        attach_type: attach_type(hook),
+        flags: BPF_F_BEFORE,
+        ..LinkCreate::default()
+    };
+    // SAFETY: `LinkCreate` is the `link_create` member of `union bpf_attr` as far as tcx reads it; it holds
+    // no pointers.
+    unsafe { bpf_fd(Command::LinkCreate, &attributes) }
+}
+
+/// Replaces the program of a link. No packet passes between the old and the new one.
+pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct LinkUpdate {
+        link_fd: u32,
+        new_prog_fd: u32,
+        flags: u32,
+        old_prog_fd: u32,
+    }
+    let attributes = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
+    // SAFETY: `LinkUpdate` is the `link_update` member of `union bpf_attr`; it holds no pointers.
+    unsafe { bpf(Command::LinkUpdate, &attributes) }.map(drop)
+}
+
+/// Pins a program, map or link. Names in a BPF filesystem hold no dots.
+pub fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let attributes = PinAttributes { pathname: path.as_ptr() as u64, bpf_fd: raw(object), file_flags: 0 };
+    // SAFETY: `pathname` points to a NUL-terminated string that outlives the call.
+    unsafe { bpf(Command::ObjectPin, &attributes) }.map(drop)
+}
+
+/// Opens a pin.
+pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let attributes = PinAttributes { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 };
+    // SAFETY: as in `pin`; the command returns a new descriptor.
+    unsafe { bpf_fd(Command::ObjectGet, &attributes) }
+}
+
+/// What a tcx link is attached to.
+pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        kind: u32,
+        id: u32,
+        program_id: u32,
+        pad: u32,
+        ifindex: u32,
+        attach_type: u32,
+    }
+    #[repr(C)]
+    struct InfoByFd {
+        bpf_fd: u32,
+        info_len: u32,
+        info: u64,
+    }
+    let mut info = Info::default();
+    let attributes =
+        InfoByFd { bpf_fd: raw(link), info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
+    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise
+    // used during the call; any bytes make a valid `Info`.
+    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    Ok(LinkInfo {
+        id: info.id,
+        program_id: info.program_id,
+        ifindex: info.ifindex,
+        attach_type: info.attach_type,
+    })
+}
+
+/// An array of 64-bit words shared with the kernel: a `BPF_F_MMAPABLE` array map with 8-byte values.
+#[derive(Debug)]
+pub(super) struct SharedWords {
+    start: NonNull<AtomicU64>,
+    len: usize,
+}
+
+// SAFETY: the memory is only reached through `AtomicU64`, from any thread, and stays mapped until `drop`.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// Maps the first `len` words of an array map.
+    pub(super) fn map(array: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice; the kernel refuses a length beyond the
+        // map's.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len * size_of::<AtomicU64>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                array.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+        Ok(Self { start, len })
+    }
+
+    /// How many words there are.
+    pub(super) fn len(&self) -> u32 {
+        u32::try_from(self.len).unwrap_or(u32::MAX)
+    }
+
+    /// The word at an index.
+    pub(super) fn get(&self, index: u32) -> Option<u64> {
+        self.word(index).map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Replaces the word at an index, whole. `None`: no such index.
+    pub(super) fn set(&self, index: u32, value: u64) -> Option<()> {
+        self.word(index).map(|word| word.store(value, Ordering::Release))
+    }
+
+    fn word(&self, index: u32) -> Option<&AtomicU64> {
+        let index = usize::try_from(index).ok().filter(|index| *index < self.len)?;
+        // SAFETY: index < len, and the mapping is page-aligned and lives as long as `self`.
+        Some(unsafe { self.start.add(index).as_ref() })
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `map`; no reference into it outlives `self`.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len * size_of::<AtomicU64>()) };
+    }
+}
+
+/// Gives memory that was freed back to the kernel. Loading programs parses the kernel's type information,
+/// tens of megabytes that glibc would keep for the rest of the agent's life.
+pub(super) fn release_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no arguments that could be wrong; glibc locks its arenas itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// `enum bpf_cmd`.
+#[derive(Clone, Copy)]
+#[repr(i32)]
+enum Command {
+    ObjectPin = 6,
+    ObjectGet = 7,
+    ObjectInfo = 15,
+    LinkCreate = 28,
+    LinkUpdate = 29,
+}
+
+#[repr(C)]
+struct PinAttributes {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
+fn attach_type(hook: Hook) -> u32 {
+    match hook {
+        Hook::FromPod => 46,
+        Hook::ToPod => 47,
+    }
+}
+
+fn raw(fd: BorrowedFd<'_>) -> u32 {
+    // A descriptor that is open is never negative.
+    fd.as_raw_fd().unsigned_abs()
+}
+
+/// Calls `bpf(2)`.
+///
+/// # Safety
+///
+/// `T` must be laid out as the member of `union bpf_attr` that `command` reads, and its pointers must be valid
+/// for what the kernel reads and writes through them.
+unsafe fn bpf<T>(command: Command, attributes: &T) -> io::Result<i32> {
+    // SAFETY: the kernel copies `size_of::<T>()` bytes from `attributes`; the rest is the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as i32, std::ptr::from_ref(attributes), size_of::<T>())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
+}
+
+/// Calls `bpf(2)` with a command that returns a descriptor.
+///
+/// # Safety
+///
+/// As for [`bpf`].
+unsafe fn bpf_fd<T>(command: Command, attributes: &T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { bpf(command, attributes) }?;
+    // SAFETY: the kernel has just created this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,77 @@
+//! `netattachctl stats`
+
+use super::name_cells;
+use super::table::{self, Align};
+use crate::rpc::message::AttachmentStats;
+
+/// The table, or `nothing` when there is no row.
+pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
+    if rows.is_empty() {
+        return nothing.to_owned();
+    }
+    let columns = [
+        ("POD", Align::Left),
+        ("NETWORK", Align::Left),
+        ("INTERFACE", Align::Left),
+        ("IN-PACKETS", Align::Right),
+        ("IN-BYTES", Align::Right),
+        ("OUT-PACKETS", Align::Right),
+        ("OUT-BYTES", Align::Right),
+        ("DROPPED", Align::Right),
+        ("REASONS", Align::Left),
+    ];
+    let cells: Vec<_> = rows.iter().map(row).collect();
+    table::render(columns, &cells)
+}
+
+fn row(stats: &AttachmentStats) -> [String; 9] {
+    let [pod, network, ifname] = name_cells(&stats.name);
+    let dropped = stats.dropped.values().fold(0u64, |sum, count| sum.saturating_add(*count));
+    let mut reasons: Vec<_> = stats.dropped.iter().collect();
+    reasons.sort_by_key(|(reason, count)| (std::cmp::Reverse(**count), *reason));
+    let reasons = reasons.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>();
+    [
+        pod,
+        network,
+        ifname,
+        stats.received.packets.to_string(),
+        stats.received.bytes.to_string(),
+        stats.sent.packets.to_string(),
+        stats.sent.bytes.to_string(),
+        dropped.to_string(),
+        reasons.join(", "),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::name;
+    use super::*;
+    use crate::rpc::message::Traffic;
+
+    #[test]
+    fn numbers_stand_right_and_the_commonest_reason_comes_first() {
+        let rows = [
+            AttachmentStats {
+                name: name(1, "shop/cart-0", "default", "eth0"),
+                received: Traffic { packets: 7, bytes: 700 },
+                sent: Traffic { packets: 123_456, bytes: 123_456_789 },
+                dropped: [("policy-egress".to_owned(), 2), ("spoofed-mac".to_owned(), 40)].into(),
+            },
+            AttachmentStats {
+                name: name(2, "shop/cart-1", "shop/storage", "net1"),
+                received: Traffic::default(),
+                sent: Traffic::default(),
+                dropped: [].into(),
+            },
+        ];
+        assert_eq!(
+            render(&rows, "nothing"),
+            "\
+POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  DROPPED  REASONS
+shop/cart-0  default       eth0                7       700       123456  123456789       42  spoofed-mac 40, policy-egress 2
+shop/cart-1  shop/storage  net1                0         0            0          0        0
+"
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! `netattachctl status`
+
+use super::CliError;
+use super::policy::problems;
+use super::table::{self, Align::Left};
+use crate::rpc::message::Status;
+
+/// The agent in a few lines, then what it waits for, what it cannot read and what the kernel can do.
+pub(super) fn render(status: &Status) -> String {
+    let ready = if readiness(status).is_ok() { "ready" } else { "not ready" };
+    let mut text = format!(
+        "netattachd {}: {ready}, {} attachments, {} MiB resident\nkernel {}, programs attached by {}\n",
+        status.version,
+        status.attachments,
+        mebibytes(status.memory_bytes),
+        status.kernel.release,
+        status.attach_mode
+    );
+    let conditions: Vec<_> =
+        status.ready.iter().map(|r| [r.condition.clone(), yes_no(r.met), r.detail.clone()]).collect();
+    let features: Vec<_> = status
+        .kernel
+        .features
+        .iter()
+        .map(|f| [f.name.clone(), yes_no(f.present), f.detail.clone()])
+        .collect();
+    let sections = [
+        (!conditions.is_empty())
+            .then(|| table::render([("CONDITION", Left), ("MET", Left), ("DETAIL", Left)], &conditions)),
+        (!status.source.is_empty()).then(|| problems(&status.source)),
+        (!features.is_empty())
+            .then(|| table::render([("FEATURE", Left), ("PRESENT", Left), ("DETAIL", Left)], &features)),
+    ];
+    for section in sections.into_iter().flatten() {
+        text.push('\n');
+        text.push_str(&section);
+    }
+    text
+}
+
+/// An error naming the conditions that do not hold.
+pub(super) fn readiness(status: &Status) -> Result<(), CliError> {
+    let unmet: Vec<_> = status.ready.iter().filter(|r| !r.met).map(|r| r.condition.clone()).collect();
+    if unmet.is_empty() { Ok(()) } else { Err(CliError::NotReady(unmet)) }
+}
+
+fn yes_no(value: bool) -> String {
+    if value { "yes" } else { "no" }.to_owned()
+}
+
+/// With one decimal.
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::message::{Condition, Feature, Kernel, Readiness};
+
+    fn status(journal: bool) -> Status {
+        let readiness = |condition: &str, met, detail: &str| Readiness {
+            condition: condition.to_owned(),
+            met,
+            detail: detail.to_owned(),
+        };
+        let feature = |name: &str, present, detail: &str| Feature {
+            name: name.to_owned(),
+            present,
+            detail: detail.to_owned(),
+        };
+        Status {
+            version: "0.1.0".to_owned(),
+            ready: vec![readiness("source", true, ""), readiness("journal", journal, "2 sandboxes to undo")],
+            source: vec![Condition {
+                object: "/etc/netattach/pods/a.yaml".to_owned(),
+                problem: "no kind".to_owned(),
+            }],
+            kernel: Kernel {
+                release: "5.15.0".to_owned(),
+                features: vec![
+                    feature("tcx", false, "clsact is used instead; since 6.6"),
+                    feature("btf", true, ""),
+                ],
+            },
+            attach_mode: "clsact".to_owned(),
+            memory_bytes: 13_002_342,
+            attachments: 3,
+        }
+    }
+
+    #[test]
+    fn everything_is_shown_in_sections() {
+        assert_eq!(
+            render(&status(false)),
+            "\
+netattachd 0.1.0: not ready, 3 attachments, 12.4 MiB resident
+kernel 5.15.0, programs attached by clsact
+
+CONDITION  MET  DETAIL
+source     yes
+journal    no   2 sandboxes to undo
+
+OBJECT                      PROBLEM
+/etc/netattach/pods/a.yaml  no kind
+
+FEATURE  PRESENT  DETAIL
+tcx      no       clsact is used instead; since 6.6
+btf      yes
+"
+        );
+    }
+
+    #[test]
+    fn unmet_conditions_make_the_command_fail_by_name() {
+        assert!(readiness(&status(true)).is_ok());
+        assert_eq!(readiness(&status(false)).unwrap_err().to_string(), "the agent is not ready: journal");
+    }
+}

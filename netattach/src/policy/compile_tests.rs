@@ -1,0 +1,871 @@
+//! The conformance rows that compilation decides, and the comparison with a reading of the policies' text.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::policy::evaluate::evaluate;
+use crate::policy::manifest::{self, POLICY_FOR_ANNOTATION};
+use crate::policy::model::Directions;
+use crate::policy::selector::{Labels, Requirement, Selector};
+use crate::source::objects::{ContainerPort, Phase};
+
+/// Two namespaces, a pod with two networks, and every kind of peer.
+struct World {
+    objects: Objects,
+    endpoints: Vec<Endpoint>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self { objects: Objects::default(), endpoints: Vec::new() };
+        world.objects.namespaces.insert("shop".to_owned(), labels(&[("team", "a")]));
+        world.pod(
+            "shop",
+            "web",
+            &[("http", 8080)],
+            &[("shop/net-a", &["10.0.0.1", "fd00::1"]), ("shop/net-b", &["10.1.0.1"])],
+        );
+        world.pod(
+            "shop",
+            "db",
+            &[("http", 9090)],
+            &[("shop/net-a", &["10.0.0.2", "fd00::2"]), ("shop/net-b", &["10.1.0.2"])],
+        );
+        world.pod("other", "web", &[], &[("shop/net-a", &["10.0.0.3"])]);
+        world.pod("shop", "done", &[], &[("shop/net-a", &["10.0.0.6"])]).phase = Phase::Succeeded;
+        world.pod("shop", "host", &[], &[("shop/net-a", &["10.0.0.7"])]).host_network = true;
+        world.pod("shop", "pending", &[], &[("shop/net-a", &["10.0.0.8"])]).phase = Phase::Pending;
+        let status = json!([
+            {"name": "cbr0", "default": true, "ips": ["10.9.0.9"]},
+            {"name": "shop/net-a", "ips": ["10.0.0.9/24", "fd00::9"]},
+            {"name": "shop/net-b", "ips": ["10.1.0.9"]},
+        ]);
+        let annotations = BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status.to_string())]);
+        world.pod("shop", "remote", &[("http", 7070)], &[]).annotations = annotations.clone();
+        // What a pod of this node says of itself is not believed.
+        world.pod("shop", "liar", &[], &[("shop/net-a", &["10.0.0.10"])]).annotations = BTreeMap::from([(
+            STATUS_ANNOTATION.to_owned(),
+            json!([{"name": "shop/net-a", "ips": ["10.0.0.66"]}]).to_string(),
+        )]);
+        world.pod("shop", "garbled", &[], &[]).annotations =
+            BTreeMap::from([(STATUS_ANNOTATION.to_owned(), "[".to_owned())]);
+        world
+    }
+
+    fn pod(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        ports: &[(&str, u16)],
+        on: &[(&str, &[&str])],
+    ) -> &mut Pod {
+        let pod_name = ObjectName::new(namespace, name);
+        for (network, addresses) in on {
+            let (network_namespace, network) = network.split_once('/').unwrap();
+            self.endpoints.push(Endpoint {
+                id: u32::try_from(self.endpoints.len()).unwrap() + 1,
+                pod: pod_name.clone(),
+                network: NetworkRef::new(network_namespace, network),
+                addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+            });
+        }
+        let port = |(name, port): &(&str, u16)| ContainerPort {
+            name: Some((*name).to_owned()),
+            protocol: PortProtocol::Tcp,
+            port: *port,
+        };
+        let pod = Pod {
+            name: pod_name.clone(),
+            uid: None,
+            labels: labels(&[("app", name)]),
+            annotations: BTreeMap::new(),
+            phase: Phase::Running,
+            host_network: false,
+            ports: ports.iter().map(port).collect(),
+        };
+        self.objects.pods.entry(pod_name).insert_entry(pod).into_mut()
+    }
+
+    /// Adds `shop/p0`, `shop/p1`, ...; the key `for` is the annotation, by default `net-a`.
+    fn with(mut self, policies: &[Value]) -> Self {
+        for (number, policy) in policies.iter().enumerate() {
+            let mut spec = policy.clone();
+            if spec.get("podSelector").is_none() {
+                spec["podSelector"] = json!({"matchLabels": {"app": "web"}});
+            }
+            let networks = policy.get("for").and_then(Value::as_str).unwrap_or("net-a");
+            spec.as_object_mut().unwrap().remove("for");
+            let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), networks.to_owned())]);
+            let policy = manifest::read(ObjectName::new("shop", format!("p{number}")), &annotations, &spec);
+            let policy = policy.unwrap();
+            self.objects.policies.insert(policy.name.clone(), policy);
+        }
+        self
+    }
+
+    fn compile(&self) -> Desired {
+        compile(&self.objects, &self.endpoints, Options::default())
+    }
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+/// `in 10.0.0.2 tcp/80`, for attachment 1 (`shop/web` on `net-a`), or `3 out ...` for another.
+fn allowed(desired: &Desired, probe: &str) -> bool {
+    let mut words: Vec<&str> = probe.split(' ').collect();
+    let endpoint: u32 = if words.len() == 4 { words.remove(0).parse().unwrap() } else { 1 };
+    let (protocol, port) = words[2].split_once('/').unwrap_or((words[2], "0"));
+    let protocol = match protocol {
+        "icmp" => 1,
+        name => PortProtocol::from_name(name).unwrap().number(),
+    };
+    let policies = &desired.endpoints[&endpoint];
+    let policy = if words[0] == "in" { &policies.ingress } else { &policies.egress };
+    match policy {
+        None => true,
+        Some(policy) => {
+            evaluate(policy, words[1].parse().unwrap(), protocol, port.parse().unwrap()).is_some()
+        }
+    }
+}
+
+/// Row, policies, what is allowed, what is denied.
+type Row<'a> = (&'a str, Vec<Value>, &'a [&'a str], &'a [&'a str]);
+
+fn check(table: Vec<Row<'_>>) {
+    for (row, policies, allows, denies) in table {
+        let desired = World::new().with(&policies).compile();
+        for probe in allows {
+            assert!(allowed(&desired, probe), "{row}: {probe} must be allowed");
+        }
+        for probe in denies {
+            assert!(!allowed(&desired, probe), "{row}: {probe} must be denied");
+        }
+    }
+}
+
+#[test]
+fn policies_select_attachments() {
+    let deny = json!({"policyTypes": ["Ingress"]});
+    let deny_for = |networks: &str| json!({"for": networks, "policyTypes": ["Ingress"]});
+    let any = "10.9.9.9";
+    let probe = |endpoint: u32| format!("{endpoint} in {any} tcp/80");
+    let [web_a, web_b, db_a, db_b, other, done, host] = [1, 2, 3, 4, 5, 6, 7].map(probe);
+    check(vec![
+        ("C01", vec![deny.clone()], &[&other, &db_a], &[&web_a]),
+        ("C02", vec![deny_for("")], &[&web_a, &web_b], &[]),
+        ("C04", vec![deny_for("other/net-a")], &[&web_a], &[]),
+        ("C05", vec![deny_for("shop/net-a,other/net-a")], &[&web_b], &[&web_a]),
+        ("C09", vec![deny.clone()], &[&web_b], &[&web_a]),
+        (
+            "C10",
+            vec![json!({"podSelector": {}, "policyTypes": ["Ingress"]})],
+            &[&web_b, &db_b, &other],
+            &[&web_a, &db_a, &done],
+        ),
+        ("C13", vec![json!({"podSelector": {}, "policyTypes": ["Ingress"]})], &[&host], &[]),
+        ("both networks", vec![deny_for("net-a, net-b")], &[&db_a], &[&web_a, &web_b]),
+        ("C20", vec![deny], &["out 10.9.9.9 tcp/80"], &[]),
+    ]);
+}
+
+#[test]
+fn two_attachments_of_one_network_are_both_selected() {
+    // C08
+    let mut world = World::new().with(&[json!({"policyTypes": ["Ingress"]})]);
+    let again =
+        Endpoint { id: 99, addresses: vec!["10.0.0.11".parse().unwrap()], ..world.endpoints[0].clone() };
+    world.endpoints.push(again);
+    let desired = world.compile();
+    assert!(!allowed(&desired, "99 in 10.9.9.9 tcp/80") && !allowed(&desired, "1 in 10.9.9.9 tcp/80"));
+}
+
+#[test]
+fn directions_are_isolated_as_listed() {
+    let (web_in, web_out) = ("in 10.9.9.9 tcp/80", "out 10.9.9.9 tcp/80");
+    check(vec![
+        (
+            "C21",
+            vec![json!({"policyTypes": ["Ingress"]}), json!({"policyTypes": ["Egress"]})],
+            &[],
+            &[web_in, web_out],
+        ),
+        ("C23", vec![json!({"ingress": [{"from": [{"podSelector": {}}]}]})], &[web_out], &[web_in]),
+        ("C24", vec![json!({"egress": [{"to": [{"podSelector": {}}]}]})], &[web_in], &[web_out]),
+        ("C25", vec![json!({})], &[web_in, web_out], &[]),
+        ("C26", vec![json!({"policyTypes": ["Ingress"]})], &[web_out], &[web_in]),
+        ("C27", vec![json!({"policyTypes": ["Egress"]})], &[web_in], &[web_out]),
+        (
+            "C28",
+            vec![json!({"policyTypes": ["Ingress"], "egress": [{"to": [{"podSelector": {}}]}]})],
+            &[web_out],
+            &[web_in],
+        ),
+        ("C29", vec![json!({"policyTypes": ["Ingress"]}), json!({"ingress": [{}]})], &[web_in], &[]),
+    ]);
+    // C24 and C25 as NetworkPolicy v1 has them.
+    let v1 = Options { policy_types_inference: Inference::V1 };
+    let world = World::new().with(&[json!({"egress": [{}]})]);
+    let desired = compile(&world.objects, &world.endpoints, v1);
+    assert_eq!((allowed(&desired, web_in), allowed(&desired, web_out)), (false, true));
+}
+
+#[test]
+fn peers_are_who_the_rule_means() {
+    let from = |peers: Value| vec![json!({"ingress": [{"from": peers}]})];
+    let db = json!({"matchLabels": {"app": "db"}});
+    let web = json!({"matchLabels": {"app": "web"}});
+    let other = json!({"matchLabels": {"kubernetes.io/metadata.name": "other"}});
+    let (db_a, other_a, remote_a) = ("in 10.0.0.2 tcp/80", "in 10.0.0.3 tcp/80", "in 10.0.0.9 tcp/80");
+    check(vec![
+        ("C40", from(json!([])), &[db_a, "in 8.8.8.8 icmp", "in 2001:db8::1 udp/1"], &[]),
+        (
+            "C41",
+            from(json!([{"podSelector": db}, {"ipBlock": {"cidr": "8.0.0.0/8"}}])),
+            &[db_a, "in 8.8.8.8 tcp/1"],
+            &[other_a],
+        ),
+        ("C42", from(json!([{"podSelector": web}])), &["in 10.0.0.1 tcp/80"], &[other_a]),
+        (
+            "C43",
+            from(json!([{"namespaceSelector": {"matchLabels": {"team": "a"}}}])),
+            &[db_a, remote_a],
+            &[other_a],
+        ),
+        ("C43 by name", from(json!([{"namespaceSelector": other}])), &[other_a], &[db_a]),
+        (
+            "C44",
+            from(json!([{"namespaceSelector": {}}])),
+            &[db_a, other_a, remote_a],
+            &["in 10.0.0.77 tcp/80"],
+        ),
+        ("C45", from(json!([{"namespaceSelector": {}, "podSelector": web}])), &[other_a], &[db_a]),
+        (
+            "C46",
+            from(json!([{"namespaceSelector": other}, {"podSelector": db}])),
+            &[db_a, other_a],
+            &[remote_a],
+        ),
+        (
+            "C47",
+            from(json!([{"podSelector": {"matchLabels": {"app": "nobody"}}}])),
+            &[],
+            &[db_a, other_a, "in 8.8.8.8 tcp/1"],
+        ),
+        ("C48", from(json!([{"podSelector": db}])), &[db_a], &["in 10.1.0.2 tcp/80"]),
+        ("C49", from(json!([{"podSelector": db}])), &[db_a, "in fd00::2 tcp/80"], &["in fd00::3 tcp/80"]),
+        (
+            "C50",
+            from(json!([{"podSelector": {"matchLabels": {"app": "remote"}}}])),
+            &[remote_a, "in fd00::9 tcp/80"],
+            &["in 10.1.0.9 tcp/80", "in 10.9.0.9 tcp/80"],
+        ),
+        (
+            "C13, C15",
+            from(json!([{"podSelector": {}}])),
+            &["in 10.0.0.8 tcp/80"],
+            &["in 10.0.0.6 tcp/80", "in 10.0.0.7 tcp/80"],
+        ),
+        (
+            "own record before annotation",
+            from(json!([{"podSelector": {}}])),
+            &["in 10.0.0.10 tcp/80"],
+            &["in 10.0.0.66 tcp/80"],
+        ),
+        ("C57", from(json!([{}])), &[], &[db_a, "in 8.8.8.8 tcp/1"]),
+    ]);
+}
+
+#[test]
+fn blocks_and_exceptions_are_exact() {
+    let block =
+        |cidr: &str, except: &[&str]| json!({"from": [{"ipBlock": {"cidr": cidr, "except": except}}]});
+    let ingress = |rules: Vec<Value>| vec![json!({"ingress": rules})];
+    check(vec![
+        (
+            "C52",
+            ingress(vec![block("192.168.1.1/24", &[])]),
+            &["in 192.168.1.200 tcp/1"],
+            &["in 192.168.2.1 tcp/1"],
+        ),
+        (
+            "C53",
+            ingress(vec![block("10.0.0.0/8", &["10.5.0.0/16"])]),
+            &["in 10.4.0.1 tcp/1"],
+            &["in 10.5.0.1 tcp/1"],
+        ),
+        (
+            "C54 by another rule",
+            ingress(vec![block("10.0.0.0/8", &["10.5.0.0/16"]), block("10.5.6.0/24", &[])]),
+            &["in 10.5.6.7 tcp/1"],
+            &["in 10.5.7.7 tcp/1"],
+        ),
+        (
+            "C54 by a wider block",
+            ingress(vec![block("10.5.0.0/16", &["10.5.6.0/24"]), block("10.0.0.0/8", &[])]),
+            &["in 10.5.6.7 tcp/1"],
+            &[],
+        ),
+        (
+            "C54 by a pod",
+            vec![
+                json!({"ingress": [block("10.0.0.0/8", &["10.0.0.0/24"])]}),
+                json!({"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "db"}}}]}]}),
+            ],
+            &["in 10.0.0.2 tcp/1", "in 10.0.1.1 tcp/1"],
+            &["in 10.0.0.3 tcp/1"],
+        ),
+        (
+            "C55",
+            ingress(vec![block("10.0.0.0/8", &["11.0.0.0/8"])]),
+            &["in 10.0.0.1 tcp/1"],
+            &["in 11.0.0.1 tcp/1"],
+        ),
+        (
+            "an exception around the block",
+            ingress(vec![block("10.1.0.0/16", &["10.0.0.0/8"])]),
+            &[],
+            &["in 10.1.0.1 tcp/1"],
+        ),
+        (
+            "an exception that is the block",
+            ingress(vec![block("10.1.0.0/16", &["10.1.0.0/16"])]),
+            &[],
+            &["in 10.1.0.1 tcp/1"],
+        ),
+        ("C58", ingress(vec![block("0.0.0.0/0", &[])]), &["in 1.2.3.4 icmp"], &["in 2001:db8::1 tcp/1"]),
+        (
+            "C59",
+            ingress(vec![block("::/0", &["fd00::/8"])]),
+            &["in 2001:db8::1 tcp/1"],
+            &["in fd00::1 tcp/1", "in 1.2.3.4 tcp/1"],
+        ),
+        (
+            "C61",
+            vec![
+                json!({"policyTypes": ["Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "224.0.0.0/4"}}]}]}),
+            ],
+            &["out 224.0.0.251 udp/5353"],
+            &["out 255.255.255.255 udp/67"],
+        ),
+    ]);
+}
+
+#[test]
+fn ports_limit_the_traffic() {
+    let ports = |ports: Value| vec![json!({"ingress": [{"ports": ports}]})];
+    let with_egress = |rule: Value| vec![json!({"egress": [rule]})];
+    check(vec![
+        ("C65", ports(json!([])), &["in 8.8.8.8 tcp/1", "in 8.8.8.8 udp/65535", "in 8.8.8.8 icmp"], &[]),
+        (
+            "C66",
+            ports(json!([{"port": 80}])),
+            &["in 8.8.8.8 tcp/80"],
+            &["in 8.8.8.8 udp/80", "in 8.8.8.8 tcp/81"],
+        ),
+        (
+            "C67",
+            ports(json!([{"protocol": "UDP"}])),
+            &["in 8.8.8.8 udp/0", "in 8.8.8.8 udp/65535"],
+            &["in 8.8.8.8 tcp/80"],
+        ),
+        (
+            "C69",
+            ports(json!([{"port": 5000, "endPort": 5900}])),
+            &["in 8.8.8.8 tcp/5000", "in 8.8.8.8 tcp/5555", "in 8.8.8.8 tcp/5900"],
+            &["in 8.8.8.8 tcp/4999", "in 8.8.8.8 tcp/5901"],
+        ),
+        (
+            "C70, C76",
+            ports(json!([{"endPort": 5}, {"protocol": "GRE"}])),
+            &[],
+            &["in 8.8.8.8 tcp/1", "in 8.8.8.8 icmp"],
+        ),
+        (
+            "C71 at the target",
+            ports(json!([{"port": "http"}])),
+            &["in 8.8.8.8 tcp/8080"],
+            &["in 8.8.8.8 tcp/9090", "in 8.8.8.8 udp/8080"],
+        ),
+        (
+            "C71 of another protocol",
+            ports(json!([{"port": "http", "protocol": "UDP"}])),
+            &[],
+            &["in 8.8.8.8 udp/8080"],
+        ),
+        (
+            "C71 at each peer",
+            with_egress(json!({"to": [{"podSelector": {}}], "ports": [{"port": "http"}, {"port": 22}]})),
+            &[
+                "out 10.0.0.2 tcp/9090",
+                "out 10.0.0.9 tcp/7070",
+                "out fd00::9 tcp/7070",
+                "out 10.0.0.8 tcp/22",
+            ],
+            &[
+                "out 10.0.0.2 tcp/7070",
+                "out 10.0.0.9 tcp/9090",
+                "out 10.0.0.8 tcp/9090",
+                "out 8.8.8.8 tcp/22",
+            ],
+        ),
+        (
+            "C71 at a peer in a block",
+            with_egress(
+                json!({"to": [{"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.9/32"]}}], "ports": [{"port": "http"}]}),
+            ),
+            &["out 10.0.0.2 tcp/9090"],
+            &["out 10.0.0.9 tcp/7070", "out 10.0.0.77 tcp/9090"],
+        ),
+        (
+            "C71 at any peer",
+            with_egress(json!({"ports": [{"port": "http"}]})),
+            &["out 10.0.0.2 tcp/9090", "out 10.0.0.9 tcp/7070"],
+            &["out 10.1.0.2 tcp/9090", "out 8.8.8.8 tcp/9090"],
+        ),
+        (
+            "C72",
+            ports(json!([{"protocol": "SCTP", "port": 7}])),
+            &["in 8.8.8.8 sctp/7"],
+            &["in 8.8.8.8 tcp/7", "in 8.8.8.8 udp/7"],
+        ),
+        (
+            "C74",
+            ports(json!([{"protocol": "TCP"}, {"protocol": "UDP"}, {"protocol": "SCTP"}])),
+            &[],
+            &["in 8.8.8.8 icmp"],
+        ),
+        (
+            "C75",
+            vec![json!({"ingress": [
+                {"from": [{"ipBlock": {"cidr": "8.0.0.0/8"}}], "ports": [{"port": 80}]},
+                {"from": [{"ipBlock": {"cidr": "9.0.0.0/8"}}], "ports": [{"port": 90}]},
+            ]})],
+            &["in 8.0.0.1 tcp/80", "in 9.0.0.1 tcp/90"],
+            &["in 8.0.0.1 tcp/90", "in 9.0.0.1 tcp/80"],
+        ),
+    ]);
+}
+
+#[test]
+fn the_tables_are_as_small_as_the_rules_allow() {
+    let world = World::new().with(&[json!({
+        "podSelector": {},
+        "ingress": [
+            {"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.5.0.0/16"]}}], "ports": [{"port": 80}, {"port": 1, "endPort": 1023}]},
+            {"from": [{"ipBlock": {"cidr": "10.6.0.0/16"}}], "ports": [{"port": 80}]},
+        ],
+    })]);
+    let block = |port, bits| Traffic::Ports { protocol: 6, port, bits };
+    let expected = CompiledPolicy {
+        // 10.6.0.0/16 adds nothing to what 10.0.0.0/8 allows, so it needs no prefix of its own.
+        peers: BTreeMap::from([
+            ("10.0.0.0/8".parse().unwrap(), 2),
+            ("10.5.0.0/16".parse().unwrap(), NOTHING),
+        ]),
+        // Port 80 is within 64 to 127.
+        ports: [
+            block(1, 16),
+            block(2, 15),
+            block(4, 14),
+            block(8, 13),
+            block(16, 12),
+            block(32, 11),
+            block(64, 10),
+            block(128, 9),
+            block(256, 8),
+            block(512, 7),
+        ]
+        .map(|traffic| (PortPrefix { class: 2, traffic }, 1))
+        .into(),
+        rules: BTreeMap::from([(1, "shop/p0 ingress[0]".to_owned()), (2, "shop/p0 ingress[1]".to_owned())]),
+    };
+    let desired = world.compile();
+    let [web, db] = [1, 3].map(|id| desired.endpoints[&id].clone());
+    assert_eq!(web.ingress.as_deref(), Some(&expected));
+    assert_eq!((&web.egress, &web.policies), (&None, &vec![ObjectName::new("shop", "p0")]));
+    assert_eq!(db, web);
+}
+
+#[test]
+fn ranges_become_at_most_thirty_blocks() {
+    let tcp = |first, last| port_blocks(PortProtocol::Tcp, first, last);
+    assert_eq!(tcp(80, 80), [one_port(PortProtocol::Tcp, 80)]);
+    assert_eq!(tcp(1, u16::MAX).len(), 16);
+    assert_eq!(tcp(1, 65534).len(), 30);
+    assert_eq!(
+        tcp(6, 9),
+        [
+            Traffic::Ports { protocol: 6, port: 6, bits: 15 },
+            Traffic::Ports { protocol: 6, port: 8, bits: 15 }
+        ]
+    );
+}
+
+#[test]
+fn authors_are_told_what_is_not_as_written() {
+    let mut world = World::new().with(&[
+        json!({"ingress": [{"ports": [{"port": "nope"}]}], "egress": [{"to": [{"podSelector": {}}], "ports": [{"port": "gone"}]}]}),
+        json!({"egress": [{}]}),
+    ]);
+    let stray = Endpoint { id: 50, pod: ObjectName::new("shop", "unknown"), ..world.endpoints[0].clone() };
+    world.endpoints.push(stray);
+    let desired = world.compile();
+    let lines: Vec<String> =
+        desired.conditions.iter().map(|c| format!("{:?} {}: {}", c.severity, c.object, c.message)).collect();
+    assert_eq!(
+        lines,
+        [
+            r#"Warning multi-networkpolicy shop/p0: port name "gone" is declared by no pod among the peers: matches nothing there"#,
+            r#"Warning multi-networkpolicy shop/p0: port name "nope" is not declared by pod shop/web: matches nothing there"#,
+            "Warning multi-networkpolicy shop/p1: spec.policyTypes: missing, and rules alone do not say whether ingress is isolated",
+            "Error pod shop/garbled: is no policy's peer: read network-status annotation: EOF while parsing a list at line 1 column 1",
+            "Warning pod shop/unknown: is attached to shop/net-a but unknown: its policies stay as they are",
+        ]
+    );
+    assert_eq!(desired.undecided, BTreeSet::from([50]));
+    assert!(!desired.endpoints.contains_key(&50));
+}
+
+// The reading of the policies' text that compilation is compared with: no classes, no prefixes, no index.
+
+/// `None`: not isolated. Otherwise the rules that allow the traffic.
+fn read_text(
+    world: &World,
+    options: Options,
+    endpoint: &Endpoint,
+    direction: Direction,
+    peer: IpAddr,
+    protocol: u8,
+    dport: u16,
+) -> Option<BTreeSet<String>> {
+    let target = &world.objects.pods[&endpoint.pod];
+    let isolating: Vec<&Policy> = world
+        .objects
+        .policies
+        .values()
+        .filter(|p| p.name.namespace == target.name.namespace && p.networks.contains(&endpoint.network))
+        .filter(|p| p.pods.matches(&target.labels) && !target.host_network)
+        .filter(|p| p.isolates(direction, options.policy_types_inference))
+        .collect();
+    if isolating.is_empty() {
+        return None;
+    }
+    let mut rules = BTreeSet::new();
+    for policy in isolating {
+        // The pods that have the peer's address on one of the policy's networks.
+        let owners: Vec<&Pod> = world
+            .objects
+            .pods
+            .values()
+            .filter(|pod| !pod.host_network && !matches!(pod.phase, Phase::Succeeded | Phase::Failed))
+            .filter(|pod| has_address(world, pod, policy, peer))
+            .collect();
+        for (position, rule) in policy.rules(direction).iter().enumerate() {
+            let meant = match &rule.peers {
+                Peers::Any => true,
+                Peers::Of(peers) => peers.iter().any(|item| match item {
+                    Peer::Block { net, except } => {
+                        net.contains(&peer) && !except.iter().any(|e| e.contains(&peer))
+                    }
+                    Peer::Pods { namespaces, pods } => owners.iter().any(|owner| {
+                        let namespace = &owner.name.namespace;
+                        pods.matches(&owner.labels)
+                            && match namespaces {
+                                None => *namespace == policy.name.namespace,
+                                Some(selector) => {
+                                    selector.matches(&world.objects.namespace_labels(namespace))
+                                }
+                            }
+                    }),
+                }),
+            };
+            let declares = |pod: &Pod, named: PortProtocol, name: &str| {
+                pod.ports
+                    .iter()
+                    .any(|p| p.protocol == named && p.name.as_deref() == Some(name) && p.port == dport)
+            };
+            let fits = match &rule.ports {
+                Ports::Any => true,
+                Ports::Of(terms) => terms.iter().any(|term| match term {
+                    PortTerm::Protocol(wanted) => wanted.number() == protocol,
+                    PortTerm::Range { protocol: wanted, first, last } => {
+                        wanted.number() == protocol && (*first..=*last).contains(&dport)
+                    }
+                    PortTerm::Named { protocol: wanted, name } => {
+                        wanted.number() == protocol
+                            && match direction {
+                                Direction::Ingress => declares(target, *wanted, name),
+                                Direction::Egress => {
+                                    owners.iter().any(|owner| declares(owner, *wanted, name))
+                                }
+                            }
+                    }
+                }),
+            };
+            if meant && fits {
+                rules.insert(format!("{} {direction}[{position}]", policy.name));
+            }
+        }
+    }
+    Some(rules)
+}
+
+fn has_address(world: &World, pod: &Pod, policy: &Policy, address: IpAddr) -> bool {
+    let local: Vec<&Endpoint> = world.endpoints.iter().filter(|e| e.pod == pod.name).collect();
+    if !local.is_empty() {
+        return local.iter().any(|e| policy.networks.contains(&e.network) && e.addresses.contains(&address));
+    }
+    let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return false };
+    let entries: Vec<Value> = serde_json::from_str(annotation).unwrap();
+    entries.iter().any(|entry| {
+        let listed = policy.networks.iter().any(|network| entry["name"] == network.to_string());
+        listed && entry["ips"].as_array().unwrap().iter().any(|ip| *ip == address.to_string())
+    })
+}
+
+// Random worlds: few names and addresses, so that everything meets everything.
+
+fn any_labels() -> impl Strategy<Value = Labels> {
+    prop::collection::btree_map("[xy]", "[12]", 0..3)
+}
+
+fn any_selector() -> impl Strategy<Value = Selector> {
+    let values = || prop::collection::vec("[12]", 1..3);
+    let requirement = prop_oneof![
+        ("[xy]", values()).prop_map(|(key, values)| Requirement::In { key, values }),
+        ("[xy]", values()).prop_map(|(key, values)| Requirement::NotIn { key, values }),
+        "[xy]".prop_map(|key| Requirement::Exists { key }),
+        "[xy]".prop_map(|key| Requirement::DoesNotExist { key }),
+    ];
+    prop::collection::vec(requirement, 0..2).prop_map(|requirements| Selector { requirements })
+}
+
+fn address(v6: bool, low: u8) -> IpAddr {
+    if v6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, low.into()))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, low))
+    }
+}
+
+fn any_address() -> impl Strategy<Value = IpAddr> {
+    (any::<bool>(), 0_u8..16).prop_map(|(v6, low)| address(v6, low))
+}
+
+/// A prefix of the last five bits, or now and then of everything.
+fn any_net() -> impl Strategy<Value = IpNet> {
+    let host_bits = prop_oneof![9 => (0_u8..=5).prop_map(Some), 1 => Just(None)];
+    (any_address(), host_bits).prop_map(|(address, host_bits)| {
+        let longest = if address.is_ipv4() { 32 } else { 128 };
+        let bits = host_bits.map_or(0, |host_bits| longest - host_bits);
+        IpNet::new(address, bits).unwrap().trunc()
+    })
+}
+
+fn any_protocol() -> impl Strategy<Value = PortProtocol> {
+    prop::sample::select(vec![PortProtocol::Tcp, PortProtocol::Udp])
+}
+
+fn any_peer() -> impl Strategy<Value = Peer> {
+    prop_oneof![
+        (any_net(), prop::collection::vec(any_net(), 0..3))
+            .prop_map(|(net, except)| Peer::Block { net, except }),
+        (prop::option::of(any_selector()), any_selector())
+            .prop_map(|(namespaces, pods)| Peer::Pods { namespaces, pods }),
+    ]
+}
+
+fn any_term() -> impl Strategy<Value = PortTerm> {
+    prop_oneof![
+        1 => any_protocol().prop_map(PortTerm::Protocol),
+        3 => (any_protocol(), 1_u16..40, 0_u16..20)
+            .prop_map(|(protocol, first, more)| PortTerm::Range { protocol, first, last: first + more }),
+        1 => (any_protocol(), 1_u16.., 1_u16..).prop_map(|(protocol, a, b)| {
+            PortTerm::Range { protocol, first: a.min(b), last: a.max(b) }
+        }),
+        2 => (any_protocol(), "[pq]").prop_map(|(protocol, name)| PortTerm::Named { protocol, name }),
+    ]
+}
+
+fn any_rule() -> impl Strategy<Value = Rule> {
+    let peers = prop_oneof![
+        1 => Just(Peers::Any),
+        5 => prop::collection::vec(any_peer(), 0..4).prop_map(Peers::Of),
+    ];
+    let ports = prop_oneof![
+        1 => Just(Ports::Any),
+        4 => prop::collection::vec(any_term(), 0..4).prop_map(Ports::Of),
+    ];
+    (peers, ports).prop_map(|(peers, ports)| Rule { peers, ports })
+}
+
+fn any_network() -> impl Strategy<Value = NetworkRef> {
+    "[mn]".prop_map(|name| NetworkRef::new("a", name))
+}
+
+fn any_policy() -> impl Strategy<Value = Policy> {
+    let rules = || prop::collection::vec(any_rule(), 0..4);
+    let directions = prop_oneof![
+        1 => Just(Directions::Inferred),
+        2 => any::<(bool, bool)>().prop_map(|(ingress, egress)| Directions::Listed { ingress, egress }),
+    ];
+    let networks = prop::collection::btree_set(any_network(), 1..3);
+    ("[ab]", networks, any_selector(), rules(), rules(), directions).prop_map(
+        |(namespace, networks, pods, ingress, egress, directions)| Policy {
+            name: ObjectName::new(namespace, ""),
+            networks,
+            pods,
+            ingress,
+            egress,
+            directions,
+            problems: Vec::new(),
+        },
+    )
+}
+
+#[derive(Debug, Clone)]
+struct AnyPod {
+    pod: Pod,
+    local: bool,
+    attachments: Vec<(NetworkRef, BTreeSet<IpAddr>)>,
+}
+
+fn any_pod() -> impl Strategy<Value = AnyPod> {
+    let port = (any_protocol(), "[pq]", 1_u16..40).prop_map(|(protocol, name, port)| ContainerPort {
+        name: Some(name),
+        protocol,
+        port,
+    });
+    let attachment = (any_network(), prop::collection::btree_set(any_address(), 0..3));
+    let phase = prop_oneof![8 => Just(Phase::Running), 1 => Just(Phase::Failed)];
+    (
+        "[ab]",
+        any_labels(),
+        prop::collection::vec(port, 0..3),
+        phase,
+        prop::bool::weighted(0.1),
+        prop::bool::weighted(0.6),
+        prop::collection::vec(attachment, 1..3),
+    )
+        .prop_map(|(namespace, labels, ports, phase, host_network, local, attachments)| AnyPod {
+            pod: Pod {
+                name: ObjectName::new(namespace, ""),
+                uid: None,
+                labels,
+                annotations: BTreeMap::new(),
+                phase,
+                host_network,
+                ports,
+            },
+            local,
+            attachments,
+        })
+}
+
+fn any_world() -> impl Strategy<Value = World> {
+    let pods = prop::collection::vec(any_pod(), 1..6);
+    let policies = prop::collection::vec(any_policy(), 0..5);
+    (prop::collection::btree_map("[ab]", any_labels(), 0..3), pods, policies).prop_map(
+        |(namespaces, pods, policies)| {
+            let mut world =
+                World { objects: Objects { namespaces, ..Objects::default() }, endpoints: Vec::new() };
+            for (number, AnyPod { mut pod, local, attachments }) in pods.into_iter().enumerate() {
+                pod.name.name = format!("pod{number}");
+                if local {
+                    for (network, addresses) in attachments {
+                        let id = u32::try_from(world.endpoints.len()).unwrap() + 1;
+                        let addresses = addresses.into_iter().collect();
+                        world.endpoints.push(Endpoint { id, pod: pod.name.clone(), network, addresses });
+                    }
+                } else {
+                    let entries: Vec<Value> = attachments
+                        .iter()
+                        .map(|(network, ips)| json!({"name": network.to_string(), "ips": ips}))
+                        .collect();
+                    pod.annotations.insert(STATUS_ANNOTATION.to_owned(), json!(entries).to_string());
+                }
+                world.objects.pods.insert(pod.name.clone(), pod);
+            }
+            for (number, mut policy) in policies.into_iter().enumerate() {
+                policy.name.name = format!("p{number}");
+                world.objects.policies.insert(policy.name.clone(), policy);
+            }
+            world
+        },
+    )
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#?}\n{:#?}", self.objects, self.endpoints)
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_tables_say_what_the_text_says(world in any_world(), v1 in any::<bool>(), ports in prop::collection::vec(0_u16..70, 1..6), far in any::<u16>()) {
+        let inference = if v1 { Inference::V1 } else { Inference::Presence };
+        let options = Options { policy_types_inference: inference };
+        let desired = compile(&world.objects, &world.endpoints, options);
+        let outside = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse().unwrap());
+        let inside = (0..16).flat_map(|low| [address(false, low), address(true, low)]);
+        let peers: Vec<IpAddr> = inside.chain(outside).collect();
+        for endpoint in &world.endpoints {
+            for direction in [Direction::Ingress, Direction::Egress] {
+                let policies = &desired.endpoints[&endpoint.id];
+                let tables = match direction {
+                    Direction::Ingress => &policies.ingress,
+                    Direction::Egress => &policies.egress,
+                };
+                for peer in &peers {
+                    for (protocol, port) in ports.iter().chain([&far]).flat_map(|port| [(6, *port), (17, *port)]).chain([(1, 0)]) {
+                        let expected = read_text(&world, options, endpoint, direction, *peer, protocol, port);
+                        let found = tables.as_ref().map(|tables| {
+                            evaluate(tables, *peer, protocol, port).map(|rule| tables.rules[&rule].clone())
+                        });
+                        match (&expected, &found) {
+                            (None, None) => {}
+                            (Some(rules), Some(None)) if rules.is_empty() => {}
+                            (Some(rules), Some(Some(rule))) if rules.contains(rule) => {}
+                            _ => prop_assert!(
+                                false,
+                                "{direction} {peer} {protocol}/{port} at {endpoint:?}: {found:?} instead of {expected:?}"
+                            ),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_range_holds_its_ports_and_no_other(a in 1_u16.., b in 1_u16.., probe in any::<u16>()) {
+        let (first, last) = (a.min(b), a.max(b));
+        let blocks = port_blocks(PortProtocol::Tcp, first, last);
+        prop_assert!(blocks.len() <= 30);
+        for port in [probe, first, last, first - 1, last.saturating_add(1)] {
+            let exact = one_port(PortProtocol::Tcp, port);
+            let found = blocks.contains(&exact) || wider(exact).any(|wide| blocks.contains(&wide));
+            prop_assert_eq!(found, (first..=last).contains(&port));
+        }
+    }
+
+    #[test]
+    fn equal_tables_are_one_value(world in any_world()) {
+        let desired = world.compile();
+        let tables: Vec<&Arc<CompiledPolicy>> =
+            desired.endpoints.values().flat_map(|policies| policies.ingress.iter().chain(&policies.egress)).collect();
+        for first in &tables {
+            for second in &tables {
+                prop_assert_eq!(first == second, Arc::ptr_eq(first, second));
+            }
+        }
+    }
+}

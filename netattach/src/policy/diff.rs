@@ -1,0 +1,263 @@
+//! The writes that bring the kernel from what is programmed to what is desired, in an order that is safe to stop
+//! in at any point.
+//!
+//! A policy is written under a number that nothing refers to yet; then each attachment is switched, both
+//! directions at once; and only then is what nobody refers to any more taken out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::compile::Desired;
+use super::compiled::CompiledPolicy;
+
+/// Number of a policy in the kernel's tables. 0 is no policy: the direction is not isolated.
+pub type PolicyId = u32;
+
+/// The policies of one attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Assignment {
+    /// Number of the policy for what comes in.
+    pub ingress: PolicyId,
+    /// Number of the policy for what goes out.
+    pub egress: PolicyId,
+}
+
+/// What is in the kernel's tables.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Programmed {
+    /// Policies by number.
+    pub policies: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
+    /// Attachments that exist, by number.
+    pub endpoints: BTreeMap<u32, Assignment>,
+    /// The number given last. Numbers are not used again before all others were, so that a stale reference (a
+    /// counter, a flow's memory) does not soon mean something else.
+    pub last_id: PolicyId,
+}
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Write {
+    /// Write the entries of a policy.
+    Install {
+        /// Its number, not in use.
+        id: PolicyId,
+        /// Its content.
+        policy: Arc<CompiledPolicy>,
+    },
+    /// Switch an attachment, both directions in one write.
+    Assign {
+        /// Number of the attachment.
+        endpoint: u32,
+        /// What applies from now on.
+        assignment: Assignment,
+    },
+    /// Take out the entries of a policy, once no packet can be in the middle of reading them.
+    Remove {
+        /// Its number.
+        id: PolicyId,
+    },
+}
+
+/// Orders the writes.
+///
+/// Attachments that are programmed but neither desired nor undecided are gone: they get no write and their
+/// policies are taken out.
+pub fn diff(desired: &Desired, programmed: &Programmed) -> Vec<Write> {
+    let mut numbers = Numbers::new(programmed);
+    let mut assigns = Vec::new();
+    let mut referenced = BTreeSet::new();
+    for (endpoint, policy) in &desired.endpoints {
+        let assignment =
+            Assignment { ingress: numbers.of(&policy.ingress), egress: numbers.of(&policy.egress) };
+        referenced.extend([assignment.ingress, assignment.egress]);
+        if programmed.endpoints.get(endpoint) != Some(&assignment) {
+            assigns.push(Write::Assign { endpoint: *endpoint, assignment });
+        }
+    }
+    for endpoint in &desired.undecided {
+        let kept = programmed.endpoints.get(endpoint).copied().unwrap_or_default();
+        referenced.extend([kept.ingress, kept.egress]);
+    }
+    let unreferenced = programmed.policies.keys().filter(|id| !referenced.contains(id));
+    let removes = unreferenced.map(|id| Write::Remove { id: *id });
+    numbers.installs.into_iter().chain(assigns).chain(removes).collect()
+}
+
+/// Finds the number of a policy, and gives new numbers to those that have none.
+struct Numbers<'a> {
+    programmed: &'a Programmed,
+    by_content: HashMap<Arc<CompiledPolicy>, PolicyId>,
+    last_id: PolicyId,
+    installs: Vec<Write>,
+}
+
+impl<'a> Numbers<'a> {
+    fn new(programmed: &'a Programmed) -> Self {
+        let by_content = programmed.policies.iter().map(|(id, policy)| (Arc::clone(policy), *id)).collect();
+        Self { programmed, by_content, last_id: programmed.last_id, installs: Vec::new() }
+    }
+
+    fn of(&mut self, policy: &Option<Arc<CompiledPolicy>>) -> PolicyId {
+        let Some(policy) = policy else { return 0 };
+        if let Some(id) = self.by_content.get(policy) {
+            return *id;
+        }
+        self.last_id = next_free(self.last_id, &self.programmed.policies);
+        self.installs.push(Write::Install { id: self.last_id, policy: Arc::clone(policy) });
+        self.by_content.insert(Arc::clone(policy), self.last_id);
+        self.last_id
+    }
+}
+
+impl Programmed {
+    /// Notes a write that has been carried out.
+    pub fn apply(&mut self, write: &Write) {
+        match write {
+            Write::Install { id, policy } => {
+                self.policies.insert(*id, Arc::clone(policy));
+                self.last_id = *id;
+            }
+            Write::Assign { endpoint, assignment } => {
+                self.endpoints.insert(*endpoint, *assignment);
+            }
+            Write::Remove { id } => {
+                self.policies.remove(id);
+            }
+        }
+    }
+}
+
+fn next_free(last: PolicyId, used: &BTreeMap<PolicyId, Arc<CompiledPolicy>>) -> PolicyId {
+    let mut id = last;
+    loop {
+        id = id.wrapping_add(1).max(1);
+        if !used.contains_key(&id) {
+            return id;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::compile::EndpointPolicy;
+    use proptest::prelude::*;
+
+    /// A policy that differs from those of other names.
+    fn policy(name: &str) -> Arc<CompiledPolicy> {
+        Arc::new(CompiledPolicy {
+            rules: BTreeMap::from([(1, name.to_owned())]),
+            ..CompiledPolicy::default()
+        })
+    }
+
+    fn desired(endpoints: &[(u32, Option<&str>, Option<&str>)], undecided: &[u32]) -> Desired {
+        let endpoint = |(id, ingress, egress): &(u32, Option<&str>, Option<&str>)| {
+            let policies = EndpointPolicy {
+                ingress: ingress.map(policy),
+                egress: egress.map(policy),
+                policies: Vec::new(),
+            };
+            (*id, policies)
+        };
+        Desired {
+            endpoints: endpoints.iter().map(endpoint).collect(),
+            undecided: undecided.iter().copied().collect(),
+            conditions: Vec::new(),
+        }
+    }
+
+    fn assign(endpoint: u32, ingress: PolicyId, egress: PolicyId) -> Write {
+        Write::Assign { endpoint, assignment: Assignment { ingress, egress } }
+    }
+
+    fn install(id: PolicyId, name: &str) -> Write {
+        Write::Install { id, policy: policy(name) }
+    }
+
+    fn applied(mut programmed: Programmed, writes: &[Write]) -> Programmed {
+        writes.iter().for_each(|write| programmed.apply(write));
+        programmed
+    }
+
+    #[test]
+    fn policies_are_written_before_use_and_removed_after() {
+        let start = Programmed::default();
+        let first = diff(&desired(&[(1, Some("a"), None), (2, Some("a"), Some("b"))], &[]), &start);
+        assert_eq!(first, [install(1, "a"), install(2, "b"), assign(1, 1, 0), assign(2, 1, 2)]);
+        let then = applied(start, &first);
+        let second = diff(&desired(&[(1, Some("c"), None), (2, Some("a"), None)], &[]), &then);
+        assert_eq!(second, [install(3, "c"), assign(1, 3, 0), assign(2, 1, 0), Write::Remove { id: 2 }]);
+    }
+
+    #[test]
+    fn one_content_is_written_once_even_for_both_directions() {
+        let writes = diff(&desired(&[(1, Some("deny"), Some("deny"))], &[]), &Programmed::default());
+        assert_eq!(writes, [install(1, "deny"), assign(1, 1, 1)]);
+    }
+
+    #[test]
+    fn attachments_that_are_gone_free_their_policies_and_undecided_ones_keep_theirs() {
+        let both = desired(&[(1, Some("a"), None), (2, Some("b"), None)], &[]);
+        let programmed = applied(Programmed::default(), &diff(&both, &Programmed::default()));
+        assert_eq!(diff(&desired(&[], &[2]), &programmed), [Write::Remove { id: 1 }]);
+    }
+
+    #[test]
+    fn an_attachment_without_isolation_is_still_switched_once() {
+        // A new attachment denies everything until it is told otherwise.
+        let open = desired(&[(1, None, None)], &[]);
+        let writes = diff(&open, &Programmed::default());
+        assert_eq!(writes, [assign(1, 0, 0)]);
+        assert_eq!(diff(&open, &applied(Programmed::default(), &writes)), []);
+    }
+
+    #[test]
+    fn numbers_come_round_without_meeting_those_in_use() {
+        let programmed = Programmed {
+            policies: BTreeMap::from([(1, policy("a"))]),
+            endpoints: BTreeMap::from([(1, Assignment { ingress: 1, egress: 0 })]),
+            last_id: PolicyId::MAX,
+        };
+        let writes = diff(&desired(&[(1, Some("a"), Some("b"))], &[]), &programmed);
+        assert_eq!(writes, [install(2, "b"), assign(1, 1, 2)]);
+    }
+
+    fn any_desired() -> impl Strategy<Value = Desired> {
+        let name = || prop::option::of(prop::sample::select(vec!["a", "b", "c", "d"]));
+        let endpoints = prop::collection::vec((0_u32..5, name(), name()), 0..5);
+        (endpoints, prop::collection::vec(0_u32..5, 0..2)).prop_map(|(endpoints, undecided)| {
+            let undecided: Vec<u32> =
+                undecided.into_iter().filter(|id| endpoints.iter().all(|(known, ..)| known != id)).collect();
+            desired(&endpoints, &undecided)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn stopping_after_any_write_leaves_no_dangling_reference(steps in prop::collection::vec(any_desired(), 1..6)) {
+            let mut programmed = Programmed::default();
+            for step in steps {
+                // What is gone has been detached: its record is cleared by whoever detached it.
+                programmed.endpoints.retain(|id, _| step.endpoints.contains_key(id) || step.undecided.contains(id));
+                for write in diff(&step, &programmed) {
+                    if let Write::Install { id, .. } = &write {
+                        prop_assert!(*id != 0 && !programmed.policies.contains_key(id));
+                    }
+                    programmed.apply(&write);
+                    for assignment in programmed.endpoints.values() {
+                        for id in [assignment.ingress, assignment.egress] {
+                            prop_assert!(id == 0 || programmed.policies.contains_key(&id));
+                        }
+                    }
+                }
+                for (endpoint, policies) in &step.endpoints {
+                    let Assignment { ingress, egress } = programmed.endpoints[endpoint];
+                    prop_assert_eq!(programmed.policies.get(&ingress), policies.ingress.as_ref());
+                    prop_assert_eq!(programmed.policies.get(&egress), policies.egress.as_ref());
+                }
+                prop_assert_eq!(diff(&step, &programmed), vec![]);
+            }
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Reads a MultiNetworkPolicy object (`k8s.cni.cncf.io`, v1beta1 and v1beta2, which differ in nothing that is
+//! read here) into the [model](super::model).
+//!
+//! The API's schema checks types only. What it lets pass is decided here, item by item, so that one bad item
+//! neither opens its rule nor takes its neighbours with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::model::{
+    Direction, Directions, Finding, Peer, Peers, Policy, PortTerm, Ports, Problem, Rule, Severity,
+};
+use super::selector::{self, Selector};
+use crate::npwg::NetworkRef;
+use crate::npwg::network::{is_label, is_subdomain};
+use crate::npwg::selection::PortProtocol;
+use crate::source::objects::ObjectName;
+
+/// Annotation that names the networks of a policy, separated by commas.
+pub const POLICY_FOR_ANNOTATION: &str = "k8s.v1.cni.cncf.io/policy-for";
+
+/// The object does not have the shape that the API's schema demands.
+#[derive(Debug, thiserror::Error)]
+#[error("read spec of multi-network policy {name}")]
+pub struct ManifestError {
+    /// Which policy.
+    pub name: ObjectName,
+    #[source]
+    source: serde_json::Error,
+}
+
+/// Reads a policy from its `spec` and annotations.
+///
+/// # Errors
+/// A value has the wrong type, or `podSelector` is missing: what the API server would refuse. Everything else
+/// becomes a [`Problem`] of the policy.
+pub fn read(
+    name: ObjectName,
+    annotations: &BTreeMap<String, String>,
+    spec: &Value,
+) -> Result<Policy, ManifestError> {
+    let spec = match Spec::deserialize(spec) {
+        Ok(spec) => spec,
+        Err(source) => return Err(ManifestError { name, source }),
+    };
+    let mut found = Findings::default();
+    let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
+    for key in spec.unknown.into_keys() {
+        found.warn("spec", Finding::IgnoredKey(key));
+    }
+    let mut ingress = rules(Direction::Ingress, spec.ingress.unwrap_or_default(), &mut found);
+    let mut egress = rules(Direction::Egress, spec.egress.unwrap_or_default(), &mut found);
+    let mut directions = directions(spec.policy_types.unwrap_or_default(), &ingress, &egress, &mut found);
+    let pods = match Selector::try_from(spec.pod_selector) {
+        Ok(selector) => selector,
+        Err(error) => {
+            // Whom it isolates is unknown, so everyone; what it allows was meant for fewer, so nothing.
+            found.fail("spec.podSelector", Finding::PodSelector(error));
+            if directions == Directions::Inferred {
+                directions = Directions::Listed { ingress: true, egress: !egress.is_empty() };
+            }
+            ingress.clear();
+            egress.clear();
+            Selector::default()
+        }
+    };
+    Ok(Policy { name, networks, pods, ingress, egress, directions, problems: found.0 })
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    pod_selector: selector::Written,
+    ingress: Option<Vec<WrittenRule>>,
+    egress: Option<Vec<WrittenRule>>,
+    policy_types: Option<Vec<String>>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct WrittenRule {
+    from: Option<Vec<WrittenPeer>>,
+    to: Option<Vec<WrittenPeer>>,
+    ports: Option<Vec<WrittenPort>>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenPeer {
+    ip_block: Option<WrittenBlock>,
+    namespace_selector: Option<selector::Written>,
+    pod_selector: Option<selector::Written>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct WrittenBlock {
+    cidr: String,
+    except: Option<Vec<String>>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenPort {
+    protocol: Option<String>,
+    port: Option<Value>,
+    end_port: Option<Value>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+}
+
+#[derive(Default)]
+struct Findings(Vec<Problem>);
+
+impl Findings {
+    fn warn(&mut self, path: impl Into<String>, finding: Finding) {
+        self.0.push(Problem { severity: Severity::Warning, path: path.into(), finding });
+    }
+
+    fn fail(&mut self, path: impl Into<String>, finding: Finding) {
+        self.0.push(Problem { severity: Severity::Error, path: path.into(), finding });
+    }
+}
+
+fn networks(annotation: Option<&String>, namespace: &str, found: &mut Findings) -> BTreeSet<NetworkRef> {
+    let path = format!("metadata.annotations[{POLICY_FOR_ANNOTATION}]");
+    let mut networks = BTreeSet::new();
+    for item in annotation.map(String::as_str).unwrap_or_default().split(',') {
+        let item: String = item.chars().filter(|character| !character.is_whitespace()).collect();
+        if item.is_empty() {
+            continue;
+        }
+        let (namespace, name) = item.split_once('/').unwrap_or((namespace, &item));
+        if is_label(namespace) && is_subdomain(name) {
+            networks.insert(NetworkRef::new(namespace, name));
+        } else {
+            found.fail(&path, Finding::NetworkName(item));
+        }
+    }
+    if networks.is_empty() {
+        found.warn(path, Finding::NoNetwork);
+    }
+    networks
+}
+
+fn directions(listed: Vec<String>, ingress: &[Rule], egress: &[Rule], found: &mut Findings) -> Directions {
+    const PATH: &str = "spec.policyTypes";
+    if listed.is_empty() {
+        if ingress.is_empty() {
+            found.warn(PATH, Finding::TypesInferred);
+        }
+        return Directions::Inferred;
+    }
+    let (mut has_ingress, mut has_egress) = (false, false);
+    for (position, word) in listed.into_iter().enumerate() {
+        let path = format!("{PATH}[{position}]");
+        let read_as = match word.to_ascii_lowercase().as_str() {
+            "ingress" => {
+                has_ingress = true;
+                "Ingress"
+            }
+            "egress" => {
+                has_egress = true;
+                "Egress"
+            }
+            _ => {
+                found.fail(path, Finding::PolicyType(word));
+                has_ingress = true;
+                has_egress = true;
+                continue;
+            }
+        };
+        if word != read_as {
+            found.warn(path, Finding::Case { written: word, read_as });
+        }
+    }
+    for (direction, listed, rules) in
+        [(Direction::Ingress, has_ingress, ingress), (Direction::Egress, has_egress, egress)]
+    {
+        if !listed && !rules.is_empty() {
+            found.warn(format!("spec.{direction}"), Finding::TypeNotListed(direction));
+        }
+    }
+    Directions::Listed { ingress: has_ingress, egress: has_egress }
+}
+
+fn rules(direction: Direction, written: Vec<WrittenRule>, found: &mut Findings) -> Vec<Rule> {
+    let numbered = written.into_iter().enumerate();
+    numbered.map(|(position, rule)| self::rule(direction, position, rule, found)).collect()
+}
+
+fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut Findings) -> Rule {
+    let path = format!("spec.{direction}[{position}]");
+    let (key, peers, misplaced_key, misplaced) = match direction {
+        Direction::Ingress => ("from", written.from, "to", written.to),
+        Direction::Egress => ("to", written.to, "from", written.from),
+    };
+    let misplaced = misplaced.is_some().then(|| misplaced_key.to_owned());
+    if let Some(unknown) = written.unknown.into_keys().next().or(misplaced) {
+        // Without the unknown part the rule would be wider than its author meant.
+        found.fail(path, Finding::UnknownKey(unknown));
+        return Rule { peers: Peers::Of(Vec::new()), ports: Ports::Of(Vec::new()) };
+    }
+    let peers = match peers {
+        None => Peers::Any,
+        Some(items) if items.is_empty() => Peers::Any,
+        Some(items) => {
+            let numbered = items.into_iter().enumerate();
+            Peers::Of(
+                numbered.filter_map(|(i, item)| peer(&format!("{path}.{key}[{i}]"), item, found)).collect(),
+            )
+        }
+    };
+    let ports = match written.ports {
+        None => Ports::Any,
+        Some(items) if items.is_empty() => Ports::Any,
+        Some(items) => {
+            let numbered = items.into_iter().enumerate();
+            Ports::Of(
+                numbered.filter_map(|(i, item)| port(&format!("{path}.ports[{i}]"), item, found)).collect(),
+            )
+        }
+    };
+    Rule { peers, ports }
+}
+
+fn peer(path: &str, written: WrittenPeer, found: &mut Findings) -> Option<Peer> {
+    if let Some(unknown) = written.unknown.into_keys().next() {
+        found.fail(path, Finding::UnknownKey(unknown));
+        return None;
+    }
+    let has_selector = written.namespace_selector.is_some() || written.pod_selector.is_some();
+    if let Some(block) = written.ip_block {
+        if has_selector {
+            found.warn(path, Finding::BlockAndSelector);
+        }
+        return self::block(&format!("{path}.ipBlock"), block, found);
+    }
+    if !has_selector {
+        found.warn(path, Finding::EmptyPeer);
+        return None;
+    }
+    let mut read = |key: &str, written: Option<selector::Written>| match written.map(Selector::try_from) {
+        None => Some(None),
+        Some(Ok(selector)) => Some(Some(selector)),
+        Some(Err(error)) => {
+            found.fail(format!("{path}.{key}"), Finding::PeerSelector(error));
+            None
+        }
+    };
+    let namespaces = read("namespaceSelector", written.namespace_selector);
+    let pods = read("podSelector", written.pod_selector);
+    Some(Peer::Pods { namespaces: namespaces?, pods: pods?.unwrap_or_default() })
+}
+
+fn block(path: &str, written: WrittenBlock, found: &mut Findings) -> Option<Peer> {
+    if let Some(unknown) = written.unknown.into_keys().next() {
+        found.fail(path, Finding::UnknownKey(unknown));
+        return None;
+    }
+    let net = prefix(&format!("{path}.cidr"), &written.cidr, found)?;
+    let mut except = Vec::new();
+    for (position, text) in written.except.unwrap_or_default().iter().enumerate() {
+        let path = format!("{path}.except[{position}]");
+        // An unreadable exception may have meant any part of the block.
+        let cut = prefix(&path, text, found)?;
+        if cut.contains(&net) {
+            found.warn(path, Finding::ExceptCovers(cut));
+            except.push(cut);
+        } else if net.contains(&cut) {
+            except.push(cut);
+        } else {
+            found.fail(path, Finding::ExceptOutside(cut));
+        }
+    }
+    Some(Peer::Block { net, except })
+}
+
+fn prefix(path: &str, text: &str, found: &mut Findings) -> Option<IpNet> {
+    let Ok(net) = text.parse::<IpNet>() else {
+        found.fail(path, Finding::Cidr(text.to_owned()));
+        return None;
+    };
+    let canonical = net.trunc();
+    if canonical != net {
+        found.warn(path, Finding::HostBits { written: text.to_owned(), read_as: canonical });
+    }
+    Some(canonical)
+}
+
+fn port(path: &str, written: WrittenPort, found: &mut Findings) -> Option<PortTerm> {
+    if let Some(unknown) = written.unknown.into_keys().next() {
+        found.fail(path, Finding::UnknownKey(unknown));
+        return None;
+    }
+    let protocol = protocol(path, written.protocol, found)?;
+    let end = written.end_port.filter(|end| !end.is_null());
+    let first = match written.port.filter(|port| !port.is_null()) {
+        None => None,
+        Some(Value::String(name)) if is_port_name(&name) => {
+            return match end {
+                None => Some(PortTerm::Named { protocol, name }),
+                Some(end) => bad_end(path, &end, found),
+            };
+        }
+        Some(value) => match port_number(&value) {
+            Some(number) => Some(number),
+            None => {
+                found.fail(path, Finding::Port(value.to_string()));
+                return None;
+            }
+        },
+    };
+    match (first, end) {
+        (None, None) => Some(PortTerm::Protocol(protocol)),
+        (Some(first), None) => Some(PortTerm::Range { protocol, first, last: first }),
+        (first, Some(end)) => match (first, port_number(&end)) {
+            (Some(first), Some(last)) if first <= last => Some(PortTerm::Range { protocol, first, last }),
+            _ => bad_end(path, &end, found),
+        },
+    }
+}
+
+fn protocol(path: &str, written: Option<String>, found: &mut Findings) -> Option<PortProtocol> {
+    let Some(word) = written else { return Some(PortProtocol::Tcp) };
+    let Some(protocol) = PortProtocol::from_name(&word) else {
+        found.fail(path, Finding::Protocol(word));
+        return None;
+    };
+    let read_as = match protocol {
+        PortProtocol::Tcp => "TCP",
+        PortProtocol::Udp => "UDP",
+        PortProtocol::Sctp => "SCTP",
+    };
+    if word != read_as {
+        found.warn(path, Finding::Case { written: word, read_as });
+    }
+    Some(protocol)
+}
+
+fn bad_end(path: &str, end: &Value, found: &mut Findings) -> Option<PortTerm> {
+    found.fail(path, Finding::EndPort { end: end.to_string() });
+    None
+}
+
+fn port_number(value: &Value) -> Option<u16> {
+    value.as_u64().and_then(|number| u16::try_from(number).ok()).filter(|port| *port != 0)
+}
+
+/// Container port names (RFC 6335 section 5.1): at least one letter, which keeps `"80"` from being a name.
+fn is_port_name(text: &str) -> bool {
+    text.len() <= 15
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && text.bytes().any(|b| b.is_ascii_lowercase())
+}
+
+#[cfg(test)]
+#[path = "manifest_tests.rs"]
+mod tests;

@@ -1,0 +1,249 @@
+//! A directory of manifests in all the states that editors, package managers and mistakes leave it in.
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::source::ObjectName;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn timing() -> Timing {
+    Timing {
+        quiet: Duration::from_millis(5),
+        patience: Duration::from_millis(200),
+        retry: Duration::from_millis(10),
+    }
+}
+
+fn pod(name: &str) -> String {
+    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{version: one}}}}\n")
+}
+
+fn policy(name: &str) -> String {
+    format!(
+        "apiVersion: k8s.cni.cncf.io/v1beta1\nkind: MultiNetworkPolicy\nmetadata:\n  name: {name}\n  annotations: \
+         {{k8s.v1.cni.cncf.io/policy-for: net-a}}\nspec:\n  podSelector: {{}}\n  policyTypes: [Ingress]\n"
+    )
+}
+
+fn write(directory: &Path, file: &str, text: &str) {
+    fs::write(directory.join(file), text).unwrap();
+}
+
+fn tree(directory: &Path) -> Tree {
+    let mut tree = Tree::new(directory.to_owned());
+    tree.read().unwrap();
+    tree
+}
+
+fn pods(objects: &Objects) -> Vec<&str> {
+    objects.pods.keys().map(|name| name.name.as_str()).collect()
+}
+
+fn policies(objects: &Objects) -> Vec<&str> {
+    objects.policies.keys().map(|name| name.name.as_str()).collect()
+}
+
+/// The problems, with paths relative to the directory.
+fn problems(directory: &Path, objects: &Objects) -> Vec<(String, Option<usize>, String)> {
+    let relative = |path: &Path| path.strip_prefix(directory).unwrap().display().to_string();
+    objects.problems.iter().map(|p| (relative(&p.file), p.document, p.message.clone())).collect()
+}
+
+#[test]
+fn manifests_of_all_suffixes_are_read_recursively() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    fs::create_dir_all(path.join("deep/er")).unwrap();
+    fs::create_dir(path.join("..data")).unwrap();
+    write(path, "a.yaml", &format!("{}---\n{}", pod("one"), pod("two")));
+    write(path, "b.yml", &pod("three"));
+    write(path, "deep/er/c.json", r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"four"}}"#);
+    write(path, "notes.txt", &pod("ignored"));
+    write(path, ".a.yaml.swp", &pod("ignored"));
+    write(path, ".hidden.yaml", &pod("ignored"));
+    write(path, "..data/a.yaml", &pod("ignored"));
+    std::os::unix::fs::symlink("../b.yml", path.join("deep/same.yaml")).unwrap();
+    std::os::unix::fs::symlink("..", path.join("deep/loop.yaml")).unwrap();
+    let objects = tree(path).objects();
+    assert_eq!(pods(&objects), ["four", "one", "three", "two"]);
+    let twice = format!("pod default/three is in {} already", path.join("b.yml").display());
+    assert_eq!(problems(path, &objects), [("deep/same.yaml".to_owned(), Some(0), twice)]);
+}
+
+#[test]
+fn of_two_objects_with_one_name_the_first_file_counts() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    write(path, "b.yaml", &pod("one").replace("version: one", "version: two"));
+    write(path, "a.yaml", &pod("one"));
+    let objects = tree(path).objects();
+    assert_eq!(objects.pods[&ObjectName::new("default", "one")].labels["version"], "one");
+    let already = format!("pod default/one is in {} already", path.join("a.yaml").display());
+    assert_eq!(problems(path, &objects), [("b.yaml".to_owned(), Some(0), already)]);
+}
+
+#[test]
+fn a_bad_document_leaves_its_neighbours_readable() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    write(path, "a.yaml", &format!("{}---\nkind: [\n---\n{}---\nkind: Pod\n", pod("one"), pod("two")));
+    let objects = tree(path).objects();
+    assert_eq!(pods(&objects), ["one", "two"]);
+    let found: Vec<_> = problems(path, &objects).into_iter().map(|(file, index, _)| (file, index)).collect();
+    assert_eq!(found, [("a.yaml".to_owned(), Some(1)), ("a.yaml".to_owned(), Some(3))]);
+}
+
+#[test]
+fn while_a_document_fails_what_the_file_gave_before_is_kept() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    let whole = format!("{}---\n{}", pod("one"), policy("deny"));
+    write(path, "a.yaml", &whole);
+    let mut tree = tree(path);
+    let before = tree.objects();
+    // Torn at every byte: the policy is either as before or, where the text still parses, as the text says.
+    for length in 0..whole.len() {
+        write(path, "a.yaml", &whole[..length]);
+        tree.read().unwrap();
+        let objects = tree.objects();
+        if !objects.problems.is_empty() {
+            assert_eq!(objects.policies, before.policies, "torn at byte {length}");
+        }
+        write(path, "a.yaml", &whole);
+        tree.read().unwrap();
+        assert_eq!(tree.objects(), before, "whole again after byte {length}");
+    }
+    // A neighbour's change counts at once, also while the policy is broken.
+    write(path, "a.yaml", &format!("{}---\nkind: [\n", pod("one").replace("version: one", "version: two")));
+    tree.read().unwrap();
+    let objects = tree.objects();
+    assert_eq!(objects.pods[&ObjectName::new("default", "one")].labels["version"], "two");
+    assert_eq!(policies(&objects), ["deny"]);
+    // Once the file is whole, what it does not give is gone.
+    write(path, "a.yaml", &pod("one"));
+    tree.read().unwrap();
+    assert_eq!(tree.objects().policies, BTreeMap::new());
+}
+
+#[test]
+fn an_emptied_file_keeps_its_objects_and_a_removed_one_does_not() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    write(path, "a.yaml", &policy("deny"));
+    write(path, "empty.yaml", "");
+    let mut tree = tree(path);
+    assert_eq!(tree.objects().problems, []);
+    write(path, "a.yaml", "");
+    tree.read().unwrap();
+    assert_eq!(policies(&tree.objects()), ["deny"]);
+    assert_eq!(
+        problems(path, &tree.objects()),
+        [("a.yaml".to_owned(), None, "is empty; remove it to remove its objects".to_owned())]
+    );
+    write(path, "a.yaml", "# nothing any more\n");
+    tree.read().unwrap();
+    assert_eq!(tree.objects(), Objects::default());
+    write(path, "a.yaml", &policy("deny"));
+    tree.read().unwrap();
+    fs::remove_file(path.join("a.yaml")).unwrap();
+    tree.read().unwrap();
+    assert_eq!(tree.objects(), Objects::default());
+}
+
+#[test]
+fn text_that_is_not_utf8_is_a_problem_of_its_file() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    fs::write(path.join("a.yaml"), b"\xff\xfe").unwrap();
+    write(path, "b.yaml", &pod("one"));
+    let objects = tree(path).objects();
+    assert_eq!(pods(&objects), ["one"]);
+    assert_eq!(problems(path, &objects).len(), 1);
+}
+
+#[test]
+fn a_missing_directory_is_refused_at_start() {
+    let directory = TempDir::new().unwrap();
+    let missing = directory.path().join("missing");
+    let error = Files::open(&missing, timing()).unwrap_err();
+    assert_eq!(error.to_string(), format!("watch manifest directory {}", missing.display()));
+}
+
+/// Waits until the newest snapshot is as wanted.
+async fn until(files: &Files, wanted: impl Fn(&Objects) -> bool) -> Arc<Objects> {
+    let mut changes = files.changes();
+    let waited = tokio::time::timeout(DEADLINE, async {
+        loop {
+            changes.borrow_and_update();
+            let snapshot = files.snapshot();
+            if wanted(&snapshot) {
+                return snapshot;
+            }
+            changes.changed().await.unwrap();
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("still {:?}", files.snapshot()))
+}
+
+#[tokio::test]
+async fn changes_are_seen_however_an_editor_makes_them() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    write(path, "a.yaml", &pod("one"));
+    let files = Files::open(path, timing()).unwrap();
+    assert_eq!(pods(&files.snapshot()), ["one"]);
+    assert_eq!(*files.changes().borrow(), 0);
+
+    write(path, "a.yaml", &pod("two"));
+    until(&files, |objects| pods(objects) == ["two"]).await;
+    write(path, ".a.yaml.tmp", &pod("three"));
+    fs::rename(path.join(".a.yaml.tmp"), path.join("a.yaml")).unwrap();
+    until(&files, |objects| pods(objects) == ["three"]).await;
+    fs::create_dir(path.join("sub")).unwrap();
+    write(path, "sub/b.yaml", &pod("four"));
+    until(&files, |objects| pods(objects) == ["four", "three"]).await;
+    write(path, "sub/b.yaml", &pod("five"));
+    until(&files, |objects| pods(objects) == ["five", "three"]).await;
+    fs::remove_dir_all(path.join("sub")).unwrap();
+    until(&files, |objects| pods(objects) == ["three"]).await;
+}
+
+#[tokio::test]
+async fn a_directory_that_vanishes_keeps_its_objects_until_it_is_back() {
+    let parent = TempDir::new().unwrap();
+    let path = parent.path().join("manifests");
+    fs::create_dir(&path).unwrap();
+    write(&path, "a.yaml", &policy("deny"));
+    let files = Files::open(&path, timing()).unwrap();
+
+    fs::rename(&path, parent.path().join("away")).unwrap();
+    let away = until(&files, |objects| !objects.problems.is_empty()).await;
+    assert_eq!(policies(&away), ["deny"]);
+    fs::create_dir(&path).unwrap();
+    write(&path, "b.yaml", &policy("other"));
+    until(&files, |objects| policies(objects) == ["other"] && objects.problems.is_empty()).await;
+    write(&path, "b.yaml", &policy("third"));
+    until(&files, |objects| policies(objects) == ["third"]).await;
+
+    fs::remove_dir_all(&path).unwrap();
+    until(&files, |objects| !objects.problems.is_empty()).await;
+}
+
+#[test]
+fn reading_the_directory_does_not_count_as_a_change() {
+    use notify::event::{CreateKind, ModifyKind, RemoveKind};
+    let table = [
+        (EventKind::Access(AccessKind::Open(AccessMode::Any)), false),
+        (EventKind::Access(AccessKind::Close(AccessMode::Read)), false),
+        (EventKind::Access(AccessKind::Close(AccessMode::Write)), true),
+        (EventKind::Create(CreateKind::File), true),
+        (EventKind::Modify(ModifyKind::Any), true),
+        (EventKind::Remove(RemoveKind::Folder), true),
+        // The kernel's queue ran over: anything may have happened.
+        (EventKind::Other, true),
+    ];
+    for (kind, expected) in table {
+        assert_eq!(tells_of_a_change(&notify::Event::new(kind)), expected, "{kind:?}");
+    }
+}

@@ -1,0 +1,524 @@
+//! Reads manifests: a file's text into documents, a document into the objects that netattach knows.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::objects::{ContainerPort, ObjectName, Phase, Pod};
+use crate::npwg::Definition;
+use crate::npwg::network::is_subdomain;
+use crate::npwg::selection::PortProtocol;
+use crate::policy::manifest as policy;
+use crate::policy::model::Policy;
+use crate::policy::selector::Labels;
+
+/// Group of NetworkAttachmentDefinition and MultiNetworkPolicy.
+const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
+
+/// One object of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Object {
+    Pod(Box<Pod>),
+    Namespace { name: String, labels: Labels },
+    Definition(Definition),
+    Policy(Box<Policy>),
+}
+
+/// What an object is called among all others. Printed as in `kubectl get`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) kind: &'static str,
+    pub(super) name: ObjectName,
+}
+
+/// Why a document or an item of its list gives no object.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ManifestError {
+    #[error("parse yaml")]
+    Yaml(#[source] serde_norway::Error),
+    #[error("parse json")]
+    Json(#[source] serde_json::Error),
+    #[error("is no Kubernetes object with apiVersion and kind")]
+    NoKind(#[source] serde_json::Error),
+    #[error("{kind} of version {version} is not known, only of {known}")]
+    Version { kind: &'static str, version: String, known: &'static str },
+    #[error("read {kind}")]
+    Shape {
+        kind: &'static str,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("{kind} has {name:?} as its {field}")]
+    Name { kind: &'static str, field: &'static str, name: String },
+    #[error("read {kind} {name}: container port {port} is not from 1 to 65535")]
+    ContainerPort { kind: &'static str, name: ObjectName, port: i64 },
+    #[error("read MultiNetworkPolicy")]
+    Policy(#[source] policy::ManifestError),
+    #[error("items[{index}]")]
+    Item {
+        index: usize,
+        #[source]
+        source: Box<ManifestError>,
+    },
+}
+
+impl Object {
+    pub(super) fn key(&self) -> Key {
+        let (kind, name) = match self {
+            Self::Pod(pod) => ("pod", pod.name.clone()),
+            Self::Namespace { name, .. } => ("namespace", ObjectName::new("", name)),
+            Self::Definition(definition) => {
+                ("network-attachment-definition", ObjectName::new(&definition.namespace, &definition.name))
+            }
+            Self::Policy(policy) => ("multi-networkpolicy", policy.name.clone()),
+        };
+        Key { kind, name }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.name.namespace.as_str() {
+            "" => write!(f, "{} {}", self.kind, self.name.name),
+            _ => write!(f, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+/// The documents of a YAML stream, each on its own, so that one that does not parse leaves the others readable.
+///
+/// A line that begins with `---` starts a document wherever it stands (YAML 1.2 section 9.1.4), which makes the
+/// split exact without parsing. Parts with nothing but comments and directives are left out.
+pub(super) fn yaml_documents(text: &str) -> impl Iterator<Item = Result<Value, ManifestError>> {
+    let text = text.trim_start_matches('\u{feff}');
+    let mut starts = vec![0];
+    let mut offset = 0;
+    for line in text.split_inclusive('\n') {
+        let is_marker = line
+            .strip_prefix("---")
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
+        if is_marker && offset > 0 {
+            starts.push(offset);
+        }
+        offset += line.len();
+    }
+    let ends: Vec<usize> = starts.iter().skip(1).copied().chain([text.len()]).collect();
+    let parts = starts.into_iter().zip(ends).map(move |(start, end)| &text[start..end]);
+    parts
+        .filter(|part| part.lines().any(holds_content))
+        .map(|part| serde_norway::from_str::<Value>(part).map_err(ManifestError::Yaml))
+}
+
+fn holds_content(line: &str) -> bool {
+    let content = line.strip_prefix("---").unwrap_or(line).trim();
+    !(content.is_empty() || content == "..." || content.starts_with('#') || line.starts_with('%'))
+}
+
+/// The documents of a file with JSON texts one after the other. After one that does not parse there is no next.
+pub(super) fn json_documents(text: &str) -> impl Iterator<Item = Result<Value, ManifestError>> {
+    let stream = serde_json::Deserializer::from_str(text.trim_start_matches('\u{feff}')).into_iter();
+    stream.map(|document| document.map_err(ManifestError::Json))
+}
+
+/// The objects of a document: several if it is a list, none if its kind is not ours.
+pub(super) fn objects(document: &Value) -> Vec<Result<Object, ManifestError>> {
+    if document.is_null() {
+        return Vec::new();
+    }
+    let head = match Head::deserialize(document) {
+        Ok(head) => head,
+        Err(error) => return vec![Err(ManifestError::NoKind(error))],
+    };
+    if head.kind == "List" && head.api_version == "v1" {
+        let items = head.items.unwrap_or_default();
+        let numbered = items.iter().enumerate();
+        return numbered
+            .flat_map(|(index, item)| {
+                let wrap = move |source| ManifestError::Item { index, source: Box::new(source) };
+                objects(item).into_iter().map(move |object| object.map_err(wrap))
+            })
+            .collect();
+    }
+    object(&head, document).transpose().into_iter().collect()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    api_version: String,
+    kind: String,
+    items: Option<Vec<Value>>,
+}
+
+fn object(head: &Head, document: &Value) -> Result<Option<Object>, ManifestError> {
+    let (group, version) = head.api_version.rsplit_once('/').unwrap_or(("", &head.api_version));
+    let expect = |kind, known: &'static str| {
+        if known.split(" and ").any(|known| known == version) {
+            Ok(())
+        } else {
+            Err(ManifestError::Version { kind, version: version.to_owned(), known })
+        }
+    };
+    match (group, head.kind.as_str()) {
+        ("", "Pod") => {
+            expect("Pod", "v1")?;
+            pod(document).map(Some)
+        }
+        ("", "Namespace") => {
+            expect("Namespace", "v1")?;
+            namespace(document).map(Some)
+        }
+        (NETWORKS_GROUP, "NetworkAttachmentDefinition") => {
+            expect("NetworkAttachmentDefinition", "v1")?;
+            definition(document).map(Some)
+        }
+        (NETWORKS_GROUP, "MultiNetworkPolicy") => {
+            expect("MultiNetworkPolicy", "v1beta1 and v1beta2")?;
+            multi_network_policy(document).map(Some)
+        }
+        _ => {
+            tracing::debug!(
+                kind = head.kind,
+                api_version = head.api_version,
+                "manifest of another kind ignored"
+            );
+            Ok(None)
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+    namespace: Option<String>,
+    uid: Option<String>,
+    labels: Option<Labels>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+impl Metadata {
+    /// Without a namespace an object is in `default`, where `kubectl apply` would put it.
+    fn object_name(&self, kind: &'static str) -> Result<ObjectName, ManifestError> {
+        let namespace = self.namespace.as_deref().unwrap_or("default");
+        for (field, name) in [("name", self.name.as_str()), ("namespace", namespace)] {
+            if !is_subdomain(name) {
+                return Err(ManifestError::Name { kind, field, name: name.to_owned() });
+            }
+        }
+        Ok(ObjectName::new(namespace, &self.name))
+    }
+}
+
+fn shape<'de, T: Deserialize<'de>>(kind: &'static str, document: &'de Value) -> Result<T, ManifestError> {
+    T::deserialize(document).map_err(|source| ManifestError::Shape { kind, source })
+}
+
+#[derive(Deserialize)]
+struct WrittenPod {
+    metadata: Metadata,
+    spec: Option<WrittenPodSpec>,
+    status: Option<WrittenPodStatus>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenPodSpec {
+    host_network: Option<bool>,
+    containers: Option<Vec<WrittenContainer>>,
+    init_containers: Option<Vec<WrittenContainer>>,
+}
+
+#[derive(Deserialize)]
+struct WrittenPodStatus {
+    phase: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenContainer {
+    ports: Option<Vec<WrittenContainerPort>>,
+    restart_policy: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenContainerPort {
+    name: Option<String>,
+    container_port: i64,
+    protocol: Option<String>,
+}
+
+fn pod(document: &Value) -> Result<Object, ManifestError> {
+    const KIND: &str = "Pod";
+    let WrittenPod { metadata, spec, status } = shape(KIND, document)?;
+    let name = metadata.object_name(KIND)?;
+    let (host_network, containers) = match spec {
+        None => (false, Vec::new()),
+        Some(spec) => {
+            let restartable = spec.init_containers.into_iter().flatten();
+            let restartable = restartable.filter(|c| c.restart_policy.as_deref() == Some("Always"));
+            let containers = spec.containers.into_iter().flatten().chain(restartable).collect();
+            (spec.host_network.unwrap_or(false), containers)
+        }
+    };
+    let mut ports = Vec::new();
+    for written in containers.into_iter().filter_map(|container| container.ports).flatten() {
+        // A protocol that the API does not have can be meant by no policy.
+        let protocol = written.protocol.as_deref().unwrap_or("TCP");
+        let Some(protocol) = PortProtocol::from_name(protocol) else { continue };
+        let port = u16::try_from(written.container_port).ok().filter(|port| *port != 0);
+        let port = port.ok_or_else(|| ManifestError::ContainerPort {
+            kind: KIND,
+            name: name.clone(),
+            port: written.container_port,
+        })?;
+        ports.push(ContainerPort { name: written.name, protocol, port });
+    }
+    Ok(Object::Pod(Box::new(Pod {
+        name,
+        uid: metadata.uid,
+        labels: metadata.labels.unwrap_or_default(),
+        annotations: metadata.annotations.unwrap_or_default(),
+        phase: phase(status.and_then(|status| status.phase).as_deref()),
+        host_network,
+        ports,
+    })))
+}
+
+fn phase(word: Option<&str>) -> Phase {
+    match word {
+        None | Some("" | "Pending") => Phase::Pending,
+        Some("Running") => Phase::Running,
+        Some("Succeeded") => Phase::Succeeded,
+        Some("Failed") => Phase::Failed,
+        Some(_) => Phase::Unknown,
+    }
+}
+
+fn namespace(document: &Value) -> Result<Object, ManifestError> {
+    #[derive(Deserialize)]
+    struct Written {
+        metadata: Metadata,
+    }
+    let Written { metadata } = shape("Namespace", document)?;
+    let name = metadata.object_name("Namespace")?.name;
+    Ok(Object::Namespace { name, labels: metadata.labels.unwrap_or_default() })
+}
+
+fn definition(document: &Value) -> Result<Object, ManifestError> {
+    #[derive(Deserialize)]
+    struct Written {
+        metadata: Metadata,
+        spec: Option<Spec>,
+    }
+    #[derive(Deserialize)]
+    struct Spec {
+        config: Option<String>,
+    }
+    const KIND: &str = "NetworkAttachmentDefinition";
+    let Written { metadata, spec } = shape(KIND, document)?;
+    let ObjectName { namespace, name } = metadata.object_name(KIND)?;
+    Ok(Object::Definition(Definition {
+        namespace,
+        name,
+        config: spec.and_then(|spec| spec.config).filter(|config| !config.trim().is_empty()),
+        annotations: metadata.annotations.unwrap_or_default(),
+    }))
+}
+
+fn multi_network_policy(document: &Value) -> Result<Object, ManifestError> {
+    #[derive(Deserialize)]
+    struct Written {
+        metadata: Metadata,
+        spec: Value,
+    }
+    const KIND: &str = "MultiNetworkPolicy";
+    let Written { metadata, spec } = shape(KIND, document)?;
+    let name = metadata.object_name(KIND)?;
+    let annotations = metadata.annotations.unwrap_or_default();
+    let policy = policy::read(name, &annotations, &spec).map_err(ManifestError::Policy)?;
+    Ok(Object::Policy(Box::new(policy)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Chain;
+
+    fn read(yaml: &str) -> Vec<Result<Object, String>> {
+        let documents = yaml_documents(yaml).map(|document| document.map(|value| objects(&value)));
+        let flat = documents.flat_map(|document| match document {
+            Ok(objects) => objects,
+            Err(error) => vec![Err(error)],
+        });
+        flat.map(|object| object.map_err(|error| Chain(&error).to_string())).collect()
+    }
+
+    fn one(yaml: &str) -> Object {
+        read(yaml).remove(0).unwrap()
+    }
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_pod_is_read() {
+        let pod = one("
+apiVersion: v1
+kind: Pod
+metadata:
+  name: cart-0
+  namespace: shop
+  uid: 3f6c
+  labels: {app: cart}
+  annotations: {k8s.v1.cni.cncf.io/networks: net-a}
+spec:
+  hostNetwork: true
+  initContainers:
+  - {name: once, ports: [{name: setup, containerPort: 1}]}
+  - {name: sidecar, restartPolicy: Always, ports: [{containerPort: 9000, protocol: UDP}]}
+  containers:
+  - name: web
+    ports:
+    - {name: http, containerPort: 8080}
+  - name: silent
+status: {phase: Running}
+");
+        let port = |name: Option<&str>, protocol, port| ContainerPort {
+            name: name.map(str::to_owned),
+            protocol,
+            port,
+        };
+        assert_eq!(
+            pod,
+            Object::Pod(Box::new(Pod {
+                name: ObjectName::new("shop", "cart-0"),
+                uid: Some("3f6c".to_owned()),
+                labels: map(&[("app", "cart")]),
+                annotations: map(&[("k8s.v1.cni.cncf.io/networks", "net-a")]),
+                phase: Phase::Running,
+                host_network: true,
+                ports: vec![port(Some("http"), PortProtocol::Tcp, 8080), port(None, PortProtocol::Udp, 9000)],
+            }))
+        );
+    }
+
+    #[test]
+    fn a_pod_needs_only_a_name() {
+        let pod = one("{apiVersion: v1, kind: Pod, metadata: {name: a}}");
+        assert_eq!(
+            pod,
+            Object::Pod(Box::new(Pod {
+                name: ObjectName::new("default", "a"),
+                uid: None,
+                labels: BTreeMap::new(),
+                annotations: BTreeMap::new(),
+                phase: Phase::Pending,
+                host_network: false,
+                ports: Vec::new(),
+            }))
+        );
+    }
+
+    #[test]
+    fn lists_namespaces_and_definitions_are_read() {
+        // NPWG-3.2-spec-optional
+        let objects = read(
+            r#"
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {team: a}}}
+- {apiVersion: k8s.cni.cncf.io/v1, kind: NetworkAttachmentDefinition, metadata: {name: a, namespace: shop}}
+- {apiVersion: k8s.cni.cncf.io/v1, kind: NetworkAttachmentDefinition, metadata: {name: b}, spec: {config: '{"type":"bridge"}'}}
+- {apiVersion: apps/v1, kind: Deployment, metadata: {name: other}}
+"#,
+        );
+        let definition = |namespace: &str, name: &str, config: Option<&str>| {
+            Ok(Object::Definition(Definition {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                config: config.map(str::to_owned),
+                annotations: BTreeMap::new(),
+            }))
+        };
+        assert_eq!(
+            objects,
+            [
+                Ok(Object::Namespace { name: "shop".to_owned(), labels: map(&[("team", "a")]) }),
+                definition("shop", "a", None),
+                definition("default", "b", Some(r#"{"type":"bridge"}"#)),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_object_of_ours_is_named() {
+        let table = [
+            ("kind: Pod", "is no Kubernetes object with apiVersion and kind: missing field `apiVersion`"),
+            (
+                "- 1",
+                "is no Kubernetes object with apiVersion and kind: invalid type: integer `1`, expected a string",
+            ),
+            ("{apiVersion: v2, kind: Pod}", "Pod of version v2 is not known, only of v1"),
+            (
+                "{apiVersion: k8s.cni.cncf.io/v1alpha1, kind: MultiNetworkPolicy}",
+                "MultiNetworkPolicy of version v1alpha1 is not known, only of v1beta1 and v1beta2",
+            ),
+            ("{apiVersion: v1, kind: Pod}", "read Pod: missing field `metadata`"),
+            ("{apiVersion: v1, kind: Pod, metadata: {name: A_b}}", r#"Pod has "A_b" as its name"#),
+            (
+                "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: ../b}}",
+                r#"Pod has "../b" as its namespace"#,
+            ),
+            (
+                "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{ports: [{containerPort: 0}]}]}}",
+                "read Pod default/a: container port 0 is not from 1 to 65535",
+            ),
+            (
+                // NPWG-3.1-config-is-string
+                "{apiVersion: k8s.cni.cncf.io/v1, kind: NetworkAttachmentDefinition, metadata: {name: a}, spec: {config: {type: x}}}",
+                "read NetworkAttachmentDefinition: invalid type: map, expected a string",
+            ),
+            (
+                "{apiVersion: k8s.cni.cncf.io/v1beta1, kind: MultiNetworkPolicy, metadata: {name: a}, spec: {}}",
+                "read MultiNetworkPolicy: read spec of multi-network policy default/a: missing field `podSelector`",
+            ),
+            (
+                "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Pod}]}",
+                "items[0]: read Pod: missing field `metadata`",
+            ),
+        ];
+        for (yaml, expected) in table {
+            assert_eq!(read(yaml), [Err(expected.to_owned())], "{yaml}");
+        }
+    }
+
+    #[test]
+    fn documents_are_told_apart_without_parsing_them() {
+        let yaml = "%YAML 1.2\n---\n# only a comment\n---\nkind: [unclosed\n--- {a: 1}\n---\ntext: |\n  --- not a marker\n---x: 1\n...\n";
+        let documents: Vec<Result<Value, String>> =
+            yaml_documents(yaml).map(|document| document.map_err(|error| error.to_string())).collect();
+        assert_eq!(
+            documents,
+            [
+                Err("parse yaml".to_owned()),
+                Ok(serde_json::json!({"a": 1})),
+                Ok(serde_json::json!({"text": "--- not a marker\n", "---x": 1})),
+            ]
+        );
+        assert_eq!(yaml_documents("").count(), 0);
+    }
+
+    #[test]
+    fn json_texts_follow_each_other_until_one_is_broken() {
+        let documents: Vec<Result<Value, String>> =
+            json_documents("{\"a\":1}\n[2] {").map(|d| d.map_err(|error| error.to_string())).collect();
+        assert_eq!(
+            documents,
+            [Ok(serde_json::json!({"a": 1})), Ok(serde_json::json!([2])), Err("parse json".to_owned())]
+        );
+    }
+}

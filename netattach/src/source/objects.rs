@@ -1,0 +1,156 @@
+//! What a source knows, as our own model: free of API types and never changed in place.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::npwg::selection::PortProtocol;
+use crate::npwg::{Definition, NetworkRef};
+use crate::policy::model::Policy;
+use crate::policy::selector::Labels;
+
+/// Label that the API server gives every namespace: its name.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// One consistent view of everything.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Objects {
+    /// Pods.
+    pub pods: BTreeMap<ObjectName, Pod>,
+    /// Labels of the namespaces that have a manifest. Ask [`Objects::namespace_labels`], which knows the others.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// NetworkAttachmentDefinitions.
+    pub definitions: BTreeMap<NetworkRef, Definition>,
+    /// MultiNetworkPolicies, each with its own problems.
+    pub policies: BTreeMap<ObjectName, Policy>,
+    /// What could not be read.
+    pub problems: Vec<Problem>,
+}
+
+/// Name of an object in a namespace. Printed as `namespace/name`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ObjectName {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+/// A pod, as far as its networks are concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Namespace and name.
+    pub name: ObjectName,
+    /// Identity across re-creation under the same name; manifests usually have none.
+    pub uid: Option<String>,
+    /// Labels.
+    pub labels: Labels,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// How far it is.
+    pub phase: Phase,
+    /// Whether it shares the node's network namespace.
+    pub host_network: bool,
+    /// Ports that its containers (and restartable init containers) declare.
+    pub ports: Vec<ContainerPort>,
+}
+
+/// How far a pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Not all containers have started; also what a pod without a status is in.
+    #[default]
+    Pending,
+    /// At least one container runs.
+    Running,
+    /// All containers have ended well.
+    Succeeded,
+    /// All containers have ended, one of them badly.
+    Failed,
+    /// The node does not answer.
+    Unknown,
+}
+
+/// A port that a container declares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerPort {
+    /// Its name, by which policies can mean it.
+    pub name: Option<String>,
+    /// Protocol.
+    pub protocol: PortProtocol,
+    /// Port number, never 0.
+    pub port: u16,
+}
+
+/// Something that a source could not read. What it held before is still in the snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// File or directory.
+    pub file: PathBuf,
+    /// Which of the file's documents, from 0; `None`: the file as a whole.
+    pub document: Option<usize>,
+    /// What is wrong, in one line.
+    pub message: String,
+}
+
+impl Objects {
+    /// Labels of a namespace, whether or not there is an object for it.
+    pub fn namespace_labels(&self, namespace: &str) -> Labels {
+        let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        labels.insert(NAMESPACE_NAME_LABEL.to_owned(), namespace.to_owned());
+        labels
+    }
+}
+
+impl ObjectName {
+    /// Puts a namespace and a name together, unchecked.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Phase {
+    /// Whether the pod's containers have ended for good: its addresses may be another's already.
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.document {
+            Some(index) => write!(f, "{} document {index}: {}", self.file.display(), self.message),
+            None => write!(f, "{}: {}", self.file.display(), self.message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn every_namespace_is_labelled_with_its_name() {
+        let mut objects = Objects::default();
+        objects
+            .namespaces
+            .insert("shop".to_owned(), labels(&[("team", "a"), (NAMESPACE_NAME_LABEL, "wrong")]));
+        assert_eq!(
+            objects.namespace_labels("shop"),
+            labels(&[("team", "a"), ("kubernetes.io/metadata.name", "shop")])
+        );
+        assert_eq!(objects.namespace_labels("bare"), labels(&[("kubernetes.io/metadata.name", "bare")]));
+    }
+}
