@@ -2,13 +2,15 @@
 //!
 //! Needs root. Every test has its own pins below `/sys/fs/bpf` and removes them.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use netattach::bpf::{
     Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, MapProperty, PolicyIds, Stats,
@@ -137,6 +139,16 @@ impl Rig {
     fn flows(&self) -> HashMap<MapData, FlowKey<Ip4>, Flow> {
         let data = MapData::from_pin(self.root.join("v1/na_ct4")).unwrap();
         Map::from_map_data(data).unwrap().try_into().unwrap()
+    }
+
+    /// Changes what the agent remembers.
+    fn set_memory(&self, change: impl FnOnce(&mut netattach_common::Config)) {
+        let data = MapData::from_pin(self.root.join("v1/na_cfg")).unwrap();
+        let mut map: Array<_, netattach_common::Config> =
+            Map::from_map_data(data).unwrap().try_into().unwrap();
+        let mut memory = map.get(&0, 0).unwrap();
+        change(&mut memory);
+        map.set(0, memory, 0).unwrap();
     }
 
     /// The only IPv4 flow.
@@ -399,6 +411,10 @@ fn addresses_can_be_added_and_taken_away() {
     put(&["10.0.0.9"]);
     assert_eq!(rig.run(FromPod, &from_second), Ok(()));
     assert_eq!(rig.run(FromPod, &from_pod().udp(1, 2).frame()), Err(DropReason::SourceIpv4));
+    put(&[]);
+    assert_eq!(rig.run(FromPod, &from_second), Err(DropReason::SourceIpv4));
+    let unspecified = Packet::between("0.0.0.0", PEER_V4).udp(1, 2).frame();
+    assert_eq!(rig.run(FromPod, &unspecified), Err(DropReason::SourceIpv4), "not even in its place");
 }
 
 #[test]
@@ -814,6 +830,63 @@ fn a_successor_adopts_everything_and_disturbs_nothing() {
     assert_eq!(successor.addresses_dump(), [(POD, addresses.into_iter().collect())].into());
     assert!(successor.allocate_policy_id().unwrap() > ids.ingress.max(ids.egress));
     assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()), "the flow lives");
+}
+
+#[test]
+fn other_programs_replace_the_pinned_ones_and_ask_to_be_attached() {
+    let rig = Rig::isolated(Some(&web_from_peer()), None);
+    assert!(!rig.dataplane.programs_changed().unwrap(), "nothing was attached before the first start");
+    // As if another object had been loaded, by an agent that was killed half way through a replacement.
+    let old = SchedClassifier::from_pin(rig.root.join("v1/prog/na_to_pod")).unwrap();
+    sys::pin(old.fd().unwrap().as_fd(), &rig.root.join("v1/prog/next_na_to_pod")).unwrap();
+    rig.set_memory(|memory| memory.object_tag ^= 1);
+
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert!(successor.programs_changed().unwrap());
+    let new = SchedClassifier::from_pin(rig.root.join("v1/prog/na_to_pod")).unwrap();
+    assert_ne!(new.info().unwrap().id(), old.info().unwrap().id());
+    assert_eq!(new.info().unwrap().map_ids().unwrap(), old.info().unwrap().map_ids().unwrap());
+    assert!(!rig.root.join("v1/prog/next_na_to_pod").exists());
+
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert!(successor.programs_changed().unwrap(), "until someone says that they are attached");
+    successor.programs_attached().unwrap();
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert!(!successor.programs_changed().unwrap());
+    assert_eq!(successor.policy(POD).unwrap(), rig.dataplane.policy(POD).unwrap());
+}
+
+#[test]
+fn policy_ids_are_not_reused_even_when_the_memory_is_lost() {
+    let rig = Rig::new();
+    let ids = rig.enforce(Some(&deny_all()), Some(&deny_all()));
+    rig.set_memory(|memory| *memory = netattach_common::Config::default());
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert_eq!(successor.allocate_policy_id().unwrap(), ids.ingress.max(ids.egress) + 1);
+    rig.set_memory(|memory| memory.next_policy_id = u32::MAX);
+    assert!(matches!(successor.allocate_policy_id(), Err(BpfError::PolicyIdsUsedUp)));
+}
+
+#[test]
+fn a_tcx_link_outlives_its_maker_and_takes_new_programs() {
+    let rig = Rig::new();
+    let root = rig.root.clone();
+    let attach = |hook| {
+        // SAFETY: only the network namespace of this short-lived thread changes; it opened no sockets.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+        let link = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, hook).unwrap();
+        let twice = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, hook).unwrap_err();
+        assert_eq!(twice.kind(), std::io::ErrorKind::AlreadyExists);
+        sys::pin(link.as_fd(), &root.join("link")).unwrap();
+        drop(link);
+        let link = sys::open_pin(&root.join("link")).unwrap();
+        let info = sys::link_info(link.as_fd()).unwrap();
+        assert_eq!((info.ifindex, info.program_id), (DEVICE, rig.from_pod.info().unwrap().id()));
+        sys::link_update(link.as_fd(), rig.dataplane.program(ToPod)).unwrap();
+        let info = sys::link_info(link.as_fd()).unwrap();
+        assert_eq!(info.program_id, rig.to_pod.info().unwrap().id());
+    };
+    std::thread::scope(|scope| scope.spawn(|| attach(FromPod)).join()).unwrap();
 }
 
 #[test]
