@@ -1,7 +1,8 @@
 //! Network namespaces: opening, identifying, entering. The only module that calls `setns`.
 //!
-//! A namespace is entered only by a thread that was made for it and that ends there ([`within`]): no thread
-//! of the agent can be left behind in a pod.
+//! A namespace is entered for the length of a closure that blocks ([`within`]), never across an `await`: no task
+//! ever runs in a pod's namespace. A thread that could not come back would serve others from inside a pod, so
+//! that ends the process instead; the journal makes an end safe at any instant.
 
 use std::fmt;
 use std::fs::File;
@@ -76,15 +77,6 @@ pub enum NetnsError {
         #[source]
         source: io::Error,
     },
-    /// No thread could be started to enter the namespace with.
-    #[error("start a thread to enter network namespace {path}")]
-    Thread {
-        /// As the caller gave it.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
 }
 
 impl NetnsError {
@@ -134,27 +126,31 @@ impl AsFd for Netns {
     }
 }
 
-/// Runs `work` on a new thread inside `netns` and returns what it returned.
+/// Runs `work` inside `netns` on the calling thread and returns what it returned.
 ///
 /// Sockets opened by `work` stay in that namespace, and so does every look at `/proc/sys/net` made by it.
-/// Starting and joining the thread costs about 20 us.
-///
-/// # Panics
-///
-/// Panics with the payload of `work` when `work` panics.
-pub fn within<T: Send>(netns: &Netns, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
-    std::thread::scope(|scope| {
-        let inside = std::thread::Builder::new()
-            .name("netns".into())
-            .spawn_scoped(scope, || {
-                move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
-                Ok(work())
-            })
-            .map_err(|source| NetnsError::Thread { path: netns.path.clone(), source })?;
-        inside.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload)).map_err(
-            |source: rustix::io::Errno| NetnsError::Enter { path: netns.path.clone(), source: source.into() },
-        )
-    })
+/// Entering and leaving cost a few microseconds.
+pub fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> Result<T, NetnsError> {
+    let home = Netns::current()?;
+    let enter = |netns: &Netns| {
+        move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|source| NetnsError::Enter { path: netns.path.clone(), source: source.into() })
+    };
+    enter(netns)?;
+    let _back = Back(&home);
+    Ok(work())
+}
+
+/// Returns to a namespace when dropped, also when the work inside another panicked.
+struct Back<'a>(&'a Netns);
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)) {
+            tracing::error!(%error, "cannot leave a pod's network namespace; ending");
+            std::process::abort();
+        }
+    }
 }
 
 #[cfg(test)]

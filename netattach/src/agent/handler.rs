@@ -6,7 +6,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::report::Reporter;
 use super::serial::Turns;
-use crate::attach::{Engine, IntentReader, StatusFiles};
+use crate::attach::{Attached, Engine, IntentReader, StatusFiles};
 use crate::cni::{self, CniError, Command, code};
 use crate::report::Chain;
 use crate::rpc::message::{CniCall, CniReply, Request, Response};
@@ -72,7 +72,7 @@ impl Agent {
             Command::Del => &self.dels,
             Command::Add | Command::Check => &self.adds,
         };
-        let _turn = self.turns.wait(&request.container_id).await;
+        let turn = self.turns.wait(&request.container_id).await;
         let _permit: SemaphorePermit<'_> = lane
             .acquire()
             .await
@@ -80,22 +80,29 @@ impl Agent {
         let agent = Arc::clone(self);
         // Netlink and files block; a thread that may block does it.
         let worked = tokio::task::spawn_blocking(move || agent.blocking(&request)).await;
-        worked.unwrap_or_else(|panic| {
+        let (stdout, publish) = worked.unwrap_or_else(|panic| {
             Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place")
                 .with_details(panic.to_string()))
-        })
+        })?;
+        if let Some(attached) = publish {
+            // The runtime does not wait for the status; the container's next operation does.
+            let agent = Arc::clone(self);
+            tokio::task::spawn_blocking(move || {
+                agent.publish(&attached);
+                drop(turn);
+            });
+        }
+        Ok(stdout)
     }
 
-    fn blocking(&self, request: &cni::Request) -> Result<String, CniError> {
+    /// What goes to standard output, and what is to be published.
+    fn blocking(&self, request: &cni::Request) -> Result<(String, Option<Attached>), CniError> {
+        let done = |()| (String::new(), None);
         match request.command {
             Command::Add => {
                 let (pod, intent) = self.intents.read(request)?;
                 let (result, attached) = self.engine.add(request, pod, &intent)?;
-                if let Err(error) = self.status.publish(&attached) {
-                    tracing::warn!(error = %Chain(&error), "network-status not published");
-                }
-                let value = result.to_value(request.version)?;
-                Ok(cni::json::pretty(&value))
+                Ok((cni::json::pretty(&result), Some(attached)))
             }
             Command::Del => {
                 let pod = self.engine.registry().all().into_iter().find(|attached| {
@@ -107,13 +114,17 @@ impl Agent {
                 {
                     tracing::warn!(error = %Chain(&error), "network-status not withdrawn");
                 }
-                Ok(String::new())
+                Ok(done(()))
             }
-            Command::Check => {
-                self.engine.check(request)?;
-                Ok(String::new())
-            }
-            Command::Gc | Command::Status | Command::Version => Ok(String::new()),
+            Command::Check => Ok(self.engine.check(request).map(done)?),
+            // Answered without blocking.
+            Command::Gc | Command::Status | Command::Version => Ok(done(())),
+        }
+    }
+
+    fn publish(&self, attached: &Attached) {
+        if let Err(error) = self.status.publish(attached) {
+            tracing::warn!(error = %Chain(&error), "network-status not published");
         }
     }
 

@@ -7,7 +7,9 @@ use super::check::check;
 use super::registry::Attached;
 use super::undo::undo;
 use super::{AttachError, Node, Registry};
-use crate::cni::{self, CniResult};
+use serde_json::Value;
+
+use crate::cni;
 use crate::journal::{Key, Loaded, Pool, Record, State, Store};
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Options, resolve};
@@ -56,7 +58,8 @@ impl Engine {
         &self.node
     }
 
-    /// ADD: attaches the sandbox to every network of `intent`, or to none.
+    /// ADD: attaches the sandbox to every network of `intent`, or to none. Returns the default network's result in
+    /// the version of the request.
     ///
     /// # Errors
     /// The first failure. Everything done before it has been taken back; where that failed too, the record is
@@ -66,7 +69,7 @@ impl Engine {
         request: &cni::Request,
         pod: Option<PodRef>,
         intent: &Intent,
-    ) -> Result<(CniResult, Attached), AttachError> {
+    ) -> Result<(Value, Attached), AttachError> {
         let key = key(request);
         let path = PathBuf::from(request.netns.as_deref().unwrap_or_default());
         let netns = Netns::open(&path)?;
@@ -107,7 +110,7 @@ impl Engine {
         if foreign {
             record.start_sync();
         }
-        match self.apply_and_record(&mut record, &netns) {
+        match self.apply_and_record(&mut record, &netns, request.version) {
             Ok(result) => {
                 let attached = Attached::from(&record);
                 self.registry.insert(attached.clone());
@@ -123,7 +126,12 @@ impl Engine {
         }
     }
 
-    fn apply_and_record(&self, record: &mut Record, netns: &Netns) -> Result<CniResult, AttachError> {
+    fn apply_and_record(
+        &self,
+        record: &mut Record,
+        netns: &Netns,
+        version: cni::Version,
+    ) -> Result<Value, AttachError> {
         let plan = record.plan.clone();
         apply(&self.node, &plan, netns, record)?;
         let default = plan
@@ -131,10 +139,12 @@ impl Engine {
             .first()
             .map(|attachment| result::result(&plan.sandbox, 0, attachment, &record.outputs));
         let result = default.transpose()?.unwrap_or_default();
+        // A version that cannot express the result fails here, while everything can still be taken back.
+        let reply = result.to_value(version)?;
         record.wait_durable()?;
         record.attached(result.to_value(cni::Version::LATEST)?)?;
         crate::crash_point!("add", "attached");
-        Ok(result)
+        Ok(reply)
     }
 
     /// DEL: takes everything back that the record of the sandbox has. Unknown sandboxes are success.
@@ -144,7 +154,8 @@ impl Engine {
     pub fn del(&self, request: &cni::Request) -> Result<(), AttachError> {
         let key = key(request);
         match self.journal.load(&key)? {
-            Loaded::Absent => Ok(()),
+            // Names that ADD would have refused were never attached.
+            Loaded::Absent => request.tolerated.clone().map_or(Ok(()), |error| Err(error.into())),
             Loaded::Torn => self.clear_torn(&key),
             Loaded::Whole(record) => self.take_back(*record),
         }

@@ -205,23 +205,37 @@ async fn converse(
     handler: &impl Handler,
     limits: Limits,
 ) -> Result<(), ConnectionError> {
-    // Before anything is known of the client: this frame is how one of another protocol learns of it.
-    send(&mut stream, &Hello::ours(), limits.answer).await?;
-    let received = tokio::time::timeout(limits.request, receive(&mut stream));
-    let answer = match received.await.map_err(|_| ConnectionError::SlowRequest(limits.request))?? {
-        None => return Ok(()),
-        Some(payload) => match serde_json::from_slice(&payload) {
+    let received = tokio::time::timeout(limits.request, receive(&mut stream)).await;
+    let received = received.unwrap_or(Err(ConnectionError::SlowRequest(limits.request)));
+    let answer = match received {
+        Ok(None) => return Ok(()),
+        Ok(Some(payload)) => match serde_json::from_slice(&payload) {
             Ok(request) => handler.handle(request).await,
             Err(error) => Response::Refused(format!("the request cannot be understood: {error}")),
         },
-    };
-    match send(&mut stream, &answer, limits.answer).await {
-        Err(ConnectionError::Send(error @ FrameError::TooLong { .. })) => {
-            send(&mut stream, &Response::Refused(format!("the answer does not fit: {error}")), limits.answer)
-                .await
+        Err(error) => {
+            // The greeting is how a client of another protocol learns of it.
+            send(&mut stream, greeting()?, limits.answer).await?;
+            return Err(error);
         }
-        sent => sent,
+    };
+    // In one piece: a client that waits for its answer is woken once.
+    let mut bytes = greeting()?;
+    match frame::append(&mut bytes, &answer) {
+        Err(error @ FrameError::TooLong { .. }) => {
+            bytes = greeting()?;
+            let refused = Response::Refused(format!("the answer does not fit: {error}"));
+            frame::append(&mut bytes, &refused).map_err(ConnectionError::Send)?;
+        }
+        appended => appended.map_err(ConnectionError::Send)?,
     }
+    send(&mut stream, bytes, limits.answer).await
+}
+
+fn greeting() -> Result<Vec<u8>, ConnectionError> {
+    let mut bytes = Vec::new();
+    frame::append(&mut bytes, &Hello::ours()).map_err(ConnectionError::Send)?;
+    Ok(bytes)
 }
 
 /// The payload of the request, when the greeting before it is in our protocol. `None` from a client that only
@@ -251,13 +265,7 @@ async fn next_frame(stream: &mut UnixStream, buffer: &mut BytesMut) -> Result<By
     }
 }
 
-async fn send(
-    stream: &mut UnixStream,
-    message: &impl serde::Serialize,
-    patience: Duration,
-) -> Result<(), ConnectionError> {
-    let mut bytes = Vec::new();
-    frame::append(&mut bytes, message).map_err(ConnectionError::Send)?;
+async fn send(stream: &mut UnixStream, bytes: Vec<u8>, patience: Duration) -> Result<(), ConnectionError> {
     match tokio::time::timeout(patience, stream.write_all(&bytes)).await {
         Ok(sent) => sent.map_err(|error| ConnectionError::Send(error.into())),
         Err(_) => Err(ConnectionError::SlowAnswer(patience)),
