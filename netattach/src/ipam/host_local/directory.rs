@@ -5,8 +5,9 @@
 //! `last_reserved_ip.<set>` holding an address without a newline; and `lock`, taken with flock(2).
 //! Sub-directories are not looked into: neither plugin makes any.
 //!
-//! A reservation is written to [`TEMPORARY`] and then linked to its name: link(2) fails where the name exists,
-//! as the Go plugin's exclusive create does, and a writer killed at any instant leaves the whole file or none.
+//! A reservation is written to [`TEMPORARY`] and then renamed, which fails where the name exists
+//! (`RENAME_NOREPLACE`), as the Go plugin's exclusive create does: a writer killed at any instant leaves the whole
+//! file or none.
 //! Only the holder of the lock uses the temporary name, so a stray one is nobody's and is removed by the next
 //! reader; to the Go plugin it is a file whose name is no address.
 //!
@@ -22,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::Owner;
@@ -153,18 +154,35 @@ impl Locked {
     }
 
     fn write_reservation(&self, name: &str, content: &[u8], replace: bool) -> Result<(), Errno> {
-        // Removed rather than truncated: a stray temporary file may be the second name of a reservation.
-        self.remove_name(TEMPORARY)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, TEMPORARY, flags, Mode::RUSR | Mode::WUSR)?;
-        let directory = &self.directory;
-        let written = write_all(&file, content).and_then(|()| match replace {
-            true => rustix::fs::renameat(directory, TEMPORARY, directory, name),
-            false => rustix::fs::linkat(directory, TEMPORARY, directory, name, AtFlags::empty()),
-        });
-        // A temporary file that stays behind is removed by the next reader.
-        let _ = self.remove_name(TEMPORARY);
+        let create = || rustix::fs::openat(&self.directory, TEMPORARY, flags, Mode::RUSR | Mode::WUSR);
+        let file = match create() {
+            // Removed rather than truncated: a stray temporary file may be the second name of a reservation.
+            Err(Errno::EXIST) => self.remove_name(TEMPORARY).and_then(|()| create()),
+            created => created,
+        }?;
+        let written = write_all(&file, content).and_then(|()| self.give_name(name, replace));
+        if written.is_err() {
+            // A temporary file that stays behind is removed by the next reader.
+            let _ = self.remove_name(TEMPORARY);
+        }
         written
+    }
+
+    /// Gives the temporary file its name; fails where the name exists, unless it is to be replaced.
+    fn give_name(&self, name: &str, replace: bool) -> Result<(), Errno> {
+        let directory = &self.directory;
+        if replace {
+            return rustix::fs::renameat(directory, TEMPORARY, directory, name);
+        }
+        match rustix::fs::renameat_with(directory, TEMPORARY, directory, name, RenameFlags::NOREPLACE) {
+            // A file system without that kind of rename: the same in two steps.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                rustix::fs::linkat(directory, TEMPORARY, directory, name, AtFlags::empty())?;
+                self.remove_name(TEMPORARY)
+            }
+            renamed => renamed,
+        }
     }
 
     /// Overwrites, then cuts: a file that is emptied first is written to disk at once by ext4, which costs more
