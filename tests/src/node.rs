@@ -23,6 +23,9 @@ pub const DEFAULT_NETWORK: &str = "kube-system/default";
 /// Attachment numbers of a node are below this.
 pub const MAX_ATTACHMENTS: u32 = 64;
 
+/// A link with carrier on nodes that asked for one ([`Node::add_wire`]): parent of macvlans.
+pub const WIRE: &str = "wire0";
+
 const BPFFS: &str = "/sys/fs/bpf";
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 const BPFFS_MAGIC: u64 = 0xcafe_4a11;
@@ -116,6 +119,15 @@ impl Node {
     pub fn host_local(&self, subnets: &[&str]) -> Value {
         let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
         json!({"type": "host-local", "dataDir": self.path("leases"), "ranges": ranges})
+    }
+
+    /// Gives the node the link [`WIRE`]. Its other end, `wire1`, is in the node's namespace too.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_wire(&self) -> Result<()> {
+        ip(&self.namespace, &["link", "add", WIRE, "up", "type", "veth", "peer", "name", "wire1"])?;
+        ip(&self.namespace, &["link", "set", "wire1", "up"])
     }
 
     /// Adds or replaces a manifest, at one instant.
@@ -463,6 +475,16 @@ impl Outcome {
         let separator = if details.is_empty() { "" } else { ": " };
         (code, format!("{}{separator}{details}", text("msg")))
     }
+}
+
+/// Runs `ip` in a namespace.
+///
+/// # Errors
+/// It fails.
+pub fn ip(namespace: &Namespace, words: &[&str]) -> Result<()> {
+    let output = namespace.run(|| Command::new("ip").args(words).output())?;
+    ensure!(output.status.success(), "ip {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
 }
 
 /// An executable of netattach: of the directory `NETATTACH_DIST`, or else from beside this test.

@@ -11,7 +11,7 @@ use netattach::bpf::{self, Dataplane, PolicyIds};
 use netattach::mac::Mac;
 use netattach::netlink::Handle;
 
-use crate::node::MAX_ATTACHMENTS;
+use crate::node::{MAX_ATTACHMENTS, WIRE};
 use crate::{Namespace, Node, Pod};
 
 /// The state of a node and its pods. Two are equal when no attachment came or went in between.
@@ -98,18 +98,14 @@ impl Snapshot {
         })
     }
 
-    /// Checks that no attachment has left anything: on the node stay loopback, bridges and what a test made
-    /// itself (dummies), in the pods loopback.
+    /// Checks that no attachment has left anything: on the node stay loopback, bridges and the wire that a test
+    /// made itself, in the pods loopback.
     ///
     /// # Panics
     /// Something was left.
     pub fn assert_nothing_is_left(&self) {
-        let left: Vec<_> = self
-            .node
-            .links
-            .iter()
-            .filter(|(_, link)| !matches!(&*link.kind, "" | "bridge" | "dummy"))
-            .collect();
+        let stays = |name: &str, kind: &str| matches!(kind, "" | "bridge") || matches!(name, WIRE | "wire1");
+        let left: Vec<_> = self.node.links.iter().filter(|(name, link)| !stays(name, &link.kind)).collect();
         assert!(left.is_empty(), "links on the node: {left:?}");
         for (container, pod) in &self.pods {
             assert_eq!(pod.links.keys().collect::<Vec<_>>(), ["lo"], "links of {container}");
