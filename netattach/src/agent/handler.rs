@@ -91,9 +91,11 @@ impl Agent {
             Command::Add => {
                 let (pod, intent) = self.intents.read(request)?;
                 let (result, attached) = self.engine.add(request, pod, &intent)?;
+                crate::crash_point!("add", "status");
                 if let Err(error) = self.status.publish(&attached) {
                     tracing::warn!(error = %Chain(&error), "network-status not published");
                 }
+                crate::crash_point!("add", "answer");
                 let value = result.to_value(request.version)?;
                 Ok(cni::json::pretty(&value))
             }
@@ -102,6 +104,7 @@ impl Agent {
                     attached.key.container_id == request.container_id && attached.key.ifname == request.ifname
                 });
                 self.engine.del(request)?;
+                crate::crash_point!("del", "status");
                 if let Some(pod) = pod.and_then(|attached| attached.plan.sandbox.pod.clone())
                     && let Err(error) = self.status.withdraw(&pod)
                 {

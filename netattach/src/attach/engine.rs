@@ -95,6 +95,7 @@ impl Engine {
             resolve(sandbox, request, intent, &self.options, dataplane.then_some(&mut numbers as &mut _))?;
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
+        crate::crash_point!("add", "planned");
         record.start_sync();
         match self.apply_and_record(&mut record, &netns) {
             Ok(result) => {
@@ -187,6 +188,7 @@ impl Engine {
         if record.state != State::Removing {
             record.removing()?;
         }
+        crate::crash_point!("undo", "begun");
         let netns = self.netns_of(&record);
         undo(&self.node, &record.plan, netns.as_ref(), &record)?;
         self.registry.remove(&record.key, &record.plan);
