@@ -169,10 +169,14 @@ impl Engine {
                     self.registry.insert(Attached::from(&record));
                     recovery.adopted += 1;
                 }
-                Ok(Some(record)) => match self.take_back(record) {
-                    Ok(()) => recovery.undone += 1,
-                    Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
-                },
+                Ok(Some(record)) => {
+                    // Until it is taken back, nobody else gets its numbers.
+                    self.registry.hold(&record.plan);
+                    match self.take_back(record) {
+                        Ok(()) => recovery.undone += 1,
+                        Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
+                    }
+                }
                 Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
             }
         }
