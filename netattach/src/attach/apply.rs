@@ -65,7 +65,7 @@ struct Executor<'a> {
 
 impl Executor<'_> {
     fn carry_out(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<(), StepError> {
-        self.check_name_is_free(step)?;
+        self.check_it_can_begin(step)?;
         if matches!(step, Step::Lease(_) | Step::Delegate(_)) {
             self.progress.wait_durable()?;
         }
@@ -77,11 +77,16 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// A link that is there before the step begins is not ours to take back, so the step must not begin.
-    fn check_name_is_free(&mut self, step: &Step) -> Result<(), StepError> {
+    /// What is certain not to happen must not begin, as what has begun is taken back: a link that is there before
+    /// is not ours to delete, and a plugin that is not installed could not be run for its DEL either.
+    fn check_it_can_begin(&mut self, step: &Step) -> Result<(), StepError> {
         let name = match step {
             Step::CreateVeth(veth) => &veth.pod_name,
             Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
+            Step::Delegate(delegate) => {
+                runner(self.node, self.sandbox).find(&delegate.plugin)?;
+                return Ok(());
+            }
             _ => return Ok(()),
         };
         match self.pod.find_link(name)? {
@@ -208,7 +213,7 @@ impl Executor<'_> {
             DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
         let stdin = call.stdin(before);
         let added =
-            call.runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
+            runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
         if delegate.role == Role::Ipam && added.result.ips.is_empty() {
             return Err(StepError::NoAddress(delegate.plugin.clone()));
         }
@@ -335,7 +340,7 @@ impl<'a> DelegateCall<'a> {
         prev_result: Option<Value>,
     ) -> Result<(), DelegateError> {
         let stdin = self.stdin(prev_result);
-        self.runner(node, sandbox).run(&self.call(sandbox, &stdin)).map(drop)
+        runner(node, sandbox).run(&self.call(sandbox, &stdin)).map(drop)
     }
 
     fn stdin(&self, prev_result: Option<Value>) -> String {
@@ -344,13 +349,6 @@ impl<'a> DelegateCall<'a> {
             config.insert("prevResult".into(), prev_result);
         }
         Value::Object(config).to_string()
-    }
-
-    /// The runtime's search path comes before the agent's own.
-    fn runner(&self, node: &Node, sandbox: &Sandbox) -> delegate::Delegate {
-        let mut search = sandbox.cni_path.clone();
-        search.extend(node.delegate.search.iter().filter(|path| !sandbox.cni_path.contains(path)).cloned());
-        delegate::Delegate { search, timeout: node.delegate.timeout }
     }
 
     fn call(&'a self, sandbox: &'a Sandbox, stdin: &'a str) -> Call<'a> {
@@ -365,6 +363,13 @@ impl<'a> DelegateCall<'a> {
             stdin: stdin.as_bytes(),
         }
     }
+}
+
+/// Runs plugins for a sandbox: the runtime's search path comes before the agent's own.
+fn runner(node: &Node, sandbox: &Sandbox) -> delegate::Delegate {
+    let mut search = sandbox.cni_path.clone();
+    search.extend(node.delegate.search.iter().filter(|path| !sandbox.cni_path.contains(path)).cloned());
+    delegate::Delegate { search, timeout: node.delegate.timeout }
 }
 
 pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
