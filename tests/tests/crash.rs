@@ -125,7 +125,7 @@ impl Scene {
 #[test]
 fn an_agent_killed_at_any_point_of_add_leaves_nothing_once_del_came() {
     let mut scene = Scene::new();
-    assert!(scene.points_of_add > 40, "{:?}", scene.points);
+    assert!(scene.points_of_add > 30, "{:?}", scene.points);
     for point in 0..scene.points_of_add {
         let what = scene.points[point].clone();
         scene.start_dying_at(point);
