@@ -135,7 +135,11 @@ mod tests {
     fn example() -> Lists {
         Lists {
             exact: vec![(7, [10, 1, 0, 9], 3)],
-            prefixes: vec![(7, [10, 0, 0, 0], 8, 4), (7, [10, 1, 0, 0], 16, 2), (7, [10, 2, 0, 0], 16, NOTHING)],
+            prefixes: vec![
+                (7, [10, 0, 0, 0], 8, 4),
+                (7, [10, 1, 0, 0], 16, 2),
+                (7, [10, 2, 0, 0], 16, NOTHING),
+            ],
             ports: vec![
                 (key(7, 4, 0, 0), PortKey::CLASS_BITS, 11),
                 (key(7, 2, TCP, 80), PortKey::PORT_BITS, 12),

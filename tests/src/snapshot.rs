@@ -17,7 +17,7 @@ use crate::{Namespace, Node, Pod};
 /// The state of a node and its pods. Two are equal when no attachment came or went in between.
 ///
 /// Left out is what the kernel does in its own time (link-local addresses) and what is meant to stay: the
-/// allocator's place in its round, remembered flows.
+/// allocator's place in its round, the list of its pools, remembered flows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
     /// The node's namespace.
@@ -83,7 +83,9 @@ impl Snapshot {
         for directory in ["leases", "state", "run/network-status"] {
             read_files(&node.path(""), &node.path(directory), &mut files)?;
         }
-        files.retain(|path, _| !path.ends_with("/lock") && !path.contains("/last_reserved_ip."));
+        files.retain(|path, _| {
+            !path.ends_with("/lock") && !path.contains("/last_reserved_ip.") && path != "state/journal/pools.jsonl"
+        });
         let mut pins = BTreeSet::new();
         list(node.bpffs(), &mut pins)?;
         Ok(Self {

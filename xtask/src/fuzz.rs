@@ -20,7 +20,7 @@ const MEMORY_LIMIT: u32 = 1024;
 /// No input may take longer, in seconds.
 const INPUT_TIMEOUT: u32 = 10;
 
-const RUSTFLAGS: [&str; 8] = [
+const RUSTFLAGS: [&str; 7] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -28,7 +28,6 @@ const RUSTFLAGS: [&str; 8] = [
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "-Zsanitizer=address",
-    "-Ccodegen-units=1",
 ];
 
 #[derive(Deserialize)]

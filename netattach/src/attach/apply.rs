@@ -37,6 +37,7 @@ pub fn apply(
         pod: Handle::open_in(netns)?,
         progress,
     };
+    executor.check_it_can_begin(plan)?;
     for (at, attachment, step) in plan.steps() {
         tracing::debug!(
             container = plan.sandbox.container_id,
@@ -44,12 +45,7 @@ pub fn apply(
             step = step.describe(),
             "step"
         );
-        executor.carry_out(at, attachment, step).map_err(|source| AttachError::Step {
-            ifname: attachment.ifname.clone(),
-            network: attachment.network.clone(),
-            step: step.describe(),
-            source: Box::new(source),
-        })?;
+        executor.carry_out(at, attachment, step).map_err(|source| failed(attachment, step, source))?;
     }
     Ok(())
 }
@@ -65,8 +61,7 @@ struct Executor<'a> {
 
 impl Executor<'_> {
     fn carry_out(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<(), StepError> {
-        self.check_it_can_begin(step)?;
-        if matches!(step, Step::Lease(_) | Step::Delegate(_)) {
+        if matches!(step, Step::Delegate(_)) {
             self.progress.wait_durable()?;
         }
         self.progress.begin(at)?;
@@ -79,26 +74,30 @@ impl Executor<'_> {
 
     /// What is certain not to happen must not begin, as what has begun is taken back: a link that is there before
     /// is not ours to delete, and a plugin that is not installed could not be run for its DEL either.
-    fn check_it_can_begin(&mut self, step: &Step) -> Result<(), StepError> {
-        let name = match step {
-            Step::CreateVeth(veth) => &veth.pod_name,
-            Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
-            Step::Delegate(delegate) => {
-                runner(self.node, self.sandbox).find(&delegate.plugin)?;
-                return Ok(());
+    fn check_it_can_begin(&mut self, plan: &Plan) -> Result<(), AttachError> {
+        let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
+        for (_, attachment, step) in plan.steps() {
+            let name = match step {
+                Step::CreateVeth(veth) => &veth.pod_name,
+                Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
+                Step::Delegate(delegate) => {
+                    let found = runner(self.node, self.sandbox).find(&delegate.plugin);
+                    found.map_err(|error| failed(attachment, step, error.into()))?;
+                    continue;
+                }
+                _ => continue,
+            };
+            if present.iter().any(|link| link.name == *name) {
+                return Err(failed(attachment, step, StepError::NameTaken(name.clone())));
             }
-            _ => return Ok(()),
-        };
-        match self.pod.find_link(name)? {
-            Some(_) => Err(StepError::NameTaken(name.clone())),
-            None => Ok(()),
         }
+        Ok(())
     }
 
     fn effect(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<Output, StepError> {
         match step {
             Step::EnsureBridge(bridge) => self.bridge(bridge),
-            Step::CreateVeth(veth) => self.veth(veth),
+            Step::CreateVeth(veth) => self.veth(at, attachment, veth),
             Step::CreateMacvlan(macvlan) => self.macvlan(macvlan),
             Step::RaiseLoopback => self.loopback(),
             Step::Lease(config) => self.lease(attachment, config),
@@ -110,7 +109,8 @@ impl Executor<'_> {
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
-                self.configure(&attachment.ifname, &addressing)
+                let (_, pod) = self.link(at, attachment)?;
+                self.configure(&pod, &addressing)
             }
         }
     }
@@ -124,9 +124,14 @@ impl Executor<'_> {
         Ok(Output::Bridge(interface(&ensured.link)))
     }
 
-    fn veth(&mut self, veth: &spec::Veth) -> Result<Output, StepError> {
+    fn veth(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        veth: &spec::Veth,
+    ) -> Result<Output, StepError> {
         let bridge = match &veth.port {
-            Some(port) => Some(self.host.link(&port.bridge)?.index),
+            Some(_) => Some(self.bridge_index(at, attachment)?),
             None => None,
         };
         let host = match self.host.create_veth(veth, bridge, self.netns.as_fd()) {
@@ -228,7 +233,7 @@ impl Executor<'_> {
         force: bool,
     ) -> Result<Output, StepError> {
         let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
-        let index = self.host.link(bridge)?.index;
+        let index = self.bridge_index(at, attachment)?;
         let present = self.host.addresses(index)?;
         for gateway in wanted {
             if present.contains(&gateway) {
@@ -280,16 +285,15 @@ impl Executor<'_> {
         Ok(Output::Nothing)
     }
 
-    fn configure(&mut self, ifname: &str, addressing: &spec::Addressing) -> Result<Output, StepError> {
-        let index = self.pod.link(ifname)?.index;
-        match self.pod.configure(index, addressing) {
+    fn configure(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<Output, StepError> {
+        match self.pod.configure(pod.index, addressing) {
             // A runtime may have switched IPv6 off for new interfaces of the pod.
             Err(error) if error.errno() == Some(rustix::io::Errno::ACCESS) => {
                 within(self.netns, || {
                     sysctl::ensure("ipv6/conf/lo/disable_ipv6", "0")?;
-                    sysctl::ensure(&format!("ipv6/conf/{ifname}/disable_ipv6"), "0")
+                    sysctl::ensure(&format!("ipv6/conf/{}/disable_ipv6", pod.name), "0")
                 })??;
-                self.pod.configure(index, addressing)?;
+                self.pod.configure(pod.index, addressing)?;
             }
             other => other?,
         }
@@ -299,6 +303,18 @@ impl Executor<'_> {
     fn leased(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<result::Leased, StepError> {
         result::leased(at.0, attachment, self.progress.outputs())
             .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
+    }
+
+    /// The bridge that the attachment is on.
+    fn bridge_index(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<u32, StepError> {
+        let outputs = self.progress.outputs();
+        // Step numbers fit: see `Plan::steps`.
+        (0..attachment.steps.len())
+            .find_map(|step| match outputs.get(&StepRef(at.0, step as u16)) {
+                Some(Output::Bridge(bridge)) => Some(bridge.index),
+                _ => None,
+            })
+            .ok_or(StepError::Missing("a bridge"))
     }
 
     /// The ends of the attachment's link.
@@ -362,6 +378,15 @@ impl<'a> DelegateCall<'a> {
             netns_override: false,
             stdin: stdin.as_bytes(),
         }
+    }
+}
+
+fn failed(attachment: &AttachmentPlan, step: &Step, source: StepError) -> AttachError {
+    AttachError::Step {
+        ifname: attachment.ifname.clone(),
+        network: attachment.network.clone(),
+        step: step.describe(),
+        source: Box::new(source),
     }
 }
 

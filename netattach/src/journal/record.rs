@@ -83,6 +83,8 @@ pub struct Record {
     earlier_boot: bool,
     path: PathBuf,
     file: File,
+    /// Of the file, in bytes.
+    length: u64,
     sync: Option<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -104,6 +106,7 @@ impl Record {
             earlier_boot: false,
             path,
             file,
+            length: 0,
             sync: None,
         };
         let line =
@@ -129,6 +132,7 @@ impl Record {
             earlier_boot: written != boot,
             path,
             file,
+            length: complete.len() as u64 + 1,
             sync: None,
         };
         for line in lines {
@@ -233,11 +237,12 @@ impl Record {
         let mut bytes = serde_json::to_vec(line).map_err(|error| failed(error.into()))?;
         bytes.push(b'\n');
         // One write per line: after a crash a line is whole, cut off at the end, or absent.
-        let before = self.file.metadata().map_err(failed)?.len();
         self.file.write_all(&bytes).map_err(|error| {
             // A full disk may have taken part of the line. Without it the next line starts where it should.
-            let _ = self.file.set_len(before);
+            let _ = self.file.set_len(self.length);
             failed(error)
-        })
+        })?;
+        self.length += bytes.len() as u64;
+        Ok(())
     }
 }

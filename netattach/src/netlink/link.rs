@@ -4,7 +4,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoMacVlan, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
+    InfoData, InfoKind, InfoMacVlan, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
+    LinkMessage, MacVlanMode,
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
@@ -55,8 +56,7 @@ pub struct Ensured {
 impl Handle {
     /// The link of that name, or `None`.
     pub fn find_link(&mut self, name: &str) -> Result<Option<LinkState>, Error> {
-        let request = LinkUnspec::new_with_name(name).build();
-        match self.socket.request(RouteNetlinkMessage::GetLink(request), 0) {
+        match self.socket.request(show(LinkUnspec::new_with_name(name)), 0) {
             Ok(answers) => Ok(answers.into_iter().find_map(observed)),
             Err(error) if error.not_found() => Ok(None),
             Err(error) => Err(error),
@@ -76,8 +76,7 @@ impl Handle {
     /// # Errors
     /// [`Error::NoSuchLink`] when there is none.
     pub fn link_by_index(&mut self, index: u32) -> Result<LinkState, Error> {
-        let request = LinkUnspec::new_with_index(index).build();
-        let found = match self.socket.request(RouteNetlinkMessage::GetLink(request), 0) {
+        let found = match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
             Err(error) if error.not_found() => Vec::new(),
             other => other?,
         };
@@ -86,7 +85,7 @@ impl Handle {
 
     /// All links of the namespace.
     pub fn links(&mut self) -> Result<Vec<LinkState>, Error> {
-        let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let all = show(LinkMessageBuilder::<LinkUnspec>::new());
         Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
     }
 
@@ -119,8 +118,7 @@ impl Handle {
             near = near.controller(bridge);
         }
         let create = RouteNetlinkMessage::NewLink(single_queue(near).build());
-        let show = LinkUnspec::new_with_name(&veth.host_name).build();
-        let host_end = self.create_and_show(create, RouteNetlinkMessage::GetLink(show), &veth.host_name)?;
+        let host_end = self.create_and_show(create, &veth.host_name)?;
         if veth.port.as_ref().is_some_and(|port| port.hairpin) {
             let hairpin = LinkBridgePort::new(host_end.index).hairpin(true).build();
             self.socket.request(RouteNetlinkMessage::NewLink(hairpin), 0)?;
@@ -192,8 +190,7 @@ impl Handle {
             create = create.promiscuous(true);
         }
         let create = RouteNetlinkMessage::NewLink(create.build());
-        let show = LinkUnspec::new_with_name(&bridge.name).build();
-        match self.create_and_show(create, RouteNetlinkMessage::GetLink(show), &bridge.name) {
+        match self.create_and_show(create, &bridge.name) {
             Ok(link) => {
                 // A bridge that was never given an address changes it with its ports; its own, written back, stays.
                 if let Some(mac) = link.mac {
@@ -263,18 +260,20 @@ impl Handle {
         }
     }
 
-    fn create_and_show(
-        &mut self,
-        create: RouteNetlinkMessage,
-        show: RouteNetlinkMessage,
-        name: &str,
-    ) -> Result<LinkState, Error> {
-        let mut replies =
-            self.socket.batch(vec![Request::new(create, CREATE | EXCL), Request::new(show, 0)])?.into_iter();
+    fn create_and_show(&mut self, create: RouteNetlinkMessage, name: &str) -> Result<LinkState, Error> {
+        let show = show(LinkUnspec::new_with_name(name));
+        let requests = vec![Request::new(create, CREATE | EXCL), Request::new(show, 0)];
+        let mut replies = self.socket.batch(requests)?.into_iter();
         replies.next().transpose()?;
         let shown = replies.next().transpose()?.unwrap_or_default();
         shown.into_iter().find_map(observed).ok_or_else(|| Error::Vanished(name.to_owned()))
     }
+}
+
+/// Asks for one link without its counters: gathering and parsing them takes longer than all the rest.
+fn show(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
+    let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]);
+    RouteNetlinkMessage::GetLink(link.append_extra_attribute(mask).build())
 }
 
 fn single_queue<T: std::fmt::Debug + Default>(link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {

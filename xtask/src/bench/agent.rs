@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -40,7 +41,10 @@ impl Agent {
         write_manifests(&source, &directory("leases")?, pods)?;
         let bpffs = PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}", std::process::id()));
         let log = fs::File::create(node.scratch().join("agent.log")).context("create the agent's log")?;
-        let process = Command::new(tree::dist().join("netattachd"))
+        let mut command = Command::new(tree::dist().join("netattachd"));
+        // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
+        unsafe { command.pre_exec(end_with_parent) };
+        let process = command
             .arg("--source")
             .arg(&source)
             .arg("--run-dir")
@@ -156,6 +160,12 @@ impl Drop for Agent {
         // The pins outlive the agent by design; these were made for this run.
         let _ = fs::remove_dir_all(&self.bpffs);
     }
+}
+
+/// An interrupted benchmark takes the agent with it.
+fn end_with_parent() -> std::io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    Ok(())
 }
 
 fn pod_name(pod: &Pod) -> String {
