@@ -84,7 +84,9 @@ impl Snapshot {
             read_files(&node.path(""), &node.path(directory), &mut files)?;
         }
         files.retain(|path, _| {
-            !path.ends_with("/lock") && !path.contains("/last_reserved_ip.") && path != "state/journal/pools.jsonl"
+            !path.ends_with("/lock")
+                && !path.contains("/last_reserved_ip.")
+                && path != "state/journal/pools.jsonl"
         });
         let mut pins = BTreeSet::new();
         list(node.bpffs(), &mut pins)?;
@@ -157,7 +159,7 @@ impl Network {
 
 impl Maps {
     fn of(node: &Node) -> Result<Self> {
-        // Opening would make what is missing.
+        // Opening would make what is missing; it changes nothing as long as agent and test hold the same BPF object.
         if !node.bpffs().exists() {
             return Ok(Self::default());
         }

@@ -182,12 +182,12 @@ fn an_agent_killed_in_the_middle_of_a_roll_back_goes_on_with_it() {
     let points = fs::read_to_string(&log).unwrap();
     let points: Vec<&str> = points.lines().collect();
     let first = points.iter().position(|point| point.contains("undo")).unwrap();
-    for point in first..points.len() {
+    for (point, what) in points.iter().enumerate().skip(first) {
         scene.start_dying_at(point);
-        assert_eq!(scene.node.add(&scene.a).failure().0, 11, "{}", points[point]);
+        assert_eq!(scene.node.add(&scene.a).failure().0, 11, "{what}");
         scene.assert_killed();
         scene.node.start().unwrap();
-        scene.assert_as_before(points[point]);
+        scene.assert_as_before(what);
         scene.node.stop().unwrap();
     }
     scene.end();
