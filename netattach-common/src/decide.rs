@@ -2,12 +2,16 @@
 //!
 //! 1. The peer's exact address gives its class; failing that, the longest prefix that holds it does. An exact
 //!    address is the longest prefix there is, so the first hit decides alone.
-//! 2. No class: denied. (`0.0.0.0/0` and `::/0` are prefixes like any other.)
+//! 2. No class, or the class of [`NOTHING`]: denied. (`0.0.0.0/0` and `::/0` are prefixes like any other.)
 //! 3. The longest entry of that class for protocol and port names the rule that allows. Without ports
 //!    (ICMP, later fragments, other protocols) only entries without ports count.
 //! 4. No entry: denied.
 
 use crate::{Port, PortKey};
+
+/// The class that allows nothing: of addresses that an exception cuts out of a block. It has no ports, and to
+/// whoever reads why a packet was dropped it is a peer that no rule names.
+pub const NOTHING: u32 = 1;
 
 /// The tables a policy is compiled to.
 pub trait Tables<A> {
@@ -38,7 +42,7 @@ pub enum Verdict {
         /// Rule id within the policy.
         rule: u32,
     },
-    /// No rule names the peer.
+    /// No rule names the peer, or only to except it.
     UnknownPeer,
     /// Rules name the peer, none this protocol and port.
     UnknownPort,
@@ -51,9 +55,12 @@ pub fn decide<A, T: Tables<A>>(tables: &T, policy: u32, query: &Query<A>) -> Ver
         Some(class) => class,
         None => match tables.prefix_class(policy, &query.peer) {
             Some(class) => class,
-            None => return Verdict::UnknownPeer,
+            None => NOTHING,
         },
     };
+    if class == NOTHING {
+        return Verdict::UnknownPeer;
+    }
     let (port, bits) = match query.port {
         Some(port) => (port, PortKey::PORT_BITS),
         None => (Port::NONE, PortKey::PROTOCOL_BITS),
@@ -123,14 +130,18 @@ mod tests {
         Query { peer, protocol, port: port.into().map(Port::new) }
     }
 
-    /// Policy 7: 10.0.0.0/8 (class 1) any; 10.1.0.0/16 (class 2) TCP 80 and 8080-8083; host 10.1.0.9
-    /// (class 3) UDP; 10.2.0.0/16 (class 4) nothing, as an `except` compiles to.
+    /// Policy 7: 10.0.0.0/8 (class 4) any; 10.1.0.0/16 (class 2) TCP 80 and 8080-8083; host 10.1.0.9
+    /// (class 3) UDP; 10.2.0.0/16 nothing, as an `except` compiles to.
     fn example() -> Lists {
         Lists {
             exact: vec![(7, [10, 1, 0, 9], 3)],
-            prefixes: vec![(7, [10, 0, 0, 0], 8, 1), (7, [10, 1, 0, 0], 16, 2), (7, [10, 2, 0, 0], 16, 4)],
+            prefixes: vec![
+                (7, [10, 0, 0, 0], 8, 4),
+                (7, [10, 1, 0, 0], 16, 2),
+                (7, [10, 2, 0, 0], 16, NOTHING),
+            ],
             ports: vec![
-                (key(7, 1, 0, 0), PortKey::CLASS_BITS, 11),
+                (key(7, 4, 0, 0), PortKey::CLASS_BITS, 11),
                 (key(7, 2, TCP, 80), PortKey::PORT_BITS, 12),
                 (key(7, 2, TCP, 8080), PortKey::port_prefix(14), 13),
                 (key(7, 3, UDP, 0), PortKey::PROTOCOL_BITS, 14),
@@ -151,7 +162,7 @@ mod tests {
             (query([10, 1, 0, 9], UDP, 53), Verdict::Allow { rule: 14 }),
             (query([10, 1, 0, 9], UDP, None), Verdict::Allow { rule: 14 }),
             (query([10, 1, 0, 9], TCP, 80), Verdict::UnknownPort),
-            (query([10, 2, 0, 1], TCP, 80), Verdict::UnknownPort),
+            (query([10, 2, 0, 1], TCP, 80), Verdict::UnknownPeer),
             (query([192, 0, 2, 1], TCP, 80), Verdict::UnknownPeer),
         ];
         for (query, expected) in cases {

@@ -11,10 +11,10 @@ static REACHED: AtomicUsize = AtomicUsize::new(0);
 /// Called at every point.
 pub fn reached(point: &str) {
     let number = REACHED.fetch_add(1, Ordering::SeqCst);
-    if let Some(path) = std::env::var_os("NETATTACH_CRASH_LOG") {
-        if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
-            let _ = writeln!(file, "{number} {point}");
-        }
+    if let Some(path) = std::env::var_os("NETATTACH_CRASH_LOG")
+        && let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path)
+    {
+        let _ = writeln!(file, "{number} {point}");
     }
     if std::env::var("NETATTACH_CRASH_AT").ok().and_then(|text| text.parse().ok()) == Some(number) {
         // The kernel's own end of a process: no destructor, no flush.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 const NSFS_MAGIC: u64 = 0x6e73_6673;
 /// `f_type` of procfs, seen for `/proc/PID/ns/net` on kernels before 3.19.
 const PROC_MAGIC: u64 = 0x9fa0;
+
+/// `NS_GET_NSTYPE` of linux/nsfs.h (kernel 4.11): the `CLONE_NEW*` flag of a namespace's kind.
+const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
 /// Which namespace a file refers to, whatever its path: device and inode of the nsfs file.
 ///
@@ -100,6 +103,9 @@ impl Netns {
         if magic != NSFS_MAGIC && magic != PROC_MAGIC {
             return Err(NetnsError::NotANamespace { path: path.to_owned() });
         }
+        if magic == NSFS_MAGIC && kind_of(&file).map_err(failed)? != libc::CLONE_NEWNET {
+            return Err(NetnsError::NotANamespace { path: path.to_owned() });
+        }
         let stat = rustix::fs::fstat(&file).map_err(failed)?;
         Ok(Self { file, path: path.to_owned(), id: NetnsId { device: stat.st_dev, inode: stat.st_ino } })
     }
@@ -153,6 +159,19 @@ impl Drop for Back<'_> {
     }
 }
 
+/// The `CLONE_NEW*` flag of the kind of namespace that a file of nsfs is.
+fn kind_of(file: &File) -> rustix::io::Result<libc::c_int> {
+    // SAFETY: the descriptor is open, and this request takes no argument and writes nothing.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
+    // A failed libc call leaves its reason in errno.
+    if kind < 0 { Err(last_errno()) } else { Ok(kind) }
+}
+
+fn last_errno() -> rustix::io::Errno {
+    let code = io::Error::last_os_error().raw_os_error();
+    code.map_or(rustix::io::Errno::IO, rustix::io::Errno::from_raw_os_error)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,6 +182,12 @@ mod tests {
         let error = Netns::open(file.path()).unwrap_err();
         assert!(matches!(error, NetnsError::NotANamespace { .. }));
         assert!(error.is_gone());
+    }
+
+    #[test]
+    fn another_kind_of_namespace_is_not_one() {
+        let error = Netns::open("/proc/self/ns/uts").unwrap_err();
+        assert!(matches!(error, NetnsError::NotANamespace { .. }), "{error:?}");
     }
 
     #[test]

@@ -1,6 +1,12 @@
-//! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets.
+//! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets, and a whole node with a
+//! running agent.
 
+pub mod manifest;
 mod namespace;
+pub mod node;
 pub mod packet;
+pub mod snapshot;
+pub mod traffic;
 
 pub use namespace::Namespace;
+pub use node::{Node, Outcome, Pod};

@@ -102,6 +102,7 @@ impl Agent {
             Command::Add => {
                 let (pod, intent) = self.intents.read(request)?;
                 let (result, attached) = self.engine.add(request, pod, &intent)?;
+                crate::crash_point!("add", "answer");
                 Ok((cni::json::pretty(&result), Some(attached)))
             }
             Command::Del => {
@@ -109,6 +110,7 @@ impl Agent {
                     attached.key.container_id == request.container_id && attached.key.ifname == request.ifname
                 });
                 self.engine.del(request)?;
+                crate::crash_point!("del", "status");
                 if let Some(pod) = pod.and_then(|attached| attached.plan.sandbox.pod.clone())
                     && let Err(error) = self.status.withdraw(&pod)
                 {

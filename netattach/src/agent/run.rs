@@ -104,10 +104,10 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         tracing::error!(record = failed, "not recovered; DEL will try again");
     }
     let status = StatusFiles::new(settings.run_dir.join("network-status"));
-    for attached in engine.registry().all() {
-        if let Err(error) = status.publish(&attached) {
-            tracing::warn!(error = %Chain(&error), "network-status not published");
-        }
+    let attached = engine.registry().all();
+    let published = attached.iter().try_for_each(|attached| status.publish(attached));
+    if let Err(error) = published.and_then(|()| status.withdraw_others(&attached)) {
+        tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }
     let reporter = Reporter::new(Arc::clone(&source));
     let agent = Arc::new(Agent::new(Arc::clone(&engine), intents, status, reporter, settings.parallel_adds));

@@ -37,7 +37,7 @@ pub fn apply(
         pod: Handle::open_in(netns)?,
         progress,
     };
-    executor.check_names_are_free(plan)?;
+    executor.check_it_can_begin(plan)?;
     for (at, attachment, step) in plan.steps() {
         tracing::debug!(
             container = plan.sandbox.container_id,
@@ -45,12 +45,7 @@ pub fn apply(
             step = step.describe(),
             "step"
         );
-        executor.carry_out(at, attachment, step).map_err(|source| AttachError::Step {
-            ifname: attachment.ifname.clone(),
-            network: attachment.network.clone(),
-            step: step.describe(),
-            source: Box::new(source),
-        })?;
+        executor.carry_out(at, attachment, step).map_err(|source| failed(attachment, step, source))?;
     }
     Ok(())
 }
@@ -77,22 +72,23 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// A link that is there before the first step is not ours to take back, so no step may begin.
-    fn check_names_are_free(&mut self, plan: &Plan) -> Result<(), AttachError> {
+    /// What is certain not to happen must not begin, as what has begun is taken back: a link that is there before
+    /// is not ours to delete, and a plugin that is not installed could not be run for its DEL either.
+    fn check_it_can_begin(&mut self, plan: &Plan) -> Result<(), AttachError> {
         let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
         for (_, attachment, step) in plan.steps() {
             let name = match step {
                 Step::CreateVeth(veth) => &veth.pod_name,
                 Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
+                Step::Delegate(delegate) => {
+                    let found = runner(self.node, self.sandbox).find(&delegate.plugin);
+                    found.map_err(|error| failed(attachment, step, error.into()))?;
+                    continue;
+                }
                 _ => continue,
             };
             if present.iter().any(|link| link.name == *name) {
-                return Err(AttachError::Step {
-                    ifname: attachment.ifname.clone(),
-                    network: attachment.network.clone(),
-                    step: step.describe(),
-                    source: Box::new(StepError::NameTaken(name.clone())),
-                });
+                return Err(failed(attachment, step, StepError::NameTaken(name.clone())));
             }
         }
         Ok(())
@@ -222,7 +218,7 @@ impl Executor<'_> {
             DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
         let stdin = call.stdin(before);
         let added =
-            call.runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
+            runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
         if delegate.role == Role::Ipam && added.result.ips.is_empty() {
             return Err(StepError::NoAddress(delegate.plugin.clone()));
         }
@@ -360,7 +356,7 @@ impl<'a> DelegateCall<'a> {
         prev_result: Option<Value>,
     ) -> Result<(), DelegateError> {
         let stdin = self.stdin(prev_result);
-        self.runner(node, sandbox).run(&self.call(sandbox, &stdin)).map(drop)
+        runner(node, sandbox).run(&self.call(sandbox, &stdin)).map(drop)
     }
 
     fn stdin(&self, prev_result: Option<Value>) -> String {
@@ -369,13 +365,6 @@ impl<'a> DelegateCall<'a> {
             config.insert("prevResult".into(), prev_result);
         }
         Value::Object(config).to_string()
-    }
-
-    /// The runtime's search path comes before the agent's own.
-    fn runner(&self, node: &Node, sandbox: &Sandbox) -> delegate::Delegate {
-        let mut search = sandbox.cni_path.clone();
-        search.extend(node.delegate.search.iter().filter(|path| !sandbox.cni_path.contains(path)).cloned());
-        delegate::Delegate { search, timeout: node.delegate.timeout }
     }
 
     fn call(&'a self, sandbox: &'a Sandbox, stdin: &'a str) -> Call<'a> {
@@ -390,6 +379,22 @@ impl<'a> DelegateCall<'a> {
             stdin: stdin.as_bytes(),
         }
     }
+}
+
+fn failed(attachment: &AttachmentPlan, step: &Step, source: StepError) -> AttachError {
+    AttachError::Step {
+        ifname: attachment.ifname.clone(),
+        network: attachment.network.clone(),
+        step: step.describe(),
+        source: Box::new(source),
+    }
+}
+
+/// Runs plugins for a sandbox: the runtime's search path comes before the agent's own.
+fn runner(node: &Node, sandbox: &Sandbox) -> delegate::Delegate {
+    let mut search = sandbox.cni_path.clone();
+    search.extend(node.delegate.search.iter().filter(|path| !sandbox.cni_path.contains(path)).cloned());
+    delegate::Delegate { search, timeout: node.delegate.timeout }
 }
 
 pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {

@@ -92,7 +92,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Option<String>, 
         routes.iter().any(|found| {
             found.destination == route.destination.trunc()
                 && found.gateway == route.gateway
-                && found.interface.is_none_or(|index| index == link.index)
+                && found.interface == Some(link.index)
         })
     };
     let main = want.routes.iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE));

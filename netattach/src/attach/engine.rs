@@ -107,6 +107,7 @@ impl Engine {
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
+        crate::crash_point!("add", "planned");
         if foreign {
             record.start_sync();
         }
@@ -200,10 +201,14 @@ impl Engine {
                     self.registry.insert(Attached::from(&*record));
                     recovery.adopted += 1;
                 }
-                Ok(Loaded::Whole(record)) => match self.take_back(*record) {
-                    Ok(()) => recovery.undone += 1,
-                    Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
-                },
+                Ok(Loaded::Whole(record)) => {
+                    // Until it is taken back, nobody else gets its numbers.
+                    self.registry.hold(&record.plan);
+                    match self.take_back(*record) {
+                        Ok(()) => recovery.undone += 1,
+                        Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
+                    }
+                }
                 Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
             }
         }
@@ -219,6 +224,7 @@ impl Engine {
         if record.state != State::Removing {
             record.removing()?;
         }
+        crate::crash_point!("undo", "begun");
         let netns = self.netns_of(&record);
         undo(&self.node, &record.plan, netns.as_ref(), &record)?;
         self.registry.remove(&record.key, &record.plan);

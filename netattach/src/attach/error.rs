@@ -173,8 +173,7 @@ fn step_code(error: &StepError) -> u32 {
             netlink::Error::NoSuchLink(_) | netlink::Error::WrongKind { .. } | netlink::Error::NoDefaultRoute,
         ) => code::INVALID_CONFIG,
         StepError::Lease(error) if error.is_retryable() => code::TRY_AGAIN_LATER,
-        // An address becomes free when some pod goes.
-        StepError::Lease(host_local::Error::Allocate { .. }) => code::TRY_AGAIN_LATER,
+        StepError::Lease(error) if error.is_wrong_request() => code::INVALID_CONFIG,
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
         StepError::Journal(error) => journal_code(error),

@@ -50,12 +50,14 @@ impl Registry {
     /// Adds or replaces a sandbox and marks its numbers as used.
     pub fn insert(&self, attached: Attached) {
         let mut inner = self.lock();
-        for (network, protect) in protected(&attached.plan) {
-            if inner.attachments.insert(protect.id) {
-                inner.networks.entry(network.to_owned()).or_insert((protect.zone, 0)).1 += 1;
-            }
-        }
+        inner.hold(&attached.plan);
         inner.sandboxes.insert(attached.key.clone(), Arc::new(attached));
+    }
+
+    /// Marks the numbers of a plan as used that could not be taken back, until [`Registry::remove`]: its inverses
+    /// will name them again.
+    pub fn hold(&self, plan: &Plan) {
+        self.lock().hold(plan);
     }
 
     /// Forgets a sandbox and frees the numbers of `plan`.
@@ -94,6 +96,14 @@ impl Registry {
 }
 
 impl Inner {
+    fn hold(&mut self, plan: &Plan) {
+        for (network, protect) in protected(plan) {
+            if self.attachments.insert(protect.id) {
+                self.networks.entry(network.to_owned()).or_insert((protect.zone, 0)).1 += 1;
+            }
+        }
+    }
+
     fn free(&mut self, network: &str, id: u32) {
         if !self.attachments.remove(&id) {
             return;

@@ -1,7 +1,9 @@
 //! `network-status` of attached pods, as files: what a cluster would find in the pod's annotation.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Attached;
 use crate::npwg::status::{self, AttachedInterface, AttachedIp, StatusEntry};
@@ -15,7 +17,7 @@ pub struct StatusFiles {
 
 /// A status file could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("write network-status {path}")]
+#[error("publish network-status {path}")]
 pub struct StatusFileError {
     /// Its path.
     pub path: PathBuf,
@@ -102,10 +104,42 @@ impl StatusFiles {
         }
     }
 
+    /// Withdraws the status of every pod that is not among `attached`: of pods that an earlier agent had begun to
+    /// detach when it ended.
+    ///
+    /// # Errors
+    /// [`StatusFileError`] for a file or directory that cannot be read or removed.
+    pub fn withdraw_others(&self, attached: &[Arc<Attached>]) -> Result<(), StatusFileError> {
+        let known: BTreeSet<PathBuf> =
+            attached.iter().filter_map(|attached| self.path(attached.plan.sandbox.pod.as_ref()?)).collect();
+        for namespace in entries_of(&self.directory)? {
+            for file in entries_of(&namespace)? {
+                if !known.contains(&file) {
+                    std::fs::remove_file(&file).map_err(|source| StatusFileError { path: file, source })?;
+                }
+            }
+            // Refused while a file is left.
+            let _ = std::fs::remove_dir(&namespace);
+        }
+        Ok(())
+    }
+
     /// The pod's file; `None` for names that no pod can have and no path should.
     fn path(&self, pod: &PodRef) -> Option<PathBuf> {
         let plain = |name: &str| !name.is_empty() && !name.contains('/') && name != "." && name != "..";
         let named = plain(&pod.namespace) && plain(&pod.name);
         named.then(|| Path::new(&self.directory).join(&pod.namespace).join(format!("{}.json", pod.name)))
+    }
+}
+
+/// What a directory holds; nothing when there is none.
+fn entries_of(directory: &Path) -> Result<Vec<PathBuf>, StatusFileError> {
+    let failed = |source| StatusFileError { path: directory.to_owned(), source };
+    match std::fs::read_dir(directory) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(failed(error)),
+        Ok(entries) => entries.map(|entry| Ok(entry.map_err(failed)?.path())).collect(),
     }
 }

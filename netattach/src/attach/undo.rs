@@ -36,6 +36,7 @@ pub fn undo(
 
     for (at, attachment, inverse) in &inverses {
         if let Inverse::Delegate(delegate) = inverse {
+            crate::crash_point!("undo", at);
             let undone = undo_delegate(node, plan, netns, *at, attachment, delegate, progress.outputs());
             errors.extend(undone.err().map(|source| failed(attachment, "run DEL of its plugin", source)));
         }
@@ -43,7 +44,8 @@ pub fn undo(
     crate::crash_point!("undo", "links");
     errors.extend(delete_links(plan, netns, progress, &inverses).err());
     crate::crash_point!("undo", "leases");
-    for (_, attachment, inverse) in &inverses {
+    for (at, attachment, inverse) in &inverses {
+        crate::crash_point!("release", at);
         let undone = match inverse {
             Inverse::Release { data_dir, network, owner } => {
                 node.leases.release(data_dir, network, owner).map(drop).map_err(StepError::from)

@@ -66,7 +66,7 @@ impl Delegate {
     /// The plugin was not found, did not start, did not end in time, wrote too much, failed, or answered
     /// with something else than JSON where JSON is due.
     pub fn run(&self, call: &Call<'_>) -> Result<Vec<u8>, DelegateError> {
-        let program = find::plugin(call.plugin_type, &self.search)?;
+        let program = self.find(call.plugin_type)?;
         let invocation = Invocation {
             program: &program,
             env: self.environment(call),
@@ -85,6 +85,14 @@ impl Delegate {
         }
         let stdout = error::judge(call, output)?;
         Ok(stdout)
+    }
+
+    /// The executable of a plugin: whether a call could be made at all.
+    ///
+    /// # Errors
+    /// The name is no file name, or there is no such file.
+    pub fn find(&self, plugin_type: &str) -> Result<PathBuf, DelegateError> {
+        find::plugin(plugin_type, &self.search)
     }
 
     /// Runs ADD and reads the result. `version` is that of the configuration, which a result without a

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteScope,
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteScope,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::RouteMessageBuilder;
@@ -13,14 +13,14 @@ use super::socket::{CREATE, REPLACE, Request};
 use super::{Error, Handle};
 use crate::link::spec::Route;
 
-/// A route as the kernel shows it.
+/// A route as the kernel shows it; one with several next hops is several of these.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteState {
     /// Destination; a zero prefix for the default route.
     pub destination: IpNet,
     /// Next hop, if any.
     pub gateway: Option<IpAddr>,
-    /// Index of the outgoing interface, if the route has a single one.
+    /// Index of the outgoing interface, if the route has one.
     pub interface: Option<u32>,
     /// Metric (0 when the kernel shows none).
     pub priority: u32,
@@ -44,7 +44,7 @@ impl Handle {
             let mut all = RouteMessage::default();
             all.header.address_family = family;
             let answers = self.socket.dump(RouteNetlinkMessage::GetRoute(all))?;
-            found.extend(answers.into_iter().filter_map(observed));
+            found.extend(answers.into_iter().flat_map(observed));
         }
         found.retain(|route| route.table == u32::from(RouteHeader::RT_TABLE_MAIN));
         Ok(found)
@@ -101,33 +101,51 @@ fn wire(address: IpAddr) -> RouteAddress {
     }
 }
 
-fn observed(message: RouteNetlinkMessage) -> Option<RouteState> {
-    let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+/// One state per next hop; none for what is not a route.
+fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
+    let RouteNetlinkMessage::NewRoute(route) = message else { return Vec::new() };
     let length = route.header.destination_prefix_length;
     let mut state = RouteState {
         destination: match route.header.address_family {
             AddressFamily::Inet => IpNet::V4(Ipv4Net::default()),
             AddressFamily::Inet6 => IpNet::V6(Ipv6Net::default()),
-            _ => return None,
+            _ => return Vec::new(),
         },
         gateway: None,
         interface: None,
         priority: 0,
         table: u32::from(route.header.table),
     };
+    let mut hops = Vec::new();
     for attribute in route.attributes {
         match attribute {
             RouteAttribute::Destination(address) => {
-                state.destination = IpNet::new(ip(&address)?, length).ok()?
+                let Some(destination) = ip(&address).and_then(|ip| IpNet::new(ip, length).ok()) else {
+                    return Vec::new();
+                };
+                state.destination = destination;
             }
             RouteAttribute::Gateway(address) => state.gateway = ip(&address),
             RouteAttribute::Oif(index) => state.interface = Some(index),
             RouteAttribute::Priority(priority) => state.priority = priority,
             RouteAttribute::Table(table) => state.table = table,
+            RouteAttribute::MultiPath(several) => hops = several,
             _ => {}
         }
     }
-    Some(state)
+    if hops.is_empty() {
+        return vec![state];
+    }
+    hops.into_iter().map(|hop| through(hop, &state)).collect()
+}
+
+/// The route by way of one of its next hops.
+fn through(hop: RouteNextHop, route: &RouteState) -> RouteState {
+    let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        _ => None,
+    });
+    RouteState { gateway, interface: Some(hop.interface_index), ..route.clone() }
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {

@@ -75,6 +75,7 @@ impl Selection {
     pub fn not_yet_supported(&self) -> Option<&'static str> {
         let asked = [
             ("infiniband-guid", self.infiniband_guid.is_some()),
+            ("default-route", self.default_route.is_some()),
             ("ipam-claim-reference", self.ipam_claim_reference.is_some()),
             ("deviceID", self.device_id.is_some()),
         ];

@@ -397,6 +397,8 @@ fn requests_that_cannot_be_carried_out_are_named() {
     let table = [
         (json!({"mac": "02:00:00:00:00:01", "ips": ["10.0.0.1"]}), None),
         (json!({"infiniband-guid": "c2:11:22:33:44:55:66:77"}), Some("infiniband-guid")),
+        (json!({"default-route": ["10.0.0.1"]}), Some("default-route")),
+        (json!({"default-route": []}), Some("default-route")),
         (json!({"ipam-claim-reference": "c"}), Some("ipam-claim-reference")),
         (json!({"deviceID": "0000:03:02.1"}), Some("deviceID")),
     ];

@@ -130,7 +130,7 @@ impl Tables {
 }
 
 /// The class that allows nothing: of addresses cut out of a block, and of those in no prefix at all.
-pub(super) const NOTHING: ClassId = 1;
+pub(super) const NOTHING: ClassId = netattach_common::decide::NOTHING;
 
 /// Numbers sets of grants. Sets that allow the same by the same rules get the same number.
 struct Classes<'a> {

@@ -133,7 +133,27 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed later without anybody mending anything: CNI error code 11.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Busy { .. })
+        match self {
+            Self::Busy { .. } => true,
+            // An address becomes free when some pod goes.
+            Self::Allocate { source, .. } => {
+                matches!(source, AllocateError::Exhausted { .. } | AllocateError::RequestedTaken { .. })
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether an address was asked for that is not one of the pool's to give.
+    pub fn is_wrong_request(&self) -> bool {
+        matches!(
+            self,
+            Self::Allocate {
+                source: AllocateError::RequestedGateway(_)
+                    | AllocateError::RequestedExcluded(_)
+                    | AllocateError::RequestedOutside(_),
+                ..
+            }
+        )
     }
 
     /// Whether the answer is about reservations and not about files: the directory is as it was.

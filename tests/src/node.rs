@@ -1,0 +1,515 @@
+//! A node of its own for one test: a network namespace that the agent runs in, directories, a place for pins,
+//! and a container runtime that calls the real CNI executable.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::Namespace;
+use crate::manifest::{self, NAMESPACE};
+
+/// `namespace/name` of the network that every pod gets.
+pub const DEFAULT_NETWORK: &str = "kube-system/default";
+/// Attachment numbers of a node are below this.
+pub const MAX_ATTACHMENTS: u32 = 64;
+
+/// A link with carrier on nodes that asked for one ([`Node::add_wire`]): parent of macvlans.
+pub const WIRE: &str = "wire0";
+
+const BPFFS: &str = "/sys/fs/bpf";
+/// `BPF_FS_MAGIC` of `linux/magic.h`.
+const BPFFS_MAGIC: u64 = 0xcafe_4a11;
+/// An agent that takes longer to get ready is taken as hung.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+static NODES: AtomicU32 = AtomicU32::new(0);
+
+/// A node. Its agent is started by [`Node::start`] and ends with this value.
+#[derive(Debug)]
+pub struct Node {
+    /// The node's network namespace.
+    pub namespace: Namespace,
+    dir: TempDir,
+    bpffs: PathBuf,
+    settings: serde_json::Map<String, Value>,
+    agent: Option<Agent>,
+}
+
+#[derive(Debug)]
+struct Agent {
+    child: Child,
+    log: Option<std::thread::JoinHandle<String>>,
+}
+
+/// A pod's sandbox as a container runtime makes it: loopback down, nothing else.
+#[derive(Debug)]
+pub struct Pod {
+    /// `CNI_CONTAINERID`.
+    pub container: String,
+    /// Name in [`NAMESPACE`].
+    pub name: String,
+    /// Its network namespace.
+    pub namespace: Namespace,
+}
+
+/// A call of the CNI executable, ready to be changed and run.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The environment; nothing else is in it.
+    pub env: BTreeMap<String, String>,
+    /// Standard input.
+    pub stdin: String,
+}
+
+/// What a call of the CNI executable came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Exit code.
+    pub exit: i32,
+    /// What it printed; `null` for nothing.
+    pub json: Value,
+}
+
+impl Node {
+    /// A node with a default network (a bridge named `br0`, both families) and these manifests. Needs root and
+    /// mounts a BPF filesystem where there is none.
+    ///
+    /// # Errors
+    /// The node cannot be made.
+    pub fn new(manifests: &[Value]) -> Result<Self> {
+        mount_bpffs()?;
+        let number = NODES.fetch_add(1, Ordering::Relaxed);
+        let node = Self {
+            namespace: Namespace::new()?,
+            dir: tempfile::Builder::new().prefix("netattach-node-").tempdir()?,
+            bpffs: Path::new(BPFFS).join(format!("netattach-test-{}-{number}", std::process::id())),
+            settings: serde_json::Map::new(),
+            agent: None,
+        };
+        for directory in ["source", "run", "state", "leases", "cni-bin"] {
+            fs::create_dir(node.path(directory))?;
+        }
+        node.write("default", &manifest::network("kube-system", "default", &node.default_config()))?;
+        for (index, value) in manifests.iter().enumerate() {
+            node.write(&format!("manifest-{index:02}"), value)?;
+        }
+        Ok(node)
+    }
+
+    /// Configuration of the default network.
+    pub fn default_config(&self) -> Value {
+        json!({
+            "cniVersion": "1.0.0", "type": "bridge", "bridge": "br0",
+            "isGateway": true, "isDefaultGateway": true,
+            "ipam": self.host_local(&["10.50.0.0/24", "fd00:50::/64"])
+        })
+    }
+
+    /// The `ipam` section for the node's own lease directory.
+    pub fn host_local(&self, subnets: &[&str]) -> Value {
+        let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+        json!({"type": "host-local", "dataDir": self.path("leases"), "ranges": ranges})
+    }
+
+    /// Gives the node the link [`WIRE`]. Its other end, `wire1`, is in the node's namespace too.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_wire(&self) -> Result<()> {
+        ip(&self.namespace, &["link", "add", WIRE, "up", "type", "veth", "peer", "name", "wire1"])?;
+        ip(&self.namespace, &["link", "set", "wire1", "up"])
+    }
+
+    /// Adds or replaces a manifest, at one instant.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, file: &str, manifest: &Value) -> Result<()> {
+        let temporary = self.path("source.tmp");
+        fs::write(&temporary, manifest.to_string())?;
+        Ok(fs::rename(temporary, self.path("source").join(format!("{file}.yaml")))?)
+    }
+
+    /// Removes a manifest.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn remove(&self, file: &str) -> Result<()> {
+        Ok(fs::remove_file(self.path("source").join(format!("{file}.yaml")))?)
+    }
+
+    /// Changes a key of the agent's configuration file, for its next start.
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.settings.insert(key.to_owned(), value);
+    }
+
+    /// Puts the scripted plugin into the node's plugin directory under a name, with its script.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn plugin(&self, name: &str, script: &Value) -> Result<()> {
+        let path = self.path("cni-bin").join(name);
+        if !path.exists() {
+            symlink(beside_the_test("fake-plugin")?, &path)?;
+        }
+        let mut script = script.clone();
+        script["record"] = json!(self.path("calls"));
+        Ok(fs::write(path.with_extension("json"), script.to_string())?)
+    }
+
+    /// How scripted plugins were called since the last time of asking, in order.
+    ///
+    /// # Errors
+    /// The record cannot be read.
+    pub fn take_calls(&self) -> Result<Vec<Value>> {
+        let text = match fs::read_to_string(self.path("calls")) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            text => text?,
+        };
+        fs::remove_file(self.path("calls"))?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+
+    /// A path below the node's directory: `source`, `run`, `state`, `leases`, `cni-bin`.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Where the agent pins.
+    pub fn bpffs(&self) -> &Path {
+        &self.bpffs
+    }
+
+    /// The agent's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.path("run").join("netattach.sock")
+    }
+
+    /// Starts the agent inside the node's namespace and waits until it serves.
+    ///
+    /// # Errors
+    /// It does not; the error has its log.
+    pub fn start(&mut self) -> Result<()> {
+        self.start_as(&executable("netattachd")?, &[])
+    }
+
+    /// Starts another agent, with variables.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_as(&mut self, executable: &Path, variables: &[(&str, &str)]) -> Result<()> {
+        let mut command = self.agent_command(executable)?;
+        command.envs(variables.iter().copied());
+        let mut child = self.namespace.run(|| command.spawn()).context("start the agent")?;
+        let stderr = child.stderr.take().context("the agent's stderr is a pipe")?;
+        let (ready, is_ready) = mpsc::channel();
+        let log = std::thread::Builder::new().name("agent-log".into()).spawn(move || {
+            let mut log = String::new();
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if line.contains(" ready socket=") {
+                    // Nobody listens after the start.
+                    let _ = ready.send(());
+                }
+                log.push_str(&line);
+                log.push('\n');
+            }
+            log
+        })?;
+        self.agent = Some(Agent { child, log: Some(log) });
+        match is_ready.recv_timeout(PATIENCE) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let log = self.kill()?;
+                anyhow::bail!("the agent did not get ready ({error}):\n{log}")
+            }
+        }
+    }
+
+    /// The command that starts an agent on this node, stderr to a pipe.
+    ///
+    /// # Errors
+    /// The configuration file cannot be written.
+    pub fn agent_command(&self, executable: &Path) -> Result<Command> {
+        let mut settings = self.settings.clone();
+        settings.entry("maxAttachments").or_insert(MAX_ATTACHMENTS.into());
+        let config = self.path("netattachd.yaml");
+        fs::write(&config, Value::Object(settings).to_string())?;
+        let mut command = Command::new(executable);
+        command
+            .arg("--config")
+            .arg(config)
+            .arg("--source")
+            .arg(self.path("source"))
+            .arg("--run-dir")
+            .arg(self.path("run"))
+            .arg("--state-dir")
+            .arg(self.path("state"))
+            .arg("--bpffs")
+            .arg(&self.bpffs)
+            .args(["--default-network", DEFAULT_NETWORK])
+            .arg("--cni-bin-dir")
+            .arg(self.path("cni-bin"))
+            .arg("--cni-conf-dir")
+            .arg(self.path("cni-conf"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        Ok(command)
+    }
+
+    /// `kill -9`, and what the agent had logged. Without an agent nothing.
+    ///
+    /// # Errors
+    /// The agent cannot be ended.
+    pub fn kill(&mut self) -> Result<String> {
+        let Some(mut agent) = self.agent.take() else { return Ok(String::new()) };
+        agent.child.kill()?;
+        agent.child.wait()?;
+        Ok(agent.log())
+    }
+
+    /// SIGTERM, and what the agent had logged.
+    ///
+    /// # Errors
+    /// It did not end by itself with success.
+    pub fn stop(&mut self) -> Result<String> {
+        let Some(mut agent) = self.agent.take() else { return Ok(String::new()) };
+        let pid = rustix::process::Pid::from_child(&agent.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let status = agent.child.wait()?;
+        let log = agent.log();
+        ensure!(status.success(), "the agent ended with {status}:\n{log}");
+        Ok(log)
+    }
+
+    /// Waits until the agent has ended by itself.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn wait_for_end(&mut self) -> Result<(ExitStatus, String)> {
+        let mut agent = self.agent.take().context("no agent was started")?;
+        let status = agent.child.wait()?;
+        Ok((status, agent.log()))
+    }
+
+    /// Process id of the running agent.
+    ///
+    /// # Panics
+    /// None runs.
+    pub fn agent_pid(&self) -> u32 {
+        self.agent.as_ref().expect("the agent runs").child.id()
+    }
+
+    /// A CNI call as containerd makes it for the pod's `eth0`.
+    pub fn call(&self, command: &str, pod: &Pod) -> Call {
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={}",
+            pod.name, pod.container
+        );
+        let env = [
+            ("CNI_COMMAND", command),
+            ("CNI_CONTAINERID", &pod.container),
+            ("CNI_NETNS", &pod.namespace.path().to_string_lossy()),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_ARGS", &args),
+            ("CNI_PATH", "/nonexistent/cni-bin"),
+        ];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        Call { env, stdin: self.cni_config("1.0.0").to_string() }
+    }
+
+    /// The configuration of the CNI executable.
+    pub fn cni_config(&self, version: &str) -> Value {
+        json!({
+            "cniVersion": version, "name": "pods", "type": "netattach",
+            "socket": self.socket(), "stateDir": self.path("state")
+        })
+    }
+
+    /// ADD for a pod.
+    ///
+    /// # Panics
+    /// The executable cannot be run.
+    pub fn add(&self, pod: &Pod) -> Outcome {
+        self.call("ADD", pod).run()
+    }
+
+    /// CHECK for a pod.
+    ///
+    /// # Panics
+    /// The executable cannot be run.
+    pub fn check(&self, pod: &Pod) -> Outcome {
+        self.call("CHECK", pod).run()
+    }
+
+    /// DEL for a pod.
+    ///
+    /// # Panics
+    /// The executable cannot be run.
+    pub fn del(&self, pod: &Pod) -> Outcome {
+        self.call("DEL", pod).run()
+    }
+
+    /// What `netattachctl` answers as JSON.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn ctl(&self, words: &[&str]) -> Result<Value> {
+        let output = Command::new(executable("netattachctl")?)
+            .arg("--socket")
+            .arg(self.socket())
+            .args(words)
+            .args(["-o", "json"])
+            .output()?;
+        ensure!(output.status.success(), "netattachctl: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        match self.kill() {
+            Ok(log) if std::thread::panicking() && !log.is_empty() => eprintln!("--- agent\n{log}---"),
+            // An agent that has ended by itself cannot be ended again.
+            _ => {}
+        }
+        // Absent when no agent was started.
+        let _ = fs::remove_dir_all(&self.bpffs);
+    }
+}
+
+impl Agent {
+    fn log(&mut self) -> String {
+        self.log.take().and_then(|log| log.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Pod {
+    /// A new sandbox for the pod of that name.
+    ///
+    /// # Errors
+    /// No namespace.
+    pub fn new(name: &str) -> Result<Self> {
+        Ok(Self { container: format!("c-{name}"), name: name.to_owned(), namespace: Namespace::new()? })
+    }
+}
+
+impl Call {
+    /// With a variable.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.env.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Without a variable.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.env.remove(name);
+        self
+    }
+
+    /// With another configuration.
+    #[must_use]
+    pub fn stdin(mut self, stdin: impl ToString) -> Self {
+        self.stdin = stdin.to_string();
+        self
+    }
+
+    /// Runs the CNI executable.
+    ///
+    /// # Panics
+    /// It cannot be run, is ended by a signal, or prints something other than one JSON value.
+    pub fn run(&self) -> Outcome {
+        let mut child = Command::new(executable("netattach").expect("the CNI executable is built"))
+            .env_clear()
+            .envs(&self.env)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("the CNI executable starts");
+        let written = child.stdin.take().map(|mut stdin| stdin.write_all(self.stdin.as_bytes()));
+        let mut stdout = String::new();
+        let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut stdout));
+        let status = child.wait().expect("the CNI executable ends");
+        written.expect("stdin is a pipe").expect("stdin is read");
+        read.expect("stdout is a pipe").expect("stdout is text");
+        let json = match stdout.trim() {
+            "" => Value::Null,
+            text => serde_json::from_str(text).expect("stdout is JSON"),
+        };
+        Outcome { exit: status.code().expect("no signal"), json }
+    }
+}
+
+impl Outcome {
+    /// The result of a successful call.
+    ///
+    /// # Panics
+    /// It failed.
+    pub fn success(self) -> Value {
+        assert_eq!(self.exit, 0, "{:#}", self.json);
+        self.json
+    }
+
+    /// Code and message of a failed call, details appended.
+    ///
+    /// # Panics
+    /// It succeeded.
+    pub fn failure(self) -> (u64, String) {
+        assert_eq!(self.exit, 1, "{:#}", self.json);
+        let text = |key: &str| self.json[key].as_str().unwrap_or_default().to_owned();
+        let code = self.json["code"].as_u64().expect("an error has a code");
+        let details = text("details");
+        let separator = if details.is_empty() { "" } else { ": " };
+        (code, format!("{}{separator}{details}", text("msg")))
+    }
+}
+
+/// Runs `ip` in a namespace.
+///
+/// # Errors
+/// It fails.
+pub fn ip(namespace: &Namespace, words: &[&str]) -> Result<()> {
+    let output = namespace.run(|| Command::new("ip").args(words).output())?;
+    ensure!(output.status.success(), "ip {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// An executable of netattach: of the directory `NETATTACH_DIST`, or else from beside this test.
+///
+/// # Errors
+/// It is not built.
+pub fn executable(name: &str) -> Result<PathBuf> {
+    match std::env::var_os("NETATTACH_DIST") {
+        Some(dist) => Ok(Path::new(&dist).join(name)),
+        None => beside_the_test(name),
+    }
+}
+
+fn beside_the_test(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let built = test.ancestors().nth(2).context("tests are built in a directory")?.join(name);
+    ensure!(built.is_file(), "{} is not built: cargo build", built.display());
+    Ok(built)
+}
+
+fn mount_bpffs() -> Result<()> {
+    let mounted = rustix::fs::statfs(BPFFS).with_context(|| format!("look at {BPFFS}"))?;
+    if mounted.f_type as u64 != BPFFS_MAGIC {
+        rustix::mount::mount("bpf", BPFFS, "bpf", rustix::mount::MountFlags::empty(), None)
+            .with_context(|| format!("mount a BPF filesystem on {BPFFS}"))?;
+    }
+    Ok(())
+}

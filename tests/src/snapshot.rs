@@ -1,0 +1,226 @@
+//! Everything that attachments leave on a machine, in a form that can be compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netattach::bpf::{self, Dataplane, PolicyIds};
+use netattach::mac::Mac;
+use netattach::netlink::Handle;
+
+use crate::node::{MAX_ATTACHMENTS, WIRE};
+use crate::{Namespace, Node, Pod};
+
+/// The state of a node and its pods. Two are equal when no attachment came or went in between.
+///
+/// Left out is what the kernel does in its own time (link-local addresses) and what is meant to stay: the
+/// allocator's place in its round, the list of its pools, remembered flows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// The node's namespace.
+    pub node: Network,
+    /// The pods' namespaces, by container.
+    pub pods: BTreeMap<String, Network>,
+    /// Journal, recorded DELs, leases and published status: path and content.
+    pub files: BTreeMap<String, String>,
+    /// What the packet programs know.
+    pub dataplane: Maps,
+    /// Every pin.
+    pub pins: BTreeSet<String>,
+}
+
+/// A namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Network {
+    /// By name.
+    pub links: BTreeMap<String, Link>,
+    /// Of the main table, as text.
+    pub routes: BTreeSet<String>,
+}
+
+/// A link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// `veth`, `bridge`, ...
+    pub kind: String,
+    /// Ethernet address.
+    pub mac: Option<Mac>,
+    /// In bytes.
+    pub mtu: u32,
+    /// Administratively up.
+    pub up: bool,
+    /// Index of its bridge.
+    pub controller: Option<u32>,
+    /// Without link-local ones of IPv6.
+    pub addresses: BTreeSet<IpNet>,
+}
+
+/// The maps of the packet programs, without flows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Maps {
+    /// Device to attachment.
+    pub links: BTreeMap<u32, u32>,
+    /// Attachments with a record, as text.
+    pub records: BTreeMap<u32, String>,
+    /// Allowed source addresses.
+    pub addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
+    /// Policies that are not "none".
+    pub policies: BTreeMap<u32, PolicyIds>,
+    /// Attachments that have counted something.
+    pub counted: BTreeSet<u32>,
+}
+
+impl Snapshot {
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    pub fn take(node: &Node, pods: &[&Pod]) -> Result<Self> {
+        let mut files = BTreeMap::new();
+        for directory in ["leases", "state", "run/network-status"] {
+            read_files(&node.path(""), &node.path(directory), &mut files)?;
+        }
+        files.retain(|path, _| {
+            !path.ends_with("/lock")
+                && !path.contains("/last_reserved_ip.")
+                && path != "state/journal/pools.jsonl"
+        });
+        let mut pins = BTreeSet::new();
+        list(node.bpffs(), &mut pins)?;
+        Ok(Self {
+            node: Network::of(&node.namespace)?,
+            pods: pods
+                .iter()
+                .map(|pod| Ok((pod.container.clone(), Network::of(&pod.namespace)?)))
+                .collect::<Result<_>>()?,
+            files,
+            dataplane: Maps::of(node)?,
+            pins,
+        })
+    }
+
+    /// Checks that no attachment has left anything: on the node stay loopback, bridges and the wire that a test
+    /// made itself, in the pods loopback.
+    ///
+    /// # Panics
+    /// Something was left.
+    pub fn assert_nothing_is_left(&self) {
+        let stays = |name: &str, kind: &str| matches!(kind, "" | "bridge") || matches!(name, WIRE | "wire1");
+        let left: Vec<_> = self.node.links.iter().filter(|(name, link)| !stays(name, &link.kind)).collect();
+        assert!(left.is_empty(), "links on the node: {left:?}");
+        for (container, pod) in &self.pods {
+            assert_eq!(pod.links.keys().collect::<Vec<_>>(), ["lo"], "links of {container}");
+            assert_eq!(pod.routes, BTreeSet::new(), "routes of {container}");
+        }
+        assert_eq!(self.files, BTreeMap::new());
+        assert_eq!(self.dataplane, Maps::default());
+    }
+}
+
+impl Network {
+    /// Looks at a namespace.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn of(namespace: &Namespace) -> Result<Self> {
+        let mut handle = Handle::open_in(namespace.netns())?;
+        let mut links = BTreeMap::new();
+        let mut names = BTreeMap::new();
+        for link in handle.links()? {
+            let addresses = handle.addresses(link.index)?;
+            names.insert(link.index, link.name.clone());
+            let shown = Link {
+                kind: link.kind,
+                mac: link.mac,
+                mtu: link.mtu,
+                up: link.up,
+                controller: link.controller,
+                addresses: addresses.into_iter().filter(|net| !is_link_local_v6(net.addr())).collect(),
+            };
+            links.insert(link.name, shown);
+        }
+        let shown = |route: netattach::netlink::RouteState| {
+            let gateway = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+            let device = route.interface.and_then(|index| names.get(&index)).map_or("", String::as_str);
+            format!("{}{gateway} dev {device}", route.destination)
+        };
+        let routes = handle
+            .routes()?
+            .into_iter()
+            .filter(|route| !is_link_local_v6(route.destination.addr()))
+            .map(shown)
+            .collect();
+        Ok(Self { links, routes })
+    }
+}
+
+impl Maps {
+    fn of(node: &Node) -> Result<Self> {
+        // Opening would make what is missing; it changes nothing as long as agent and test hold the same BPF object.
+        if !node.bpffs().exists() {
+            return Ok(Self::default());
+        }
+        let config =
+            bpf::Config { max_attachments: MAX_ATTACHMENTS, ..bpf::Config::new(node.bpffs().to_owned()) };
+        let dataplane = Dataplane::open(&config)?;
+        let mut maps = Self {
+            links: dataplane.links_dump(),
+            records: dataplane
+                .attachments_dump()?
+                .into_iter()
+                .map(|(id, record)| (id, format!("{record:?}")))
+                .collect(),
+            addresses: dataplane.addresses_dump(),
+            ..Self::default()
+        };
+        for id in 1..MAX_ATTACHMENTS {
+            let policy = dataplane.policy(id)?;
+            if policy != PolicyIds::default() {
+                maps.policies.insert(id, policy);
+            }
+            let stats = dataplane.stats(id)?;
+            if stats.dropped().next().is_some() || stats.from_pod.packets + stats.to_pod.packets > 0 {
+                maps.counted.insert(id);
+            }
+        }
+        Ok(maps)
+    }
+}
+
+fn is_link_local_v6(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast())
+}
+
+fn read_files(root: &Path, directory: &Path, files: &mut BTreeMap<String, String>) -> Result<()> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            read_files(root, &path, files)?;
+        } else {
+            let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+            files.insert(name, String::from_utf8_lossy(&fs::read(&path)?).into_owned());
+        }
+    }
+    Ok(())
+}
+
+fn list(directory: &Path, found: &mut BTreeSet<String>) -> Result<()> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            list(&path, found)?;
+        } else {
+            found.insert(path.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}

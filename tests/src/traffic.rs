@@ -1,0 +1,246 @@
+//! Traffic between namespaces: pings, connections, datagrams. Sockets stay in the namespace they were made in.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sockopt};
+
+use crate::Namespace;
+
+/// How long something that is expected to arrive may take. Far more than it needs; neighbour discovery
+/// retries once a second.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for what is expected not to arrive.
+pub const SILENCE: Duration = Duration::from_millis(250);
+
+/// Whether an echo request to `to` is answered in time.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
+    static IDENTIFIER: AtomicU16 = AtomicU16::new(1);
+    let identifier = IDENTIFIER.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let (family, protocol, kind, answer) = match to {
+        IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, 8, 0),
+        IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128, 129),
+    };
+    let socket: OwnedFd = from.run(|| rustix::net::socket(family, SocketType::RAW, Some(protocol)))?;
+    let mut request = [kind, 0, 0, 0, identifier[0], identifier[1], 0, 1];
+    // The kernel does this for ICMPv6 only.
+    let sum = u32::from(kind) * 256 + u32::from(u16::from_be_bytes(identifier)) + 1;
+    let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    request[2..4].copy_from_slice(&checksum.to_be_bytes());
+    match rustix::net::sendto(&socket, &request, SendFlags::empty(), &SocketAddr::new(to, 0)) {
+        Err(rustix::io::Errno::NETUNREACH | rustix::io::Errno::HOSTUNREACH) => return Ok(false),
+        sent => sent.context("send an echo request")?,
+    };
+    let deadline = Instant::now() + patience;
+    let mut buffer = [0; 1500];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(left))?;
+        let received = match rustix::net::recv(&socket, &mut buffer, RecvFlags::empty()) {
+            Ok((length, _)) => &buffer[..length],
+            Err(rustix::io::Errno::AGAIN) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        // An IPv4 socket hands over the IP header too.
+        let message = if to.is_ipv4() { &received[usize::from(received[0] & 15) * 4..] } else { received };
+        if message.len() >= 8 && message[0] == answer && message[4..6] == identifier {
+            return Ok(true);
+        }
+    }
+}
+
+/// A server that sends back what it receives, over TCP and UDP at one address, until dropped.
+#[derive(Debug)]
+pub struct Echo {
+    address: SocketAddr,
+    tcp: TcpListener,
+    udp: UdpSocket,
+    ending: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Echo {
+    /// Serves at an address in a namespace.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub fn serve(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
+        let (tcp, udp) =
+            namespace.run(|| Ok::<_, io::Error>((TcpListener::bind(address)?, UdpSocket::bind(address)?)))?;
+        let ending = Arc::new(AtomicBool::new(false));
+        let (listener, over) = (tcp.try_clone()?, Arc::clone(&ending));
+        let accepting = std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                if over.load(Ordering::SeqCst) {
+                    break;
+                }
+                // Ends with the connection.
+                std::thread::spawn(move || echo(stream));
+            }
+        });
+        let (socket, over) = (udp.try_clone()?, Arc::clone(&ending));
+        let answering = std::thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while let Ok((length, peer)) = socket.recv_from(&mut buffer) {
+                if over.load(Ordering::SeqCst) {
+                    break;
+                }
+                // A peer that is gone does not matter.
+                let _ = socket.send_to(&buffer[..length], peer);
+            }
+        });
+        let threads = vec![accepting, answering];
+        Ok(Self { address, tcp, udp, ending, threads })
+    }
+
+    /// Where it serves.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::SeqCst);
+        // Both calls return at once with an error or nothing when the receiving side is shut.
+        let _ = rustix::net::shutdown(&self.tcp, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.udp, rustix::net::Shutdown::Both);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Opens a TCP connection and has one message echoed.
+///
+/// # Errors
+/// It cannot be opened in time, or the message does not come back.
+pub fn connect(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    let mut stream = from.run(|| TcpStream::connect_timeout(&to, patience))?;
+    exchange(&mut stream, patience)?;
+    Ok(stream)
+}
+
+/// Sends a message over an open connection and waits for its echo.
+///
+/// # Errors
+/// It does not come back in time.
+pub fn exchange(stream: &mut TcpStream, patience: Duration) -> io::Result<()> {
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_nodelay(true)?;
+    stream.write_all(b"ping")?;
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer)
+}
+
+/// Whether a datagram is echoed.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn datagram(from: &Namespace, to: SocketAddr, patience: Duration) -> Result<bool> {
+    let socket = udp_socket(from, to)?;
+    Ok(echoed(&socket, b"ping", patience))
+}
+
+/// Whether a TCP connection can be opened and used.
+pub fn connects(from: &Namespace, to: SocketAddr, patience: Duration) -> bool {
+    connect(from, to, patience).is_ok()
+}
+
+/// Datagrams that go back and forth, one at a time, until [`Conversation::end`].
+#[derive(Debug)]
+pub struct Conversation {
+    ending: Arc<AtomicBool>,
+    thread: JoinHandle<(u64, u64)>,
+}
+
+impl Conversation {
+    /// Starts one with an [`Echo`], and returns once the first datagram came back.
+    ///
+    /// # Errors
+    /// The socket cannot be made, or nothing came back.
+    pub fn start(from: &Namespace, to: SocketAddr) -> Result<Self> {
+        let socket = udp_socket(from, to)?;
+        anyhow::ensure!(echoed(&socket, b"first", PATIENCE), "{to} does not answer");
+        let ending = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&ending);
+        let thread = std::thread::spawn(move || {
+            let (mut sent, mut lost) = (0u64, 0);
+            while !over.load(Ordering::SeqCst) {
+                sent += 1;
+                lost += u64::from(!echoed(&socket, &sent.to_be_bytes(), SILENCE));
+            }
+            (sent, lost)
+        });
+        Ok(Self { ending, thread })
+    }
+
+    /// Ends it. How many datagrams were sent, and how many did not come back.
+    ///
+    /// # Panics
+    /// The thread did.
+    pub fn end(self) -> (u64, u64) {
+        self.ending.store(true, Ordering::SeqCst);
+        self.thread.join().expect("the conversation goes on until it is ended")
+    }
+}
+
+/// Repeats a question until it is answered with yes, or the time is over. The question should take a moment.
+pub fn eventually(patience: Duration, mut question: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    loop {
+        if question() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+    }
+}
+
+fn udp_socket(from: &Namespace, to: SocketAddr) -> Result<UdpSocket> {
+    let any: SocketAddr = match to {
+        SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let socket = from.run(|| UdpSocket::bind(any))?;
+    socket.connect(to).with_context(|| format!("route to {to}"))?;
+    Ok(socket)
+}
+
+fn echoed(socket: &UdpSocket, message: &[u8], patience: Duration) -> bool {
+    let exchanged = || -> io::Result<bool> {
+        socket.set_read_timeout(Some(patience))?;
+        socket.send(message)?;
+        let mut buffer = [0; 64];
+        loop {
+            // Echoes of earlier messages may come late.
+            let length = socket.recv(&mut buffer)?;
+            if &buffer[..length] == message {
+                return Ok(true);
+            }
+        }
+    };
+    exchanged().unwrap_or(false)
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut buffer = [0; 2048];
+    while let Ok(length @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..length]).is_err() {
+            return;
+        }
+    }
+}

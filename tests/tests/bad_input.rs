@@ -1,0 +1,315 @@
+//! Requests that cannot be served: the right code, a message that names what is wrong, and nothing changed.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::{Call, WIRE, ip};
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+/// A started node with a pod `good` and networks `lan` (no capabilities), `cap` (with) and `tiny` (one address).
+fn node(manifests: &[(&str, Value)]) -> Node {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let macvlan = |subnet: &str| json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&[subnet])});
+    let mut cap = macvlan("10.52.1.0/24");
+    cap["capabilities"] = json!({"ips": true, "mac": true});
+    for (name, config) in [("lan", macvlan("10.52.0.0/24")), ("cap", cap), ("tiny", macvlan("10.55.0.0/30"))]
+    {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    node.write("good", &pod("good", &json!({}), &json!("lan"))).unwrap();
+    for (name, manifest) in manifests {
+        node.write(name, manifest).unwrap();
+    }
+    node.start().unwrap();
+    node
+}
+
+fn look(node: &Node, pods: &[&Pod]) -> Snapshot {
+    Snapshot::take(node, pods).unwrap()
+}
+
+/// One way to call wrongly, the code, and what the message has to contain.
+type Row = (&'static str, Box<dyn Fn(&Node, Call) -> Call>, u64, &'static str);
+
+fn row(
+    what: &'static str,
+    spoil: impl Fn(&Node, Call) -> Call + 'static,
+    code: u64,
+    said: &'static str,
+) -> Row {
+    (what, Box::new(spoil), code, said)
+}
+
+fn with(name: &'static str, value: &'static str) -> impl Fn(&Node, Call) -> Call {
+    move |_, call| call.with(name, value)
+}
+
+fn key(key: &'static str, value: Value) -> impl Fn(&Node, Call) -> Call {
+    move |_, call| {
+        let mut config: Value = serde_json::from_str(&call.stdin).unwrap();
+        config[key] = value.clone();
+        call.stdin(config)
+    }
+}
+
+#[test]
+fn a_request_that_is_wrong_changes_nothing() {
+    let rows = [
+        row("cut-off JSON", |_, call| call.stdin("{\"cniVersion\":"), 6, "EOF"),
+        row("a list", |_, call| call.stdin("[]"), 6, "expected a map"),
+        row("nothing", |_, call| call.stdin(""), 6, "EOF"),
+        row("unknown version", key("cniVersion", json!("9.9.9")), 1, "9.9.9"),
+        row("a version that is none", key("cniVersion", json!("x.y")), 1, "config is \"x.y\""),
+        row("version of another type", key("cniVersion", json!(1)), 6, "cniVersion"),
+        row("name with a slash", key("name", json!("a/b")), 7, "a/b"),
+        row("name ..", key("name", json!("..")), 7, ".."),
+        row("relative socket", key("socket", json!("run/x")), 7, "socket"),
+        row("unknown verb", with("CNI_COMMAND", "FOO"), 4, "FOO"),
+        row("no container", |_, call| call.without("CNI_CONTAINERID"), 4, "CNI_CONTAINERID"),
+        row("no interface", |_, call| call.without("CNI_IFNAME"), 4, "CNI_IFNAME"),
+        row("no namespace", |_, call| call.with("CNI_NETNS", ""), 4, "CNI_NETNS"),
+        row("container ..", with("CNI_CONTAINERID", ".."), 4, ".."),
+        row("container with a slash", with("CNI_CONTAINERID", "a/../../b"), 4, "containerID"),
+        row("interface ..", with("CNI_IFNAME", ".."), 4, "interface name is . or .."),
+        row("interface of 16 bytes", with("CNI_IFNAME", "abcdefghijklmnop"), 4, "interface name"),
+        row("interface with a slash", with("CNI_IFNAME", "a/b"), 4, "interface name"),
+        row("interface with a space", with("CNI_IFNAME", "a b"), 4, "interface name"),
+        row("arguments", with("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAME"), 4, "K8S_POD_NAME"),
+        row(
+            "namespace that is missing",
+            with("CNI_NETNS", "/nonexistent/ns"),
+            8,
+            "/nonexistent/ns does not exist",
+        ),
+        row(
+            "namespace that is a file",
+            with("CNI_NETNS", "/etc/hostname"),
+            8,
+            "/etc/hostname is not a network namespace",
+        ),
+        row("namespace that is a directory", with("CNI_NETNS", "/etc"), 8, "/etc is not a network namespace"),
+        row(
+            "another kind of namespace",
+            with("CNI_NETNS", "/proc/self/ns/uts"),
+            8,
+            "is not a network namespace",
+        ),
+        row(
+            "the node's own namespace",
+            |node, call| call.with("CNI_NETNS", &node.namespace.path().to_string_lossy()),
+            8,
+            "the node's own network namespace",
+        ),
+        row(
+            "unknown pod",
+            with("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=nobody"),
+            11,
+            "pod shop/nobody is not known",
+        ),
+    ];
+    let node = node(&[]);
+    let (good, bystander) = (Pod::new("good").unwrap(), Pod::new("good").unwrap());
+    node.call("ADD", &bystander).with("CNI_CONTAINERID", "bystander").run().success();
+    let before = look(&node, &[&good]);
+    let mut wrong = Vec::new();
+    for (what, spoil, code, said) in rows {
+        let (got, message) = spoil(&node, node.call("ADD", &good)).run().failure();
+        if (got, message.contains(said)) != (code, true) {
+            wrong.push(format!("{what}: {got} {message}"));
+        }
+        assert_eq!(look(&node, &[&good]), before, "{what}");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    node.add(&good).success();
+    node.del(&good).success();
+    node.call("DEL", &bystander).with("CNI_CONTAINERID", "bystander").run().success();
+    look(&node, &[&good, &bystander]).assert_nothing_is_left();
+}
+
+#[test]
+fn a_pod_that_asks_for_what_is_not_there_is_refused_whole() {
+    // Annotation, code, what the message names.
+    let rows = [
+        (json!("[null]"), 7, "annotation k8s.v1.cni.cncf.io/networks: networks annotation element 0 is null"),
+        (json!("["), 7, "annotation k8s.v1.cni.cncf.io/networks"),
+        (json!("{}"), 7, "annotation k8s.v1.cni.cncf.io/networks"),
+        (json!("[1]"), 7, "element 0 is a number"),
+        (json!("[{}]"), 7, "name"),
+        (json!("a/b/c"), 7, "a/b/c"),
+        (json!("lan@"), 7, "lan@"),
+        (json!("lan,,lan"), 7, "annotation k8s.v1.cni.cncf.io/networks"),
+        (json!("LAN!"), 7, "LAN!"),
+        (json!("lan@abcdefghijklmnop"), 7, "abcdefghijklmnop"),
+        (json!([{"name": "lan", "interface": "a/b"}]), 7, "interface"),
+        (json!([{"name": "lan", "interface": ".."}]), 7, "interface"),
+        (json!([{"name": "lan", "interface": 5}]), 7, "interface"),
+        (json!([{"name": "cap", "mac": "zz"}]), 7, "mac"),
+        (json!([{"name": "cap", "mac": "01:00:5e:00:00:01"}]), 7, "mac"),
+        (json!([{"name": "cap", "ips": ["10.52.1.300"]}]), 7, "ips"),
+        (json!([{"name": "cap", "ips": "10.52.1.3"}]), 7, "ips"),
+        (json!([{"name": "cap", "ips": ["192.0.2.1/24"]}]), 7, "192.0.2.1"),
+        (json!([{"name": "lan", "ips": ["10.52.0.9/24"]}]), 7, "ips asked for, but no plugin of network lan"),
+        (
+            json!([{"name": "lan", "mac": "02:00:00:00:00:01"}]),
+            7,
+            "mac asked for, but no plugin of network lan",
+        ),
+        (
+            json!([{"name": "lan", "portMappings": [{"hostPort": 80, "containerPort": 80}]}]),
+            7,
+            "portMappings",
+        ),
+        (json!([{"name": "lan", "bandwidth": {"ingressRate": 1000}}]), 7, "bandwidth"),
+        (json!([{"name": "lan", "interface": "x0"}, {"name": "lan", "interface": "x0"}]), 7, "x0"),
+        (json!([{"name": "lan", "interface": "eth0"}]), 7, "eth0"),
+        (json!([{"name": "lan", "interface": "lo"}]), 4, "the pod has an interface named lo already"),
+        (json!([{"name": "nowhere"}]), 7, "network shop/nowhere is not defined"),
+        (json!([{"name": "lan", "default-route": ["10.52.0.1"]}]), 2, "key default-route"),
+        (json!([{"name": "lan", "deviceID": "0000:00:01.0"}]), 2, "key deviceID"),
+        (json!([{"name": "lan", "ipam-claim-reference": "claim"}]), 2, "key ipam-claim-reference"),
+        (json!([{"name": "lan", "infiniband-guid": "c2:11:22:33:44:55:66:77"}]), 2, "key infiniband-guid"),
+    ];
+    let manifests: Vec<(String, Value)> = rows
+        .iter()
+        .enumerate()
+        .map(|(number, (annotation, _, _))| {
+            let name = format!("bad{number}");
+            (name.clone(), pod(&name, &json!({}), annotation))
+        })
+        .collect();
+    let manifests: Vec<(&str, Value)> =
+        manifests.iter().map(|(name, manifest)| (name.as_str(), manifest.clone())).collect();
+    let node = node(&manifests);
+    warm_up(&node);
+    let mut wrong = Vec::new();
+    for (number, (annotation, code, said)) in rows.iter().enumerate() {
+        let pod = Pod::new(&format!("bad{number}")).unwrap();
+        wrong.extend(refused(&node, &pod, &annotation.to_string(), *code, said));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
+    let bridge =
+        |more: Value| merged(json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br9"}), &more);
+    let macvlan =
+        |more: Value| merged(json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE}), &more);
+    // Configuration, code, what the message names.
+    let rows = [
+        (bridge(json!({"ipMasq": true})), 2, "key ipMasq"),
+        (bridge(json!({"vlan": 5})), 2, "key vlan"),
+        (bridge(json!({"vlanTrunk": [{"id": 5}]})), 2, "key vlanTrunk"),
+        (bridge(json!({"mtu": "big"})), 7, "key mtu"),
+        (bridge(json!({"mtu": 7})), 7, "key mtu"),
+        (bridge(json!({"bridge": "a/b"})), 7, "key bridge"),
+        (bridge(json!({"bridge": ".."})), 7, "key bridge"),
+        (bridge(json!({"bridge": WIRE})), 7, WIRE),
+        (bridge(json!({"hairpinMode": true, "promiscMode": true})), 7, "key hairpinMode"),
+        (bridge(json!({"isGateway": true})), 7, "key ipam"),
+        (bridge(json!({"ipam": {"type": "host-local"}})), 7, "ipam"),
+        (bridge(json!({"ipam": {"type": "host-local", "subnet": "10.0.0.0/99"}})), 7, "10.0.0.0/99"),
+        (bridge(json!({"ipam": {"subnet": "10.0.0.0/24"}})), 7, "key ipam.type"),
+        (bridge(json!({"ipam": {"type": "nopool"}})), 999, "nopool"),
+        (bridge(json!({"ipam": {"type": "../evil"}})), 7, "../evil"),
+        (bridge(json!({"type": "../../bin/sh"})), 7, "invalid plugin name: \"../../bin/sh\""),
+        (bridge(json!({"type": ""})), 7, "type"),
+        (bridge(json!({"type": 5})), 7, "type"),
+        (bridge(json!({"type": "not-installed"})), 999, "not-installed"),
+        (bridge(json!({"name": "../../etc"})), 7, "../../etc"),
+        (bridge(json!({"cniVersion": "7.0.0"})), 7, "key cniVersion: version \"7.0.0\" is not supported"),
+        (json!({"cniVersion": "1.0.0", "name": "x", "plugins": []}), 7, "plugins"),
+        (json!({"cniVersion": "1.0.0", "name": "x", "plugins": [null]}), 7, "plugin 0 of the list"),
+        (
+            json!({"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "macvlan"}, {"type": "bridge"}]}),
+            7,
+            "plugins[1].type",
+        ),
+        (macvlan(json!({"master": "nowhere0"})), 7, "nowhere0"),
+        (macvlan(json!({"mode": "fast"})), 7, "key mode"),
+        (macvlan(json!({"mtu": 9000})), 7, "9000"),
+        (macvlan(json!({"mac": "junk"})), 7, "key mac"),
+        (macvlan(json!({"linkInContainer": true})), 2, "key linkInContainer"),
+        (json!({"cniVersion": "1.0.0", "type": "veth"}), 7, "key ipam"),
+    ];
+    let mut manifests = Vec::new();
+    for (number, (config, _, _)) in rows.iter().enumerate() {
+        let name = format!("bad{number}");
+        manifests.push((format!("{name}-net"), network(NAMESPACE, &name, config)));
+        manifests.push((name.clone(), pod(&name, &json!({}), &json!(format!("lan, {name}")))));
+    }
+    let manifests: Vec<(&str, Value)> =
+        manifests.iter().map(|(name, manifest)| (name.as_str(), manifest.clone())).collect();
+    let node = node(&manifests);
+    warm_up(&node);
+    let mut wrong = Vec::new();
+    for (number, (config, code, said)) in rows.iter().enumerate() {
+        let pod = Pod::new(&format!("bad{number}")).unwrap();
+        wrong.extend(refused(&node, &pod, &config.to_string(), *code, said));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn an_interface_that_the_pod_has_already_is_not_touched() {
+    let node = node(&[]);
+    warm_up(&node);
+    let good = Pod::new("good").unwrap();
+    ip(&good.namespace, &["link", "add", "net1", "address", "02:00:00:00:99:99", "type", "bridge"]).unwrap();
+    let wrong = refused(&node, &good, "net1 exists", 4, "the pod has an interface named net1 already");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn an_exhausted_pool_can_be_tried_again_when_a_pod_has_gone() {
+    let node = node(&[
+        ("one", pod("one", &json!({}), &json!("tiny"))),
+        ("two", pod("two", &json!({}), &json!("tiny"))),
+    ]);
+    let (one, two) = (Pod::new("one").unwrap(), Pod::new("two").unwrap());
+    node.add(&two).success();
+    node.del(&two).success();
+    node.add(&one).success();
+    let wrong = refused(&node, &two, "no address left", 11, "lease addresses of network tiny");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    node.del(&one).success();
+    node.add(&two).success();
+    node.del(&two).success();
+    look(&node, &[&one, &two]).assert_nothing_is_left();
+}
+
+/// Makes what stays: bridge, forwarding, lease directories.
+fn warm_up(node: &Node) {
+    let good = Pod::new("good").unwrap();
+    node.add(&good).success();
+    node.del(&good).success();
+}
+
+/// ADD fails so and, with the DEL that runtimes send all the same, changes nothing. Returns what was otherwise.
+#[must_use]
+fn refused(node: &Node, pod: &Pod, what: &str, code: u64, said: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let before = look(node, &[pod]);
+    let outcome = node.add(pod);
+    if outcome.exit == 0 {
+        wrong.push(format!("{what}: accepted"));
+    } else {
+        let (got, message) = outcome.failure();
+        if (got, message.contains(said)) != (code, true) {
+            wrong.push(format!("{what}: {got} {message}"));
+        }
+    }
+    node.del(pod).success();
+    let mut after = look(node, &[pod]);
+    // A bridge that was made for the attempt stays, as every bridge does.
+    after.node.links.retain(|name, _| before.node.links.contains_key(name) || name != "br9");
+    assert_eq!(after, before, "{what}");
+    wrong
+}
+
+fn merged(mut base: Value, more: &Value) -> Value {
+    base.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    base
+}
