@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd;
 
-use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::{AttachError, Node, Progress, StepError};
@@ -132,6 +131,11 @@ impl Executor<'_> {
             }
             other => other?,
         };
+        if veth.port.is_none() {
+            // A port has no network layer of its own; this end has, and the pod could announce routes to it. There
+            // is no carrier yet, so nothing was heard before this.
+            ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
+        }
         let pod = self.pod.link(&veth.pod_name)?;
         Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod) })
     }
@@ -224,18 +228,17 @@ impl Executor<'_> {
     ) -> Result<Output, StepError> {
         let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
         let index = self.host.link(bridge)?.index;
-        let present = self.host.addresses(index)?;
-        for gateway in wanted {
-            if present.contains(&gateway) {
-                continue;
-            }
-            for other in present.iter().copied().filter(|other| conflicts(*other, gateway)) {
-                if !force {
-                    let bridge = bridge.to_owned();
-                    return Err(StepError::GatewayConflict { bridge, present: other, wanted: gateway });
-                }
-                self.host.ensure_address_absent(index, other)?;
-            }
+        let changes = addressing::gateway_changes(&self.host.addresses(index)?, &wanted, force).map_err(
+            |conflict| StepError::GatewayConflict {
+                bridge: bridge.to_owned(),
+                present: conflict.present,
+                wanted: conflict.wanted,
+            },
+        )?;
+        for other in changes.remove {
+            self.host.ensure_address_absent(index, other)?;
+        }
+        for gateway in changes.add {
             self.host.ensure_address(index, gateway)?;
         }
         Ok(Output::Nothing)
@@ -369,17 +372,6 @@ impl<'a> DelegateCall<'a> {
 
 pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
     Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() }
-}
-
-/// Whether a bridge cannot carry both: any two IPv4 networks, IPv6 networks only when one holds the other.
-fn conflicts(present: IpNet, wanted: IpNet) -> bool {
-    match (present, wanted) {
-        (IpNet::V4(_), IpNet::V4(_)) => true,
-        (IpNet::V6(present), IpNet::V6(wanted)) => {
-            present.contains(&wanted.network()) || wanted.contains(&present.network())
-        }
-        _ => false,
-    }
 }
 
 fn ensure_if_present(key: &str, value: &str) -> Result<(), StepError> {
