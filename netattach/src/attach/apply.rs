@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{AttachError, Node, Progress, StepError};
 use crate::cni::{self, Command};
 use crate::delegate::{self, Call, DelegateError};
-use crate::ipam::host_local::{self, Owner};
+use crate::ipam::host_local::{self, Leases, Owner};
 use crate::link::spec;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
@@ -167,30 +167,7 @@ impl Executor<'_> {
         attachment: &AttachmentPlan,
         config: &host_local::Config,
     ) -> Result<Output, StepError> {
-        let lease = self.node.leases.allocate(config, &owner(self.sandbox, attachment))?;
-        let dns = match &config.resolv_conf {
-            Some(path) => {
-                let read = host_local::Dns::read(path)?;
-                cni::Dns {
-                    nameservers: read.nameservers,
-                    domain: Some(read.domain).filter(|domain| !domain.is_empty()),
-                    search: read.search,
-                    options: read.options,
-                }
-            }
-            None => cni::Dns::default(),
-        };
-        let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
-        let addresses = lease
-            .addresses
-            .into_iter()
-            .map(|(address, gateway)| LeasedAddress { address, gateway })
-            .collect();
-        Ok(Output::Lease {
-            addresses,
-            dns,
-            routes: routes.collect::<Result<_, _>>().map_err(StepError::Routes)?,
-        })
+        lease(&self.node.leases, config, &owner(self.sandbox, attachment))
     }
 
     fn delegate(
@@ -319,6 +296,33 @@ pub(super) fn link_of(output: Option<&Output>) -> Option<(Option<Interface>, Int
         Some(Output::Link { host, pod }) => Some((host.clone(), pod.clone())),
         _ => None,
     }
+}
+
+/// Reserves addresses, with the name servers and routes that the configuration adds to them. Everything that can
+/// fail without a reservation comes first.
+pub(super) fn lease(
+    leases: &Leases,
+    config: &host_local::Config,
+    owner: &Owner,
+) -> Result<Output, StepError> {
+    let dns = match &config.resolv_conf {
+        Some(path) => {
+            let read = host_local::Dns::read(path)?;
+            cni::Dns {
+                nameservers: read.nameservers,
+                domain: Some(read.domain).filter(|domain| !domain.is_empty()),
+                search: read.search,
+                options: read.options,
+            }
+        }
+        None => cni::Dns::default(),
+    };
+    let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
+    let routes = routes.collect::<Result<_, _>>().map_err(StepError::Routes)?;
+    let lease = leases.allocate(config, owner)?;
+    let addresses =
+        lease.addresses.into_iter().map(|(address, gateway)| LeasedAddress { address, gateway }).collect();
+    Ok(Output::Lease { addresses, dns, routes })
 }
 
 /// A call of another plugin for an attachment.
