@@ -20,12 +20,14 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Where `xtask` puts the object. An empty file takes its place until then: Cargo runs a build script again
+/// Where `xtask` puts the object: below the outermost target directory, for a build with `--target` has one
+/// inside the other. An empty file takes its place until then: Cargo runs a build script again
 /// and again while a file it watches does not exist.
 fn in_target_directory(out: &Path) -> io::Result<PathBuf> {
     let target = out
         .ancestors()
-        .find(|directory| directory.join("CACHEDIR.TAG").exists())
+        .filter(|directory| directory.join("CACHEDIR.TAG").exists())
+        .last()
         .ok_or_else(|| io::Error::other(format!("{} is in no Cargo target directory", out.display())))?;
     let object = target.join("bpf/netattach.bpf.o");
     if !object.exists() {

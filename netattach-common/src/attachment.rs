@@ -1,6 +1,6 @@
 //! What the programs know about one attachment.
 
-use crate::address::{Address, Ip6, Mac};
+use crate::address::{Address, Ip4, Ip6, Mac};
 use crate::flow::Leg;
 
 /// Value of map `na_att`: one attachment. All zero means that the id is free.
@@ -19,6 +19,11 @@ pub struct AttachmentRecord {
     pub pad: [u8; 2],
     /// The IPv6 link-local address that follows from `mac`; always an allowed source.
     pub link_local: Ip6,
+    /// The first allowed IPv4 source, unspecified when there is none. It is in `na_addr4` too; here it spares
+    /// most packets that lookup.
+    pub ipv4: Ip4,
+    /// The same for IPv6.
+    pub ipv6: Ip6,
 }
 
 /// Bits of [`AttachmentRecord::flags`].
@@ -35,9 +40,10 @@ pub mod flag {
 }
 
 const _: () = {
-    assert!(size_of::<AttachmentRecord>() == 36);
+    assert!(size_of::<AttachmentRecord>() == 56);
     assert!(core::mem::offset_of!(AttachmentRecord, mac) == 12);
     assert!(core::mem::offset_of!(AttachmentRecord, link_local) == 20);
+    assert!(core::mem::offset_of!(AttachmentRecord, ipv6) == 40);
 };
 
 impl AttachmentRecord {
@@ -50,6 +56,8 @@ impl AttachmentRecord {
             mac,
             pad: [0; 2],
             link_local: link_local(mac),
+            ipv4: Ip4::UNSPECIFIED,
+            ipv6: Ip6::UNSPECIFIED,
         }
     }
 
@@ -61,6 +69,8 @@ impl AttachmentRecord {
         mac: Mac { octets: [0; 6] },
         pad: [0; 2],
         link_local: Ip6::UNSPECIFIED,
+        ipv4: Ip4::UNSPECIFIED,
+        ipv6: Ip6::UNSPECIFIED,
     };
 
     /// Whether all bits of `flags` are set.

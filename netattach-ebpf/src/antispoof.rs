@@ -50,7 +50,7 @@ pub(crate) fn arp(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), DropReason> 
     }
     let sender = Ip4 { octets: arp.sender_ip };
     let probe = sender.same(&Ip4::UNSPECIFIED);
-    if scope.record.has(flag::CHECK_ADDRESS) && !probe && !Ip4::is_own(scope.id, &sender) {
+    if scope.record.has(flag::CHECK_ADDRESS) && !probe && !is_own_ipv4(scope, &sender) {
         return Err(DropReason::ArpSenderIp);
     }
     Ok(())
@@ -59,7 +59,7 @@ pub(crate) fn arp(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), DropReason> 
 /// Checks an IPv4 packet.
 #[inline(always)]
 pub(crate) fn ipv4(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip4>) -> Result<(), DropReason> {
-    if scope.record.has(flag::CHECK_ADDRESS) && !Ip4::is_own(scope.id, &packet.tuple.source) {
+    if scope.record.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, &packet.tuple.source) {
         // A DHCP client has no address before it gets one (RFC 2131, 4.1).
         if !(packet.tuple.source.same(&Ip4::UNSPECIFIED) && is_udp(packet, 68, 67)) {
             return Err(DropReason::SourceIpv4);
@@ -148,9 +148,18 @@ fn link_layer_options(
     if offset >= packet.end { Ok(()) } else { Err(DropReason::Malformed) }
 }
 
+/// The unspecified address, which stands for "none" in the record, is nobody's own.
+#[inline(always)]
+fn is_own_ipv4(scope: &Scope<'_>, address: &Ip4) -> bool {
+    !address.same(&Ip4::UNSPECIFIED) && (address.same(&scope.record.ipv4) || Ip4::is_own(scope.id, address))
+}
+
 #[inline(always)]
 fn is_own_ipv6(scope: &Scope<'_>, address: &Ip6) -> bool {
-    address.same(&scope.record.link_local) || Ip6::is_own(scope.id, address)
+    !address.same(&Ip6::UNSPECIFIED)
+        && (address.same(&scope.record.ipv6)
+            || address.same(&scope.record.link_local)
+            || Ip6::is_own(scope.id, address))
 }
 
 #[inline(always)]
@@ -168,8 +177,10 @@ fn source_route(ctx: &TcContext, transport: usize) -> Result<(), DropReason> {
     const NO_OPERATION: u8 = 1;
     const LOOSE: u8 = 131;
     const STRICT: u8 = 137;
+    /// More options than any header in use has; each costs the verifier.
+    const LIMIT: usize = 12;
     let mut offset = ETHERNET_LEN + 20;
-    for _ in 0..40 {
+    for _ in 0..LIMIT {
         if offset >= transport {
             return Ok(());
         }
@@ -187,5 +198,5 @@ fn source_route(ctx: &TcContext, transport: usize) -> Result<(), DropReason> {
             }
         }
     }
-    Ok(())
+    if offset >= transport { Ok(()) } else { Err(DropReason::Malformed) }
 }

@@ -9,17 +9,17 @@
 //! attachments and nothing is loaded when a pod starts. A packet that passes returns `TC_ACT_UNSPEC`: other
 //! programs and filters of the device still run.
 //!
-//! What happens to a packet, in order (`Verdict` in [`judge`]):
+//! What happens to a packet, in order (`classifier::judge`):
 //!
 //! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
 //!    and attaches second.
 //! 2. From the pod: VLAN tags, source MAC, ARP, source address and neighbour discovery are checked
-//!    ([`antispoof`]).
+//!    (`antispoof`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass. While the policy is pending nothing
 //!    else does. Other ethertypes than IP pass.
-//! 4. A pod isolated in any direction: the flow table, then the policy ([`conntrack`], [`policy`]).
+//! 4. A pod isolated in any direction: the flow table, then the policy (`conntrack`, `policy`).
 //!
-//! Every verdict is counted, drops by reason ([`count`]).
+//! Every verdict is counted, drops by reason (`count`).
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
 #[cfg(target_arch = "bpf")]

@@ -55,6 +55,8 @@ pub fn static_executables(
     // Named, so that the result is where this function says whatever the caller's configuration is.
     cargo.arg("--target-dir").arg(tree::root().join("target"));
     cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    // Read by the build script of `netattach`, which would otherwise look below the directory of this target.
+    cargo.env("NETATTACH_BPF_OBJECT", tree::bpf_object());
     child::run(&mut cargo, progress).context("compile the executables")?;
     let release = tree::root().join("target").join(host_triple()?).join("release");
     Ok(names.iter().map(|name| ((*name).to_owned(), release.join(name))).collect())

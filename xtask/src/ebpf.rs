@@ -15,6 +15,9 @@ const PACKAGE: &str = "netattach-ebpf";
 /// The third generation of the instruction set: 32-bit operations, in every kernel since 5.1.
 const CPU: &str = "v3";
 
+/// The programs that the agent looks for by name.
+const PROGRAMS: [&str; 2] = ["na_from_pod", "na_to_pod"];
+
 /// Builds the object and puts it where the build script of `netattach` finds it.
 ///
 /// # Errors
@@ -27,7 +30,10 @@ pub fn build() -> anyhow::Result<()> {
             contents.btf_bytes > 0,
             "the object has no .BTF section, so the kernel could not name its types"
         );
-        ensure!(!contents.programs.is_empty(), "the object has no program");
+        for program in PROGRAMS {
+            let there = contents.programs.iter().any(|found| found.rsplit('/').next() == Some(program));
+            ensure!(there, "the object has no program {program}, which the agent attaches");
+        }
         let changed = place(&built, &tree::bpf_object())?;
         let summary = format!(
             "programs {}, maps {}, BTF {} KiB",

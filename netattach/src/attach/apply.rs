@@ -65,7 +65,7 @@ struct Executor<'a> {
 impl Executor<'_> {
     fn carry_out(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<(), StepError> {
         self.check_name_is_free(step)?;
-        if matches!(step, Step::Lease(_) | Step::Delegate(_)) {
+        if matches!(step, Step::Delegate(_)) {
             self.progress.wait_durable()?;
         }
         self.progress.begin(at)?;

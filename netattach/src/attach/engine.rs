@@ -8,10 +8,10 @@ use super::registry::Attached;
 use super::undo::undo;
 use super::{AttachError, Node, Registry};
 use crate::cni::{self, CniResult};
-use crate::journal::{Key, Record, State, Store};
+use crate::journal::{Key, Loaded, Pool, Record, State, Store};
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Options, resolve};
-use crate::plan::{PodRef, Sandbox, StepRef, result};
+use crate::plan::{PodRef, Sandbox, Step, StepRef, result};
 use crate::policy::sync::Guarded;
 use crate::report::Chain;
 
@@ -73,12 +73,14 @@ impl Engine {
         if netns.id() == self.own && !request.netns_override {
             return Err(AttachError::HostNetns { path });
         }
-        if let Some(record) = self.journal.load(&key)? {
-            if record.state == State::Attached && !record.is_of_earlier_boot() {
+        match self.journal.load(&key)? {
+            Loaded::Absent => {}
+            Loaded::Torn => self.clear_torn(&key)?,
+            Loaded::Whole(record) if record.state == State::Attached && !record.is_of_earlier_boot() => {
                 return Err(AttachError::AlreadyAttached(key));
             }
             // Left half done by a crash and not yet taken back.
-            self.take_back(record)?;
+            Loaded::Whole(record) => self.take_back(*record)?,
         }
         let sandbox = Sandbox {
             container_id: request.container_id.clone(),
@@ -93,9 +95,18 @@ impl Engine {
         let dataplane = self.node.enforcer.is_some();
         let plan =
             resolve(sandbox, request, intent, &self.options, dataplane.then_some(&mut numbers as &mut _))?;
+        for (_, _, step) in plan.steps() {
+            if let Step::Lease(config) = step {
+                self.journal
+                    .note_pool(Pool { data_dir: config.data_dir.clone(), network: config.network.clone() })?;
+            }
+        }
+        let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
-        record.start_sync();
+        if foreign {
+            record.start_sync();
+        }
         match self.apply_and_record(&mut record, &netns) {
             Ok(result) => {
                 let attached = Attached::from(&record);
@@ -131,9 +142,11 @@ impl Engine {
     /// # Errors
     /// What could not be taken back. The record is kept and DEL may be repeated.
     pub fn del(&self, request: &cni::Request) -> Result<(), AttachError> {
-        match self.journal.load(&key(request))? {
-            Some(record) => self.take_back(record),
-            None => Ok(()),
+        let key = key(request);
+        match self.journal.load(&key)? {
+            Loaded::Absent => Ok(()),
+            Loaded::Torn => self.clear_torn(&key),
+            Loaded::Whole(record) => self.take_back(*record),
         }
     }
 
@@ -143,8 +156,10 @@ impl Engine {
     /// The first difference.
     pub fn check(&self, request: &cni::Request) -> Result<(), AttachError> {
         let key = key(request);
-        let record = self.journal.load(&key)?.filter(|record| record.state == State::Attached);
-        let record = record.ok_or(AttachError::NotAttached(key))?;
+        let record = match self.journal.load(&key)? {
+            Loaded::Whole(record) if record.state == State::Attached => record,
+            _ => return Err(AttachError::NotAttached(key)),
+        };
         let netns = self
             .netns_of(&record)
             .ok_or_else(|| NetnsError::Gone { path: PathBuf::from(&record.plan.sandbox.netns) })?;
@@ -162,13 +177,19 @@ impl Engine {
         for key in self.journal.keys()? {
             let name = format!("{}@{}", key.container_id, key.ifname);
             match self.journal.load(&key) {
-                Ok(None) => recovery.undone += 1,
-                Ok(Some(record)) if record.state == State::Attached && !record.is_of_earlier_boot() => {
+                Ok(Loaded::Absent) => {}
+                Ok(Loaded::Torn) => match self.clear_torn(&key) {
+                    Ok(()) => recovery.undone += 1,
+                    Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
+                },
+                Ok(Loaded::Whole(record))
+                    if record.state == State::Attached && !record.is_of_earlier_boot() =>
+                {
                     guarded.extend(guards(&record));
-                    self.registry.insert(Attached::from(&record));
+                    self.registry.insert(Attached::from(&*record));
                     recovery.adopted += 1;
                 }
-                Ok(Some(record)) => match self.take_back(record) {
+                Ok(Loaded::Whole(record)) => match self.take_back(*record) {
                     Ok(()) => recovery.undone += 1,
                     Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
                 },
@@ -192,6 +213,30 @@ impl Engine {
         self.registry.remove(&record.key, &record.plan);
         crate::crash_point!("undo", "record");
         record.remove()?;
+        Ok(())
+    }
+
+    /// Clears up after a record whose plan was never completely written: the leases that its container holds, if
+    /// the power failed. Interfaces of other records of the container keep theirs.
+    fn clear_torn(&self, key: &Key) -> Result<(), AttachError> {
+        let mut keep = Vec::new();
+        for other in self
+            .journal
+            .keys()?
+            .iter()
+            .filter(|other| other.container_id == key.container_id && *other != key)
+        {
+            if let Loaded::Whole(record) = self.journal.load(other)? {
+                keep.extend(record.plan.attachments.iter().map(|attachment| attachment.ifname.clone()));
+            }
+        }
+        for pool in self.journal.pools() {
+            self.node
+                .leases
+                .release_container(&pool.data_dir, &pool.network, &key.container_id, &keep)
+                .map_err(AttachError::TornLease)?;
+        }
+        self.journal.discard(key)?;
         Ok(())
     }
 
@@ -220,7 +265,7 @@ fn guards(record: &Record) -> Vec<Guarded> {
             .find_map(|step| super::apply::link_of(record.outputs.get(&StepRef(number, step as u16))));
         let Some((Some(host), pod)) = link else { continue };
         for step in &attachment.steps {
-            if let crate::plan::Step::Protect(protect) = step {
+            if let Step::Protect(protect) = step {
                 found.extend(
                     Guarded::new(protect, &record.plan.sandbox, attachment, &leased, &host, &pod).ok(),
                 );

@@ -55,6 +55,9 @@ pub enum AttachError {
     /// Inverses failed: the record is kept, and DEL may be repeated.
     #[error("detach: {}", join(.0))]
     Undo(Vec<AttachError>),
+    /// Leases of a container whose record is torn could not be released.
+    #[error("release what a torn record may have leased")]
+    TornLease(#[source] host_local::Error),
     /// The kernel is not as the record has it.
     #[error("{ifname} ({network}): {what}")]
     Differs {
@@ -150,7 +153,10 @@ impl From<AttachError> for CniError {
             AttachError::NotAttached(_) => code::UNKNOWN_CONTAINER,
             AttachError::Plan(error) => error.code,
             AttachError::Step { source, .. } => step_code(source),
-            AttachError::Open(_) | AttachError::Undo(_) | AttachError::Differs { .. } => code::INTERNAL,
+            AttachError::Open(_)
+            | AttachError::Undo(_)
+            | AttachError::TornLease(_)
+            | AttachError::Differs { .. } => code::INTERNAL,
         };
         Self::new(code, Chain(&error).to_string())
     }

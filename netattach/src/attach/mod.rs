@@ -51,7 +51,7 @@ pub trait Progress {
     /// # Errors
     /// The progress could not be kept.
     fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError>;
-    /// To be called before an effect that outlives a loss of power.
+    /// To be called before another plugin runs: what it does may outlive a loss of power.
     ///
     /// # Errors
     /// The plan could not be made durable.

@@ -17,7 +17,8 @@ use crate::mac::Mac;
 pub struct Attachment {
     /// The pod-side interface's Ethernet address.
     pub mac: Mac,
-    /// Addresses the pod may send from; its link-local address is always one of them.
+    /// Addresses the pod may send from, the most used of each family first. The link-local address that
+    /// follows from `mac` is always allowed as well.
     pub addresses: Vec<IpAddr>,
     /// Network id: flows of different zones never meet.
     pub zone: u32,
@@ -95,6 +96,12 @@ impl Attachments {
         let mac = netattach_common::Mac { octets: attachment.mac.0 };
         let mut record = AttachmentRecord::new(mac, attachment.zone, attachment.flags.bits());
         record.host_ifindex = self.device_of(id).unwrap_or(0);
+        for address in attachment.addresses.iter().rev() {
+            match address {
+                IpAddr::V4(v4) => record.ipv4 = Ip4::from(*v4),
+                IpAddr::V6(v6) => record.ipv6 = Ip6::from(*v6),
+            }
+        }
         self.write_record(id, record)?;
         for address in present.difference(&wanted) {
             self.disallow(id, *address)?;

@@ -13,7 +13,7 @@ use netattach_common as common;
 use netattach_common::{AttachmentRecord, Hook, LAYOUT_VERSION, PolicyIds, Stats, capacity};
 
 use super::attachments::{Attachment, Attachments};
-use super::pin::{Pins, map_name, specs};
+use super::pin::{Found, Pins, exists, map_name, specs};
 use super::policies::Policies;
 use super::sys::SharedWords;
 use super::{BpfError, load, object};
@@ -84,21 +84,24 @@ impl Dataplane {
         let pins = Pins::new(&config.root);
         let specs = specs(config);
         pins.create(&config.root)?;
-        let complete = pins.verify(&specs)?;
-        if !complete || pinned_tag(&pins)? != object.tag {
+        let found = pins.verify(&specs)?;
+        let current = found == Found::Everything && open_memory(&pins)?.1.object_tag == object.tag;
+        if !current {
+            forget_programs(&pins)?;
             load::load(&object, &pins, &specs)?;
         }
         let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::CountCpus { path, source })?;
         let mut policies = Policies::open(&pins, config, cpus)?;
-        let mut memory = policies.recall()?;
-        if memory.object_tag != object.tag {
-            if memory.object_tag == 0 {
-                // The first load: nothing is attached that could run another program.
-                memory.attached_tag = object.tag;
-                memory.layout_version = LAYOUT_VERSION;
-            }
-            memory.object_tag = object.tag;
-            policies.memorise(memory)?;
+        let policy_words = map_words(&pins, config.max_attachments)?;
+        if !current {
+            let memory = policies.recall()?;
+            policies.memorise(common::Config {
+                object_tag: object.tag,
+                // At the first start nothing can be attached yet that runs other programs.
+                attached_tag: if found == Found::Nothing { object.tag } else { 0 },
+                next_policy_id: memory.next_policy_id.max(first_unused(&policy_words)),
+                layout_version: LAYOUT_VERSION,
+            })?;
         }
         Ok(Self {
             from_pod: open_program(&pins.program(Hook::FromPod))?,
@@ -106,7 +109,7 @@ impl Dataplane {
             object_tag: object.tag,
             attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
             policies: Mutex::new(policies),
-            policy_words: map_words(&pins, config.max_attachments)?,
+            policy_words,
             stats: Mutex::new(pins.open(map_name::STATS)?),
             cpus,
         })
@@ -245,10 +248,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn pinned_tag(pins: &Pins) -> Result<u64, BpfError> {
-    let memory: Array<MapData, common::Config> = pins.open(map_name::CONFIG)?;
-    let memory = memory.get(&0, 0).map_err(|source| BpfError::ReadMap { map: map_name::CONFIG, source })?;
-    Ok(memory.object_tag)
+fn open_memory(pins: &Pins) -> Result<(Array<MapData, common::Config>, common::Config), BpfError> {
+    let map: Array<MapData, common::Config> = pins.open(map_name::CONFIG)?;
+    let memory = map.get(&0, 0).map_err(|source| BpfError::ReadMap { map: map_name::CONFIG, source })?;
+    Ok((map, memory))
+}
+
+/// Before the programs are replaced: an agent that is killed meanwhile must have its successor do it again,
+/// and attach them.
+fn forget_programs(pins: &Pins) -> Result<(), BpfError> {
+    if !exists(&pins.map(map_name::CONFIG))? {
+        return Ok(());
+    }
+    let (mut map, memory) = open_memory(pins)?;
+    map.set(0, common::Config { object_tag: 0, attached_tag: 0, ..memory }, 0)
+        .map_err(|source| BpfError::WriteMap { map: map_name::CONFIG, source })
+}
+
+/// The lowest policy id above all that attachments refer to: matters when `na_cfg` was lost.
+fn first_unused(words: &SharedWords) -> u32 {
+    let ids = (0..words.len()).filter_map(|id| words.get(id)).map(PolicyIds::from_word);
+    ids.map(|ids| ids.ingress.max(ids.egress)).max().map_or(1, |highest| highest.saturating_add(1))
 }
 
 fn map_words(pins: &Pins, len: u32) -> Result<SharedWords, BpfError> {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{Map, MapData, MapInfo};
@@ -110,6 +111,17 @@ pub(super) fn specs(config: &Config) -> [MapSpec; 15] {
     ]
 }
 
+/// Which of the pins are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The first start on this node, or since the pins were removed.
+    Nothing,
+    /// An agent was killed while it created them, or someone removed pins.
+    Some,
+    /// All maps and programs.
+    Everything,
+}
+
 /// Paths below one root.
 #[derive(Debug, Clone)]
 pub(super) struct Pins {
@@ -141,31 +153,34 @@ impl Pins {
         if !is_on_bpffs(root)? {
             return Err(BpfError::NotBpffs(root.to_path_buf()));
         }
-        fs::create_dir_all(&self.programs).map_err(|source| BpfError::PinTree {
-            action: "create",
-            path: self.programs.clone(),
-            source,
-        })
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.programs)
+            .map_err(|source| BpfError::PinTree { action: "create", path: self.programs.clone(), source })
     }
 
-    /// Checks the maps that are pinned already. Returns whether all are.
+    /// Checks the maps that are pinned already, and tells how many of the pins there are.
     ///
     /// aya takes whatever map sits at a pin path; a map of another size would be read and written beyond its
     /// values.
-    pub(super) fn verify(&self, specs: &[MapSpec]) -> Result<bool, BpfError> {
-        let mut complete = true;
+    pub(super) fn verify(&self, specs: &[MapSpec]) -> Result<Found, BpfError> {
+        let mut found = 0;
         for spec in specs {
             let path = self.map(spec.name);
             if exists(&path)? {
                 spec.verify(&path)?;
-            } else {
-                complete = false;
+                found += 1;
             }
         }
         for hook in [Hook::FromPod, Hook::ToPod] {
-            complete &= exists(&self.program(hook))?;
+            found += usize::from(exists(&self.program(hook))?);
         }
-        Ok(complete)
+        Ok(match found {
+            0 => Found::Nothing,
+            all if all == specs.len() + 2 => Found::Everything,
+            _ => Found::Some,
+        })
     }
 
     /// Opens a map as one of aya's typed maps.
@@ -219,7 +234,7 @@ pub fn remove_all_pins(root: &Path) -> Result<(), BpfError> {
     })
 }
 
-fn exists(path: &Path) -> Result<bool, BpfError> {
+pub(super) fn exists(path: &Path) -> Result<bool, BpfError> {
     path.try_exists().map_err(|source| BpfError::PinTree {
         action: "look for",
         path: path.to_path_buf(),

@@ -5,17 +5,20 @@
 //! is done. The file goes when every inverse has succeeded, and not before.
 //!
 //! **What survives what.** A line is in the page cache when `write(2)` returns, so it survives the death of the
-//! agent at any instant. The loss of power takes the kernel's links and maps with it; what outlives it are
-//! leases and whatever other plugins keep. Therefore only the plan has to be on disk, and only before the
-//! first step whose effect is on disk: [`Record::start_sync`] begins writing it out while links are being
-//! created, and [`Record::wait_durable`] waits where it matters. A record of an earlier boot counts every step
-//! of its plan as begun.
+//! agent at any instant. The loss of power takes the kernel's links and maps with it; what outlives it are leases
+//! and whatever other plugins keep. A record of an earlier boot counts every step of its plan as begun.
+//!
+//! A plan that calls other plugins is therefore on disk before the first of them runs ([`Record::start_sync`]
+//! begins writing it out while links are being created, [`Record::wait_durable`] waits). A plan with nothing but
+//! leases is not synced at all: its file exists before its leases do, which a journalling filesystem keeps in
+//! that order, and an empty file still says whose they are. The pools to look for them in are noted once each
+//! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
 
 mod record;
 mod store;
 
 pub use record::{Key, Record, State};
-pub use store::Store;
+pub use store::{Loaded, Pool, Store};
 
 use std::io;
 use std::path::PathBuf;

@@ -1,9 +1,13 @@
 //! The directory of records.
 
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
 
 use super::JournalError;
 use super::record::{Key, Record};
@@ -12,11 +16,36 @@ use crate::plan::Plan;
 /// Where the kernel says which boot this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Names the pools below the directory of records. No record is called so: records have an `@` in their names.
+const POOLS: &str = "pools.jsonl";
+
+/// Where one network's leases are.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Pool {
+    /// Where networks keep their reservations.
+    pub data_dir: PathBuf,
+    /// Which network.
+    pub network: String,
+}
+
+/// What there is of a record.
+#[derive(Debug)]
+pub enum Loaded {
+    /// Nothing.
+    Absent,
+    /// A file without a whole plan. The agent died before the first step; or the power failed, and then nothing
+    /// is left of the sandbox but leases, perhaps.
+    Torn,
+    /// All of it.
+    Whole(Box<Record>),
+}
+
 /// A directory of records. Callers see to it that one sandbox is worked on by one caller at a time.
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
     boot: String,
+    pools: Mutex<BTreeSet<Pool>>,
 }
 
 impl Store {
@@ -26,7 +55,8 @@ impl Store {
         let failed = |source| JournalError::Open { path: directory.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
         let boot = std::fs::read_to_string(BOOT_ID).map_err(failed)?.trim().to_owned();
-        Ok(Self { directory, boot })
+        let pools = read_pools(&directory.join(POOLS)).map_err(failed)?;
+        Ok(Self { directory, boot, pools: Mutex::new(pools) })
     }
 
     /// Writes a new record with its plan.
@@ -50,24 +80,56 @@ impl Store {
         created
     }
 
-    /// The record of a sandbox and interface, if there is one. A file without a whole plan is removed: nothing
-    /// was done on its account.
-    pub fn load(&self, key: &Key) -> Result<Option<Record>, JournalError> {
+    /// What there is of a sandbox and interface.
+    pub fn load(&self, key: &Key) -> Result<Loaded, JournalError> {
         let path = self.directory.join(key.file_name()?);
         let failed = |source| JournalError::Read { path: path.clone(), source };
         let mut file = match OpenOptions::new().read(true).append(true).open(&path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Loaded::Absent),
             Err(source) => return Err(failed(source)),
         };
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(failed)?;
         drop_partial_line(&file, &text).map_err(failed)?;
         let record = Record::replay(path.clone(), file, key.clone(), &self.boot, &text);
-        if record.is_none() {
-            std::fs::remove_file(&path).map_err(failed)?;
+        Ok(record.map_or(Loaded::Torn, |record| Loaded::Whole(Box::new(record))))
+    }
+
+    /// Removes a record that turned out to be torn.
+    pub fn discard(&self, key: &Key) -> Result<(), JournalError> {
+        let path = self.directory.join(key.file_name()?);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(JournalError::Write { path, source })
+            }
+            _ => Ok(()),
         }
-        Ok(record)
+    }
+
+    /// Remembers, for good, a pool that leases are about to be taken from. Syncs to disk the first time.
+    pub fn note_pool(&self, pool: Pool) -> Result<(), JournalError> {
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if pools.contains(&pool) {
+            return Ok(());
+        }
+        let path = self.directory.join(POOLS);
+        let write = || -> io::Result<()> {
+            let mut line = serde_json::to_vec(&pool)?;
+            line.push(b'\n');
+            let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+            file.write_all(&line)?;
+            file.sync_all()?;
+            File::open(&self.directory)?.sync_all()
+        };
+        write().map_err(|source| JournalError::Write { path: path.clone(), source })?;
+        pools.insert(pool);
+        Ok(())
+    }
+
+    /// Every pool that leases were ever taken from.
+    pub fn pools(&self) -> Vec<Pool> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     /// The keys of all records.
@@ -85,6 +147,18 @@ impl Store {
     /// Where the records are.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+}
+
+fn read_pools(path: &Path) -> io::Result<BTreeSet<Pool>> {
+    match std::fs::read(path) {
+        // A line that a crash cut off was not noted yet.
+        Ok(text) => Ok(text
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(error) => Err(error),
     }
 }
 

@@ -76,6 +76,10 @@ pub fn resolve(
         options,
         numbers.as_deref_mut(),
     )?];
+    // Only the default network's result goes to the runtime.
+    for default in &attachments {
+        check_result_can_be_told(request.version, &default.steps)?;
+    }
     for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
         if let Some(key) = selection.not_yet_supported() {
             let msg = format!(
@@ -236,7 +240,6 @@ fn attachment(
         });
         steps.extend(planned.map_err(|error: PlanError| at(error.into()))?);
     }
-    check_result_can_be_told(list.version, &steps).map_err(at)?;
     Ok(AttachmentPlan {
         network: network.name.clone(),
         config_name: list.name.clone(),

@@ -5,17 +5,20 @@
 //! mentioned prefix it is; equal sets share a class; and each class gets the union of its rules' ports. The
 //! result is exact, exceptions and overlaps included, and costs a packet the same for one rule as for ten
 //! thousand.
+//!
+//! This file puts addresses in the place of selectors and numbers in the place of names; `tables` does the rest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, Traffic};
+use super::compiled::{CompiledPolicy, Traffic};
 use super::index::{Endpoint, Index};
 use super::model::{Direction, Inference, Peer, Peers, Policy, PortTerm, Ports, Rule, Severity};
+use super::tables::{ResolvedRule, Tables};
+use super::traffic::{one_port, port_blocks};
 use crate::npwg::selection::PortProtocol;
 use crate::source::objects::{ObjectName, Objects, Pod};
 
@@ -308,215 +311,10 @@ fn numeric_traffic(term: &PortTerm) -> Vec<Traffic> {
     }
 }
 
-fn one_port(protocol: PortProtocol, port: u16) -> Traffic {
-    Traffic::Ports { protocol: protocol.number(), port, bits: 16 }
-}
-
-/// The fewest blocks that make up a range of ports, at most 30. `first` is not 0, so no block is all ports.
-fn port_blocks(protocol: PortProtocol, first: u16, last: u16) -> Vec<Traffic> {
-    let mut blocks = Vec::new();
-    let (mut low, last) = (u32::from(first.max(1)), u32::from(last));
-    while low <= last {
-        let mut size = 1 << low.trailing_zeros();
-        while low + size - 1 > last {
-            size /= 2;
-        }
-        let bits = 16 - size.trailing_zeros();
-        // Both are at most 16 bits wide: `low` by the loop's condition, `bits` because `size` is at least 1.
-        #[expect(clippy::cast_possible_truncation, reason = "see above")]
-        blocks.push(Traffic::Ports { protocol: protocol.number(), port: low as u16, bits: bits as u8 });
-        low += size;
-    }
-    blocks
-}
-
-/// A rule in addresses and numbers.
-struct ResolvedRule {
-    origin: String,
-    /// Blocks with what is cut out of them.
-    blocks: Vec<(IpNet, Vec<IpNet>)>,
-    hosts: BTreeSet<IpAddr>,
-    /// What is allowed to and from every peer.
-    traffic: BTreeSet<Traffic>,
-    /// What is allowed besides to single peers.
-    traffic_of: BTreeMap<IpAddr, BTreeSet<Traffic>>,
-}
-
-impl ResolvedRule {
-    fn matches(&self, address: IpAddr) -> bool {
-        self.hosts.contains(&address)
-            || self.blocks.iter().any(|(net, except)| {
-                net.contains(&address) && !except.iter().any(|cut| cut.contains(&address))
-            })
-    }
-}
-
-/// Number of a grant: one rule's traffic, for all of its peers or for some.
-type GrantId = usize;
-
-/// Collects rules and works out the tables of one direction.
-#[derive(Default)]
-struct Tables {
-    rules: BTreeMap<RuleId, String>,
-    grants: Vec<(RuleId, BTreeSet<Traffic>)>,
-    /// The grant of each block.
-    blocks: Vec<GrantId>,
-    marks: BTreeMap<IpNet, Mark>,
-}
-
-/// What changes at a prefix, compared with the next wider one.
-#[derive(Default)]
-struct Mark {
-    /// Blocks that begin here.
-    begins: Vec<usize>,
-    /// Blocks that have an exception here.
-    cut: Vec<usize>,
-    /// Grants of this very address.
-    grants: Vec<GrantId>,
-}
-
-impl Tables {
-    fn add(&mut self, rule: ResolvedRule) {
-        let id = RuleId::try_from(self.rules.len() + 1).unwrap_or(RuleId::MAX);
-        for (address, traffic) in rule.traffic_of {
-            let grant = self.grant(id, traffic);
-            self.marks.entry(IpNet::from(address)).or_default().grants.push(grant);
-        }
-        if !rule.traffic.is_empty() {
-            let grant = self.grant(id, rule.traffic);
-            for address in rule.hosts {
-                self.marks.entry(IpNet::from(address)).or_default().grants.push(grant);
-            }
-            for (net, except) in rule.blocks {
-                self.add_block(grant, net, &except);
-            }
-        }
-        self.rules.insert(id, rule.origin);
-    }
-
-    fn grant(&mut self, rule: RuleId, traffic: BTreeSet<Traffic>) -> GrantId {
-        // Rules come one by one, so an equal grant can only be among the last; most often it is the last.
-        match self.grants.last() {
-            Some(last) if *last == (rule, traffic.clone()) => {}
-            _ => self.grants.push((rule, traffic)),
-        }
-        self.grants.len() - 1
-    }
-
-    fn add_block(&mut self, grant: GrantId, net: IpNet, except: &[IpNet]) {
-        if except.iter().any(|cut| cut.contains(&net)) {
-            return;
-        }
-        let block = self.blocks.len();
-        self.blocks.push(grant);
-        self.marks.entry(net).or_default().begins.push(block);
-        for cut in except.iter().filter(|cut| net.contains(*cut)) {
-            self.marks.entry(*cut).or_default().cut.push(block);
-        }
-    }
-
-    /// Goes through the prefixes from wide to narrow, keeping those that enclose the current one on a stack.
-    ///
-    /// A prefix whose class is that of the next wider one is left out: the lookup finds the same without it.
-    fn finish(self) -> CompiledPolicy {
-        let mut classes = Classes::new(&self.grants);
-        let mut peers = BTreeMap::new();
-        let mut enclosing: Vec<(IpNet, BTreeSet<usize>, ClassId)> = Vec::new();
-        // The order of `IpNet` is by address and then by length, so a prefix comes before all that it holds.
-        for (net, mark) in &self.marks {
-            while enclosing.last().is_some_and(|(outer, ..)| !outer.contains(net)) {
-                enclosing.pop();
-            }
-            let (mut active, outer_class) = match enclosing.last() {
-                Some((_, active, class)) => (active.clone(), *class),
-                None => (BTreeSet::new(), NOTHING),
-            };
-            active.extend(&mark.begins);
-            for block in &mark.cut {
-                active.remove(block);
-            }
-            let of_blocks = active.iter().map(|block| self.blocks[*block]);
-            let class = classes.number(of_blocks.chain(mark.grants.iter().copied()).collect());
-            if class != outer_class {
-                peers.insert(*net, class);
-            }
-            enclosing.push((*net, active, class));
-        }
-        let ports = classes.into_ports(&peers);
-        CompiledPolicy { peers, ports, rules: self.rules }
-    }
-}
-
-/// The class that allows nothing: of addresses cut out of a block, and of those in no prefix at all.
-const NOTHING: ClassId = 1;
-
-/// Numbers sets of grants. Sets that allow the same by the same rules get the same number.
-struct Classes<'a> {
-    grants: &'a [(RuleId, BTreeSet<Traffic>)],
-    by_grants: HashMap<BTreeSet<GrantId>, ClassId>,
-    by_content: HashMap<BTreeMap<Traffic, RuleId>, ClassId>,
-}
-
-impl<'a> Classes<'a> {
-    fn new(grants: &'a [(RuleId, BTreeSet<Traffic>)]) -> Self {
-        Self {
-            grants,
-            by_grants: HashMap::from([(BTreeSet::new(), NOTHING)]),
-            by_content: HashMap::from([(BTreeMap::new(), NOTHING)]),
-        }
-    }
-
-    fn number(&mut self, grants: BTreeSet<GrantId>) -> ClassId {
-        if let Some(class) = self.by_grants.get(&grants) {
-            return *class;
-        }
-        let content = self.content(&grants);
-        let next = ClassId::try_from(self.by_content.len() + 1).unwrap_or(ClassId::MAX);
-        let class = *self.by_content.entry(content).or_insert(next);
-        self.by_grants.insert(grants, class);
-        class
-    }
-
-    /// What a set of grants allows, by the first rule that does; without what something wider allows as well.
-    fn content(&self, grants: &BTreeSet<GrantId>) -> BTreeMap<Traffic, RuleId> {
-        let mut all: BTreeMap<Traffic, RuleId> = BTreeMap::new();
-        for (rule, traffic) in grants.iter().map(|grant| &self.grants[*grant]) {
-            for traffic in traffic {
-                let first = all.entry(*traffic).or_insert(*rule);
-                *first = (*first).min(*rule);
-            }
-        }
-        let covered = |traffic: &Traffic| wider(*traffic).any(|wide| all.contains_key(&wide));
-        all.iter().filter(|(traffic, _)| !covered(traffic)).map(|(traffic, rule)| (*traffic, *rule)).collect()
-    }
-
-    fn into_ports(self, peers: &BTreeMap<IpNet, ClassId>) -> BTreeMap<PortPrefix, RuleId> {
-        let used: BTreeSet<ClassId> = peers.values().copied().collect();
-        let entries = self.by_content.into_iter().filter(|(_, class)| used.contains(class));
-        entries
-            .flat_map(|(content, class)| {
-                content.into_iter().map(move |(traffic, rule)| (PortPrefix { class, traffic }, rule))
-            })
-            .collect()
-    }
-}
-
-/// Every traffic that holds this one and is not the same, from narrow to wide.
-pub(super) fn wider(traffic: Traffic) -> impl Iterator<Item = Traffic> {
-    let (protocol, port, bits) = match traffic {
-        Traffic::Any => (None, 0, 0),
-        Traffic::Protocol(_) => (None, 0, 0),
-        Traffic::Ports { protocol, port, bits } => (Some(protocol), port, bits),
-    };
-    let blocks = (1..bits).rev().map(move |bits| Traffic::Ports {
-        protocol: protocol.unwrap_or_default(),
-        port: port & (u16::MAX << (16 - bits)),
-        bits,
-    });
-    let any = (traffic != Traffic::Any).then_some(Traffic::Any);
-    blocks.chain(protocol.map(Traffic::Protocol)).chain(any)
-}
-
 #[cfg(test)]
 #[path = "compile_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "compile_properties.rs"]
+mod properties;

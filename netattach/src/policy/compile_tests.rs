@@ -1,22 +1,20 @@
-//! The conformance rows that compilation decides, and the comparison with a reading of the policies' text.
+//! The conformance rows that compilation decides.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
-use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::policy::compiled::PortPrefix;
 use crate::policy::evaluate::evaluate;
 use crate::policy::manifest::{self, POLICY_FOR_ANNOTATION};
-use crate::policy::model::Directions;
-use crate::policy::selector::{Labels, Requirement, Selector};
+use crate::policy::selector::Labels;
+use crate::policy::tables::NOTHING;
 use crate::source::objects::{ContainerPort, Phase};
 
 /// Two namespaces, a pod with two networks, and every kind of peer.
-struct World {
-    objects: Objects,
-    endpoints: Vec<Endpoint>,
+pub(super) struct World {
+    pub(super) objects: Objects,
+    pub(super) endpoints: Vec<Endpoint>,
 }
 
 impl World {
@@ -107,7 +105,7 @@ impl World {
         self
     }
 
-    fn compile(&self) -> Desired {
+    pub(super) fn compile(&self) -> Desired {
         compile(&self.objects, &self.endpoints, Options::default())
     }
 }
@@ -494,21 +492,6 @@ fn the_tables_are_as_small_as_the_rules_allow() {
 }
 
 #[test]
-fn ranges_become_at_most_thirty_blocks() {
-    let tcp = |first, last| port_blocks(PortProtocol::Tcp, first, last);
-    assert_eq!(tcp(80, 80), [one_port(PortProtocol::Tcp, 80)]);
-    assert_eq!(tcp(1, u16::MAX).len(), 16);
-    assert_eq!(tcp(1, 65534).len(), 30);
-    assert_eq!(
-        tcp(6, 9),
-        [
-            Traffic::Ports { protocol: 6, port: 6, bits: 15 },
-            Traffic::Ports { protocol: 6, port: 8, bits: 15 }
-        ]
-    );
-}
-
-#[test]
 fn authors_are_told_what_is_not_as_written() {
     let mut world = World::new().with(&[
         json!({"ingress": [{"ports": [{"port": "nope"}]}], "egress": [{"to": [{"podSelector": {}}], "ports": [{"port": "gone"}]}]}),
@@ -531,341 +514,4 @@ fn authors_are_told_what_is_not_as_written() {
     );
     assert_eq!(desired.undecided, BTreeSet::from([50]));
     assert!(!desired.endpoints.contains_key(&50));
-}
-
-// The reading of the policies' text that compilation is compared with: no classes, no prefixes, no index.
-
-/// `None`: not isolated. Otherwise the rules that allow the traffic.
-fn read_text(
-    world: &World,
-    options: Options,
-    endpoint: &Endpoint,
-    direction: Direction,
-    peer: IpAddr,
-    protocol: u8,
-    dport: u16,
-) -> Option<BTreeSet<String>> {
-    let target = &world.objects.pods[&endpoint.pod];
-    let isolating: Vec<&Policy> = world
-        .objects
-        .policies
-        .values()
-        .filter(|p| p.name.namespace == target.name.namespace && p.networks.contains(&endpoint.network))
-        .filter(|p| p.pods.matches(&target.labels) && !target.host_network)
-        .filter(|p| p.isolates(direction, options.policy_types_inference))
-        .collect();
-    if isolating.is_empty() {
-        return None;
-    }
-    let mut rules = BTreeSet::new();
-    for policy in isolating {
-        // The pods that have the peer's address on one of the policy's networks.
-        let owners: Vec<&Pod> = world
-            .objects
-            .pods
-            .values()
-            .filter(|pod| !pod.host_network && !matches!(pod.phase, Phase::Succeeded | Phase::Failed))
-            .filter(|pod| has_address(world, pod, policy, peer))
-            .collect();
-        for (position, rule) in policy.rules(direction).iter().enumerate() {
-            let meant = match &rule.peers {
-                Peers::Any => true,
-                Peers::Of(peers) => peers.iter().any(|item| match item {
-                    Peer::Block { net, except } => {
-                        net.contains(&peer) && !except.iter().any(|e| e.contains(&peer))
-                    }
-                    Peer::Pods { namespaces, pods } => owners.iter().any(|owner| {
-                        let namespace = &owner.name.namespace;
-                        pods.matches(&owner.labels)
-                            && match namespaces {
-                                None => *namespace == policy.name.namespace,
-                                Some(selector) => {
-                                    selector.matches(&world.objects.namespace_labels(namespace))
-                                }
-                            }
-                    }),
-                }),
-            };
-            let declares = |pod: &Pod, named: PortProtocol, name: &str| {
-                pod.ports
-                    .iter()
-                    .any(|p| p.protocol == named && p.name.as_deref() == Some(name) && p.port == dport)
-            };
-            let fits = match &rule.ports {
-                Ports::Any => true,
-                Ports::Of(terms) => terms.iter().any(|term| match term {
-                    PortTerm::Protocol(wanted) => wanted.number() == protocol,
-                    PortTerm::Range { protocol: wanted, first, last } => {
-                        wanted.number() == protocol && (*first..=*last).contains(&dport)
-                    }
-                    PortTerm::Named { protocol: wanted, name } => {
-                        wanted.number() == protocol
-                            && match direction {
-                                Direction::Ingress => declares(target, *wanted, name),
-                                Direction::Egress => {
-                                    owners.iter().any(|owner| declares(owner, *wanted, name))
-                                }
-                            }
-                    }
-                }),
-            };
-            if meant && fits {
-                rules.insert(format!("{} {direction}[{position}]", policy.name));
-            }
-        }
-    }
-    Some(rules)
-}
-
-fn has_address(world: &World, pod: &Pod, policy: &Policy, address: IpAddr) -> bool {
-    let local: Vec<&Endpoint> = world.endpoints.iter().filter(|e| e.pod == pod.name).collect();
-    if !local.is_empty() {
-        return local.iter().any(|e| policy.networks.contains(&e.network) && e.addresses.contains(&address));
-    }
-    let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return false };
-    let entries: Vec<Value> = serde_json::from_str(annotation).unwrap();
-    entries.iter().any(|entry| {
-        let listed = policy.networks.iter().any(|network| entry["name"] == network.to_string());
-        listed && entry["ips"].as_array().unwrap().iter().any(|ip| *ip == address.to_string())
-    })
-}
-
-// Random worlds: few names and addresses, so that everything meets everything.
-
-fn any_labels() -> impl Strategy<Value = Labels> {
-    prop::collection::btree_map("[xy]", "[12]", 0..3)
-}
-
-fn any_selector() -> impl Strategy<Value = Selector> {
-    let values = || prop::collection::vec("[12]", 1..3);
-    let requirement = prop_oneof![
-        ("[xy]", values()).prop_map(|(key, values)| Requirement::In { key, values }),
-        ("[xy]", values()).prop_map(|(key, values)| Requirement::NotIn { key, values }),
-        "[xy]".prop_map(|key| Requirement::Exists { key }),
-        "[xy]".prop_map(|key| Requirement::DoesNotExist { key }),
-    ];
-    prop::collection::vec(requirement, 0..2).prop_map(|requirements| Selector { requirements })
-}
-
-fn address(v6: bool, low: u8) -> IpAddr {
-    if v6 {
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, low.into()))
-    } else {
-        IpAddr::V4(Ipv4Addr::new(10, 0, 0, low))
-    }
-}
-
-fn any_address() -> impl Strategy<Value = IpAddr> {
-    (any::<bool>(), 0_u8..16).prop_map(|(v6, low)| address(v6, low))
-}
-
-/// A prefix of the last five bits, or now and then of everything.
-fn any_net() -> impl Strategy<Value = IpNet> {
-    let host_bits = prop_oneof![9 => (0_u8..=5).prop_map(Some), 1 => Just(None)];
-    (any_address(), host_bits).prop_map(|(address, host_bits)| {
-        let longest = if address.is_ipv4() { 32 } else { 128 };
-        let bits = host_bits.map_or(0, |host_bits| longest - host_bits);
-        IpNet::new(address, bits).unwrap().trunc()
-    })
-}
-
-fn any_protocol() -> impl Strategy<Value = PortProtocol> {
-    prop::sample::select(vec![PortProtocol::Tcp, PortProtocol::Udp])
-}
-
-fn any_peer() -> impl Strategy<Value = Peer> {
-    prop_oneof![
-        (any_net(), prop::collection::vec(any_net(), 0..3))
-            .prop_map(|(net, except)| Peer::Block { net, except }),
-        (prop::option::of(any_selector()), any_selector())
-            .prop_map(|(namespaces, pods)| Peer::Pods { namespaces, pods }),
-    ]
-}
-
-fn any_term() -> impl Strategy<Value = PortTerm> {
-    prop_oneof![
-        1 => any_protocol().prop_map(PortTerm::Protocol),
-        3 => (any_protocol(), 1_u16..40, 0_u16..20)
-            .prop_map(|(protocol, first, more)| PortTerm::Range { protocol, first, last: first + more }),
-        1 => (any_protocol(), 1_u16.., 1_u16..).prop_map(|(protocol, a, b)| {
-            PortTerm::Range { protocol, first: a.min(b), last: a.max(b) }
-        }),
-        2 => (any_protocol(), "[pq]").prop_map(|(protocol, name)| PortTerm::Named { protocol, name }),
-    ]
-}
-
-fn any_rule() -> impl Strategy<Value = Rule> {
-    let peers = prop_oneof![
-        1 => Just(Peers::Any),
-        5 => prop::collection::vec(any_peer(), 0..4).prop_map(Peers::Of),
-    ];
-    let ports = prop_oneof![
-        1 => Just(Ports::Any),
-        4 => prop::collection::vec(any_term(), 0..4).prop_map(Ports::Of),
-    ];
-    (peers, ports).prop_map(|(peers, ports)| Rule { peers, ports })
-}
-
-fn any_network() -> impl Strategy<Value = NetworkRef> {
-    "[mn]".prop_map(|name| NetworkRef::new("a", name))
-}
-
-fn any_policy() -> impl Strategy<Value = Policy> {
-    let rules = || prop::collection::vec(any_rule(), 0..4);
-    let directions = prop_oneof![
-        1 => Just(Directions::Inferred),
-        2 => any::<(bool, bool)>().prop_map(|(ingress, egress)| Directions::Listed { ingress, egress }),
-    ];
-    let networks = prop::collection::btree_set(any_network(), 1..3);
-    ("[ab]", networks, any_selector(), rules(), rules(), directions).prop_map(
-        |(namespace, networks, pods, ingress, egress, directions)| Policy {
-            name: ObjectName::new(namespace, ""),
-            networks,
-            pods,
-            ingress,
-            egress,
-            directions,
-            problems: Vec::new(),
-        },
-    )
-}
-
-#[derive(Debug, Clone)]
-struct AnyPod {
-    pod: Pod,
-    local: bool,
-    attachments: Vec<(NetworkRef, BTreeSet<IpAddr>)>,
-}
-
-fn any_pod() -> impl Strategy<Value = AnyPod> {
-    let port = (any_protocol(), "[pq]", 1_u16..40).prop_map(|(protocol, name, port)| ContainerPort {
-        name: Some(name),
-        protocol,
-        port,
-    });
-    let attachment = (any_network(), prop::collection::btree_set(any_address(), 0..3));
-    let phase = prop_oneof![8 => Just(Phase::Running), 1 => Just(Phase::Failed)];
-    (
-        "[ab]",
-        any_labels(),
-        prop::collection::vec(port, 0..3),
-        phase,
-        prop::bool::weighted(0.1),
-        prop::bool::weighted(0.6),
-        prop::collection::vec(attachment, 1..3),
-    )
-        .prop_map(|(namespace, labels, ports, phase, host_network, local, attachments)| AnyPod {
-            pod: Pod {
-                name: ObjectName::new(namespace, ""),
-                uid: None,
-                labels,
-                annotations: BTreeMap::new(),
-                phase,
-                host_network,
-                ports,
-            },
-            local,
-            attachments,
-        })
-}
-
-fn any_world() -> impl Strategy<Value = World> {
-    let pods = prop::collection::vec(any_pod(), 1..6);
-    let policies = prop::collection::vec(any_policy(), 0..5);
-    (prop::collection::btree_map("[ab]", any_labels(), 0..3), pods, policies).prop_map(
-        |(namespaces, pods, policies)| {
-            let mut world =
-                World { objects: Objects { namespaces, ..Objects::default() }, endpoints: Vec::new() };
-            for (number, AnyPod { mut pod, local, attachments }) in pods.into_iter().enumerate() {
-                pod.name.name = format!("pod{number}");
-                if local {
-                    for (network, addresses) in attachments {
-                        let id = u32::try_from(world.endpoints.len()).unwrap() + 1;
-                        let addresses = addresses.into_iter().collect();
-                        world.endpoints.push(Endpoint { id, pod: pod.name.clone(), network, addresses });
-                    }
-                } else {
-                    let entries: Vec<Value> = attachments
-                        .iter()
-                        .map(|(network, ips)| json!({"name": network.to_string(), "ips": ips}))
-                        .collect();
-                    pod.annotations.insert(STATUS_ANNOTATION.to_owned(), json!(entries).to_string());
-                }
-                world.objects.pods.insert(pod.name.clone(), pod);
-            }
-            for (number, mut policy) in policies.into_iter().enumerate() {
-                policy.name.name = format!("p{number}");
-                world.objects.policies.insert(policy.name.clone(), policy);
-            }
-            world
-        },
-    )
-}
-
-impl fmt::Debug for World {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#?}\n{:#?}", self.objects, self.endpoints)
-    }
-}
-
-proptest! {
-    #[test]
-    fn the_tables_say_what_the_text_says(world in any_world(), v1 in any::<bool>(), ports in prop::collection::vec(0_u16..70, 1..6), far in any::<u16>()) {
-        let inference = if v1 { Inference::V1 } else { Inference::Presence };
-        let options = Options { policy_types_inference: inference };
-        let desired = compile(&world.objects, &world.endpoints, options);
-        let outside = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse().unwrap());
-        let inside = (0..16).flat_map(|low| [address(false, low), address(true, low)]);
-        let peers: Vec<IpAddr> = inside.chain(outside).collect();
-        for endpoint in &world.endpoints {
-            for direction in [Direction::Ingress, Direction::Egress] {
-                let policies = &desired.endpoints[&endpoint.id];
-                let tables = match direction {
-                    Direction::Ingress => &policies.ingress,
-                    Direction::Egress => &policies.egress,
-                };
-                for peer in &peers {
-                    for (protocol, port) in ports.iter().chain([&far]).flat_map(|port| [(6, *port), (17, *port)]).chain([(1, 0)]) {
-                        let expected = read_text(&world, options, endpoint, direction, *peer, protocol, port);
-                        let found = tables.as_ref().map(|tables| {
-                            evaluate(tables, *peer, protocol, port).map(|rule| tables.rules[&rule].clone())
-                        });
-                        match (&expected, &found) {
-                            (None, None) => {}
-                            (Some(rules), Some(None)) if rules.is_empty() => {}
-                            (Some(rules), Some(Some(rule))) if rules.contains(rule) => {}
-                            _ => prop_assert!(
-                                false,
-                                "{direction} {peer} {protocol}/{port} at {endpoint:?}: {found:?} instead of {expected:?}"
-                            ),
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_range_holds_its_ports_and_no_other(a in 1_u16.., b in 1_u16.., probe in any::<u16>()) {
-        let (first, last) = (a.min(b), a.max(b));
-        let blocks = port_blocks(PortProtocol::Tcp, first, last);
-        prop_assert!(blocks.len() <= 30);
-        for port in [probe, first, last, first - 1, last.saturating_add(1)] {
-            let exact = one_port(PortProtocol::Tcp, port);
-            let found = blocks.contains(&exact) || wider(exact).any(|wide| blocks.contains(&wide));
-            prop_assert_eq!(found, (first..=last).contains(&port));
-        }
-    }
-
-    #[test]
-    fn equal_tables_are_one_value(world in any_world()) {
-        let desired = world.compile();
-        let tables: Vec<&Arc<CompiledPolicy>> =
-            desired.endpoints.values().flat_map(|policies| policies.ingress.iter().chain(&policies.egress)).collect();
-        for first in &tables {
-            for second in &tables {
-                prop_assert_eq!(first == second, Arc::ptr_eq(first, second));
-            }
-        }
-    }
 }

@@ -87,6 +87,9 @@ pub fn diff(desired: &Desired, programmed: &Programmed) -> Vec<Write> {
 struct Numbers<'a> {
     programmed: &'a Programmed,
     by_content: HashMap<Arc<CompiledPolicy>, PolicyId>,
+    /// The same by the place in memory: hashing a hundred thousand prefixes once for every attachment that
+    /// shares them would take seconds.
+    by_place: HashMap<*const CompiledPolicy, PolicyId>,
     last_id: PolicyId,
     installs: Vec<Write>,
 }
@@ -94,14 +97,29 @@ struct Numbers<'a> {
 impl<'a> Numbers<'a> {
     fn new(programmed: &'a Programmed) -> Self {
         let by_content = programmed.policies.iter().map(|(id, policy)| (Arc::clone(policy), *id)).collect();
-        Self { programmed, by_content, last_id: programmed.last_id, installs: Vec::new() }
+        Self {
+            programmed,
+            by_content,
+            by_place: HashMap::new(),
+            last_id: programmed.last_id,
+            installs: Vec::new(),
+        }
     }
 
     fn of(&mut self, policy: &Option<Arc<CompiledPolicy>>) -> PolicyId {
         let Some(policy) = policy else { return 0 };
-        if let Some(id) = self.by_content.get(policy) {
+        if let Some(id) = self.by_place.get(&Arc::as_ptr(policy)) {
             return *id;
         }
+        let id = match self.by_content.get(policy) {
+            Some(id) => *id,
+            None => self.install(policy),
+        };
+        self.by_place.insert(Arc::as_ptr(policy), id);
+        id
+    }
+
+    fn install(&mut self, policy: &Arc<CompiledPolicy>) -> PolicyId {
         self.last_id = next_free(self.last_id, &self.programmed.policies);
         self.installs.push(Write::Install { id: self.last_id, policy: Arc::clone(policy) });
         self.by_content.insert(Arc::clone(policy), self.last_id);

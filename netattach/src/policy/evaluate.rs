@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::compile::wider;
 use super::compiled::{CompiledPolicy, PortPrefix, RuleId, Traffic};
+use super::traffic::wider;
 
 /// The rule that allows traffic of a protocol (IANA number) with `peer` to destination port `dport`; `None`:
 /// denied. For protocols without ports `dport` is 0.

@@ -16,3 +16,5 @@ pub mod manifest;
 pub mod model;
 pub mod selector;
 pub mod sync;
+mod tables;
+mod traffic;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::compile::{Condition, Desired, Options, Subject, compile};
+use super::compile::{Condition, Desired, EndpointPolicy, Options, Subject, compile};
 use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
 use super::index::Endpoint;
 use super::model::{Inference, Severity};
@@ -160,6 +160,10 @@ impl Enforcer {
             if let Some(endpoint) = guarded.endpoint() {
                 state.endpoints.insert(guarded.id, endpoint);
                 self.bring_up_to_date(&mut state)?;
+                if !state.programmed.endpoints.contains_key(&guarded.id) {
+                    // Its pod vanished from the source meanwhile: nobody can say what selects it.
+                    self.assign(&mut state, guarded.id, Assignment { ingress: DENY_ALL, egress: DENY_ALL })?;
+                }
             }
         }
         self.dataplane.bind_link(guarded.host_index, guarded.id)?;
@@ -304,8 +308,14 @@ impl Enforcer {
     fn bring_up_to_date(&self, state: &mut State) -> Result<(), EnforceError> {
         self.sweep_locked(state)?;
         let objects = self.source.snapshot();
-        let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
-        let desired = compile(&objects, &endpoints, self.options);
+        let desired = if objects.policies.is_empty() {
+            // Without policies nothing is isolated, and looking at every pod would be part of every ADD.
+            let open = state.endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
+            Desired { endpoints: open.collect(), ..Desired::default() }
+        } else {
+            let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
+            compile(&objects, &endpoints, self.options)
+        };
         let mut refused = BTreeSet::new();
         state.over_capacity.clear();
         for write in diff(&desired, &state.programmed) {

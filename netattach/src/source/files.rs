@@ -6,7 +6,8 @@
 //!
 //! A file that is being written must never take a policy out of force. Therefore nothing is read before the
 //! directory has been quiet for a moment; and while a file cannot be read, is empty or has a document that
-//! fails, whatever it gave before and does not give now stays as it was.
+//! fails, whatever it gave before and does not give now stays as it was. Only a writer that stops for longer in
+//! the middle of a document that happens to be complete there can be misread; renaming over the file avoids it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -230,14 +231,18 @@ struct Watched {
 
 impl Watched {
     fn start(directory: &Path, signals: mpsc::Sender<Signal>) -> notify::Result<Self> {
-        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        let on_event = move |event: notify::Result<notify::Event>| {
             if event.as_ref().map_or(true, tells_of_a_change) {
                 // Fails only when the source is being dropped.
                 let _ = signals.send(Signal::Changed);
             }
-        })?;
-        let identity = identity(directory).map_err(notify::Error::io)?;
-        watcher.watch(directory, RecursiveMode::Recursive)?;
+        };
+        let config = notify::Config::default().with_follow_symlinks(false);
+        let mut watcher = RecommendedWatcher::new(on_event, config)?;
+        // The directory itself may be a link, which the watcher would no more follow than those below it.
+        let target = fs::canonicalize(directory).map_err(notify::Error::io)?;
+        let identity = identity(&target).map_err(notify::Error::io)?;
+        watcher.watch(&target, RecursiveMode::Recursive)?;
         Ok(Self { _watcher: watcher, identity })
     }
 }

@@ -210,6 +210,27 @@ async fn changes_are_seen_however_an_editor_makes_them() {
 }
 
 #[tokio::test]
+async fn a_mounted_config_map_is_followed_when_its_link_is_swapped() {
+    let parent = TempDir::new().unwrap();
+    let path = parent.path().join("mount");
+    for (version, name) in [("..one", "first"), ("..two", "second")] {
+        fs::create_dir_all(path.join(version)).unwrap();
+        write(&path.join(version), "a.yaml", &pod(name));
+    }
+    std::os::unix::fs::symlink("..one", path.join("..data")).unwrap();
+    std::os::unix::fs::symlink("..data/a.yaml", path.join("a.yaml")).unwrap();
+    // The source may itself be given as a link.
+    let link = parent.path().join("link");
+    std::os::unix::fs::symlink("mount", &link).unwrap();
+    let files = Files::open(&link, timing()).unwrap();
+    assert_eq!(pods(&files.snapshot()), ["first"]);
+
+    std::os::unix::fs::symlink("..two", path.join("..data_tmp")).unwrap();
+    fs::rename(path.join("..data_tmp"), path.join("..data")).unwrap();
+    until(&files, |objects| pods(objects) == ["second"]).await;
+}
+
+#[tokio::test]
 async fn a_directory_that_vanishes_keeps_its_objects_until_it_is_back() {
     let parent = TempDir::new().unwrap();
     let path = parent.path().join("manifests");

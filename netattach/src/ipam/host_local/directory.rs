@@ -237,6 +237,20 @@ impl Contents {
         addresses
     }
 
+    /// The addresses that any interface of a container holds, except the interfaces in `keep`.
+    pub(super) fn held_by_container(&self, container_id: &str, keep: &[String]) -> Vec<IpAddr> {
+        let holds = |content: &[u8]| {
+            let Ok(text) = std::str::from_utf8(content) else { return false };
+            match text.split_once("\r\n") {
+                Some((id, ifname)) => id == container_id.trim() && !keep.iter().any(|name| name == ifname),
+                None => text == container_id.trim(),
+            }
+        };
+        let files =
+            self.files.iter().filter(|(_, file)| matches!(file, File::Held(content) if holds(content)));
+        files.map(|(address, _)| *address).collect()
+    }
+
     fn with_content(&self, text: &str) -> Vec<IpAddr> {
         let holds = |file: &File| matches!(file, File::Held(content) if **content == *text.as_bytes());
         let mut addresses: Vec<_> =

@@ -215,6 +215,29 @@ impl Leases {
         Ok(released.unwrap_or(0))
     }
 
+    /// Removes the reservations of every interface of a container but those in `keep`, and says how many there
+    /// were.
+    ///
+    /// # Errors
+    /// As [`Leases::release`].
+    pub fn release_container(
+        &self,
+        data_dir: &Path,
+        network: &str,
+        container_id: &str,
+        keep: &[String],
+    ) -> Result<usize, Error> {
+        let path = directory_of(data_dir, network)?;
+        let released = self.locked(&path, |directory, contents| {
+            let addresses = contents.held_by_container(container_id, keep);
+            for address in &addresses {
+                directory.remove(contents, *address)?;
+            }
+            Ok(addresses.len())
+        })?;
+        Ok(released.unwrap_or(0))
+    }
+
     /// Verifies that every range set has an address left.
     ///
     /// # Errors
