@@ -193,7 +193,12 @@ mod tests {
     use crate::rpc::message::{Hello, Traffic};
 
     pub(super) fn name(id: u32, pod: &str, network: &str, ifname: &str) -> AttachmentName {
-        AttachmentName { id: Some(id), pod: pod.parse().ok(), network: network.to_owned(), ifname: ifname.to_owned() }
+        AttachmentName {
+            id: Some(id),
+            pod: pod.parse().ok(),
+            network: network.to_owned(),
+            ifname: ifname.to_owned(),
+        }
     }
 
     fn arguments(socket: &Path, words: &[&str]) -> Arguments {
