@@ -2,5 +2,6 @@
 
 mod namespace;
 pub mod packet;
+pub mod runtime;
 
 pub use namespace::Namespace;
