@@ -5,6 +5,7 @@ pub mod manifest;
 mod namespace;
 pub mod node;
 pub mod packet;
+pub mod runtime;
 pub mod snapshot;
 pub mod traffic;
 

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::Namespace;
 use crate::manifest::{self, NAMESPACE};
+use crate::traffic::eventually;
 
 /// `namespace/name` of the network that every pod gets.
 pub const DEFAULT_NETWORK: &str = "kube-system/default";
@@ -341,7 +342,13 @@ impl Node {
     /// # Panics
     /// The executable cannot be run.
     pub fn add(&self, pod: &Pod) -> Outcome {
-        self.call("ADD", pod).run()
+        let outcome = self.call("ADD", pod).run();
+        if outcome.exit == 0 {
+            // Published after the answer, so that the runtime does not wait for it.
+            let status = self.path("run/network-status").join(NAMESPACE).join(format!("{}.json", pod.name));
+            assert!(eventually(PATIENCE, || status.exists()), "{} is not published", status.display());
+        }
+        outcome
     }
 
     /// CHECK for a pod.

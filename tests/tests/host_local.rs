@@ -57,6 +57,8 @@ impl Shared {
             .env("CNI_CONTAINERID", &owner.container_id)
             .env("CNI_IFNAME", &owner.ifname)
             .env("CNI_NETNS", "/proc/self/ns/net")
+            // Addresses need no namespace; the plugin refuses its own after it has done its work.
+            .env("CNI_NETNS_OVERRIDE", "1")
             .env("CNI_PATH", "/nonexistent")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -69,7 +69,8 @@ fn workspace() -> anyhow::Result<Count> {
     let mut cargo = child::cargo();
     cargo
         .args(["test", "--workspace", "--no-fail-fast", "--color", "never"])
-        .env("NETATTACH_DIST", tree::dist());
+        .env("NETATTACH_DIST", tree::dist())
+        .env("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins());
     run_as_root(&mut cargo)?;
     let mut tally = Tally::default();
     let (output, success, status) = child::watch(&mut cargo, |line| {
@@ -107,10 +108,15 @@ fn run_as_root(cargo: &mut Command) -> anyhow::Result<()> {
     }
     screen::line("  the tests need root for network namespaces and BPF: their executables run through sudo");
     let dist = format!("NETATTACH_DIST={}", tree::dist().display());
+    let reference = format!("NETATTACH_REFERENCE_PLUGINS={}", setup::reference_plugins().display());
     let cargo_variables = ["CARGO_MANIFEST_DIR", "RUST_BACKTRACE", "PATH"];
     let kept = cargo_variables.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
-    let runner: Vec<String> =
-        ["sudo", "-n", "--", "env"].map(str::to_owned).into_iter().chain(kept).chain([dist]).collect();
+    let runner: Vec<String> = ["sudo", "-n", "--", "env"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(kept)
+        .chain([dist, reference])
+        .collect();
     let runner = serde_json::to_string(&runner).context("spell the test runner")?;
     // An array of JSON strings is also an array of TOML strings.
     cargo.arg("--config").arg(format!("target.{}.runner={runner}", dist::host_triple()?));

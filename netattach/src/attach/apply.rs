@@ -2,13 +2,12 @@
 
 use std::os::fd::AsFd;
 
-use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::{AttachError, Node, Progress, StepError};
 use crate::cni::{self, Command};
 use crate::delegate::{self, Call, DelegateError};
-use crate::ipam::host_local::{self, Owner};
+use crate::ipam::host_local::{self, Leases, Owner};
 use crate::link::spec;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
@@ -142,6 +141,11 @@ impl Executor<'_> {
             }
             other => other?,
         };
+        if veth.port.is_none() {
+            // A port has no network layer of its own; this end has, and the pod could announce routes to it. There
+            // is no carrier yet, so nothing was heard before this.
+            ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
+        }
         let pod = self.pod.link(&veth.pod_name)?;
         Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod) })
     }
@@ -173,30 +177,7 @@ impl Executor<'_> {
         attachment: &AttachmentPlan,
         config: &host_local::Config,
     ) -> Result<Output, StepError> {
-        let lease = self.node.leases.allocate(config, &owner(self.sandbox, attachment))?;
-        let dns = match &config.resolv_conf {
-            Some(path) => {
-                let read = host_local::Dns::read(path)?;
-                cni::Dns {
-                    nameservers: read.nameservers,
-                    domain: Some(read.domain).filter(|domain| !domain.is_empty()),
-                    search: read.search,
-                    options: read.options,
-                }
-            }
-            None => cni::Dns::default(),
-        };
-        let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
-        let addresses = lease
-            .addresses
-            .into_iter()
-            .map(|(address, gateway)| LeasedAddress { address, gateway })
-            .collect();
-        Ok(Output::Lease {
-            addresses,
-            dns,
-            routes: routes.collect::<Result<_, _>>().map_err(StepError::Routes)?,
-        })
+        lease(&self.node.leases, config, &owner(self.sandbox, attachment))
     }
 
     fn delegate(
@@ -234,18 +215,17 @@ impl Executor<'_> {
     ) -> Result<Output, StepError> {
         let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
         let index = self.bridge_index(at, attachment)?;
-        let present = self.host.addresses(index)?;
-        for gateway in wanted {
-            if present.contains(&gateway) {
-                continue;
-            }
-            for other in present.iter().copied().filter(|other| conflicts(*other, gateway)) {
-                if !force {
-                    let bridge = bridge.to_owned();
-                    return Err(StepError::GatewayConflict { bridge, present: other, wanted: gateway });
-                }
-                self.host.ensure_address_absent(index, other)?;
-            }
+        let changes = addressing::gateway_changes(&self.host.addresses(index)?, &wanted, force).map_err(
+            |conflict| StepError::GatewayConflict {
+                bridge: bridge.to_owned(),
+                present: conflict.present,
+                wanted: conflict.wanted,
+            },
+        )?;
+        for other in changes.remove {
+            self.host.ensure_address_absent(index, other)?;
+        }
+        for gateway in changes.add {
             self.host.ensure_address(index, gateway)?;
         }
         Ok(Output::Nothing)
@@ -339,6 +319,33 @@ pub(super) fn link_of(output: Option<&Output>) -> Option<(Option<Interface>, Int
     }
 }
 
+/// Reserves addresses, with the name servers and routes that the configuration adds to them. Everything that can
+/// fail without a reservation comes first.
+pub(super) fn lease(
+    leases: &Leases,
+    config: &host_local::Config,
+    owner: &Owner,
+) -> Result<Output, StepError> {
+    let dns = match &config.resolv_conf {
+        Some(path) => {
+            let read = host_local::Dns::read(path)?;
+            cni::Dns {
+                nameservers: read.nameservers,
+                domain: Some(read.domain).filter(|domain| !domain.is_empty()),
+                search: read.search,
+                options: read.options,
+            }
+        }
+        None => cni::Dns::default(),
+    };
+    let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
+    let routes = routes.collect::<Result<_, _>>().map_err(StepError::Routes)?;
+    let lease = leases.allocate(config, owner)?;
+    let addresses =
+        lease.addresses.into_iter().map(|(address, gateway)| LeasedAddress { address, gateway }).collect();
+    Ok(Output::Lease { addresses, dns, routes })
+}
+
 /// A call of another plugin for an attachment.
 pub(super) struct DelegateCall<'a> {
     pub(super) command: Command,
@@ -399,17 +406,6 @@ fn runner(node: &Node, sandbox: &Sandbox) -> delegate::Delegate {
 
 pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
     Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() }
-}
-
-/// Whether a bridge cannot carry both: any two IPv4 networks, IPv6 networks only when one holds the other.
-fn conflicts(present: IpNet, wanted: IpNet) -> bool {
-    match (present, wanted) {
-        (IpNet::V4(_), IpNet::V4(_)) => true,
-        (IpNet::V6(present), IpNet::V6(wanted)) => {
-            present.contains(&wanted.network()) || wanted.contains(&present.network())
-        }
-        _ => false,
-    }
 }
 
 fn ensure_if_present(key: &str, value: &str) -> Result<(), StepError> {

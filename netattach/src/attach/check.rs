@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
 use super::{AttachError, Node, StepError};
-use crate::cni::{Command, Version};
+use crate::cni::{Command, Value};
 use crate::journal::Record;
-use crate::netlink::{Handle, Hook};
+use crate::netlink::{Handle, Hook, LinkState};
 use crate::netns::Netns;
 use crate::plan::expect::{Expected, expected};
-use crate::plan::{AttachmentPlan, Step, result};
+use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::sync::{FROM_POD, TO_POD};
 
 /// Compares the kernel with the record, and asks every other plugin.
@@ -19,11 +19,13 @@ use crate::policy::sync::{FROM_POD, TO_POD};
 pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), AttachError> {
     let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
     let mut pod = Handle::open_in(netns)?;
+    let sandbox = &record.plan.sandbox;
     for (number, attachment) in record.plan.attachments.iter().enumerate() {
         // Attachment numbers fit: see `Plan::steps`.
         let number = number as u16;
-        let want = expected(&record.plan.sandbox, number, attachment, &record.outputs)?;
-        let looked = compare(node, record, attachment, &want, &mut host, &mut pod);
+        let last = result::result(sandbox, number, attachment, &record.outputs)?;
+        let want = expected(number, attachment, &record.outputs, &last)?;
+        let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod);
         if let Some(what) = looked.map_err(|source| failed(attachment, "look at the kernel", source))? {
             return Err(AttachError::Differs {
                 ifname: attachment.ifname.clone(),
@@ -31,14 +33,17 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
                 what,
             });
         }
-        check_delegates(node, record, number, attachment)?;
+        if attachment.version.has_check() {
+            check_delegates(node, sandbox, attachment, Some(&last.to_value(attachment.version)?))?;
+        }
     }
     Ok(())
 }
 
-fn compare(
+/// The first difference between the machine and what an attachment should be, in words.
+pub(super) fn compare(
     node: &Node,
-    record: &Record,
+    sandbox: &Sandbox,
     attachment: &AttachmentPlan,
     want: &Expected,
     host: &mut Handle,
@@ -47,45 +52,49 @@ fn compare(
     if want.loopback && !pod.find_link("lo")?.is_some_and(|link| link.up) {
         return Ok(Some("lo is not up".into()));
     }
-    if let Some(difference) = compare_pod_end(want, pod)? {
-        return Ok(Some(difference));
-    }
-    if let Some(difference) = compare_host_end(node, want, host)? {
+    let found = match compare_pod_end(want, pod)? {
+        Found::Differs(difference) => return Ok(Some(difference)),
+        Found::NotWanted => None,
+        Found::AsWanted(link) => Some(link),
+    };
+    if let Some(difference) = compare_host_end(node, want, found.as_ref(), host)? {
         return Ok(Some(difference));
     }
     if let Some(config) = &want.lease {
         let held: Vec<IpAddr> = want.addresses.iter().map(|address| address.addr()).collect();
-        node.leases.check(
-            &config.data_dir,
-            &config.network,
-            &owner(&record.plan.sandbox, attachment),
-            &held,
-        )?;
+        node.leases.check(&config.data_dir, &config.network, &owner(sandbox, attachment), &held)?;
     }
     Ok(None)
 }
 
-fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Option<String>, StepError> {
-    let Some(wanted) = &want.pod else { return Ok(None) };
+enum Found {
+    NotWanted,
+    AsWanted(LinkState),
+    Differs(String),
+}
+
+fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError> {
+    let Some(wanted) = &want.pod else { return Ok(Found::NotWanted) };
+    let differs = |what: String| Ok(Found::Differs(format!("interface {} {what}", wanted.name)));
     let Some(link) = pod.find_link(&wanted.name)? else {
-        return Ok(Some(format!("interface {} is gone from the pod", wanted.name)));
+        return differs("is gone from the pod".into());
     };
-    if link.index != wanted.index {
-        return Ok(Some(format!("interface {} is not the one that was made", wanted.name)));
+    if is_another(&link, wanted) || want.kind.is_some_and(|kind| link.kind != kind) {
+        return differs("is not the one that was made".into());
     }
-    if link.mac != wanted.mac {
+    if wanted.mac.is_some() && link.mac != wanted.mac {
         let shown = link.mac.map_or_else(|| "none".into(), |mac| mac.to_string());
-        return Ok(Some(format!("interface {} has Ethernet address {shown}", wanted.name)));
+        return differs(format!("has Ethernet address {shown}"));
     }
     if !link.up {
-        return Ok(Some(format!("interface {} is down", wanted.name)));
+        return differs("is down".into());
     }
     if want.macvlan_mode.is_some() && link.macvlan_mode != want.macvlan_mode {
-        return Ok(Some(format!("interface {} has another macvlan mode", wanted.name)));
+        return differs("has another macvlan mode".into());
     }
     let addresses = pod.addresses(link.index)?;
     if let Some(missing) = want.addresses.iter().find(|address| !addresses.contains(address)) {
-        return Ok(Some(format!("interface {} lacks address {missing}", wanted.name)));
+        return differs(format!("lacks address {missing}"));
     }
     let routes = pod.routes()?;
     let present = |route: &crate::link::spec::Route| {
@@ -96,24 +105,39 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Option<String>, 
         })
     };
     let main = want.routes.iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE));
-    Ok(main
-        .into_iter()
-        .find(|route| !present(route))
-        .map(|route| format!("the route to {} is gone", route.destination)))
+    Ok(match main.into_iter().find(|route| !present(route)) {
+        Some(route) => Found::Differs(format!("the route to {} is gone", route.destination)),
+        None => Found::AsWanted(link),
+    })
 }
 
 const MAIN_TABLE: u32 = 254;
 
-fn compare_host_end(node: &Node, want: &Expected, host: &mut Handle) -> Result<Option<String>, StepError> {
+/// Whether a link has the name of what was made, and is something else.
+fn is_another(link: &LinkState, made: &Interface) -> bool {
+    made.index != 0 && made.index != link.index
+}
+
+fn compare_host_end(
+    node: &Node,
+    want: &Expected,
+    pod: Option<&LinkState>,
+    host: &mut Handle,
+) -> Result<Option<String>, StepError> {
+    if let (Some(parent), Some(pod)) = (&want.parent, pod)
+        && host.find_link(parent)?.map(|link| link.index) != pod.link
+    {
+        return Ok(Some(format!("interface {} is not on {parent}", pod.name)));
+    }
     let Some(wanted) = &want.host else { return Ok(None) };
     let Some(link) = host.find_link(&wanted.name)? else {
         return Ok(Some(format!("link {} is gone from the node", wanted.name)));
     };
-    if let Some(bridge) = &want.bridge {
-        let index = host.find_link(bridge)?.map(|link| link.index);
-        if index.is_none() || link.controller != index {
-            return Ok(Some(format!("link {} is not a port of bridge {bridge}", wanted.name)));
-        }
+    if is_another(&link, wanted) || pod.is_some_and(|pod| link.link != Some(pod.index)) {
+        return Ok(Some(format!("link {} is not the other end of the pod's interface", wanted.name)));
+    }
+    if let Some(difference) = compare_bridge(want, &link, host)? {
+        return Ok(Some(difference));
     }
     if let (Some(id), Some(enforcer)) = (want.protected, &node.enforcer) {
         if !enforcer.is_bound(link.index, id) {
@@ -128,28 +152,45 @@ fn compare_host_end(node: &Node, want: &Expected, host: &mut Handle) -> Result<O
     Ok(None)
 }
 
-fn check_delegates(
-    node: &Node,
-    record: &Record,
-    number: u16,
-    attachment: &AttachmentPlan,
-) -> Result<(), AttachError> {
-    if attachment.version < Version::V0_4_0 {
-        return Ok(());
+fn compare_bridge(want: &Expected, port: &LinkState, host: &mut Handle) -> Result<Option<String>, StepError> {
+    let (Some(wanted), Some(wanted_port)) = (&want.bridge, &want.port) else { return Ok(None) };
+    let name = &wanted.name;
+    let Some(bridge) = host.find_link(name)?.filter(|link| link.kind == "bridge") else {
+        return Ok(Some(format!("bridge {name} is gone")));
+    };
+    if port.controller != Some(bridge.index) {
+        return Ok(Some(format!("link {} is not a port of bridge {name}", port.name)));
     }
-    let last = result::result(&record.plan.sandbox, number, attachment, &record.outputs)?;
+    if wanted_port.hairpin && port.hairpin != Some(true) {
+        return Ok(Some(format!("port {} is not in hairpin mode", port.name)));
+    }
+    if wanted.promiscuous && !bridge.promiscuous {
+        return Ok(Some(format!("bridge {name} is not in promiscuous mode")));
+    }
+    let addresses = host.addresses(bridge.index)?;
+    let missing = want.gateways.iter().find(|gateway| !addresses.contains(gateway));
+    Ok(missing.map(|gateway| format!("bridge {name} lacks gateway address {gateway}")))
+}
+
+/// Asks every other plugin of the attachment. `last` is the final result, where the plugins' configurations do
+/// not hold it already.
+pub(super) fn check_delegates(
+    node: &Node,
+    sandbox: &Sandbox,
+    attachment: &AttachmentPlan,
+    last: Option<&Value>,
+) -> Result<(), AttachError> {
     for step in &attachment.steps {
         let Step::Delegate(delegate) = step else { continue };
-        let sandbox = &record.plan.sandbox;
         let call =
             DelegateCall { command: Command::Check, netns: Some(&sandbox.netns), attachment, delegate };
-        call.run(node, sandbox, Some(last.to_value(attachment.version)?))
+        call.run(node, sandbox, last.cloned())
             .map_err(|error| failed(attachment, "run CHECK of its plugin", error.into()))?;
     }
     Ok(())
 }
 
-fn failed(attachment: &AttachmentPlan, step: &str, source: StepError) -> AttachError {
+pub(super) fn failed(attachment: &AttachmentPlan, step: &str, source: StepError) -> AttachError {
     AttachError::Step {
         ifname: attachment.ifname.clone(),
         network: attachment.network.clone(),

@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod intent;
 mod registry;
+pub mod standalone;
 pub mod status;
 pub mod undo;
 

@@ -65,7 +65,7 @@ pub fn kind(value: &Value) -> &'static str {
 }
 
 /// For `deserialize_with`: `null` reads as the default, because Go prints nil slices and maps that way.
-pub(super) fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub(crate) fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Default + Deserialize<'de>,

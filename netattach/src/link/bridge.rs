@@ -1,13 +1,14 @@
 //! `bridge`: a veth into the pod whose other end is a port of a bridge on the node.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins. What differs: the pod's
-//! end is created in place, source addresses are verified on the port whether or not `macspoofchk` asks for it,
-//! and a bridge's own address is fixed when it is made.
+//! end is created in place, the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks
+//! for it, and a bridge's own address is fixed when it is made.
 
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{Driver, PlanError, Request, check_mtu, spec};
+use crate::cni::json::null_is_default;
 use crate::plan::{Configure, Step, Style};
 
 pub(super) struct Bridge;
@@ -20,18 +21,20 @@ const DEFAULT_NAME: &str = "cni0";
 struct Config {
     #[serde(default)]
     bridge: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     is_gateway: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     is_default_gateway: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     force_address: bool,
     #[serde(default)]
     mtu: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     hairpin_mode: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     promisc_mode: bool,
+    #[serde(default, deserialize_with = "null_is_default")]
+    macspoofchk: bool,
 }
 
 impl Driver for Bridge {
@@ -57,13 +60,17 @@ impl Driver for Bridge {
             let reason = "cannot set hairpin mode and promiscuous mode at the same time".into();
             return Err(PlanError::Value { key: "hairpinMode", reason });
         }
+        if config.macspoofchk && request.protect.is_none() {
+            let reason = "true needs the dataplane, which only netattachd has".into();
+            return Err(PlanError::Value { key: "macspoofchk", reason });
+        }
         let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
         check_bridge_name(&name)?;
         let mtu = check_mtu(config.mtu)?;
         let gateway = config.is_gateway || config.is_default_gateway;
         let ipam = request.ipam()?;
         if gateway && ipam.is_none() {
-            return Err(PlanError::IpamMissing("bridge with isGateway"));
+            return Err(PlanError::IpamMissing("a bridge that is to be a gateway"));
         }
 
         let port = spec::BridgePort { bridge: name.clone(), hairpin: config.hairpin_mode };
@@ -84,9 +91,14 @@ impl Driver for Bridge {
             steps.push(Step::Gateway { bridge: name, force: config.force_address });
             steps.push(Step::EnsureForwarding);
         }
-        let configure = Configure { style: Style::Subnet, default_route: config.is_default_gateway };
+        let configure =
+            Configure { style: Style::Subnet, default_route: config.is_default_gateway, dns: request.dns()? };
         steps.extend(request.finish(addressed, configure));
         Ok(steps)
+    }
+
+    fn remains(&self, request: &Request<'_>) -> Vec<Step> {
+        request.veth_remains()
     }
 }
 

@@ -13,4 +13,8 @@ impl Driver for Loopback {
     fn plan(&self, _request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         Ok(vec![Step::RaiseLoopback])
     }
+
+    fn remains(&self, _request: &Request<'_>) -> Vec<Step> {
+        Vec::new()
+    }
 }

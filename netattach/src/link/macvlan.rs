@@ -41,8 +41,22 @@ impl Driver for Macvlan {
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),
         })];
         steps.extend(request.ipam()?);
-        steps.push(Step::Configure(Configure { style: Style::Subnet, default_route: false }));
+        let configure = Configure { style: Style::Subnet, default_route: false, dns: request.dns()? };
+        steps.push(Step::Configure(configure));
         Ok(steps)
+    }
+
+    fn remains(&self, request: &Request<'_>) -> Vec<Step> {
+        let made = spec::Macvlan {
+            pod_name: request.ifname.to_owned(),
+            parent: None,
+            mode: spec::MacvlanMode::default(),
+            mtu: None,
+            mac: None,
+            group: request.group,
+            broadcast_queue: None,
+        };
+        std::iter::once(Step::CreateMacvlan(made)).chain(request.ipam_remains()).collect()
     }
 }
 

@@ -9,12 +9,13 @@ mod macvlan;
 pub mod spec;
 mod veth;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::cni::json::{KeyError, read_object};
-use crate::cni::{CniArgs, CniError, code};
+use crate::cni::{CniArgs, CniError, Dns, code};
 use crate::ipam::host_local;
 use crate::mac::Mac;
 use crate::plan::{Configure, Delegate, Protect, Role, Step};
@@ -30,6 +31,11 @@ pub trait Driver: Sync {
     /// # Errors
     /// [`PlanError`] naming the key that is wrong or not supported.
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError>;
+
+    /// The steps of [`Driver::plan`] that leave something of the interface's own behind, for callers that keep
+    /// no record: their inverses take it back. Read from no more of the configuration than they need, because
+    /// what makes it impossible to attach must not make it impossible to detach.
+    fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
 
 static DRIVERS: [&dyn Driver; 4] = [&bridge::Bridge, &loopback::Loopback, &macvlan::Macvlan, &veth::Veth];
@@ -57,6 +63,8 @@ pub struct Request<'a> {
     pub group: u32,
     /// `CNI_ARGS`.
     pub cni_args: &'a CniArgs,
+    /// Plugin types that are executed although netattach carries them itself.
+    pub exec: &'a [String],
     /// Numbers for the dataplane; absent where there is none.
     pub protect: Option<&'a Protect>,
 }
@@ -77,11 +85,13 @@ pub enum PlanError {
     },
     /// A key that netattach does not carry out.
     #[error(
-        "key {key}: not supported by netattach's own {kind} plugin; to use another one, list {kind} under delegation.exec"
+        "key {key}: {value} is not supported by netattach's own {kind} plugin; an agent executes another one that is listed under delegation.exec"
     )]
     Unsupported {
         /// The key.
-        key: String,
+        key: &'static str,
+        /// Its value.
+        value: Value,
         /// The plugin type.
         kind: &'static str,
     },
@@ -89,7 +99,7 @@ pub enum PlanError {
     #[error("key ipam")]
     Ipam(#[source] host_local::ConfigError),
     /// `ipam` is missing where addresses are needed.
-    #[error("key ipam: missing; the {0} plugin needs addresses")]
+    #[error("key ipam: missing, and {0} needs addresses")]
     IpamMissing(&'static str),
 }
 
@@ -114,7 +124,7 @@ impl Request<'_> {
             match self.config.get(*key) {
                 None | Some(Value::Null) => {}
                 Some(value) if value == harmless => {}
-                Some(_) => return Err(PlanError::Unsupported { key: (*key).to_owned(), kind }),
+                Some(value) => return Err(PlanError::Unsupported { key, value: value.clone(), kind }),
             }
         }
         Ok(())
@@ -141,8 +151,10 @@ impl Request<'_> {
             let Some(value) = value.filter(|value| !value.is_null() && value.as_str() != Some("")) else {
                 continue;
             };
-            let parsed =
-                value.as_str().and_then(|text| text.parse::<Mac>().ok()).filter(|mac| !mac.is_multicast());
+            let parsed = value
+                .as_str()
+                .and_then(|text| text.parse::<Mac>().ok())
+                .filter(|mac| !mac.is_multicast() && *mac != Mac([0; 6]));
             let reason = || format!("{value} is not a unicast Ethernet address such as 02:00:00:00:00:01");
             chosen = Some(parsed.ok_or_else(|| PlanError::Value { key, reason: reason() })?);
         }
@@ -161,7 +173,7 @@ impl Request<'_> {
                     reason: "missing; name the address management plugin, such as host-local".into(),
                 }),
             },
-            Some(HOST_LOCAL) => {
+            Some(HOST_LOCAL) if !self.is_executed(HOST_LOCAL) => {
                 let config = host_local::Config::parse(self.config, self.cni_args.get("IP"))
                     .map_err(PlanError::Ipam)?;
                 Ok(Some(Step::Lease(config)))
@@ -172,6 +184,64 @@ impl Request<'_> {
                 role: Role::Ipam,
             }))),
         }
+    }
+
+    /// What is left of the step that brought addresses.
+    fn ipam_remains(&self) -> Option<Step> {
+        match self.config.get("ipam")?.get("type")?.as_str()? {
+            "" => None,
+            HOST_LOCAL if !self.is_executed(HOST_LOCAL) => {
+                host_local::Config::for_release(self.config).map(Step::Lease)
+            }
+            other => Some(Step::Delegate(Delegate {
+                plugin: other.to_owned(),
+                config: self.config.clone(),
+                role: Role::Ipam,
+            })),
+        }
+    }
+
+    /// What is left of a veth and of its addresses.
+    fn veth_remains(&self) -> Vec<Step> {
+        let made = spec::Veth {
+            host_name: self.host_name(),
+            pod_name: self.ifname.to_owned(),
+            mtu: None,
+            mac: None,
+            group: self.group,
+            port: None,
+        };
+        std::iter::once(Step::CreateVeth(made)).chain(self.ipam_remains()).collect()
+    }
+
+    fn is_executed(&self, kind: &str) -> bool {
+        self.exec.iter().any(|name| name == kind)
+    }
+
+    /// The `dns` of the configuration, if any of its members is set; an empty list is.
+    fn dns(&self) -> Result<Option<Dns>, PlanError> {
+        #[derive(Default, Deserialize)]
+        struct Members {
+            nameservers: Option<Vec<String>>,
+            domain: Option<String>,
+            search: Option<Vec<String>>,
+            options: Option<Vec<String>>,
+        }
+        #[derive(Deserialize)]
+        struct Holder {
+            dns: Option<Members>,
+        }
+        let Members { nameservers, domain, search, options } = self.read::<Holder>()?.dns.unwrap_or_default();
+        let domain = domain.filter(|domain| !domain.is_empty());
+        if nameservers.is_none() && domain.is_none() && search.is_none() && options.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Dns {
+            nameservers: nameservers.unwrap_or_default(),
+            domain,
+            search: search.unwrap_or_default(),
+            options: options.unwrap_or_default(),
+        }))
     }
 
     /// The last steps of every interface: protection first, then the pod's end comes up.

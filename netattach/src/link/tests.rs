@@ -1,1 +1,498 @@
-//! Planning of each kind.
+//! Configurations and the exact steps, or the exact refusals, that they become.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::netns::NetnsId;
+use crate::plan::undo::{Inverse, inverse};
+use crate::plan::{AttachmentPlan, Sandbox, Style};
+
+const GROUP: u32 = 77;
+const MAC: &str = "02:00:00:00:00:07";
+
+fn object(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+fn request<'a>(config: &'a Map<String, Value>, cni_args: &'a CniArgs) -> Request<'a> {
+    Request { container_id: "c1", ifname: "net1", config, group: GROUP, cni_args, exec: &[], protect: None }
+}
+
+fn plan_with(kind: &str, config: &Value, cni_args: &str) -> Result<Vec<Step>, PlanError> {
+    let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": kind}));
+    whole.extend(object(config.clone()));
+    driver(kind).unwrap().plan(&request(&whole, &CniArgs::parse(cni_args).unwrap()))
+}
+
+fn plan(kind: &str, config: Value) -> Vec<Step> {
+    plan_with(kind, &config, "").unwrap_or_else(|error| panic!("{config}: {}", Chain(&error)))
+}
+
+fn refusal(kind: &str, config: &Value, cni_args: &str) -> (u32, String) {
+    let error = CniError::from(plan_with(kind, config, cni_args).expect_err(&config.to_string()));
+    (error.code, error.msg)
+}
+
+fn pool() -> Value {
+    json!({"type": "host-local", "subnet": "10.1.0.0/24"})
+}
+
+fn lease(kind: &str) -> Step {
+    let config = object(json!({"cniVersion": "1.1.0", "name": "net", "type": kind, "ipam": pool()}));
+    Step::Lease(host_local::Config::parse(&config, None).unwrap())
+}
+
+fn veth(port: Option<spec::BridgePort>) -> spec::Veth {
+    spec::Veth {
+        // SHA-256 of "c1", NUL, "net1".
+        host_name: "naca4978b4555a3".into(),
+        pod_name: "net1".into(),
+        mtu: None,
+        mac: None,
+        group: GROUP,
+        port,
+    }
+}
+
+fn port(bridge: &str) -> spec::BridgePort {
+    spec::BridgePort { bridge: bridge.into(), hairpin: false }
+}
+
+fn bridge(name: &str) -> spec::Bridge {
+    spec::Bridge { name: name.into(), mtu: None, promiscuous: false }
+}
+
+fn macvlan() -> spec::Macvlan {
+    spec::Macvlan {
+        pod_name: "net1".into(),
+        parent: None,
+        mode: spec::MacvlanMode::Bridge,
+        mtu: None,
+        mac: None,
+        group: GROUP,
+        broadcast_queue: None,
+    }
+}
+
+fn configure(style: Style, default_route: bool) -> Step {
+    Step::Configure(Configure { style, default_route, dns: None })
+}
+
+#[test]
+fn a_bridge_without_any_key_is_a_port_of_cni0_without_addresses() {
+    let expected = [
+        Step::EnsureBridge(bridge("cni0")),
+        Step::CreateVeth(veth(Some(port("cni0")))),
+        configure(Style::Subnet, false),
+    ];
+    assert_eq!(plan("bridge", json!({})), expected);
+    let harmless = json!({
+        "bridge": "", "mtu": 0, "isGateway": null, "ipMasq": false, "vlan": 0, "vlanTrunk": [], "ipam": {},
+        "preserveDefaultVlan": false, "macspoofchk": false, "enabledad": false, "portIsolation": false,
+        "disableContainerInterface": false, "dns": {}, "mac": "", "unknown": {"key": 1},
+    });
+    assert_eq!(plan("bridge", harmless), expected);
+}
+
+#[test]
+fn every_key_of_a_bridge_reaches_its_step() {
+    let config = json!({
+        "bridge": "br7", "isGateway": true, "forceAddress": true, "mtu": 1400, "hairpinMode": true, "mac": MAC,
+        "ipam": pool(), "dns": {"nameservers": ["10.1.0.2"]},
+    });
+    let dns = Dns { nameservers: vec!["10.1.0.2".into()], ..Dns::default() };
+    let expected = [
+        Step::EnsureBridge(spec::Bridge { mtu: Some(1400), ..bridge("br7") }),
+        Step::CreateVeth(spec::Veth {
+            mtu: Some(1400),
+            mac: Some(MAC.parse().unwrap()),
+            ..veth(Some(spec::BridgePort { hairpin: true, ..port("br7") }))
+        }),
+        lease("bridge"),
+        Step::Gateway { bridge: "br7".into(), force: true },
+        Step::EnsureForwarding,
+        Step::Configure(Configure { style: Style::Subnet, default_route: false, dns: Some(dns) }),
+    ];
+    assert_eq!(plan("bridge", config), expected);
+    let promiscuous = plan("bridge", json!({"promiscMode": true}));
+    assert_eq!(promiscuous[0], Step::EnsureBridge(spec::Bridge { promiscuous: true, ..bridge("cni0") }));
+}
+
+#[test]
+fn a_default_gateway_is_a_gateway() {
+    let expected = [
+        Step::EnsureBridge(bridge("cni0")),
+        Step::CreateVeth(veth(Some(port("cni0")))),
+        lease("bridge"),
+        Step::Gateway { bridge: "cni0".into(), force: false },
+        Step::EnsureForwarding,
+        configure(Style::Subnet, true),
+    ];
+    assert_eq!(plan("bridge", json!({"isDefaultGateway": true, "ipam": pool()})), expected);
+}
+
+#[test]
+fn addresses_from_another_plugin_come_where_our_own_would() {
+    let config = json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}});
+    let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan"}));
+    whole.extend(object(config.clone()));
+    let expected = [
+        Step::CreateMacvlan(macvlan()),
+        Step::Delegate(Delegate { plugin: "static".into(), config: whole, role: Role::Ipam }),
+        configure(Style::Subnet, false),
+    ];
+    assert_eq!(plan("macvlan", config), expected);
+}
+
+#[test]
+fn an_address_plugin_under_delegation_exec_is_executed() {
+    let config = object(json!({"name": "net", "type": "macvlan", "ipam": pool()}));
+    let (args, exec) = (CniArgs::default(), ["host-local".to_owned()]);
+    let request = Request { exec: &exec, ..request(&config, &args) };
+    let delegate = Delegate { plugin: "host-local".into(), config: config.clone(), role: Role::Ipam };
+    let driver = driver("macvlan").unwrap();
+    assert_eq!(driver.plan(&request).unwrap()[1], Step::Delegate(delegate.clone()));
+    assert_eq!(driver.remains(&request)[1], Step::Delegate(delegate));
+}
+
+#[test]
+fn a_macvlan_without_any_key_sits_on_the_default_route_in_bridge_mode() {
+    let expected = [Step::CreateMacvlan(macvlan()), configure(Style::Subnet, false)];
+    assert_eq!(plan("macvlan", json!({})), expected);
+    let harmless = json!({"master": "", "mode": "", "mtu": 0, "bcqueuelen": 0, "linkInContainer": false});
+    assert_eq!(plan("macvlan", harmless), expected);
+}
+
+#[test]
+fn every_key_of_a_macvlan_reaches_its_step() {
+    use spec::MacvlanMode::{Bridge, Passthru, Private, Vepa};
+    for (word, mode) in [("bridge", Bridge), ("private", Private), ("vepa", Vepa), ("passthru", Passthru)] {
+        let config =
+            json!({"master": "eth1", "mode": word, "mtu": 1400, "mac": MAC, "bcqueuelen": 5, "ipam": pool()});
+        let expected = [
+            Step::CreateMacvlan(spec::Macvlan {
+                parent: Some("eth1".into()),
+                mode,
+                mtu: Some(1400),
+                mac: Some(MAC.parse().unwrap()),
+                broadcast_queue: Some(5),
+                ..macvlan()
+            }),
+            lease("macvlan"),
+            configure(Style::Subnet, false),
+        ];
+        assert_eq!(plan("macvlan", config), expected);
+    }
+}
+
+#[test]
+fn a_routed_veth_is_reached_through_the_node() {
+    let expected = |default_route| {
+        [
+            Step::CreateVeth(spec::Veth { mtu: Some(9000), ..veth(None) }),
+            lease("veth"),
+            Step::EnsureForwarding,
+            Step::RouteToPod,
+            configure(Style::Routed, default_route),
+        ]
+    };
+    assert_eq!(plan("veth", json!({"mtu": 9000, "ipam": pool()})), expected(false));
+    let default = json!({"mtu": 9000, "isDefaultGateway": true, "ipMasq": false, "ipam": pool()});
+    assert_eq!(plan("veth", default), expected(true));
+}
+
+#[test]
+fn loopback_is_raised_whatever_the_configuration_says() {
+    assert_eq!(plan("loopback", json!({"ipam": 7, "mtu": "x"})), [Step::RaiseLoopback]);
+}
+
+#[test]
+fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
+    let protect = Protect { id: 3, zone: 5, check_mac: true, check_addresses: true };
+    let args = CniArgs::default();
+    for (config, check_addresses) in
+        [(json!({}), false), (json!({"ipam": pool(), "macspoofchk": true}), true)]
+    {
+        let mut whole = object(json!({"name": "net", "type": "bridge"}));
+        whole.extend(object(config));
+        let request = Request { protect: Some(&protect), ..request(&whole, &args) };
+        let steps = driver("bridge").unwrap().plan(&request).unwrap();
+        let (last, before) = steps.split_last().unwrap();
+        assert_eq!(*last, configure(Style::Subnet, false));
+        assert_eq!(before.last(), Some(&Step::Protect(Protect { check_addresses, ..protect.clone() })));
+    }
+}
+
+#[test]
+fn the_last_of_four_places_gives_the_ethernet_address() {
+    let of = |last: u8| Mac([2, 0, 0, 0, 0, last]);
+    let all = json!({
+        "mac": of(1), "args": {"cni": {"mac": of(3)}}, "runtimeConfig": {"mac": of(4)},
+    });
+    let (no_runtime, mut only_file) = (
+        json!({"mac": of(1), "args": {"cni": {"mac": of(3)}}, "runtimeConfig": {}}),
+        json!({"mac": of(1), "args": {"cni": {}}, "runtimeConfig": {"mac": ""}}),
+    );
+    let chosen = |config: &Value, cni_args: &str| match &plan_with("macvlan", config, cni_args).unwrap()[0] {
+        Step::CreateMacvlan(macvlan) => macvlan.mac,
+        other => panic!("{other:?}"),
+    };
+    let arg = format!("IgnoreUnknown=1;MAC={}", of(2));
+    assert_eq!(chosen(&all, &arg), Some(of(4)));
+    assert_eq!(chosen(&no_runtime, &arg), Some(of(3)));
+    assert_eq!(chosen(&only_file, &arg), Some(of(2)));
+    assert_eq!(chosen(&only_file, ""), Some(of(1)));
+    only_file["mac"] = Value::Null;
+    assert_eq!(chosen(&only_file, ""), None);
+}
+
+#[test]
+fn dns_of_the_configuration_counts_when_a_member_is_set() {
+    let dns_of = |dns: Value| match plan("macvlan", json!({"dns": dns})).pop() {
+        Some(Step::Configure(configure)) => configure.dns,
+        other => panic!("{other:?}"),
+    };
+    for unset in [json!(null), json!({}), json!({"domain": ""}), json!({"search": null, "x": 1})] {
+        assert_eq!(dns_of(unset.clone()), None, "{unset}");
+    }
+    assert_eq!(dns_of(json!({"search": []})), Some(Dns::default()));
+    let dns = Dns { domain: Some("example.org".into()), options: vec!["ndots:2".into()], ..Dns::default() };
+    assert_eq!(dns_of(json!({"domain": "example.org", "options": ["ndots:2"]})), Some(dns));
+}
+
+#[test]
+fn what_is_not_carried_out_is_refused_with_key_and_value() {
+    let own = |kind: &str, key: &str, value: &str| {
+        let message = format!(
+            "key {key}: {value} is not supported by netattach's own {kind} plugin; an agent executes another one that is listed under delegation.exec"
+        );
+        (code::UNSUPPORTED_FIELD, message)
+    };
+    for (kind, key, value) in [
+        ("bridge", "ipMasq", json!(true)),
+        ("bridge", "vlan", json!(100)),
+        ("bridge", "vlanTrunk", json!([{"id": 7}])),
+        ("bridge", "preserveDefaultVlan", json!(true)),
+        ("bridge", "enabledad", json!(true)),
+        ("bridge", "disableContainerInterface", json!(true)),
+        ("bridge", "portIsolation", json!(true)),
+        ("veth", "ipMasq", json!(true)),
+        ("macvlan", "linkInContainer", json!(true)),
+    ] {
+        let mut config = json!({"ipam": pool()});
+        config[key] = value.clone();
+        assert_eq!(refusal(kind, &config, ""), own(kind, key, &value.to_string()));
+    }
+}
+
+#[test]
+fn what_means_nothing_is_refused_with_its_key() {
+    let table = [
+        (
+            "bridge",
+            json!({"hairpinMode": true, "promiscMode": true}),
+            "key hairpinMode: cannot set hairpin mode and promiscuous mode at the same time",
+        ),
+        ("bridge", json!({"bridge": 7}), "key bridge: invalid type: integer `7`, expected a string"),
+        (
+            "bridge",
+            json!({"bridge": "a/b"}),
+            "key bridge: \"a/b\": interface name contains / or : or white space",
+        ),
+        (
+            "bridge",
+            json!({"isGateway": "yes"}),
+            "key isGateway: invalid type: string \"yes\", expected a boolean",
+        ),
+        (
+            "bridge",
+            json!({"isGateway": true}),
+            "key ipam: missing, and a bridge that is to be a gateway needs addresses",
+        ),
+        (
+            "bridge",
+            json!({"isDefaultGateway": true, "ipam": {}}),
+            "key ipam: missing, and a bridge that is to be a gateway needs addresses",
+        ),
+        (
+            "bridge",
+            json!({"macspoofchk": true}),
+            "key macspoofchk: true needs the dataplane, which only netattachd has",
+        ),
+        ("bridge", json!({"mtu": 67}), "key mtu: 67 is not between 68 and 65535"),
+        ("macvlan", json!({"mtu": 65536}), "key mtu: 65536 is not between 68 and 65535"),
+        ("veth", json!({"mtu": -1, "ipam": pool()}), "key mtu: invalid value: integer `-1`, expected u32"),
+        (
+            "macvlan",
+            json!({"mode": "VEPA"}),
+            "key mode: \"VEPA\" is not one of bridge, private, vepa, passthru",
+        ),
+        ("macvlan", json!({"master": ["eth1"]}), "key master: invalid type: sequence, expected a string"),
+        ("macvlan", json!({"bcqueuelen": "9"}), "key bcqueuelen: invalid type: string \"9\", expected u32"),
+        ("veth", json!({}), "key ipam: missing, and a routed veth needs addresses"),
+        (
+            "macvlan",
+            json!({"ipam": {"subnet": "10.1.0.0/24"}}),
+            "key ipam.type: missing; name the address management plugin, such as host-local",
+        ),
+        (
+            "macvlan",
+            json!({"ipam": {"type": "host-local"}}),
+            "key ipam: no ranges: one of ipam.subnet, ipam.ranges, runtimeConfig.ipRanges is needed",
+        ),
+        (
+            "macvlan",
+            json!({"dns": {"search": "example.org"}}),
+            "key dns.search: invalid type: string \"example.org\", expected a sequence",
+        ),
+        (
+            "macvlan",
+            json!({"mac": "01:00:00:00:00:01"}),
+            "key mac: \"01:00:00:00:00:01\" is not a unicast Ethernet address such as 02:00:00:00:00:01",
+        ),
+        (
+            "bridge",
+            json!({"runtimeConfig": {"mac": "00:00:00:00:00:00"}}),
+            "key runtimeConfig.mac: \"00:00:00:00:00:00\" is not a unicast Ethernet address such as 02:00:00:00:00:01",
+        ),
+        (
+            "bridge",
+            json!({"args": {"cni": {"mac": 7}}}),
+            "key args.cni.mac: 7 is not a unicast Ethernet address such as 02:00:00:00:00:01",
+        ),
+    ];
+    for (kind, config, message) in table {
+        assert_eq!(refusal(kind, &config, ""), (code::INVALID_CONFIG, message.to_owned()), "{kind} {config}");
+    }
+    let (code, message) = refusal("veth", &json!({"ipam": pool()}), "MAC=x");
+    assert_eq!(
+        (code, message.as_str()),
+        (7, "key MAC in CNI_ARGS: \"x\" is not a unicast Ethernet address such as 02:00:00:00:00:01")
+    );
+}
+
+#[test]
+fn every_kind_has_a_driver_and_no_other_name_has() {
+    assert_eq!(kinds().collect::<Vec<_>>(), ["bridge", "loopback", "macvlan", "veth"]);
+    assert!(kinds().all(|kind| driver(kind).is_some_and(|driver| driver.kind() == kind)));
+    assert!(["", "host-local", "ipvlan", "Bridge"].iter().all(|name| driver(name).is_none()));
+}
+
+#[test]
+fn names_on_the_node_differ_by_container_and_interface_and_fit() {
+    let names = [("c1", "net1"), ("c1", "net2"), ("c2", "net1"), ("c1n", "et1")].map(|(id, ifname)| {
+        let name = host_name(id, ifname);
+        assert_eq!(name.len(), 15);
+        name
+    });
+    assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 4);
+}
+
+/// A configuration of a driver in which each key is absent, valid, or wrong.
+fn configuration() -> impl Strategy<Value = (&'static str, Map<String, Value>)> {
+    let values = [
+        ("bridge", vec![json!("br0"), json!(""), json!(7)]),
+        ("isGateway", vec![json!(true), json!(false), json!("x")]),
+        ("isDefaultGateway", vec![json!(true), json!(null)]),
+        ("hairpinMode", vec![json!(true)]),
+        ("promiscMode", vec![json!(true)]),
+        ("mtu", vec![json!(1400), json!(0), json!(7), json!("x")]),
+        ("master", vec![json!("eth0"), json!("")]),
+        ("mode", vec![json!("vepa"), json!("x")]),
+        ("mac", vec![json!(MAC), json!("x")]),
+        ("vlan", vec![json!(0), json!(7)]),
+        (
+            "ipam",
+            vec![
+                pool(),
+                json!({"type": "host-local", "dataDir": "/run/leases", "subnet": "10.1.0.0/24"}),
+                json!({"type": "host-local", "subnet": "10.1.0.0/31"}),
+                json!({"type": "host-local"}),
+                json!({"type": "dhcp"}),
+                json!({"type": ""}),
+                json!({}),
+                json!(7),
+            ],
+        ),
+    ];
+    let keys: Vec<_> = values
+        .into_iter()
+        .map(|(key, values)| {
+            prop::option::of(prop::sample::select(values))
+                .prop_map(move |value| value.map(|value| (key.to_owned(), value)))
+        })
+        .collect();
+    (prop::sample::select(kinds().collect::<Vec<_>>()), keys).prop_map(|(kind, keys)| {
+        let mut config = object(json!({"cniVersion": "1.1.0", "name": "net", "type": kind}));
+        config.extend(keys.into_iter().flatten());
+        (kind, config)
+    })
+}
+
+/// Whether a step leaves something behind that belongs to the attachment and does not go with its link.
+fn leaves_its_own(step: &Step) -> bool {
+    match step {
+        Step::CreateVeth(_)
+        | Step::CreateMacvlan(_)
+        | Step::Lease(_)
+        | Step::Delegate(_)
+        | Step::Protect(_) => true,
+        Step::EnsureBridge(_)
+        | Step::RaiseLoopback
+        | Step::Gateway { .. }
+        | Step::EnsureForwarding
+        | Step::RouteToPod
+        | Step::Configure(_) => false,
+    }
+}
+
+fn sandbox() -> Sandbox {
+    Sandbox {
+        container_id: "c1".into(),
+        ifname: "net1".into(),
+        netns: "/run/netns/c1".into(),
+        netns_id: NetnsId { device: 4, inode: 5 },
+        cni_args: String::new(),
+        cni_path: Vec::new(),
+        pod: None,
+    }
+}
+
+fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
+    AttachmentPlan {
+        network: "net".into(),
+        config_name: "net".into(),
+        default: true,
+        ifname: "net1".into(),
+        version: crate::cni::Version::LATEST,
+        kind: kind.to_owned(),
+        steps,
+    }
+}
+
+fn inverses<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan) -> Vec<Inverse<'a>> {
+    attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step)).collect()
+}
+
+proptest! {
+    #[test]
+    fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
+        let args = CniArgs::default();
+        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true };
+        let (driver, sandbox) = (driver(kind).unwrap(), sandbox());
+        // Whatever the configuration is, DEL has something to go by.
+        let remains = attachment(kind, driver.remains(&request(&config, &args)));
+
+        if let Ok(steps) = driver.plan(&request(&config, &args)) {
+            let planned = attachment(kind, steps);
+            prop_assert_eq!(inverses(&sandbox, &planned), inverses(&sandbox, &remains));
+        }
+        if let Ok(steps) = driver.plan(&Request { protect: Some(&protect), ..request(&config, &args) }) {
+            let planned = attachment(kind, steps);
+            for step in &planned.steps {
+                prop_assert_eq!(inverse(&sandbox, &planned, step).is_some(), leaves_its_own(step));
+            }
+        }
+    }
+}

@@ -10,6 +10,7 @@
 use serde::Deserialize;
 
 use super::{Driver, PlanError, Request, check_mtu, spec};
+use crate::cni::json::null_is_default;
 use crate::plan::{Configure, Step, Style};
 
 pub(super) struct Veth;
@@ -19,7 +20,7 @@ pub(super) struct Veth;
 struct Config {
     #[serde(default)]
     mtu: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     is_default_gateway: bool,
 }
 
@@ -31,7 +32,7 @@ impl Driver for Veth {
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         request.refuse(self.kind(), &[("ipMasq", false.into())])?;
         let config: Config = request.read()?;
-        let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("veth"))?;
+        let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a routed veth"))?;
         let mut steps = vec![
             Step::CreateVeth(spec::Veth {
                 host_name: request.host_name(),
@@ -45,8 +46,13 @@ impl Driver for Veth {
             Step::EnsureForwarding,
             Step::RouteToPod,
         ];
-        let configure = Configure { style: Style::Routed, default_route: config.is_default_gateway };
+        let configure =
+            Configure { style: Style::Routed, default_route: config.is_default_gateway, dns: request.dns()? };
         steps.extend(request.finish(true, configure));
         Ok(steps)
+    }
+
+    fn remains(&self, request: &Request<'_>) -> Vec<Step> {
+        request.veth_remains()
     }
 }

@@ -4,8 +4,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoMacVlan, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
-    LinkMessage, MacVlanMode,
+    InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, LinkAttribute, LinkExtentMask,
+    LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
@@ -36,6 +36,8 @@ pub struct LinkState {
     pub promiscuous: bool,
     /// Index of the bridge (or other controller) that it is a port of.
     pub controller: Option<u32>,
+    /// Whether frames may leave by the port they came in by; only a bridge port has this.
+    pub hairpin: Option<bool>,
     /// Index of the peer or parent, possibly in another namespace.
     pub link: Option<u32>,
     /// Mode of a macvlan.
@@ -312,6 +314,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
         up: flags.contains(LinkFlags::Up),
         promiscuous: flags.contains(LinkFlags::Promisc),
         controller: None,
+        hairpin: None,
         link: None,
         macvlan_mode: None,
         group: 0,
@@ -328,6 +331,12 @@ fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
                 for info in infos {
                     match info {
                         LinkInfo::Kind(kind) => state.kind = kind.to_string(),
+                        LinkInfo::PortData(InfoPortData::BridgePort(data)) => {
+                            state.hairpin = data.iter().find_map(|datum| match datum {
+                                InfoBridgePort::HairpinMode(on) => Some(*on),
+                                _ => None,
+                            });
+                        }
                         LinkInfo::Data(InfoData::MacVlan(data)) => {
                             state.macvlan_mode = data.iter().find_map(|datum| match datum {
                                 InfoMacVlan::Mode(mode) => observed_mode(mode),

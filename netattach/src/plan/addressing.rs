@@ -46,7 +46,73 @@ pub fn gateways(leased: &[LeasedAddress]) -> Vec<IpNet> {
     gateways
 }
 
-fn first_host(net: IpNet) -> Option<IpAddr> {
+/// What has to be done for a bridge to carry its gateway addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GatewayChanges {
+    /// Addresses in the way.
+    pub remove: Vec<IpNet>,
+    /// Addresses that are missing.
+    pub add: Vec<IpNet>,
+}
+
+/// An address on a bridge keeps a gateway address off it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatewayConflict {
+    /// On the bridge.
+    pub present: IpNet,
+    /// Not yet.
+    pub wanted: IpNet,
+}
+
+/// Compares what a bridge carries with the `wanted` gateways. IPv4 addresses other than those wanted are in the
+/// way, IPv6 addresses only where the subnets overlap; `force` removes what is in the way.
+///
+/// # Errors
+/// Something is in the way and `force` is not set.
+pub fn gateway_changes(
+    present: &[IpNet],
+    wanted: &[IpNet],
+    force: bool,
+) -> Result<GatewayChanges, GatewayConflict> {
+    let mut changes = GatewayChanges::default();
+    for &gateway in wanted.iter().filter(|gateway| !present.contains(gateway)) {
+        for &other in
+            present.iter().filter(|other| !wanted.contains(other) && is_in_the_way(**other, gateway))
+        {
+            if !force {
+                return Err(GatewayConflict { present: other, wanted: gateway });
+            }
+            if !changes.remove.contains(&other) {
+                changes.remove.push(other);
+            }
+        }
+        changes.add.push(gateway);
+    }
+    Ok(changes)
+}
+
+fn is_in_the_way(present: IpNet, wanted: IpNet) -> bool {
+    match (present, wanted) {
+        (IpNet::V4(_), IpNet::V4(_)) => true,
+        // Every interface has one of these; they are the kernel's.
+        (IpNet::V6(present), IpNet::V6(_)) if present.addr().is_unicast_link_local() => false,
+        (IpNet::V6(present), IpNet::V6(wanted)) => {
+            present.contains(&wanted.network()) || wanted.contains(&present.network())
+        }
+        _ => false,
+    }
+}
+
+/// The gateway that stands for everything behind a routed veth, in the family of `address`.
+pub fn link_gateway(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => GATEWAY_V4.into(),
+        IpAddr::V6(_) => GATEWAY_V6.into(),
+    }
+}
+
+/// The first address of a subnet: its gateway where nothing else is said.
+pub fn first_host(net: IpNet) -> Option<IpAddr> {
     match net.network() {
         IpAddr::V4(network) => Some(Ipv4Addr::from(u32::from(network).checked_add(1)?).into()),
         IpAddr::V6(network) => Some(Ipv6Addr::from(u128::from(network).checked_add(1)?).into()),
@@ -79,10 +145,11 @@ fn subnet(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) 
 
 fn routed(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
     let mut result = Addressing::default();
-    let through_node = |route: Route| {
-        let gateway =
-            if route.destination.addr().is_ipv4() { GATEWAY_V4.into() } else { IpAddr::V6(GATEWAY_V6) };
-        Route { gateway: Some(gateway), on_link: true, scope: None, ..route }
+    let through_node = |route: Route| Route {
+        gateway: Some(link_gateway(route.destination.addr())),
+        on_link: true,
+        scope: None,
+        ..route
     };
     for leased in leased {
         result.addresses.push(leased.address.addr().into());
@@ -94,7 +161,10 @@ fn routed(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) 
         }
     };
     for leased in leased {
-        add(Route::on_link(leased.address.trunc()));
+        // A host address has no neighbours to be routed to.
+        if leased.address.prefix_len() < leased.address.max_prefix_len() {
+            add(Route::on_link(leased.address.trunc()));
+        }
         if default_route {
             add(Route::on_link(any_of(leased.address.addr())));
         }
@@ -144,7 +214,7 @@ mod tests {
         let leased = [leased("10.1.0.7/24", Some("10.1.0.1")), leased("fd00::7/64", None)];
         let routes: [cni::Route; 1] =
             [serde_json::from_value(serde_json::json!({"dst": "0.0.0.0/0", "gw": "10.1.0.254"})).unwrap()];
-        let configure = Configure { style: Style::Subnet, default_route: true };
+        let configure = Configure { style: Style::Subnet, default_route: true, dns: None };
         let expected = Addressing {
             addresses: vec![net("10.1.0.7/24"), net("fd00::7/64")],
             routes: vec![
@@ -159,7 +229,7 @@ mod tests {
     #[test]
     fn a_routed_veth_reaches_everything_through_the_node() {
         let leased = [leased("10.9.0.7/24", Some("10.9.0.1"))];
-        let configure = Configure { style: Style::Routed, default_route: false };
+        let configure = Configure { style: Style::Routed, default_route: false, dns: None };
         let expected = Addressing {
             addresses: vec![net("10.9.0.7/32")],
             routes: vec![Route { on_link: true, ..Route::via(net("10.9.0.0/24"), GATEWAY_V4.into()) }],
@@ -170,5 +240,85 @@ mod tests {
             routes: vec![Route::on_link(net("10.9.0.7/32"))],
         };
         assert_eq!(host_side(&leased), node);
+    }
+
+    #[test]
+    fn routes_without_a_next_hop_get_the_gateway_of_the_first_address_of_their_family() {
+        let leased = [
+            leased("10.1.0.7/24", Some("10.1.0.1")),
+            leased("10.2.0.7/24", Some("10.2.0.1")),
+            leased("fd00::7/64", None),
+        ];
+        let routes: Vec<cni::Route> = serde_json::from_value(serde_json::json!([
+            {"dst": "10.3.0.0/16", "mtu": 1400, "advmss": 1360, "priority": 7, "table": 100, "scope": 0},
+            {"dst": "fd01::/64"},
+            {"dst": "10.4.0.0/16", "gw": "10.2.0.9"},
+        ]))
+        .unwrap();
+        let configure = Configure { style: Style::Subnet, default_route: false, dns: None };
+        let expected = [
+            Route {
+                mtu: Some(1400),
+                advmss: Some(1360),
+                priority: Some(7),
+                table: Some(100),
+                scope: Some(0),
+                ..Route::via(net("10.3.0.0/16"), "10.1.0.1".parse().unwrap())
+            },
+            Route::on_link(net("fd01::/64")),
+            Route::via(net("10.4.0.0/16"), "10.2.0.9".parse().unwrap()),
+        ];
+        assert_eq!(pod_side(&configure, &leased, &routes).routes, expected);
+    }
+
+    #[test]
+    fn everything_behind_a_routed_veth_has_one_next_hop_for_each_family() {
+        let leased = [leased("10.9.0.7/32", None), leased("fd00::7/64", Some("fd00::1"))];
+        let routes: [cni::Route; 1] =
+            [serde_json::from_value(serde_json::json!({"dst": "10.5.0.0/16", "gw": "10.9.0.1"})).unwrap()];
+        let configure = Configure { style: Style::Routed, default_route: true, dns: None };
+        let through = |text: &str, gateway: IpAddr| Route { on_link: true, ..Route::via(net(text), gateway) };
+        let expected = Addressing {
+            addresses: vec![net("10.9.0.7/32"), net("fd00::7/128")],
+            routes: vec![
+                through("0.0.0.0/0", GATEWAY_V4.into()),
+                through("fd00::/64", GATEWAY_V6.into()),
+                through("::/0", GATEWAY_V6.into()),
+                through("10.5.0.0/16", GATEWAY_V4.into()),
+            ],
+        };
+        assert_eq!(pod_side(&configure, &leased, &routes), expected);
+    }
+
+    #[test]
+    fn a_bridge_gets_what_it_lacks_and_loses_only_what_is_in_the_way() {
+        let nets = |texts: &[&str]| texts.iter().map(|text| net(text)).collect::<Vec<_>>();
+        // On the bridge, wanted, what has to go (`None`: nothing is in the way), what has to come.
+        type Row<'a> = (&'a [&'a str], &'a [&'a str], Option<(&'a str, &'a str)>, &'a [&'a str]);
+        let table: [Row<'_>; 7] = [
+            (&[], &["10.1.0.1/24"], None, &["10.1.0.1/24"]),
+            (&["10.1.0.1/24"], &["10.1.0.1/24"], None, &[]),
+            (&["10.1.0.1/24"], &["10.1.0.1/16"], Some(("10.1.0.1/24", "10.1.0.1/16")), &["10.1.0.1/16"]),
+            (&["10.2.0.1/24"], &["10.1.0.1/24"], Some(("10.2.0.1/24", "10.1.0.1/24")), &["10.1.0.1/24"]),
+            (&["10.1.0.1/24"], &["10.1.0.1/24", "10.2.0.1/24"], None, &["10.2.0.1/24"]),
+            (&["fe80::5/64", "fd01::1/64", "10.2.0.1/24"], &["fd00::1/64"], None, &["fd00::1/64"]),
+            (&["fd00::5/48"], &["fd00::1/64"], Some(("fd00::5/48", "fd00::1/64")), &["fd00::1/64"]),
+        ];
+        for (present, wanted, conflict, add) in table {
+            let (present, wanted, add) = (nets(present), nets(wanted), nets(add));
+            let conflict = conflict
+                .map(|(present, wanted)| GatewayConflict { present: net(present), wanted: net(wanted) });
+            let remove = conflict.iter().map(|conflict| conflict.present).collect();
+            assert_eq!(
+                gateway_changes(&present, &wanted, true),
+                Ok(GatewayChanges { remove, add: add.clone() })
+            );
+            let unforced = gateway_changes(&present, &wanted, false);
+            assert_eq!(
+                unforced,
+                conflict.map_or(Ok(GatewayChanges { remove: vec![], add }), Err),
+                "{present:?} {wanted:?}"
+            );
+        }
     }
 }

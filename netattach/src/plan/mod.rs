@@ -179,6 +179,9 @@ pub struct Configure {
     pub style: Style,
     /// Whether a default route through the leased gateway is added for each family that has none.
     pub default_route: bool,
+    /// What the configuration says about name resolution: reported in place of what came with the addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<cni::Dns>,
 }
 
 /// How a leased address appears in the pod.
@@ -235,7 +238,7 @@ pub enum Output {
 pub struct Interface {
     /// Name in its namespace.
     pub name: String,
-    /// Index in its namespace.
+    /// Index in its namespace; 0, which no link has, where it is not known.
     pub index: u32,
     /// Ethernet address.
     #[serde(default, skip_serializing_if = "Option::is_none")]

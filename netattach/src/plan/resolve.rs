@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::{AttachmentPlan, Delegate, Plan, Protect, Role, Sandbox, Step};
-use crate::cni::{self, CniArgs, CniError, NetworkList, code};
-use crate::link::{self, PlanError};
+use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
+use crate::link::{self, Driver, PlanError};
 use crate::npwg::{self, Selection};
 
 /// A network that a pod is to be attached to.
@@ -76,6 +76,10 @@ pub fn resolve(
         options,
         numbers.as_deref_mut(),
     )?];
+    // Only the default network's result goes to the runtime.
+    for default in &attachments {
+        check_result_can_be_told(request.version, &default.steps)?;
+    }
     for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
         if let Some(key) = selection.not_yet_supported() {
             let msg = format!(
@@ -94,6 +98,60 @@ pub fn resolve(
         attachments.push(attachment(&sandbox, wanted, &CniArgs::default(), options, numbers.as_deref_mut())?);
     }
     Ok(Plan { sandbox, attachments })
+}
+
+/// Plans the one interface that a plain CNI executable is asked for, from exactly what it read.
+///
+/// # Errors
+/// The error names the key; nothing has happened then.
+pub fn one(
+    sandbox: &Sandbox,
+    driver: &dyn Driver,
+    request: &cni::Request,
+) -> Result<AttachmentPlan, CniError> {
+    let steps = driver.plan(&plain(sandbox, request))?;
+    check_result_can_be_told(request.version, &steps)?;
+    Ok(alone(driver, request, steps))
+}
+
+/// What [`one`] may have left behind, as a plan whose inverses take it back. There is always one, whatever
+/// became of the configuration.
+pub fn remains_of_one(sandbox: &Sandbox, driver: &dyn Driver, request: &cni::Request) -> AttachmentPlan {
+    alone(driver, request, driver.remains(&plain(sandbox, request)))
+}
+
+fn plain<'a>(sandbox: &'a Sandbox, request: &'a cni::Request) -> link::Request<'a> {
+    link::Request {
+        container_id: &request.container_id,
+        ifname: &request.ifname,
+        config: &request.config,
+        group: sandbox.link_group(),
+        cni_args: &request.args,
+        exec: &[],
+        protect: None,
+    }
+}
+
+fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> AttachmentPlan {
+    AttachmentPlan {
+        network: request.name.clone(),
+        config_name: request.name.clone(),
+        default: true,
+        ifname: request.ifname.clone(),
+        version: request.version,
+        kind: driver.kind().to_owned(),
+        steps,
+    }
+}
+
+/// A result without addresses has no form in the two oldest versions (CNV-05). Better said before than after.
+fn check_result_can_be_told(version: Version, steps: &[Step]) -> Result<(), CniError> {
+    let brings_addresses =
+        |step: &Step| matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::RaiseLoopback);
+    if steps.iter().any(brings_addresses) {
+        return Ok(());
+    }
+    CniResult::default().to_value(version).map(drop)
 }
 
 /// One attachment before it is planned.
@@ -177,6 +235,7 @@ fn attachment(
             config: &config,
             group: sandbox.link_group(),
             cni_args,
+            exec: &options.exec,
             protect: protect.as_ref(),
         });
         steps.extend(planned.map_err(|error: PlanError| at(error.into()))?);

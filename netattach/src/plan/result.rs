@@ -1,11 +1,14 @@
-//! From step outputs to a CNI result. Pure.
+//! From step outputs to a CNI result, and back. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{AttachmentPlan, LeasedAddress, Output, Role, Sandbox, Step, StepRef, addressing};
+use super::{
+    AttachmentPlan, Configure, Interface, LeasedAddress, Output, Role, Sandbox, Step, StepRef, Style,
+    addressing,
+};
 use crate::cni::{self, CniError, CniResult};
 
 /// What an attachment looks like after the steps that have an output: the `prevResult` of the next plugin, and
@@ -50,27 +53,123 @@ pub fn result(
                     sandbox: Some(sandbox.netns.clone()),
                     ..Default::default()
                 });
-                add_ips(&mut result, pod, addresses.iter().map(|address| (*address, None)));
+                let own = |is_ipv4: bool| {
+                    let is_own = |net: &&IpNet| net.addr().is_loopback() && net.addr().is_ipv4() == is_ipv4;
+                    addresses.iter().find(is_own).map(|address| (*address, None))
+                };
+                add_ips(&mut result, pod, [own(true), own(false)].into_iter().flatten());
             }
             (_, Output::Lease { addresses, dns, routes }) => {
                 add_ips(&mut result, pod, addresses.iter().map(|leased| (leased.address, leased.gateway)));
                 result.routes.extend(routes.iter().cloned());
                 result.dns = dns.clone();
             }
-            (Step::Configure(configure), Output::Nothing) if configure.default_route => {
-                let leased = leased(number, attachment, outputs)?;
-                let routes = result.routes.clone();
-                let added = addressing::pod_side(configure, &leased.addresses, &routes).routes;
-                for route in added {
-                    if !result.routes.iter().any(|known| known.dst.trunc() == route.destination.trunc()) {
-                        result.routes.push(cni::Route::new(route.destination, route.gateway));
-                    }
+            (Step::Gateway { .. }, Output::Nothing) => {
+                for ip in result.ips.iter_mut().filter(|ip| ip.interface == pod) {
+                    ip.gateway = ip.gateway.or_else(|| addressing::first_host(ip.address));
                 }
+            }
+            (Step::Configure(configure), Output::Nothing) => {
+                configured(&mut result, configure, &leased(number, attachment, outputs)?.addresses);
             }
             _ => {}
         }
     }
     Ok(result)
+}
+
+/// What configuring the interface adds to what was leased: routes of our own, the addresses as they really are.
+fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAddress]) {
+    if configure.default_route || configure.style == Style::Routed {
+        for route in addressing::pod_side(configure, leased, &result.routes).routes {
+            if !result.routes.iter().any(|known| known.dst.trunc() == route.destination.trunc()) {
+                result.routes.push(cni::Route::new(route.destination, route.gateway));
+            }
+        }
+    }
+    if configure.style == Style::Routed {
+        for ip in &mut result.ips {
+            ip.address = ip.address.addr().into();
+            ip.gateway = Some(addressing::link_gateway(ip.address.addr()));
+        }
+    }
+    if let Some(dns) = &configure.dns {
+        result.dns = dns.clone();
+    }
+}
+
+/// The outputs that a result tells of: the way back from [`result`], for callers that kept no record and are
+/// handed a `prevResult`. Indexes are not known. A link that the result does not list has no output.
+///
+/// # Errors
+/// The result cannot be expressed in the attachment's version.
+pub fn read_back(
+    attachment: &AttachmentPlan,
+    result: &CniResult,
+) -> Result<BTreeMap<StepRef, Output>, CniError> {
+    let pod = result
+        .interfaces
+        .iter()
+        .position(|interface| interface.sandbox.is_some() && interface.name == attachment.ifname);
+    let bridge = attachment.steps.iter().find_map(|step| match step {
+        Step::EnsureBridge(bridge) => Some(bridge.name.as_str()),
+        _ => None,
+    });
+    let on_node = |is_bridge: bool| {
+        let sought = |interface: &&cni::Interface| {
+            interface.sandbox.is_none() && (Some(interface.name.as_str()) == bridge) == is_bridge
+        };
+        result.interfaces.iter().find(sought).map(read_interface)
+    };
+    let ips = result.ips.iter().filter(|ip| ip.interface.is_none() || ip.interface == pod);
+    let mut outputs = BTreeMap::new();
+    for (index, step) in attachment.steps.iter().enumerate() {
+        let link = |host| {
+            let pod = result.interfaces.get(pod?).map(read_interface)?;
+            Some(Output::Link { host, pod })
+        };
+        let output = match step {
+            Step::EnsureBridge(_) => on_node(true).map(Output::Bridge),
+            Step::CreateVeth(_) => link(on_node(false)),
+            Step::CreateMacvlan(_) => link(None),
+            Step::RaiseLoopback => {
+                Some(Output::Loopback { addresses: ips.clone().map(|ip| ip.address).collect() })
+            }
+            Step::Lease(_) => Some(Output::Lease {
+                addresses: ips
+                    .clone()
+                    .map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway })
+                    .collect(),
+                dns: result.dns.clone(),
+                routes: result.routes.clone(),
+            }),
+            Step::Delegate(_) => {
+                let brought = CniResult {
+                    ips: ips.clone().cloned().collect(),
+                    routes: result.routes.clone(),
+                    ..CniResult::default()
+                };
+                Some(Output::Delegate { result: brought.to_value(attachment.version)? })
+            }
+            Step::Gateway { .. }
+            | Step::EnsureForwarding
+            | Step::RouteToPod
+            | Step::Protect(_)
+            | Step::Configure(_) => Some(Output::Nothing),
+        };
+        // Step numbers fit: see `Plan::steps`.
+        outputs.extend(output.map(|output| (StepRef(0, index as u16), output)));
+    }
+    Ok(outputs)
+}
+
+fn read_interface(interface: &cni::Interface) -> Interface {
+    Interface {
+        name: interface.name.clone(),
+        index: 0,
+        mac: interface.mac.as_deref().and_then(|mac| mac.parse().ok()),
+        mtu: interface.mtu.unwrap_or_default(),
+    }
 }
 
 /// What address management brought to an attachment.
@@ -119,7 +218,7 @@ fn add_ips(
     result.ips.extend(ips.map(|(address, gateway)| cni::IpConfig { interface, address, gateway }));
 }
 
-fn interface(made: &super::Interface, sandbox: Option<&str>) -> cni::Interface {
+fn interface(made: &Interface, sandbox: Option<&str>) -> cni::Interface {
     cni::Interface {
         name: made.name.clone(),
         mac: made.mac.map(|mac| mac.to_string()),

@@ -20,7 +20,7 @@ pub struct Config {
     /// `ipam.dataDir`.
     pub data_dir: PathBuf,
     /// `runtimeConfig.ipRanges`, then `ipam.subnet` and its companions as a set of one range, then
-    /// `ipam.ranges`. Never empty; no two sets overlap.
+    /// `ipam.ranges`. Never empty except by [`Config::for_release`]; no two sets overlap.
     pub sets: Vec<RangeSet>,
     /// `ipam.exclude`: networks (or single addresses) that are not handed out. Not known to the Go plugin.
     pub exclude: Vec<IpNet>,
@@ -150,6 +150,25 @@ impl Config {
             requested: requested(&root, runtime.as_ref(), cni_args_ip)?,
             routes: ipam.items("routes")?.map(|item| item.route()).collect::<Result<_, _>>()?,
             resolv_conf: ipam.path("resolvConf")?,
+        })
+    }
+
+    /// What releasing needs and no more: the network and its data directory, so that a broken or missing range
+    /// does not keep addresses from being freed. Nothing can be allocated from it. `None` where
+    /// [`Config::parse`] would have refused these two, so that nothing was ever reserved.
+    pub fn for_release(config: &Map<String, Value>) -> Option<Self> {
+        let root = Object { path: String::new(), map: config };
+        let network = root.text("name").ok()??;
+        let ipam = root.object("ipam").ok()??;
+        is_network_name(network).then_some(())?;
+        Some(Self {
+            network: network.to_owned(),
+            data_dir: ipam.path("dataDir").ok()?.unwrap_or_else(|| DEFAULT_DATA_DIR.into()),
+            sets: Vec::new(),
+            exclude: Vec::new(),
+            requested: Vec::new(),
+            routes: Vec::new(),
+            resolv_conf: None,
         })
     }
 
@@ -378,6 +397,22 @@ mod tests {
 
     fn shown(sets: &[RangeSet]) -> Vec<String> {
         sets.iter().map(RangeSet::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_broken_besides_the_directory_does_not_keep_addresses() {
+        let released = |value: Value| Config::for_release(value.as_object().unwrap());
+        let broken = json!({"name": "blue", "ipam": {"dataDir": "/run/leases", "ranges": 7, "routes": [{}]}});
+        assert_eq!(released(broken).unwrap().directory(), PathBuf::from("/run/leases/blue"));
+        let bare = released(json!({"name": "blue", "ipam": {}})).unwrap();
+        assert_eq!(bare.directory(), PathBuf::from(DEFAULT_DATA_DIR).join("blue"));
+        for refused in [
+            json!({"name": "..", "ipam": {}}),
+            json!({"name": "blue"}),
+            json!({"name": "blue", "ipam": {"dataDir": "run/leases"}}),
+        ] {
+            assert_eq!(released(refused.clone()), None, "{refused}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! killed between create and write. Under the lock such a file has no writer any more: it counts as free and
 //! is replaced.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -235,6 +235,24 @@ impl Contents {
     pub(super) fn held_by(&self, owner: &Owner) -> Vec<IpAddr> {
         let exact = self.with_content(owner.file_content().trim_ascii());
         if exact.is_empty() { self.with_content(owner.container_id.trim_ascii()) } else { exact }
+    }
+
+    /// The addresses that somebody else than `owners` holds, in order. An entry without an interface, written
+    /// before those were recorded, is its container's, whichever interface is named.
+    pub(super) fn held_by_others(&self, owners: &[Owner]) -> Vec<IpAddr> {
+        let known: HashSet<String> = owners
+            .iter()
+            .flat_map(|owner| [owner.file_content(), owner.container_id.clone()])
+            .map(|content| content.trim_ascii().to_owned())
+            .collect();
+        let is_stale = |file: &File| match file {
+            File::Held(content) => !std::str::from_utf8(content).is_ok_and(|text| known.contains(text)),
+            File::Abandoned | File::Unreadable => false,
+        };
+        let mut addresses: Vec<_> =
+            self.files.iter().filter(|(_, file)| is_stale(file)).map(|(address, _)| *address).collect();
+        addresses.sort_unstable();
+        addresses
     }
 
     /// The addresses that any interface of a container holds, except the interfaces in `keep`.

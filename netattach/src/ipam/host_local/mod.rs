@@ -22,6 +22,8 @@ use std::path::Path;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::cni::AttachmentId;
+
 pub use config::{Config, ConfigError, DEFAULT_DATA_DIR};
 pub use resolv_conf::{Dns, ReadResolvConfError};
 pub use store::{Error, LOCK_DEADLINE, Leases};
@@ -66,6 +68,12 @@ pub fn release(data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, E
 /// See [`Leases::check`].
 pub fn check(data_dir: &Path, network: &str, owner: &Owner, expected: &[IpAddr]) -> Result<(), Error> {
     Leases::default().check(data_dir, network, owner, expected)
+}
+
+impl From<&AttachmentId> for Owner {
+    fn from(id: &AttachmentId) -> Self {
+        Self { container_id: id.container_id.clone(), ifname: id.ifname.clone() }
+    }
 }
 
 impl Owner {

@@ -218,6 +218,23 @@ impl Leases {
         Ok(released.unwrap_or(0))
     }
 
+    /// Removes the reservations of everyone but `in_use` and says how many there were. A reservation from before
+    /// interfaces were recorded stays while its container has any interface in use.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when the directory stays locked, otherwise what could not be done with a file.
+    pub fn retain(&self, data_dir: &Path, network: &str, in_use: &[Owner]) -> Result<usize, Error> {
+        let path = directory_of(data_dir, network)?;
+        let released = self.locked(&path, |directory, contents| {
+            let addresses = contents.held_by_others(in_use);
+            for address in &addresses {
+                directory.remove(contents, *address)?;
+            }
+            Ok(addresses.len())
+        })?;
+        Ok(released.unwrap_or(0))
+    }
+
     /// Removes the reservations of every interface of a container but those in `keep`, and says how many there
     /// were.
     ///
@@ -239,6 +256,23 @@ impl Leases {
             Ok(addresses.len())
         })?;
         Ok(released.unwrap_or(0))
+    }
+
+    /// Verifies that every range set has an address left.
+    ///
+    /// # Errors
+    /// [`Error::Allocate`] when one has not; [`Error::Busy`] when the directory stays locked.
+    pub fn check_room(&self, config: &Config) -> Result<(), Error> {
+        let path = config.directory();
+        // Nobody has this name, so nothing is a duplicate.
+        let nobody = Owner { container_id: String::new(), ifname: String::new() };
+        let unasked = Config { requested: Vec::new(), ..config.clone() };
+        self.locked(&path, |directory, contents| {
+            allocator::choose(&unasked, &nobody, &View { directory, contents })
+                .map(drop)
+                .map_err(|source| Error::Allocate { directory: path.clone(), source })
+        })
+        .map(drop)
     }
 
     /// Verifies that `owner` holds each address of `expected`, or any at all when `expected` is empty.

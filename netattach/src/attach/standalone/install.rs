@@ -1,0 +1,196 @@
+//! Puts the plugins' names into a directory of CNI executables.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+/// What became of one name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Installed {
+    /// It is a link to the executable now.
+    Made,
+    /// It was one already.
+    Was,
+    /// Something else had the name and was replaced.
+    Replaced,
+}
+
+/// The names could not be installed.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// A path cannot be resolved.
+    #[error("find {path}")]
+    Find {
+        /// The directory or the executable.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Files that are not ours have the names; nothing was changed.
+    #[error("{} would be overwritten; --force replaces what is there", list(.0))]
+    Foreign(Vec<PathBuf>),
+    /// A directory has a name.
+    #[error("{path} is a directory")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A name could not be looked at.
+    #[error("look at {path}")]
+    Look {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A link could not be made.
+    #[error("make link {path}")]
+    Link {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Makes each of `names` in `directory` a link to `executable`; relative when it is in the same directory, so
+/// that the directory can be mounted elsewhere. Running executables and concurrent callers never see a name
+/// missing.
+///
+/// # Errors
+/// [`InstallError::Foreign`] when a name belongs to something else and `force` is not set.
+pub fn install<'n>(
+    directory: &Path,
+    executable: &Path,
+    names: impl Iterator<Item = &'n str>,
+    force: bool,
+) -> Result<Vec<(&'n str, Installed)>, InstallError> {
+    let find = |path: &Path| {
+        fs::canonicalize(path).map_err(|source| InstallError::Find { path: path.to_owned(), source })
+    };
+    let (directory, executable) = (find(directory)?, find(executable)?);
+    let target = match executable.strip_prefix(&directory) {
+        Ok(beside) if beside.components().count() == 1 => beside.to_owned(),
+        _ => executable.clone(),
+    };
+    let mut found = Vec::new();
+    for name in names {
+        found.push((name, look(&directory.join(name), &executable)?));
+    }
+    let foreign: Vec<_> = found
+        .iter()
+        .filter(|(_, found)| *found == Found::Foreign)
+        .map(|(name, _)| directory.join(name))
+        .collect();
+    if !foreign.is_empty() && !force {
+        return Err(InstallError::Foreign(foreign));
+    }
+    let mut installed = Vec::new();
+    for (name, found) in found {
+        let path = directory.join(name);
+        let became = match found {
+            Found::Ours => Installed::Was,
+            Found::Nothing => Installed::Made,
+            Found::Foreign => Installed::Replaced,
+        };
+        if found != Found::Ours {
+            link(&directory, name, &target).map_err(|source| InstallError::Link { path, source })?;
+        }
+        installed.push((name, became));
+    }
+    Ok(installed)
+}
+
+#[derive(PartialEq)]
+enum Found {
+    Nothing,
+    Ours,
+    Foreign,
+}
+
+fn look(path: &Path, executable: &Path) -> Result<Found, InstallError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+        Err(source) => Err(InstallError::Look { path: path.to_owned(), source }),
+        Ok(metadata) if metadata.is_dir() => Err(InstallError::Directory { path: path.to_owned() }),
+        Ok(_) => {
+            let is_ours = fs::canonicalize(path).is_ok_and(|resolved| resolved == executable);
+            Ok(if is_ours { Found::Ours } else { Found::Foreign })
+        }
+    }
+}
+
+fn link(directory: &Path, name: &str, target: &Path) -> io::Result<()> {
+    let fresh = directory.join(format!(".{name}.netattach-{}", std::process::id()));
+    symlink(target, &fresh)?;
+    fs::rename(&fresh, directory.join(name)).inspect_err(|_| {
+        // The error that is returned says more than that this one stayed.
+        let _ = fs::remove_file(&fresh);
+    })
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn executable(directory: &Path) -> PathBuf {
+        let path = directory.join("netattach-cni");
+        fs::write(&path, "").unwrap();
+        path
+    }
+
+    fn run(directory: &Path, executable: &Path, force: bool) -> Result<Vec<Installed>, InstallError> {
+        let names = ["bridge", "host-local"];
+        let installed = install(directory, executable, names.into_iter(), force)?;
+        Ok(installed.into_iter().map(|(_, became)| became).collect())
+    }
+
+    #[test]
+    fn links_beside_the_executable_are_relative_and_made_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let executable = executable(dir.path());
+        assert_eq!(run(dir.path(), &executable, false).unwrap(), [Installed::Made; 2]);
+        assert_eq!(fs::read_link(dir.path().join("bridge")).unwrap(), Path::new("netattach-cni"));
+        assert_eq!(run(dir.path(), &executable, false).unwrap(), [Installed::Was; 2]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn links_elsewhere_name_the_whole_path() {
+        let (home, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let executable = executable(home.path());
+        run(dir.path(), &executable, false).unwrap();
+        let target = fs::read_link(dir.path().join("host-local")).unwrap();
+        assert_eq!(target, fs::canonicalize(executable).unwrap());
+    }
+
+    #[test]
+    fn foreign_files_are_replaced_only_by_force_and_otherwise_nothing_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let executable = executable(dir.path());
+        let theirs = dir.path().join("host-local");
+        fs::write(&theirs, "theirs").unwrap();
+        let error = run(dir.path(), &executable, false).unwrap_err();
+        assert!(matches!(&error, InstallError::Foreign(paths) if paths.len() == 1), "{error}");
+        assert!(!dir.path().join("bridge").exists());
+        assert_eq!(fs::read(&theirs).unwrap(), b"theirs");
+        assert_eq!(run(dir.path(), &executable, true).unwrap(), [Installed::Made, Installed::Replaced]);
+        assert_eq!(fs::canonicalize(theirs).unwrap(), fs::canonicalize(executable).unwrap());
+    }
+
+    #[test]
+    fn a_directory_is_never_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let executable = executable(dir.path());
+        fs::create_dir(dir.path().join("bridge")).unwrap();
+        assert!(matches!(run(dir.path(), &executable, true), Err(InstallError::Directory { .. })));
+    }
+}

@@ -1,0 +1,279 @@
+//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+use super::Memory;
+use crate::attach::apply::{DelegateCall, apply};
+use crate::attach::check::{check_delegates, compare};
+use crate::attach::undo::undo;
+use crate::attach::{AttachError, Node, StepError};
+use crate::cni::{self, CniError, Command, code, json};
+use crate::ipam::host_local::{Config, ConfigError, Error as LeaseError, Owner};
+use crate::link::{self, Driver};
+use crate::netlink::Handle;
+use crate::netns::{Netns, NetnsError, NetnsId};
+use crate::plan::expect::expected;
+use crate::plan::resolve::{one, remains_of_one};
+use crate::plan::{AttachmentPlan, Output, Plan, Sandbox, Step, StepRef, result};
+use crate::report::Chain;
+
+pub(super) struct Interface<'a> {
+    pub(super) driver: &'static dyn Driver,
+    pub(super) request: &'a cni::Request,
+    pub(super) node: Node,
+}
+
+/// The sandbox's namespace, as far as it can be used.
+enum Place {
+    There(Netns),
+    /// There is none, or none any more.
+    Gone,
+    /// It is the one that this process runs in.
+    Own(PathBuf),
+}
+
+impl Interface<'_> {
+    pub(super) fn answer(&self, stderr: &mut impl Write) -> Result<String, CniError> {
+        let done = |()| String::new();
+        match self.request.command {
+            Command::Add => {
+                let result = self.add(stderr)?;
+                Ok(json::pretty(&result))
+            }
+            Command::Del => self.del().map(done),
+            Command::Check => self.check().map(done),
+            Command::Gc => self.gc().map(done),
+            Command::Status => self.status().map(done),
+            // Answered before a plugin is chosen.
+            Command::Version => Ok(String::new()),
+        }
+    }
+
+    fn add(&self, stderr: &mut impl Write) -> Result<cni::Value, CniError> {
+        let request = self.request;
+        let previous = request.prev_result()?;
+        let netns = match self.place()? {
+            Place::There(netns) => netns,
+            Place::Gone => return Err(gone(request).into()),
+            Place::Own(path) => return Err(AttachError::HostNetns { path }.into()),
+        };
+        let sandbox = sandbox(request, netns.id());
+        let attachment = one(&sandbox, self.driver, request)?;
+        self.check_args(&attachment)?;
+        let is_loopback = self.driver.kind() == "loopback";
+        if previous.is_some() && !is_loopback {
+            let msg = format!(
+                "key prevResult: {} makes an interface and can only be the first plugin of a list",
+                self.driver.kind()
+            );
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
+        let plan = Plan { sandbox, attachments: vec![attachment] };
+        let mut progress = Memory::default();
+        let carried_out =
+            apply(&self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
+                let result = match previous {
+                    Some(previous) => previous,
+                    None => result::result(&plan.sandbox, 0, &plan.attachments[0], &progress.outputs)?,
+                };
+                result.to_value(request.version)
+            });
+        carried_out.map_err(|error| match undo(&self.node, &plan, Some(&netns), &progress) {
+            Ok(()) => error,
+            Err(left) => {
+                // The error that counts goes to the runtime; DEL, which follows, tries this again.
+                let _ = writeln!(stderr, "{}: not taken back: {}", self.driver.kind(), Chain(&left));
+                error
+            }
+        })
+    }
+
+    fn del(&self) -> Result<(), CniError> {
+        let request = self.request;
+        let place = self.place()?;
+        let netns = match &place {
+            Place::There(netns) => Some(netns),
+            Place::Gone | Place::Own(_) => None,
+        };
+        let sandbox = sandbox(request, netns.map_or(NOWHERE, Netns::id));
+        let attachment = remains_of_one(&sandbox, self.driver, request);
+        let outputs = match netns {
+            Some(netns) => self.made_according_to_result(&attachment, netns)?,
+            None => BTreeMap::new(),
+        };
+        let plan = Plan { sandbox, attachments: vec![attachment] };
+        let progress = Memory::of_unknown(&plan, outputs);
+        undo(&self.node, &plan, netns, &progress)?;
+        match place {
+            Place::Own(path) => Err(AttachError::HostNetns { path }.into()),
+            Place::There(_) | Place::Gone => Ok(()),
+        }
+    }
+
+    /// The link of `prevResult`, if the pod has it. Links that this plugin made say so themselves, see
+    /// [`Sandbox::link_group`]; this finds those that another implementation made before it was replaced.
+    fn made_according_to_result(
+        &self,
+        attachment: &AttachmentPlan,
+        netns: &Netns,
+    ) -> Result<BTreeMap<StepRef, Output>, CniError> {
+        let previous = self.request.prev_result().ok().flatten();
+        let known = previous.and_then(|previous| result::read_back(attachment, &previous).ok());
+        let Some(mut outputs) = known else { return Ok(BTreeMap::new()) };
+        let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
+        let failed =
+            |error| crate::attach::check::failed(attachment, "look at the kernel", StepError::Netlink(error));
+        let found = pod.find_link(&attachment.ifname).map_err(failed)?;
+        outputs.retain(|_, output| match output {
+            // A recycled namespace may have another container's link of that name.
+            Output::Link { pod, .. } => {
+                pod.mac.is_some() && found.as_ref().is_some_and(|link| link.mac == pod.mac)
+            }
+            _ => false,
+        });
+        Ok(outputs)
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let request = self.request;
+        let Some(last) = request.prev_result()? else {
+            return Err(CniError::new(
+                code::INVALID_CONFIG,
+                "key prevResult: missing, and CHECK compares with it",
+            ));
+        };
+        let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
+        let sandbox = sandbox(request, netns.id());
+        let attachment = one(&sandbox, self.driver, request)?;
+        let outputs = result::read_back(&attachment, &last)?;
+        let want = expected(0, &attachment, &outputs, &last)?;
+        if want.pod.is_none() && !want.loopback {
+            let msg = format!("key prevResult.interfaces: {} is not there with a sandbox", request.ifname);
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
+        let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+        let mut pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
+        let difference = compare(&self.node, &sandbox, &attachment, &want, &mut host, &mut pod)
+            .map_err(|error| crate::attach::check::failed(&attachment, "look at the kernel", error))?;
+        if let Some(what) = difference {
+            let (ifname, network) = (request.ifname.clone(), request.name.clone());
+            return Err(AttachError::Differs { ifname, network, what }.into());
+        }
+        Ok(check_delegates(&self.node, &sandbox, &attachment, None)?)
+    }
+
+    /// Interfaces end with their namespaces; what can be left over is an address.
+    fn gc(&self) -> Result<(), CniError> {
+        let Some(in_use) = &self.request.valid_attachments else { return Ok(()) };
+        let in_use: Vec<Owner> = in_use.iter().map(Owner::from).collect();
+        let sandbox = sandbox(self.request, NOWHERE);
+        let attachment = remains_of_one(&sandbox, self.driver, self.request);
+        for step in &attachment.steps {
+            if let Step::Lease(config) = step {
+                let released = self.node.leases.retain(&config.data_dir, &config.network, &in_use);
+                released.map_err(|error| lease_error(&error))?;
+            }
+        }
+        self.forward(&sandbox, &attachment)
+    }
+
+    /// Whether an ADD could succeed: the configuration is valid, what it builds on is there, and there is an
+    /// address left.
+    fn status(&self) -> Result<(), CniError> {
+        let sandbox = sandbox(self.request, NOWHERE);
+        let mut request = self.request.clone();
+        // Any will do; STATUS is about no interface.
+        request.ifname = "eth0".into();
+        let attachment = match one(&sandbox, self.driver, &request) {
+            Err(_) if waits_for_ranges(&self.request.config) => return Ok(()),
+            planned => planned?,
+        };
+        let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+        for step in &attachment.steps {
+            match step {
+                Step::CreateMacvlan(link::spec::Macvlan { parent: Some(parent), .. }) => {
+                    host.link(parent).map_err(|error| not_available(&Chain(&error)))?;
+                }
+                Step::Lease(config) => self.node.leases.check_room(config).map_err(|error| match error {
+                    LeaseError::Allocate { .. } => not_available(&Chain(&error)),
+                    error => lease_error(&error),
+                })?,
+                _ => {}
+            }
+        }
+        self.forward(&sandbox, &attachment)
+    }
+
+    /// Asks the address management plugin of the configuration, if there is one, with what this one was asked.
+    fn forward(&self, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), CniError> {
+        for step in &attachment.steps {
+            let Step::Delegate(delegate) = step else { continue };
+            let call = DelegateCall { command: self.request.command, netns: None, attachment, delegate };
+            call.run(&self.node, sandbox, None)
+                .map_err(|error| CniError::from_chain(error.code(), &error))?;
+        }
+        Ok(())
+    }
+
+    fn place(&self) -> Result<Place, CniError> {
+        let Some(path) = &self.request.netns else { return Ok(Place::Gone) };
+        let netns = match Netns::open(path) {
+            Err(error) if error.is_gone() && self.request.command == Command::Del => return Ok(Place::Gone),
+            other => other.map_err(AttachError::from)?,
+        };
+        let own = Netns::current().map_err(AttachError::from)?;
+        if netns.id() == own.id() && !self.request.netns_override {
+            return Ok(Place::Own(path.into()));
+        }
+        Ok(Place::There(netns))
+    }
+
+    /// `CNI_ARGS` may hold what the plugins in this process know; what an executed one knows is its own matter.
+    fn check_args(&self, attachment: &AttachmentPlan) -> Result<(), CniError> {
+        let is_foreign = |step: &Step| matches!(step, Step::Delegate(_) | Step::RaiseLoopback);
+        if attachment.steps.iter().any(is_foreign) {
+            return Ok(());
+        }
+        self.request.args.refuse_unknown(&["MAC", "IP"])
+    }
+}
+
+/// No namespace has this identity.
+const NOWHERE: NetnsId = NetnsId { device: 0, inode: 0 };
+
+fn sandbox(request: &cni::Request, netns_id: NetnsId) -> Sandbox {
+    Sandbox {
+        container_id: request.container_id.clone(),
+        ifname: request.ifname.clone(),
+        netns: request.netns.clone().unwrap_or_default(),
+        netns_id,
+        cni_args: request.args.raw().to_owned(),
+        cni_path: request.path.clone(),
+        pod: None,
+    }
+}
+
+fn gone(request: &cni::Request) -> AttachError {
+    NetnsError::Gone { path: request.netns.clone().unwrap_or_default().into() }.into()
+}
+
+/// Whether the ranges of host-local come with each ADD, so that STATUS, which is not told them, knows none.
+pub(super) fn waits_for_ranges(config: &json::Map) -> bool {
+    let declared = config.get("capabilities").and_then(|all| all.get("ipRanges"));
+    declared == Some(&cni::Value::Bool(true))
+        && matches!(Config::parse(config, None), Err(ConfigError::NoRanges))
+}
+
+pub(super) fn lease_error(error: &LeaseError) -> CniError {
+    let code = match error {
+        LeaseError::Busy { .. } | LeaseError::Allocate { .. } => code::TRY_AGAIN_LATER,
+        _ => code::INTERNAL,
+    };
+    CniError::from_chain(code, error)
+}
+
+pub(super) fn not_available(reason: &dyn std::fmt::Display) -> CniError {
+    CniError::new(code::NOT_AVAILABLE, reason.to_string())
+}

@@ -1,0 +1,166 @@
+//! The native plugins as plain CNI executables: one call, no agent, no record, no dataplane.
+//!
+//! ADD plans with the same drivers as the agent, carries the plan out with its progress in memory, and takes it
+//! back when a step fails. DEL works out again from the configuration what an ADD may have left behind, and
+//! takes that back. CHECK reads `prevResult` back into what the steps brought and compares as the agent does.
+
+mod host_local;
+pub mod install;
+mod interface;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use super::{Node, Progress};
+use crate::cni::{self, CniError, Command, Request, Version, code, json};
+use crate::delegate::Delegate;
+use crate::ipam::host_local::Leases;
+use crate::journal::JournalError;
+use crate::link::{self, HOST_LOCAL};
+use crate::plan::{Output, Plan, StepRef};
+
+/// Longest standard input in bytes.
+const MAX_STDIN: u64 = 4 << 20;
+
+/// How long the address management plugin of a configuration may take.
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The plugins, by the names under which they are executed.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    link::kinds().chain([HOST_LOCAL])
+}
+
+/// Whether there is a plugin of that name.
+pub fn is_plugin(name: &str) -> bool {
+    names().any(|known| known == name)
+}
+
+/// Runs one call as the plugin `name` and returns the exit code. `environment` is that of the process.
+pub fn run(
+    name: &str,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    stdin: impl Read,
+    stdout: &mut impl Write,
+    stderr: &mut impl Write,
+) -> u8 {
+    let mut version = Version::LATEST;
+    let answer = variables(environment).and_then(|env| match env.get("CNI_COMMAND").map(String::as_str) {
+        None | Some("") => Ok(None),
+        Some(verb) => {
+            // VERSION may come with a stdin that nobody closes.
+            let input = if verb == Command::Version.as_str() { Vec::new() } else { read(stdin)? };
+            version = cni::request::error_version(&input);
+            answer(name, &Request::parse(&env, &input)?, stderr).map(Some)
+        }
+    });
+    let (text, exit) = match answer {
+        Ok(Some(text)) => (text, 0),
+        Ok(None) => {
+            let about = cni::request::about(&format!("{name} of netattach {}", env!("CARGO_PKG_VERSION")));
+            // To a person; there is nowhere else to say that it could not be said.
+            let _ = writeln!(stderr, "{about}");
+            return 0;
+        }
+        Err(error) => (error.to_json(version), 1),
+    };
+    let ended = if text.is_empty() { text } else { text + "\n" };
+    match stdout.write_all(ended.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => exit,
+        Err(error) => {
+            let _ = writeln!(stderr, "{name}: write stdout: {error}");
+            1
+        }
+    }
+}
+
+fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<String, CniError> {
+    if request.command == Command::Version {
+        return Ok(json::pretty(&cni::request::version_reply()));
+    }
+    if let Some(refused) = &request.tolerated {
+        // ADD refuses it as well, so there is nothing to take back.
+        return Err(refused.clone());
+    }
+    let node = Node {
+        leases: Leases::default(),
+        delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT },
+        enforcer: None,
+    };
+    match link::driver(name) {
+        Some(driver) => interface::Interface { driver, request, node }.answer(stderr),
+        None if name == HOST_LOCAL => host_local::Pool { request, leases: node.leases }.answer(),
+        None => Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}"))),
+    }
+}
+
+fn variables(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<BTreeMap<String, String>, CniError> {
+    let mut variables = BTreeMap::new();
+    for (name, value) in environment {
+        let Ok(name) = name.into_string() else { continue };
+        if name.starts_with("CNI_") {
+            let value = value.into_string().map_err(|_| {
+                CniError::new(code::INVALID_ENVIRONMENT, format!("environment variable {name} is not UTF-8"))
+            })?;
+            variables.insert(name, value);
+        }
+    }
+    Ok(variables)
+}
+
+fn read(stdin: impl Read) -> Result<Vec<u8>, CniError> {
+    let mut bytes = Vec::new();
+    stdin
+        .take(MAX_STDIN + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| CniError::new(code::IO_FAILURE, format!("read stdin: {error}")))?;
+    if bytes.len() as u64 > MAX_STDIN {
+        let msg = format!("stdin is longer than {MAX_STDIN} bytes");
+        return Err(CniError::new(code::DECODING_FAILURE, msg));
+    }
+    Ok(bytes)
+}
+
+/// Progress that ends with the process. What outlives it is found by name: see [`super::undo`].
+#[derive(Debug, Default)]
+struct Memory {
+    begun: BTreeSet<StepRef>,
+    outputs: BTreeMap<StepRef, Output>,
+}
+
+impl Memory {
+    /// Any step of `plan` may have begun, and these outputs are known.
+    fn of_unknown(plan: &Plan, outputs: BTreeMap<StepRef, Output>) -> Self {
+        Self { begun: plan.steps().map(|(at, _, _)| at).collect(), outputs }
+    }
+}
+
+impl Progress for Memory {
+    fn begin(&mut self, step: StepRef) -> Result<(), JournalError> {
+        self.begun.insert(step);
+        Ok(())
+    }
+
+    fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
+        self.outputs.insert(step, output);
+        Ok(())
+    }
+
+    fn wait_durable(&mut self) -> Result<(), JournalError> {
+        Ok(())
+    }
+
+    fn has_begun(&self, step: StepRef) -> bool {
+        self.begun.contains(&step)
+    }
+
+    fn outputs(&self) -> &BTreeMap<StepRef, Output> {
+        &self.outputs
+    }
+}
+
+#[cfg(test)]
+mod tests;

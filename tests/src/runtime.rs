@@ -1,0 +1,141 @@
+//! A container runtime's part: CNI executables run in the namespace of a node, with pods beside it.
+
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::Namespace;
+
+/// A node with its plugins.
+#[derive(Debug)]
+pub struct Runtime {
+    /// The node's namespace: plugins start here.
+    pub node: Namespace,
+    /// `CNI_PATH`.
+    pub plugins: PathBuf,
+}
+
+/// One call of a plugin.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// `CNI_CONTAINERID`.
+    pub container: &'a str,
+    /// `CNI_IFNAME`.
+    pub ifname: &'a str,
+    /// `CNI_NETNS`.
+    pub netns: &'a Path,
+    /// `CNI_ARGS`.
+    pub args: &'a str,
+}
+
+/// What a plugin answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// Exit status.
+    pub exit: Option<i32>,
+    /// What it printed; null for nothing.
+    pub stdout: Value,
+    /// What it said besides.
+    pub stderr: String,
+}
+
+impl Runtime {
+    /// Runs the plugin that `config` names, with a configuration for one plugin.
+    pub fn run(&self, verb: &str, call: Call<'_>, config: &Value) -> Result<Answer> {
+        let plugin = config["type"].as_str().context("a configuration without a type")?;
+        let output = self.node.run(|| self.output(plugin, verb, call, config))?;
+        let stdout = match output.stdout.as_slice() {
+            [] => Value::Null,
+            bytes => serde_json::from_slice(bytes)
+                .with_context(|| format!("{plugin} printed {:?}", String::from_utf8_lossy(bytes)))?,
+        };
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        Ok(Answer { exit: output.status.code(), stdout, stderr })
+    }
+
+    /// ADD; the result.
+    pub fn add(&self, call: Call<'_>, config: &Value) -> Result<Value> {
+        let answer = self.run("ADD", call, config)?;
+        ensure!(answer.exit == Some(0), "ADD {config}: {answer:?}");
+        Ok(answer.stdout)
+    }
+
+    /// A verb that prints nothing, after an ADD with this result.
+    pub fn after(&self, verb: &str, call: Call<'_>, config: &Value, result: &Value) -> Result<()> {
+        let answer = self.run(verb, call, &with_result(config, result))?;
+        ensure!(answer.exit == Some(0) && answer.stdout.is_null(), "{verb} {config}: {answer:?}");
+        Ok(())
+    }
+
+    /// Code and message of a call that has to fail.
+    pub fn refusal(&self, verb: &str, call: Call<'_>, config: &Value) -> Result<(u64, String)> {
+        let answer = self.run(verb, call, config)?;
+        ensure!(answer.exit == Some(1), "{verb} {config}: {answer:?}");
+        let code = answer.stdout["code"].as_u64().context("an error without code")?;
+        Ok((code, answer.stdout["msg"].as_str().context("an error without msg")?.to_owned()))
+    }
+
+    fn output(&self, plugin: &str, verb: &str, call: Call<'_>, config: &Value) -> Result<Output> {
+        let mut child = Command::new(self.plugins.join(plugin))
+            .env_clear()
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", call.container)
+            .env("CNI_IFNAME", call.ifname)
+            .env("CNI_NETNS", call.netns)
+            .env("CNI_ARGS", call.args)
+            .env("CNI_PATH", &self.plugins)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {plugin}"))?;
+        let mut stdin = child.stdin.take().context("a child without stdin")?;
+        match stdin.write_all(config.to_string().as_bytes()) {
+            // VERSION ends without reading.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            written => written?,
+        }
+        drop(stdin);
+        Ok(child.wait_with_output()?)
+    }
+}
+
+/// The configuration with the `prevResult` that a runtime adds after ADD.
+pub fn with_result(config: &Value, result: &Value) -> Value {
+    let mut config = config.clone();
+    config["prevResult"] = result.clone();
+    config
+}
+
+/// The version of a configuration.
+pub fn version_of(config: &Value) -> &str {
+    config["cniVersion"].as_str().unwrap_or("0.1.0")
+}
+
+/// An executable of netattach: from the directory `NETATTACH_DIST`, or else from beside the test.
+///
+/// # Errors
+/// It is not built.
+pub fn executable(name: &str) -> Result<PathBuf> {
+    let path = match std::env::var_os("NETATTACH_DIST") {
+        Some(dist) => Path::new(&dist).join(name),
+        None => {
+            let test = std::env::current_exe()?;
+            test.ancestors().nth(2).context("a test outside a target directory")?.join(name)
+        }
+    };
+    ensure!(path.is_file(), "{} is not built: cargo build -p netattach", path.display());
+    Ok(path)
+}
+
+/// A configuration of one plugin from common keys and `extra`.
+pub fn config(version: &str, kind: &str, extra: &Value) -> Value {
+    let mut config = json!({"cniVersion": version, "name": "net", "type": kind});
+    if let (Some(config), Some(extra)) = (config.as_object_mut(), extra.as_object()) {
+        config.extend(extra.clone());
+    }
+    config
+}
