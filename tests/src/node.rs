@@ -344,11 +344,19 @@ impl Node {
     pub fn add(&self, pod: &Pod) -> Outcome {
         let outcome = self.call("ADD", pod).run();
         if outcome.exit == 0 {
-            // Published after the answer, so that the runtime does not wait for it.
-            let status = self.path("run/network-status").join(NAMESPACE).join(format!("{}.json", pod.name));
-            assert!(eventually(PATIENCE, || status.exists()), "{} is not published", status.display());
+            self.await_status(pod);
         }
         outcome
+    }
+
+    /// Waits until the network-status of an attached pod is there: it is published after the answer to ADD, so
+    /// that the runtime does not wait for it.
+    ///
+    /// # Panics
+    /// It does not come.
+    pub fn await_status(&self, pod: &Pod) {
+        let status = self.path("run/network-status").join(NAMESPACE).join(format!("{}.json", pod.name));
+        assert!(eventually(PATIENCE, || status.exists()), "{} is not published", status.display());
     }
 
     /// CHECK for a pod.

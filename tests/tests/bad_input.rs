@@ -112,6 +112,7 @@ fn a_request_that_is_wrong_changes_nothing() {
     let node = node(&[]);
     let (good, bystander) = (Pod::new("good").unwrap(), Pod::new("good").unwrap());
     node.call("ADD", &bystander).with("CNI_CONTAINERID", "bystander").run().success();
+    node.await_status(&bystander);
     let before = look(&node, &[&good]);
     let mut wrong = Vec::new();
     for (what, spoil, code, said) in rows {

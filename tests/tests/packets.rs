@@ -18,6 +18,7 @@ use netattach::bpf::{
 };
 use netattach::mac::Mac;
 use netattach::policy::compiled::{self, CompiledPolicy, PortPrefix};
+use netattach_common::decide::NOTHING;
 use netattach_common::{Flow, FlowKey, Ip4};
 use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp};
 
@@ -196,13 +197,15 @@ fn unused_root() -> PathBuf {
     PathBuf::from(format!("/sys/fs/bpf/netattach-test-{}-{number}", std::process::id()))
 }
 
-/// A policy from peers with classes and classes with traffic; rule ids count from 1.
+/// A policy from peers with classes and classes with traffic; rule ids count from 1, and so do classes here: in
+/// the maps they come after the one that allows nothing.
 fn policy(peers: &[(&str, u32)], ports: &[(u32, compiled::Traffic)]) -> CompiledPolicy {
     let numbered = || (1..).zip(ports);
+    let number = |class: &u32| NOTHING + class;
     CompiledPolicy {
-        peers: peers.iter().map(|(peer, class)| (peer.parse().unwrap(), *class)).collect(),
+        peers: peers.iter().map(|(peer, class)| (peer.parse().unwrap(), number(class))).collect(),
         ports: numbered()
-            .map(|(rule, (class, traffic))| (PortPrefix { class: *class, traffic: *traffic }, rule))
+            .map(|(rule, (class, traffic))| (PortPrefix { class: number(class), traffic: *traffic }, rule))
             .collect(),
         rules: numbered().map(|(rule, _)| (rule, format!("test/policy rule {rule}"))).collect(),
     }
