@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
@@ -13,15 +14,19 @@ use crate::attach::{AttachError, Engine, IntentReader, Node, StatusFiles};
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::Delegate;
 use crate::ipam::host_local::Leases;
-use crate::journal::{JournalError, Store};
+use crate::journal::{JournalError, Key, Store};
 use crate::netns::NetnsError;
 use crate::plan::resolve::Options;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
+use crate::rpc::message::CniCall;
 use crate::rpc::pending::{self, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
 use crate::source::{Files, Source};
+
+/// How often policies that nothing refers to are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why the agent does not run.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +71,7 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(256)
-        .thread_keep_alive(std::time::Duration::from_secs(2))
+        .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     runtime.block_on(serve_until_told(settings))
 }
@@ -150,6 +155,9 @@ async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> R
     for request in pending::list(state_dir)? {
         let path: PathBuf = request.path;
         match request.call {
+            Ok(call) if is_outdated(agent, &call, request.recorded) => {
+                tracing::info!(request = %path.display(), "DEL that waited for the agent is older than the attachment; dropped");
+            }
             Ok(call) => {
                 let reply = agent.cni(call).await;
                 if reply.exit != 0 {
@@ -166,16 +174,33 @@ async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> R
     Ok(())
 }
 
-/// Brings the kernel's policies up to date whenever the source changes.
+/// Whether the container was attached again after the request was recorded: some runtimes use ids again.
+fn is_outdated(agent: &Agent, call: &CniCall, recorded: SystemTime) -> bool {
+    let variable = |name| call.variable(name).unwrap_or_default().to_owned();
+    let key = Key { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
+    // A record that cannot be read is the DEL's business.
+    agent.engine.attached_since(&key, recorded).unwrap_or(false)
+}
+
+/// Brings the kernel's policies up to date whenever the source changes, and takes out what no packet can be reading
+/// any more.
 async fn follow_policies(engine: Arc<Engine>, mut changes: watch::Receiver<u64>) {
-    while changes.changed().await.is_ok() {
-        changes.borrow_and_update();
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    loop {
+        // Both may be dropped at any time: a change stays marked as unseen, a tick comes again.
+        let changed = tokio::select! {
+            changed = changes.changed() => match changed {
+                Ok(()) => true,
+                Err(_) => return,
+            },
+            _ = sweep.tick() => false,
+        };
         let engine = Arc::clone(&engine);
         // The join error is a panic, which the panic hook has reported; the next change tries again.
         let _ = tokio::task::spawn_blocking(move || {
-            if let Some(enforcer) = &engine.node().enforcer
-                && let Err(error) = enforcer.sync()
-            {
+            let Some(enforcer) = &engine.node().enforcer else { return };
+            let done = if changed { enforcer.sync() } else { enforcer.sweep() };
+            if let Err(error) = done {
                 tracing::error!(error = %Chain(&error), "policy not brought up to date");
             }
         })
