@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use super::config::{InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
 use super::report::Reporter;
-use crate::attach::{AttachError, Engine, IntentReader, Node, StatusFiles};
+use crate::attach::{AttachError, Enforce, Engine, IntentReader, Node, StatusFiles};
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::Delegate;
 use crate::ipam::host_local::Leases;
@@ -87,11 +87,12 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         max_attachments: settings.max_attachments,
         ..bpf::Config::new(settings.bpffs.clone())
     })?;
-    let enforcer = Enforcer::new(dataplane, Arc::clone(&source), settings.policy_types_inference.into())?;
+    let inference = settings.policy_types_inference.into();
+    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), inference)?);
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
-        enforcer: Some(enforcer),
+        enforcer: Some(Arc::clone(&enforcer) as Arc<dyn Enforce>),
     };
     let journal = Store::open(settings.state_dir.join("journal"))?;
     let options = Options { exec: settings.delegation.exec.clone() };
@@ -114,11 +115,11 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     if let Err(error) = published.and_then(|()| status.withdraw_others(&attached)) {
         tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }
-    let reporter = Reporter::new(Arc::clone(&source));
+    let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer));
     let agent = Arc::new(Agent::new(Arc::clone(&engine), intents, status, reporter, settings.parallel_adds));
     carry_out_pending(&agent, &settings.state_dir).await?;
 
-    let policies = tokio::spawn(follow_policies(Arc::clone(&engine), source.changes()));
+    let policies = tokio::spawn(follow_policies(enforcer, source.changes()));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
         // A sender that is gone says the same.
@@ -184,7 +185,7 @@ fn is_outdated(agent: &Agent, call: &CniCall, recorded: SystemTime) -> bool {
 
 /// Brings the kernel's policies up to date whenever the source changes, and takes out what no packet can be reading
 /// any more.
-async fn follow_policies(engine: Arc<Engine>, mut changes: watch::Receiver<u64>) {
+async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>) {
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         // Both may be dropped at any time: a change stays marked as unseen, a tick comes again.
@@ -195,10 +196,9 @@ async fn follow_policies(engine: Arc<Engine>, mut changes: watch::Receiver<u64>)
             },
             _ = sweep.tick() => false,
         };
-        let engine = Arc::clone(&engine);
+        let enforcer = Arc::clone(&enforcer);
         // The join error is a panic, which the panic hook has reported; the next change tries again.
         let _ = tokio::task::spawn_blocking(move || {
-            let Some(enforcer) = &engine.node().enforcer else { return };
             let done = if changed { enforcer.sync() } else { enforcer.sweep() };
             if let Err(error) = done {
                 tracing::error!(error = %Chain(&error), "policy not brought up to date");

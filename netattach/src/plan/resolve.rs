@@ -229,8 +229,8 @@ fn attachment(
         let beyond =
             asked.and_then(|asked| asked.keys().find(|key| !NATIVE_CAPABILITIES.contains(&key.as_str())));
         if let Some(capability) = beyond {
-            let key = format!("capabilities.{capability}");
-            return Err(at(PlanError::Unsupported { key, kind: driver.kind() }.into()));
+            let capability = capability.clone();
+            return Err(at(PlanError::Capability { capability, kind: driver.kind() }.into()));
         }
         if let Some(numbers) = numbers.as_deref_mut().filter(|_| is_protected(driver.kind())) {
             protect = Some(Protect {
