@@ -6,7 +6,6 @@
 
 use std::fs::{self, File};
 use std::net::IpAddr;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -110,7 +109,7 @@ impl Stage {
         command
     }
 
-    /// Starts the agent by a line of shell and waits until it listens; returns how long that took.
+    /// Starts the agent by a line of shell and waits until it is ready; returns how long that took.
     pub(super) fn start_agent(&mut self, line: &str) -> anyhow::Result<Duration> {
         let started = Instant::now();
         let log = File::options()
@@ -118,6 +117,8 @@ impl Stage {
             .create(true)
             .open(Path::new(HOME).join("agent.log"))
             .context("open the agent's log")?;
+        let mut asking = self.shell("exec netattachctl status");
+        asking.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let agent = self
             .shell(&format!("exec {line}"))
             .stdin(Stdio::null())
@@ -126,11 +127,11 @@ impl Stage {
             .spawn()
             .context("start netattachd")?;
         let agent = self.agent.insert(agent);
-        until("netattachd listens", || {
+        until("netattachd is ready", || {
             if let Some(status) = agent.try_wait().context("look after netattachd")? {
-                bail!("netattachd ended before it listened ({status})");
+                bail!("netattachd ended before it was ready ({status})");
             }
-            Ok(UnixStream::connect("/run/netattach/netattach.sock").is_ok())
+            Ok(asking.status().context("start sh")?.success())
         })?;
         Ok(started.elapsed())
     }
