@@ -1,13 +1,17 @@
 //! From settings to a serving agent, in the order in which things have to be there.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 
-use super::config::{InvalidAnnotation, Settings, SettingsError};
+use tracing_subscriber::EnvFilter;
+
+use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
 use super::report::Reporter;
 use crate::attach::{AttachError, Enforce, Engine, IntentReader, Node, StatusFiles};
@@ -61,6 +65,19 @@ pub enum AgentError {
     /// No runtime, no signals.
     #[error("start")]
     Start(#[from] std::io::Error),
+}
+
+/// `netattachd`: reads the command line, logs to standard error (`NETATTACH_LOG` filters, `info` by default), runs.
+pub fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("NETATTACH_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match Settings::read(Arguments::parse()).map_err(AgentError::from).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", Chain(&error));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). Attachments, programs and maps stay as they are.
