@@ -2,9 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::interface::{lease_error, not_available, waits_for_ranges};
+use super::interface::{lease_error, not_available, step_error, waits_for_ranges};
 use crate::attach::apply::lease;
-use crate::attach::{AttachError, StepError};
 use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::ipam::host_local::{Config, Error, Leases, Owner};
 use crate::plan::{LeasedAddress, Output};
@@ -51,7 +50,7 @@ impl Pool<'_> {
     fn del(&self) -> Result<(), CniError> {
         let Some(pool) = Config::for_release(&self.request.config) else { return Ok(()) };
         let released = self.leases.release(&pool.data_dir, &pool.network, &self.owner());
-        released.map(drop).map_err(|error| lease_error(&error))
+        released.map(drop).map_err(lease_error)
     }
 
     /// Every address of `prevResult` that this pool gives is reserved for the attachment.
@@ -66,7 +65,7 @@ impl Pool<'_> {
             .filter(|address| config.sets.iter().any(|set| set.range_of(*address).is_some()))
             .collect();
         let held = self.leases.check(&config.data_dir, &config.network, &self.owner(), &given);
-        held.map_err(|error| lease_error(&error))
+        held.map_err(lease_error)
     }
 
     fn gc(&self) -> Result<(), CniError> {
@@ -77,7 +76,7 @@ impl Pool<'_> {
         };
         let in_use: Vec<Owner> = in_use.iter().map(Owner::from).collect();
         let released = self.leases.retain(&pool.data_dir, &pool.network, &in_use);
-        released.map(drop).map_err(|error| lease_error(&error))
+        released.map(drop).map_err(lease_error)
     }
 
     fn status(&self) -> Result<(), CniError> {
@@ -86,7 +85,7 @@ impl Pool<'_> {
         }
         self.leases.check_room(&self.config()?).map_err(|error| match error {
             Error::Allocate { .. } => not_available(&Chain(&error)),
-            error => lease_error(&error),
+            error => lease_error(error),
         })
     }
 
@@ -98,16 +97,4 @@ impl Pool<'_> {
     fn owner(&self) -> Owner {
         Owner { container_id: self.request.container_id.clone(), ifname: self.request.ifname.clone() }
     }
-}
-
-/// The code that the same failure has as a step of an attachment.
-fn step_error(source: StepError) -> CniError {
-    let msg = Chain(&source).to_string();
-    let step = AttachError::Step {
-        ifname: String::new(),
-        network: String::new(),
-        step: String::new(),
-        source: Box::new(source),
-    };
-    CniError::new(CniError::from(step).code, msg)
 }

@@ -173,7 +173,7 @@ impl Interface<'_> {
         for step in &attachment.steps {
             if let Step::Lease(config) = step {
                 let released = self.node.leases.retain(&config.data_dir, &config.network, &in_use);
-                released.map_err(|error| lease_error(&error))?;
+                released.map_err(lease_error)?;
             }
         }
         self.forward(&sandbox, &attachment)
@@ -198,7 +198,7 @@ impl Interface<'_> {
                 }
                 Step::Lease(config) => self.node.leases.check_room(config).map_err(|error| match error {
                     LeaseError::Allocate { .. } => not_available(&Chain(&error)),
-                    error => lease_error(&error),
+                    error => lease_error(error),
                 })?,
                 _ => {}
             }
@@ -266,12 +266,20 @@ pub(super) fn waits_for_ranges(config: &json::Map) -> bool {
         && matches!(Config::parse(config, None), Err(ConfigError::NoRanges))
 }
 
-pub(super) fn lease_error(error: &LeaseError) -> CniError {
-    let code = match error {
-        LeaseError::Busy { .. } | LeaseError::Allocate { .. } => code::TRY_AGAIN_LATER,
-        _ => code::INTERNAL,
+/// The code that a failure has as a step of an attachment.
+pub(super) fn step_error(source: StepError) -> CniError {
+    let msg = Chain(&source).to_string();
+    let step = AttachError::Step {
+        ifname: String::new(),
+        network: String::new(),
+        step: String::new(),
+        source: Box::new(source),
     };
-    CniError::from_chain(code, error)
+    CniError::new(CniError::from(step).code, msg)
+}
+
+pub(super) fn lease_error(error: LeaseError) -> CniError {
+    step_error(StepError::Lease(error))
 }
 
 pub(super) fn not_available(reason: &dyn std::fmt::Display) -> CniError {
