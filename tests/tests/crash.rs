@@ -1,8 +1,6 @@
 //! `kill -9` of the agent at every point of ADD and DEL, and journals cut off at every byte.
 //!
-//! The agent that dies on demand is built with the feature `crash-points`:
-//! `cargo build -p netattach --bin netattachd --features crash-points --target-dir target/crash`.
-//! `NETATTACH_CRASH_AGENT` names another place.
+//! The agent that dies on demand is the executable `crash-agent` of this crate.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
@@ -42,20 +40,9 @@ fn node() -> Node {
     node
 }
 
+/// The agent that dies on demand.
 fn crashing_agent() -> PathBuf {
-    let built = match std::env::var_os("NETATTACH_CRASH_AGENT") {
-        Some(path) => PathBuf::from(path),
-        None => {
-            let test = std::env::current_exe().unwrap();
-            test.ancestors().nth(3).unwrap().join("crash/debug/netattachd")
-        }
-    };
-    assert!(
-        built.is_file(),
-        "{} is not built: cargo build -p netattach --bin netattachd --features crash-points --target-dir target/crash",
-        built.display()
-    );
-    built
+    env!("CARGO_BIN_EXE_crash-agent").into()
 }
 
 /// A node with a bystander attached, as it is when `a` is not.

@@ -1,4 +1,4 @@
-//! netattach's build, test and benchmark driver, as a library shared by its executables.
+//! netattach's build, test, demo and benchmark driver, as a library shared by its executables.
 //!
 //! | module | what it answers |
 //! |---|---|
@@ -9,10 +9,12 @@
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, licences |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
+//! | [`demo`] | what netattach does, as a story in eight steps |
 //! | [`bench`] | attachment latency, measured beside its alternatives |
 
 pub mod bench;
 pub mod child;
+pub mod demo;
 pub mod dist;
 pub mod ebpf;
 pub mod elf;

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use xtask::{bench, dist, ebpf, fuzz, screen, setup, suite, tidy};
+use xtask::{bench, demo, dist, ebpf, fuzz, screen, setup, suite, tidy};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -33,6 +33,8 @@ enum Verb {
         #[arg(long)]
         ci: bool,
     },
+    /// Set up, build and watch three pods get their networks and a policy; needs root
+    Demo,
     /// Measure netattach beside its alternatives
     Bench {
         #[command(subcommand)]
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         Verb::Build => dist::build(),
         Verb::Tidy { only } => tidy::run(&only),
         Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
+        Verb::Demo => demo::run(),
         Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach(&arguments.into()),
         Verb::Fuzz { seconds } => fuzz::run(seconds),
     };

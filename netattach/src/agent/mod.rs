@@ -7,4 +7,4 @@ mod run;
 mod serial;
 
 pub use config::{Arguments, Settings};
-pub use run::{AgentError, run};
+pub use run::{AgentError, main, run};

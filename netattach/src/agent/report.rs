@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::attach::{Attached, Engine, IntentReader};
 use crate::plan::{AttachmentPlan, Output, Sandbox, Step, StepRef, result};
-use crate::policy::sync::EnforceError;
+use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature, Kernel,
@@ -15,6 +15,7 @@ use crate::source::Source;
 /// Answers questions.
 pub(super) struct Reporter {
     source: Arc<dyn Source>,
+    enforcer: Arc<Enforcer>,
 }
 
 /// One attachment of one sandbox.
@@ -25,8 +26,8 @@ struct Row<'a> {
 }
 
 impl Reporter {
-    pub(super) fn new(source: Arc<dyn Source>) -> Self {
-        Self { source }
+    pub(super) fn new(source: Arc<dyn Source>, enforcer: Arc<Enforcer>) -> Self {
+        Self { source, enforcer }
     }
 
     pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
@@ -46,9 +47,8 @@ impl Reporter {
     }
 
     pub(super) fn stats(&self, engine: &Engine) -> Result<Vec<AttachmentStats>, EnforceError> {
-        let Some(enforcer) = &engine.node().enforcer else { return Ok(Vec::new()) };
         let mut failed = None;
-        let rows = each(engine, |row| match enforcer.stats(row.id()?) {
+        let rows = each(engine, |row| match self.enforcer.stats(row.id()?) {
             Ok(stats) => Some(AttachmentStats {
                 name: row.name(),
                 received: traffic(stats.to_pod),
@@ -67,8 +67,7 @@ impl Reporter {
     }
 
     pub(super) fn policy(&self, engine: &Engine) -> PolicyReport {
-        let Some(enforcer) = &engine.node().enforcer else { return PolicyReport::default() };
-        let in_force = enforcer.in_force();
+        let in_force = self.enforcer.in_force();
         let attachments = each(engine, |row| {
             let id = row.id();
             let force = in_force.iter().find(|force| Some(force.id) == id);
@@ -81,7 +80,8 @@ impl Reporter {
                     .unwrap_or_default(),
             })
         });
-        let conditions = enforcer
+        let conditions = self
+            .enforcer
             .conditions()
             .into_iter()
             .map(|condition| Condition { object: condition.object.to_string(), problem: condition.message });

@@ -1,27 +1,36 @@
 //! From settings to a serving agent, in the order in which things have to be there.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 
-use super::config::{InvalidAnnotation, Settings, SettingsError};
+use tracing_subscriber::EnvFilter;
+
+use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
 use super::report::Reporter;
-use crate::attach::{AttachError, Engine, IntentReader, Node, StatusFiles};
+use crate::attach::{AttachError, Enforce, Engine, IntentReader, Node, StatusFiles};
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::Delegate;
 use crate::ipam::host_local::Leases;
-use crate::journal::{JournalError, Store};
+use crate::journal::{JournalError, Key, Store};
 use crate::netns::NetnsError;
 use crate::plan::resolve::Options;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
+use crate::rpc::message::CniCall;
 use crate::rpc::pending::{self, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
 use crate::source::{Files, Source};
+
+/// How often policies that nothing refers to are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why the agent does not run.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +67,19 @@ pub enum AgentError {
     Start(#[from] std::io::Error),
 }
 
+/// `netattachd`: reads the command line, logs to standard error (`NETATTACH_LOG` filters, `info` by default), runs.
+pub fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("NETATTACH_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match Settings::read(Arguments::parse()).map_err(AgentError::from).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", Chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). Attachments, programs and maps stay as they are.
 ///
 /// # Errors
@@ -66,7 +88,7 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(256)
-        .thread_keep_alive(std::time::Duration::from_secs(2))
+        .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     runtime.block_on(serve_until_told(settings))
 }
@@ -82,11 +104,12 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         max_attachments: settings.max_attachments,
         ..bpf::Config::new(settings.bpffs.clone())
     })?;
-    let enforcer = Enforcer::new(dataplane, Arc::clone(&source), settings.policy_types_inference.into())?;
+    let inference = settings.policy_types_inference.into();
+    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), inference)?);
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
-        enforcer: Some(enforcer),
+        enforcer: Some(Arc::clone(&enforcer) as Arc<dyn Enforce>),
     };
     let journal = Store::open(settings.state_dir.join("journal"))?;
     let options = Options { exec: settings.delegation.exec.clone() };
@@ -109,11 +132,11 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     if let Err(error) = published.and_then(|()| status.withdraw_others(&attached)) {
         tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }
-    let reporter = Reporter::new(Arc::clone(&source));
+    let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer));
     let agent = Arc::new(Agent::new(Arc::clone(&engine), intents, status, reporter, settings.parallel_adds));
     carry_out_pending(&agent, &settings.state_dir).await?;
 
-    let policies = tokio::spawn(follow_policies(Arc::clone(&engine), source.changes()));
+    let policies = tokio::spawn(follow_policies(enforcer, source.changes()));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
         // A sender that is gone says the same.
@@ -150,6 +173,9 @@ async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> R
     for request in pending::list(state_dir)? {
         let path: PathBuf = request.path;
         match request.call {
+            Ok(call) if is_outdated(agent, &call, request.recorded) => {
+                tracing::info!(request = %path.display(), "DEL that waited for the agent is older than the attachment; dropped");
+            }
             Ok(call) => {
                 let reply = agent.cni(call).await;
                 if reply.exit != 0 {
@@ -166,16 +192,32 @@ async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> R
     Ok(())
 }
 
-/// Brings the kernel's policies up to date whenever the source changes.
-async fn follow_policies(engine: Arc<Engine>, mut changes: watch::Receiver<u64>) {
-    while changes.changed().await.is_ok() {
-        changes.borrow_and_update();
-        let engine = Arc::clone(&engine);
+/// Whether the container was attached again after the request was recorded: some runtimes use ids again.
+fn is_outdated(agent: &Agent, call: &CniCall, recorded: SystemTime) -> bool {
+    let variable = |name| call.variable(name).unwrap_or_default().to_owned();
+    let key = Key { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
+    // A record that cannot be read is the DEL's business.
+    agent.engine.attached_since(&key, recorded).unwrap_or(false)
+}
+
+/// Brings the kernel's policies up to date whenever the source changes, and takes out what no packet can be reading
+/// any more.
+async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>) {
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    loop {
+        // Both may be dropped at any time: a change stays marked as unseen, a tick comes again.
+        let changed = tokio::select! {
+            changed = changes.changed() => match changed {
+                Ok(()) => true,
+                Err(_) => return,
+            },
+            _ = sweep.tick() => false,
+        };
+        let enforcer = Arc::clone(&enforcer);
         // The join error is a panic, which the panic hook has reported; the next change tries again.
         let _ = tokio::task::spawn_blocking(move || {
-            if let Some(enforcer) = &engine.node().enforcer
-                && let Err(error) = enforcer.sync()
-            {
+            let done = if changed { enforcer.sync() } else { enforcer.sweep() };
+            if let Err(error) = done {
                 tracing::error!(error = %Chain(&error), "policy not brought up to date");
             }
         })

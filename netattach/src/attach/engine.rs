@@ -1,6 +1,7 @@
 //! One function per CNI verb.
 
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use super::apply::apply;
 use super::check::check;
@@ -160,6 +161,18 @@ impl Engine {
             Loaded::Torn => self.clear_torn(&key),
             Loaded::Whole(record) => self.take_back(*record),
         }
+    }
+
+    /// Whether the sandbox was attached after that time: a request to detach it that is older was meant for another
+    /// container of the same id.
+    ///
+    /// # Errors
+    /// The record cannot be read.
+    pub fn attached_since(&self, key: &Key, time: SystemTime) -> Result<bool, AttachError> {
+        Ok(match self.journal.load(key)? {
+            Loaded::Whole(record) => record.state == State::Attached && record.planned > time,
+            Loaded::Absent | Loaded::Torn => false,
+        })
     }
 
     /// CHECK: compares the kernel with the record of the sandbox.

@@ -106,7 +106,7 @@ pub enum StepError {
         wanted: ipnet::IpNet,
     },
     /// No address.
-    #[error("lease")]
+    #[error(transparent)]
     Lease(#[from] host_local::Error),
     /// Routes of the configuration cannot be read.
     #[error("key ipam.routes")]
@@ -191,6 +191,7 @@ fn step_code(error: &StepError) -> u32 {
 fn journal_code(error: &JournalError) -> u32 {
     match error {
         JournalError::KeyTooLong(_) => code::INVALID_ENVIRONMENT,
+        JournalError::Version { .. } => code::INTERNAL,
         _ => code::IO_FAILURE,
     }
 }

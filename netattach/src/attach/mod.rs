@@ -21,12 +21,15 @@ pub use registry::{Attached, Registry};
 pub use status::StatusFiles;
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 use crate::delegate;
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Record};
+use crate::netlink::Handle;
 use crate::plan::{Output, StepRef};
-use crate::policy::sync::Enforcer;
+use crate::policy::sync::{EnforceError, Guarded};
 
 /// What a node offers to every attachment. Shared by all operations.
 #[derive(Debug)]
@@ -36,7 +39,26 @@ pub struct Node {
     /// Other CNI plugins.
     pub delegate: delegate::Delegate,
     /// The dataplane; absent in the plain CNI executables.
-    pub enforcer: Option<Enforcer>,
+    pub enforcer: Option<Arc<dyn Enforce>>,
+}
+
+/// What attaching and detaching ask of the dataplane. A trait so that executables without a dataplane do not
+/// carry its code and its BPF object.
+pub trait Enforce: fmt::Debug + Send + Sync {
+    /// The attachment has its policy, its counters and its programs.
+    ///
+    /// # Errors
+    /// The kernel refused a map or a program; whatever was done, [`Enforce::detach`] takes back.
+    fn attach(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError>;
+    /// The dataplane knows the attachment with this number no more, or never did.
+    ///
+    /// # Errors
+    /// The kernel refused. Calling again is safe.
+    fn detach(&self, id: u32) -> Result<(), EnforceError>;
+    /// These attachments, and no others, exist. Says what is wrong with which.
+    fn adopt(&self, attachments: &[Guarded]) -> Vec<EnforceError>;
+    /// Whether the programs take packets of the link with this index to be the attachment's.
+    fn is_bound(&self, index: u32, id: u32) -> bool;
 }
 
 /// Where the progress of a plan is kept.

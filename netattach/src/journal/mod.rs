@@ -59,6 +59,16 @@ pub enum JournalError {
         #[source]
         source: io::Error,
     },
+    /// A record of another version of the agent. It is kept: what it describes may be in use.
+    #[error(
+        "{path} is of journal version {version}, which this agent does not know; run the agent that wrote it, or remove the record together with its container"
+    )]
+    Version {
+        /// The record's file.
+        path: PathBuf,
+        /// The version it names.
+        version: u64,
+    },
     /// A record could not be made durable.
     #[error("sync {path}")]
     Sync {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,7 +57,13 @@ pub enum State {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Line {
-    Planned { version: u32, boot: String, plan: Box<Plan> },
+    Planned {
+        version: u32,
+        boot: String,
+        /// When it was written, in milliseconds since 1970.
+        at: u64,
+        plan: Box<Plan>,
+    },
     Began(StepRef),
     Done(StepRef, Box<Output>),
     Attached(Value),
@@ -72,6 +79,8 @@ pub struct Record {
     pub key: Key,
     /// What was to be done.
     pub plan: Plan,
+    /// When that was decided, to the millisecond.
+    pub planned: SystemTime,
     /// How far it has come.
     pub state: State,
     /// What each finished step brought.
@@ -99,6 +108,7 @@ impl Record {
         let mut record = Self {
             key,
             plan,
+            planned: SystemTime::now(),
             state: State::Applying,
             outputs: BTreeMap::new(),
             result: None,
@@ -109,22 +119,39 @@ impl Record {
             length: 0,
             sync: None,
         };
-        let line =
-            Line::Planned { version: VERSION, boot: boot.to_owned(), plan: Box::new(record.plan.clone()) };
+        let line = Line::Planned {
+            version: VERSION,
+            boot: boot.to_owned(),
+            at: milliseconds(record.planned),
+            plan: Box::new(record.plan.clone()),
+        };
         record.append(&line)?;
         Ok(record)
     }
 
     /// Reads what the lines add up to. `None` when the plan was never completely written: then nothing was done.
-    pub(super) fn replay(path: PathBuf, file: File, key: Key, boot: &str, text: &[u8]) -> Option<Self> {
+    ///
+    /// # Errors
+    /// [`JournalError::Version`] for a record that another version of the agent wrote.
+    pub(super) fn replay(
+        path: PathBuf,
+        file: File,
+        key: Key,
+        boot: &str,
+        text: &[u8],
+    ) -> Result<Option<Self>, JournalError> {
         // A line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable.
         let complete = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
+        if let Some(version) = foreign_version(complete) {
+            return Err(JournalError::Version { path, version });
+        }
         let mut lines =
             complete.split(|byte| *byte == b'\n').map_while(|line| serde_json::from_slice::<Line>(line).ok());
-        let Some(Line::Planned { version: VERSION, boot: written, plan }) = lines.next() else { return None };
+        let Some(Line::Planned { boot: written, at, plan, .. }) = lines.next() else { return Ok(None) };
         let mut record = Self {
             key,
             plan: *plan,
+            planned: UNIX_EPOCH + Duration::from_millis(at),
             state: State::Applying,
             outputs: BTreeMap::new(),
             result: None,
@@ -151,7 +178,7 @@ impl Record {
                 Line::Removing => record.state = State::Removing,
             }
         }
-        Some(record)
+        Ok(Some(record))
     }
 
     /// Whether the step may have had an effect.
@@ -245,4 +272,17 @@ impl Record {
         self.length += bytes.len() as u64;
         Ok(())
     }
+}
+
+/// The version that a whole first line names, if it is not ours.
+fn foreign_version(text: &[u8]) -> Option<u64> {
+    let first = text.split(|byte| *byte == b'\n').next()?;
+    let line: Value = serde_json::from_slice(first).ok()?;
+    line.get("planned")?.get("version")?.as_u64().filter(|version| *version != u64::from(VERSION))
+}
+
+/// Since 1970; a clock before that counts as 1970.
+fn milliseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -92,7 +92,7 @@ impl Store {
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(failed)?;
         drop_partial_line(&file, &text).map_err(failed)?;
-        let record = Record::replay(path.clone(), file, key.clone(), &self.boot, &text);
+        let record = Record::replay(path.clone(), file, key.clone(), &self.boot, &text)?;
         Ok(record.map_or(Loaded::Torn, |record| Loaded::Whole(Box::new(record))))
     }
 

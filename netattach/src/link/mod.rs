@@ -95,6 +95,14 @@ pub enum PlanError {
         /// The plugin type.
         kind: &'static str,
     },
+    /// A capability that netattach does not carry out.
+    #[error("key capabilities.{capability}: asked for, and not supported by netattach's own {kind} plugin")]
+    Capability {
+        /// Its name.
+        capability: String,
+        /// The plugin type.
+        kind: &'static str,
+    },
     /// `ipam` is wrong.
     #[error("key ipam")]
     Ipam(#[source] host_local::ConfigError),
@@ -106,7 +114,7 @@ pub enum PlanError {
 impl From<PlanError> for CniError {
     fn from(error: PlanError) -> Self {
         let code = match error {
-            PlanError::Unsupported { .. } => code::UNSUPPORTED_FIELD,
+            PlanError::Unsupported { .. } | PlanError::Capability { .. } => code::UNSUPPORTED_FIELD,
             _ => code::INVALID_CONFIG,
         };
         Self::new(code, Chain(&error).to_string())

@@ -90,3 +90,105 @@ pub fn expected(
     }
     Ok(expected)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni;
+    use crate::link::spec::{Bridge, BridgePort, Veth};
+    use crate::plan::{Configure, LeasedAddress, Style};
+
+    fn made(name: &str, last: u8) -> Interface {
+        Interface {
+            name: name.into(),
+            index: last.into(),
+            mac: Some(crate::mac::Mac([2, 0, 0, 0, 0, last])),
+            mtu: 1500,
+        }
+    }
+
+    fn attachment() -> AttachmentPlan {
+        let port = BridgePort { bridge: "br0".into(), hairpin: true };
+        AttachmentPlan {
+            network: "net".into(),
+            config_name: "net".into(),
+            default: true,
+            ifname: "eth0".into(),
+            version: cni::Version::LATEST,
+            kind: "bridge".into(),
+            steps: vec![
+                Step::EnsureBridge(Bridge { name: "br0".into(), mtu: None, promiscuous: false }),
+                Step::CreateVeth(Veth {
+                    host_name: "na0".into(),
+                    pod_name: "eth0".into(),
+                    mtu: None,
+                    mac: None,
+                    group: 1,
+                    port: Some(port),
+                }),
+                Step::Delegate(crate::plan::Delegate {
+                    plugin: "dhcp".into(),
+                    config: serde_json::Map::new(),
+                    role: crate::plan::Role::Ipam,
+                }),
+                Step::Gateway { bridge: "br0".into(), force: false },
+                Step::Configure(Configure { style: Style::Subnet, default_route: true, dns: None }),
+            ],
+        }
+    }
+
+    fn outputs() -> BTreeMap<StepRef, Output> {
+        let lease = Output::Lease {
+            addresses: vec![LeasedAddress { address: "10.1.0.2/24".parse().unwrap(), gateway: None }],
+            dns: cni::Dns::default(),
+            routes: vec![],
+        };
+        let all = [
+            Output::Bridge(made("br0", 1)),
+            Output::Link { host: Some(made("na0", 2)), pod: made("eth0", 3) },
+            lease,
+            Output::Nothing,
+            Output::Nothing,
+        ];
+        all.into_iter().enumerate().map(|(index, output)| (StepRef(0, index as u16), output)).collect()
+    }
+
+    #[test]
+    fn everything_that_the_steps_left_is_expected() {
+        let expected = expected(0, &attachment(), &outputs(), &CniResult::default()).unwrap();
+        let wanted = Expected {
+            pod: Some(made("eth0", 3)),
+            kind: Some("veth"),
+            host: Some(made("na0", 2)),
+            bridge: Some(Bridge { name: "br0".into(), mtu: None, promiscuous: false }),
+            port: Some(BridgePort { bridge: "br0".into(), hairpin: true }),
+            gateways: vec!["10.1.0.1/24".parse().unwrap()],
+            addresses: vec!["10.1.0.2/24".parse().unwrap()],
+            routes: vec![Route::via("0.0.0.0/0".parse().unwrap(), "10.1.0.1".parse().unwrap())],
+            ..Expected::default()
+        };
+        assert_eq!(expected, wanted);
+    }
+
+    #[test]
+    fn an_ethernet_address_that_a_later_plugin_changed_is_expected() {
+        let changed = cni::Interface {
+            name: "eth0".into(),
+            mac: Some("02:00:00:00:00:99".into()),
+            sandbox: Some("/run/netns/c1".into()),
+            ..cni::Interface::default()
+        };
+        let last = CniResult { interfaces: vec![changed], ..CniResult::default() };
+        let pod = expected(0, &attachment(), &outputs(), &last).unwrap().pod.unwrap();
+        assert_eq!(pod.mac, "02:00:00:00:00:99".parse().ok());
+    }
+
+    #[test]
+    fn steps_that_were_not_carried_out_leave_nothing() {
+        let mut outputs = outputs();
+        outputs.retain(|step, _| step.1 == 0);
+        let expected = expected(0, &attachment(), &outputs, &CniResult::default()).unwrap();
+        let bridge = Some(Bridge { name: "br0".into(), mtu: None, promiscuous: false });
+        assert_eq!(expected, Expected { bridge, ..Expected::default() });
+    }
+}

@@ -56,7 +56,7 @@ pub fn resolve(
 ) -> Result<Plan, CniError> {
     let selections: Vec<Selection> =
         intent.selections.iter().map(|(selection, _)| selection.clone()).collect();
-    let names = npwg::interface_names(&selections, &[&request.ifname])
+    let names = npwg::interface_names(&selections, &["lo", &request.ifname])
         .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
     let mut attachments = vec![attachment(
         &sandbox,
@@ -154,6 +154,10 @@ fn check_result_can_be_told(version: Version, steps: &[Step]) -> Result<(), CniE
     CniResult::default().to_value(version).map(drop)
 }
 
+/// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
+/// promise broken in silence.
+const NATIVE_CAPABILITIES: [&str; 3] = ["ips", "ipRanges", "mac"];
+
 /// One attachment before it is planned.
 struct Wanted<'a> {
     network: &'a Network,
@@ -221,6 +225,13 @@ fn attachment(
             return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
         }
         kind = plugin_type.to_owned();
+        let asked = config.get("runtimeConfig").and_then(Value::as_object);
+        let beyond =
+            asked.and_then(|asked| asked.keys().find(|key| !NATIVE_CAPABILITIES.contains(&key.as_str())));
+        if let Some(capability) = beyond {
+            let capability = capability.clone();
+            return Err(at(PlanError::Capability { capability, kind: driver.kind() }.into()));
+        }
         if let Some(numbers) = numbers.as_deref_mut().filter(|_| is_protected(driver.kind())) {
             protect = Some(Protect {
                 id: numbers.attachment().map_err(at)?,

@@ -9,6 +9,7 @@ use super::compile::{Condition, Desired, EndpointPolicy, Options, Subject, compi
 use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
 use super::index::Endpoint;
 use super::model::{Inference, Severity};
+use crate::attach::Enforce;
 use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, PolicyIds};
 use crate::mac::Mac;
 use crate::netlink::{self, Handle, Hook};
@@ -424,6 +425,24 @@ fn over_capacity(rule: &str, error: &BpfError) -> Condition {
             "does not fit into the kernel's tables: attachments keep the policy they had, new ones are isolated: {}",
             Chain(error)
         ),
+    }
+}
+
+impl Enforce for Enforcer {
+    fn attach(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
+        Self::attach(self, guarded, host)
+    }
+
+    fn detach(&self, id: u32) -> Result<(), EnforceError> {
+        Self::detach(self, id)
+    }
+
+    fn adopt(&self, attachments: &[Guarded]) -> Vec<EnforceError> {
+        Self::adopt(self, attachments)
+    }
+
+    fn is_bound(&self, index: u32, id: u32) -> bool {
+        Self::is_bound(self, index, id)
     }
 }
 

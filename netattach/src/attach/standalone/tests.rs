@@ -1,1 +1,93 @@
 //! Answers that need no machine.
+
+use std::os::unix::ffi::OsStringExt;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A stdin that nobody may read.
+struct Untouchable;
+
+impl Read for Untouchable {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        panic!("stdin was read")
+    }
+}
+
+/// A stdin that breaks.
+struct Broken;
+
+impl Read for Broken {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::Error::other("pipe burst"))
+    }
+}
+
+fn run_with(name: &str, variables: &[(&str, &str)], stdin: impl Read) -> (u8, Value, String) {
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let variables = variables.iter().map(|(name, value)| (name.into(), value.into()));
+    let exit = run(name, variables, stdin, &mut stdout, &mut stderr);
+    let printed = if stdout.is_empty() { Value::Null } else { serde_json::from_slice(&stdout).unwrap() };
+    (exit, printed, String::from_utf8(stderr).unwrap())
+}
+
+fn error(code: u32, msg: &str) -> Value {
+    json!({"cniVersion": "1.1.0", "code": code, "msg": msg})
+}
+
+#[test]
+fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
+    assert_eq!(names().collect::<Vec<_>>(), ["bridge", "loopback", "macvlan", "veth", "host-local"]);
+    assert!(names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("ptp"));
+}
+
+// ENV-04, ENV-09
+#[test]
+fn questions_about_the_plugin_are_answered_without_stdin() {
+    for name in names() {
+        let (exit, printed, said) = run_with(name, &[("CNI_COMMAND", "VERSION")], Untouchable);
+        let versions = json!({"cniVersion": "1.1.0", "supportedVersions": Version::ALL});
+        assert_eq!((exit, printed, said.as_str()), (0, versions, ""));
+        for variables in [&[][..], &[("CNI_COMMAND", "")]] {
+            let (exit, printed, said) = run_with(name, variables, Untouchable);
+            assert_eq!((exit, printed), (0, Value::Null));
+            assert!(said.starts_with(&format!("{name} of netattach ")), "{said}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_told_in_json() {
+    let add = [
+        ("CNI_COMMAND", "ADD"),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_NETNS", "/run/netns/c1"),
+        ("CNI_PATH", "/opt/cni/bin"),
+    ];
+    let told = |stdin: &[u8]| run_with("bridge", &add, stdin);
+    assert_eq!(told(b"[]"), (1, error(6, "network configuration is an array, not an object"), String::new()));
+    let long = vec![b' '; MAX_STDIN as usize + 1];
+    assert_eq!(told(&long), (1, error(6, "stdin is longer than 4194304 bytes"), String::new()));
+    let (exit, printed, _) = run_with("bridge", &add, Broken);
+    assert_eq!((exit, printed), (1, error(5, "read stdin: pipe burst")));
+    let mut old = json!({"cniVersion": "0.4.0", "name": "net", "type": "bridge", "mtu": "x"});
+    old["name"] = json!("");
+    let (exit, printed, _) = told(old.to_string().as_bytes());
+    assert_eq!((exit, &printed["cniVersion"], &printed["code"]), (1, &json!("0.4.0"), &json!(7)));
+
+    let mut stdout = Vec::new();
+    let variables = [("CNI_ARGS".into(), OsString::from_vec(vec![0xff]))];
+    assert_eq!(run("bridge", variables, Untouchable, &mut stdout, &mut Vec::new()), 1);
+    let printed: Value = serde_json::from_slice(&stdout).unwrap();
+    assert_eq!(printed, error(4, "environment variable CNI_ARGS is not UTF-8"));
+}
+
+#[test]
+fn missing_variables_are_named_together() {
+    let (exit, printed, _) =
+        run_with("macvlan", &[("CNI_COMMAND", "ADD")], &b"{\"cniVersion\":\"1.1.0\"}"[..]);
+    let missing = "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing";
+    assert_eq!((exit, printed), (1, error(4, missing)));
+}
