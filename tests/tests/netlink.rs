@@ -109,6 +109,20 @@ fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
 }
 
 #[test]
+fn a_link_can_be_told_to_announce_its_addresses() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    let look = || pod.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/arp_notify"));
+    assert_eq!(look()?, "0\n");
+    let index = inside.link("eth0")?.index;
+    inside.ensure_arp_notify(index)?;
+    assert_eq!(look()?, "1\n");
+    Ok(())
+}
+
+#[test]
 fn all_links_of_a_pod_go_in_one_request() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;

@@ -13,7 +13,7 @@ use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef,
-    addressing, result,
+    Style, addressing, result,
 };
 use crate::policy::sync::Guarded;
 use crate::sysctl;
@@ -109,6 +109,9 @@ impl Executor<'_> {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
                 let (_, pod) = self.link(at, attachment)?;
+                if configure.style == Style::Subnet {
+                    self.announce(&pod, &addressing)?;
+                }
                 self.configure(&pod, &addressing)
             }
         }
@@ -263,6 +266,20 @@ impl Executor<'_> {
         let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &host, &pod)?;
         enforcer.attach(&guarded, &mut self.host)?;
         Ok(Output::Nothing)
+    }
+
+    /// Neighbours may still know an address by the interface that had it before: the new one tells them when it
+    /// comes up.
+    fn announce(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
+        if addressing.addresses.iter().any(|address| address.addr().is_ipv4()) {
+            self.pod.ensure_arp_notify(pod.index)?;
+        }
+        if addressing.addresses.iter().any(|address| address.addr().is_ipv6()) {
+            // Route netlink cannot set this one.
+            let key = format!("ipv6/conf/{}/ndisc_notify", pod.name);
+            within(self.netns, || ensure_if_present(&key, "1"))??;
+        }
+        Ok(())
     }
 
     fn configure(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<Output, StepError> {

@@ -226,7 +226,12 @@ impl Engine {
             }
         }
         if let Some(enforcer) = &self.node.enforcer {
-            for error in enforcer.adopt(&guarded) {
+            // Something unknown may be attached: then nothing is a stray, and no number in the maps is free.
+            let all_known = recovery.failed.is_empty();
+            if !all_known {
+                self.registry.hold_numbers(enforcer.recorded());
+            }
+            for error in enforcer.adopt(&guarded, all_known) {
                 recovery.failed.push(Chain(&error).to_string());
             }
         }
@@ -234,8 +239,11 @@ impl Engine {
     }
 
     fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
-        if record.state != State::Removing {
-            record.removing()?;
+        if record.state != State::Removing
+            && let Err(error) = record.removing()
+        {
+            // A full disk, as a rule. What has begun is known, and taking it back is what frees things.
+            tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
         }
         crate::crash_point!("undo", "begun");
         let netns = self.netns_of(&record);

@@ -55,8 +55,10 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn detach(&self, id: u32) -> Result<(), EnforceError>;
-    /// These attachments, and no others, exist. Says what is wrong with which.
-    fn adopt(&self, attachments: &[Guarded]) -> Vec<EnforceError>;
+    /// These attachments exist, and no others when these are `all`. Says what is wrong with which.
+    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError>;
+    /// The numbers of the attachments that the dataplane has records of.
+    fn recorded(&self) -> Vec<u32>;
     /// Whether the programs take packets of the link with this index to be the attachment's.
     fn is_bound(&self, index: u32, id: u32) -> bool;
 }

@@ -60,6 +60,11 @@ impl Registry {
         self.lock().hold(plan);
     }
 
+    /// Marks attachment numbers as used whose plan nobody can read.
+    pub fn hold_numbers(&self, ids: impl IntoIterator<Item = u32>) {
+        self.lock().attachments.extend(ids);
+    }
+
     /// Forgets a sandbox and frees the numbers of `plan`.
     pub fn remove(&self, key: &Key, plan: &Plan) {
         let mut inner = self.lock();

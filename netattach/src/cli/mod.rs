@@ -7,6 +7,7 @@ mod policy;
 mod stats;
 mod status;
 mod table;
+mod uninstall;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::bpf::BpfError;
 use crate::rpc::DEFAULT_SOCKET;
 use crate::rpc::client::{self, ClientError, Patience};
 use crate::rpc::message::{AttachmentName, PodName, Request, Response};
@@ -53,6 +55,12 @@ enum Command {
     Policy(Filter),
     /// Show how the agent is doing; exit code 1 while it is not ready
     Status,
+    /// Remove the pinned programs and maps of an agent that has ended, once its pods are detached
+    Uninstall {
+        /// Where they are pinned
+        #[arg(long, value_name = "DIR", default_value = "/sys/fs/bpf/netattach")]
+        bpffs: PathBuf,
+    },
 }
 
 /// Which attachments to show.
@@ -72,6 +80,12 @@ pub enum CliError {
     /// The agent did not answer.
     #[error(transparent)]
     Agent(#[from] ClientError),
+    /// `uninstall` under a running agent.
+    #[error("an agent serves {0}: end it first, and detach its pods")]
+    AgentRuns(PathBuf),
+    /// `uninstall` could not remove something.
+    #[error("remove pins")]
+    Pins(#[from] BpfError),
     /// The agent answered another question.
     #[error("the agent answered {request} with something else")]
     OtherAnswer {
@@ -109,6 +123,7 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
         Command::Stats(_) => Request::Stats,
         Command::Policy(_) => Request::Policy,
         Command::Status => Request::Status,
+        Command::Uninstall { bpffs } => return Ok((uninstall::run(&arguments.socket, bpffs)?, Ok(()))),
     };
     let response = client::call(&arguments.socket, &request, PATIENCE)?;
     let json = arguments.output == Format::Json;

@@ -4,8 +4,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, LinkAttribute, LinkExtentMask,
-    LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
+    AfSpecInet, AfSpecUnspec, InetDevConf, InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData,
+    InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
@@ -226,6 +226,17 @@ impl Handle {
             link.promiscuous |= bridge.promiscuous;
         }
         Ok(link)
+    }
+
+    /// The link tells its neighbours of its IPv4 addresses when it comes up (`arp_notify`).
+    pub fn ensure_arp_notify(&mut self, index: u32) -> Result<(), Error> {
+        let mut settings = InetDevConf::default();
+        settings.arp_notify = 1;
+        let request = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(settings)])];
+        let set =
+            LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::AfSpecUnspec(request));
+        self.socket.request(RouteNetlinkMessage::SetLink(set.build()), 0)?;
+        Ok(())
     }
 
     /// Brings a link up.

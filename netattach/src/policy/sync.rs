@@ -81,6 +81,8 @@ struct State {
     programmed: Programmed,
     desired: Desired,
     over_capacity: Vec<Condition>,
+    /// There are attachments in the maps that nobody knows: policies that only they refer to are not to be removed.
+    strangers: bool,
     /// Policies that nothing refers to, and since when.
     unreferenced: BTreeMap<PolicyId, Instant>,
 }
@@ -193,13 +195,14 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Takes over the attachments that were there at start, and removes what belongs to none of them. Programs
-    /// that still run are replaced only when this agent brings others.
-    pub fn adopt(&self, attachments: &[Guarded]) -> Vec<EnforceError> {
+    /// Takes over the attachments that were there at start and, when they are `all`, removes what belongs to none of
+    /// them. Programs that still run are replaced only when this agent brings others.
+    pub fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {
         let mut errors = Vec::new();
         let changed = self.dataplane.programs_changed().unwrap_or(true);
         {
             let mut state = self.lock();
+            state.strangers = !all;
             for guarded in attachments {
                 errors.extend(
                     self.dataplane.put_attachment(guarded.id, &guarded.attachment).err().map(Into::into),
@@ -224,7 +227,9 @@ impl Enforcer {
             Err(error) => errors.push(error.into()),
         }
         let known: BTreeSet<u32> = attachments.iter().map(|guarded| guarded.id).collect();
-        errors.extend(self.remove_strays(&known).err());
+        if all {
+            errors.extend(self.remove_strays(&known).err());
+        }
         if errors.is_empty() {
             errors.extend(self.dataplane.programs_attached().err().map(EnforceError::from));
         }
@@ -354,7 +359,9 @@ impl Enforcer {
                 state.programmed.apply(&write);
             }
         }
-        self.note_leftovers(state);
+        if !state.strangers {
+            self.note_leftovers(state);
+        }
         state.desired = desired;
         Ok(())
     }
@@ -437,8 +444,13 @@ impl Enforce for Enforcer {
         Self::detach(self, id)
     }
 
-    fn adopt(&self, attachments: &[Guarded]) -> Vec<EnforceError> {
-        Self::adopt(self, attachments)
+    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {
+        Self::adopt(self, attachments, all)
+    }
+
+    fn recorded(&self) -> Vec<u32> {
+        // A map that cannot be read fails the adoption that follows, loudly.
+        self.dataplane.attachments_dump().map(|records| records.into_keys().collect()).unwrap_or_default()
     }
 
     fn is_bound(&self, index: u32, id: u32) -> bool {
