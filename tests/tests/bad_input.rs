@@ -165,7 +165,11 @@ fn a_pod_that_asks_for_what_is_not_there_is_refused_whole() {
         (json!([{"name": "lan", "bandwidth": {"ingressRate": 1000}}]), 7, "bandwidth"),
         (json!([{"name": "lan", "interface": "x0"}, {"name": "lan", "interface": "x0"}]), 7, "x0"),
         (json!([{"name": "lan", "interface": "eth0"}]), 7, "eth0"),
-        (json!([{"name": "lan", "interface": "lo"}]), 4, "the pod has an interface named lo already"),
+        (
+            json!([{"name": "lan", "interface": "lo"}]),
+            7,
+            "asks for interface \"lo\", which the pod already has",
+        ),
         (json!([{"name": "nowhere"}]), 7, "network shop/nowhere is not defined"),
         (json!([{"name": "lan", "default-route": ["10.52.0.1"]}]), 2, "key default-route"),
         (json!([{"name": "lan", "deviceID": "0000:00:01.0"}]), 2, "key deviceID"),
