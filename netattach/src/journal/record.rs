@@ -94,6 +94,8 @@ pub struct Record {
     file: File,
     /// Of the file, in bytes.
     length: u64,
+    /// Lines that go with the next write.
+    unwritten: Vec<u8>,
     sync: Option<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -117,6 +119,7 @@ impl Record {
             path,
             file,
             length: 0,
+            unwritten: Vec::new(),
             sync: None,
         };
         let line = Line::Planned {
@@ -160,6 +163,7 @@ impl Record {
             path,
             file,
             length: complete.len() as u64 + 1,
+            unwritten: Vec::new(),
             sync: None,
         };
         for line in lines {
@@ -202,11 +206,12 @@ impl Record {
         self.append(&Line::Began(step))
     }
 
-    /// To be called after a step's effect.
+    /// To be called after a step's effect. The line is written together with the next one: between the two nothing
+    /// happens, and a step that is only known to have begun is taken back all the same.
     pub fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
         let line = Line::Done(step, Box::new(output.clone()));
         self.outputs.insert(step, output);
-        self.append(&line)
+        self.encode(&line)
     }
 
     /// All steps are done.
@@ -260,16 +265,22 @@ impl Record {
     }
 
     fn append(&mut self, line: &Line) -> Result<(), JournalError> {
-        let failed = |source| JournalError::Write { path: self.path.clone(), source };
-        let mut bytes = serde_json::to_vec(line).map_err(|error| failed(error.into()))?;
-        bytes.push(b'\n');
-        // One write per line: after a crash a line is whole, cut off at the end, or absent.
-        self.file.write_all(&bytes).map_err(|error| {
-            // A full disk may have taken part of the line. Without it the next line starts where it should.
+        self.encode(line)?;
+        // One write: after a crash a line is whole, cut off at the end, or absent.
+        self.file.write_all(&self.unwritten).map_err(|source| {
+            // A full disk may have taken part of a line. Without it the next line starts where it should.
             let _ = self.file.set_len(self.length);
-            failed(error)
+            JournalError::Write { path: self.path.clone(), source }
         })?;
-        self.length += bytes.len() as u64;
+        self.length += self.unwritten.len() as u64;
+        self.unwritten.clear();
+        Ok(())
+    }
+
+    fn encode(&mut self, line: &Line) -> Result<(), JournalError> {
+        serde_json::to_writer(&mut self.unwritten, line)
+            .map_err(|error| JournalError::Write { path: self.path.clone(), source: error.into() })?;
+        self.unwritten.push(b'\n');
         Ok(())
     }
 }

@@ -181,8 +181,7 @@ impl Leases {
     /// otherwise what could not be done with a file.
     pub fn allocate(&self, config: &Config, owner: &Owner) -> Result<Lease, Error> {
         let path = config.directory();
-        directory::create(&path).map_err(|source| Error::Create { path: path.clone(), source })?;
-        let lease = self.locked(&path, |directory, contents| {
+        let reserve = |directory: &Locked, contents: &mut Contents| {
             let view = View { directory, contents };
             let choices = allocator::choose(config, owner, &view)
                 .map_err(|source| Error::Allocate { directory: path.clone(), source })?;
@@ -197,8 +196,13 @@ impl Leases {
             }
             let addresses = choices.iter().map(|choice| (choice.address, Some(choice.gateway))).collect();
             Ok(Lease { addresses })
-        })?;
-        lease.ok_or_else(|| Error::Open { path, source: io::ErrorKind::NotFound.into() })
+        };
+        if let Some(lease) = self.locked(&path, reserve)? {
+            return Ok(lease);
+        }
+        directory::create(&path).map_err(|source| Error::Create { path: path.clone(), source })?;
+        let lease = self.locked(&path, reserve)?;
+        lease.ok_or_else(|| Error::Open { path: path.clone(), source: io::ErrorKind::NotFound.into() })
     }
 
     /// Removes every reservation of `owner`, whichever set or configuration it came from, and says how many
