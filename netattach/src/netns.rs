@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use serde::{Deserialize, Serialize};
 
 /// `f_type` of the filesystem that namespaces live on (`NSFS_MAGIC`, linux/magic.h).
@@ -71,6 +71,9 @@ pub enum NetnsError {
         #[source]
         source: io::Error,
     },
+    /// `unshare(2)` refused, or no thread could be started for it.
+    #[error("make a network namespace")]
+    Make(#[source] io::Error),
     /// `setns(2)` refused.
     #[error("enter network namespace {path}")]
     Enter {
@@ -108,6 +111,19 @@ impl Netns {
         }
         let stat = rustix::fs::fstat(&file).map_err(failed)?;
         Ok(Self { file, path: path.to_owned(), id: NetnsId { device: stat.st_dev, inode: stat.st_ino } })
+    }
+
+    /// Makes a namespace that has no name and lasts as long as it is held.
+    pub fn private() -> Result<Self, NetnsError> {
+        let made = std::thread::Builder::new().name("netns-make".into()).spawn(|| {
+            // SAFETY: of what threads share only the network namespace is unshared, and this thread ends here; no
+            // memory and no descriptor table is touched.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(io::Error::from)?;
+            Self::current().map_err(io::Error::other)
+        });
+        let made =
+            made.and_then(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("panicked"))));
+        made.map_err(NetnsError::Make)
     }
 
     /// Opens the namespace of the calling thread.

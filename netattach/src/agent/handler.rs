@@ -1,6 +1,7 @@
 //! Answers requests: CNI calls by way of the engine, questions from memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -15,6 +16,9 @@ use crate::rpc::server::Handler;
 /// How many DELs run at a time. They mostly wait for the kernel, and share its grace periods when they do so
 /// together, so there may be many; ADDs never wait for them.
 const PARALLEL_DELS: usize = 64;
+
+/// How long the status waits, so that it does not compete with the answer for a processor.
+const PUBLISH_AFTER: Duration = Duration::from_millis(2);
 
 /// What requests are answered with.
 #[derive(Debug)]
@@ -87,8 +91,12 @@ impl Agent {
         if let Some(attached) = publish {
             // The runtime does not wait for the status; the container's next operation does.
             let agent = Arc::clone(self);
-            tokio::task::spawn_blocking(move || {
-                agent.publish(&attached);
+            tokio::spawn(async move {
+                tokio::time::sleep(PUBLISH_AFTER).await;
+                let published = tokio::task::spawn_blocking(move || agent.publish(&attached)).await;
+                if let Err(error) = published {
+                    tracing::error!(%error, "network-status not published");
+                }
                 drop(turn);
             });
         }

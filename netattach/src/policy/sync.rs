@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use crate::attach::Enforce;
 use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, PolicyIds};
 use crate::mac::Mac;
 use crate::netlink::{self, Handle, Hook};
+use crate::netns::{Netns, NetnsError};
 use crate::npwg::NetworkRef;
 use crate::plan::{AttachmentPlan, Interface, PodRef, Protect, Sandbox, result::Leased};
 use crate::report::Chain;
@@ -49,6 +51,12 @@ pub enum EnforceError {
     /// A filter.
     #[error("attach programs")]
     Netlink(#[from] netlink::Error),
+    /// A namespace.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// No netlink socket.
+    #[error(transparent)]
+    Open(#[from] netlink::OpenError),
     /// The interface in the pod has no Ethernet address to verify.
     #[error("interface {0} has no Ethernet address")]
     NoMac(String),
@@ -73,6 +81,8 @@ pub struct Enforcer {
     source: Arc<dyn Source>,
     options: Options,
     state: Mutex<State>,
+    /// See [`keep_hooks_on`].
+    _hooks_on: Option<Netns>,
 }
 
 #[derive(Default)]
@@ -141,8 +151,13 @@ impl Enforcer {
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
+        let hooks_on = keep_hooks_on(&dataplane);
+        if let Err(error) = &hooks_on {
+            tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
+        }
         Ok(Self {
             dataplane,
+            _hooks_on: hooks_on.ok(),
             source,
             options: Options { policy_types_inference: inference },
             state: Mutex::new(state),
@@ -174,11 +189,7 @@ impl Enforcer {
     }
 
     fn attach_programs(&self, index: u32, host: &mut Handle) -> Result<(), EnforceError> {
-        let programs = [
-            (Hook::Ingress, FROM_POD, self.dataplane.program(bpf::Hook::FromPod)),
-            (Hook::Egress, TO_POD, self.dataplane.program(bpf::Hook::ToPod)),
-        ];
-        Ok(host.ensure_programs(index, &programs)?)
+        Ok(host.ensure_programs(index, &programs(&self.dataplane))?)
     }
 
     /// Forgets an attachment whose links are gone. Idempotent.
@@ -402,6 +413,27 @@ impl Enforcer {
         // A panic between two writes leaves a state that the next comparison repairs.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Runs the programs on the loopback of a namespace that nobody uses.
+///
+/// The kernel leaves its traffic control hooks out of the packet path until the first program is attached, and
+/// takes them out again after the last: by patching its own code on all processors, in the middle of an ADD or a
+/// DEL. With one pair of programs always there, no pod pays for that.
+fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
+    let netns = Netns::private()?;
+    let mut handle = Handle::open_in(&netns)?;
+    let loopback = handle.link("lo")?;
+    handle.ensure_programs(loopback.index, &programs(dataplane))?;
+    Ok(netns)
+}
+
+/// The programs of an attachment and where they run.
+fn programs(dataplane: &Dataplane) -> [(Hook, &'static str, BorrowedFd<'_>); 2] {
+    [
+        (Hook::Ingress, FROM_POD, dataplane.program(bpf::Hook::FromPod)),
+        (Hook::Egress, TO_POD, dataplane.program(bpf::Hook::ToPod)),
+    ]
 }
 
 /// What to assign when policies were refused for want of room: an attachment keeps what it has; a new one is
