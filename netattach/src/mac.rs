@@ -25,19 +25,23 @@ impl FromStr for Mac {
     type Err = InvalidMac;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = || InvalidMac(text.to_owned());
-        let separator = if text.contains('-') { '-' } else { ':' };
-        let mut bytes = [0; 6];
-        let mut groups = text.split(separator);
-        for byte in &mut bytes {
-            let group = groups.next().ok_or_else(invalid)?;
-            if group.len() != 2 || !group.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Err(invalid());
-            }
-            *byte = u8::from_str_radix(group, 16).map_err(|_| invalid())?;
-        }
-        if groups.next().is_some() { Err(invalid()) } else { Ok(Self(bytes)) }
+        octets(text).map(Self).ok_or_else(|| InvalidMac(text.to_owned()))
     }
+}
+
+/// Reads `N` groups of two hexadecimal digits joined by `:` (or all by `-`).
+pub(crate) fn octets<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let separator = if text.contains('-') { '-' } else { ':' };
+    let mut bytes = [0; N];
+    let mut groups = text.split(separator);
+    for byte in &mut bytes {
+        let group = groups.next()?;
+        if group.len() != 2 || !group.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        *byte = u8::from_str_radix(group, 16).ok()?;
+    }
+    groups.next().is_none().then_some(bytes)
 }
 
 impl fmt::Display for Mac {

@@ -9,6 +9,7 @@ use super::report::Reporter;
 use super::serial::Turns;
 use crate::attach::{Attached, Engine, IntentReader, StatusFiles};
 use crate::cni::{self, CniError, Command, code};
+use crate::journal::Key;
 use crate::report::Chain;
 use crate::rpc::message::{CniCall, CniReply, Request, Response};
 use crate::rpc::server::Handler;
@@ -114,9 +115,8 @@ impl Agent {
                 Ok((cni::json::pretty(&result), Some(attached)))
             }
             Command::Del => {
-                let pod = self.engine.registry().all().into_iter().find(|attached| {
-                    attached.key.container_id == request.container_id && attached.key.ifname == request.ifname
-                });
+                let key = Key { container_id: request.container_id.clone(), ifname: request.ifname.clone() };
+                let pod = self.engine.registry().get(&key);
                 self.engine.del(request)?;
                 crate::crash_point!("del", "status");
                 if let Some(pod) = pod.and_then(|attached| attached.plan.sandbox.pod.clone())

@@ -44,7 +44,9 @@ pub fn apply(
             step = step.describe(),
             "step"
         );
-        executor.carry_out(at, attachment, step).map_err(|source| failed(attachment, step, source))?;
+        executor
+            .carry_out(at, attachment, step)
+            .map_err(|source| AttachError::step(attachment, step.describe(), source))?;
     }
     Ok(())
 }
@@ -81,13 +83,17 @@ impl Executor<'_> {
                 Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
                 Step::Delegate(delegate) => {
                     let found = runner(self.node, self.sandbox).find(&delegate.plugin);
-                    found.map_err(|error| failed(attachment, step, error.into()))?;
+                    found.map_err(|error| AttachError::step(attachment, step.describe(), error.into()))?;
                     continue;
                 }
                 _ => continue,
             };
             if present.iter().any(|link| link.name == *name) {
-                return Err(failed(attachment, step, StepError::NameTaken(name.clone())));
+                return Err(AttachError::step(
+                    attachment,
+                    step.describe(),
+                    StepError::NameTaken(name.clone()),
+                ));
             }
         }
         Ok(())
@@ -402,15 +408,6 @@ impl<'a> DelegateCall<'a> {
             netns_override: false,
             stdin: stdin.as_bytes(),
         }
-    }
-}
-
-fn failed(attachment: &AttachmentPlan, step: &Step, source: StepError) -> AttachError {
-    AttachError::Step {
-        ifname: attachment.ifname.clone(),
-        network: attachment.network.clone(),
-        step: step.describe(),
-        source: Box::new(source),
     }
 }
 

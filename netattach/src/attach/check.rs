@@ -26,7 +26,9 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         let last = result::result(sandbox, number, attachment, &record.outputs)?;
         let want = expected(number, attachment, &record.outputs, &last)?;
         let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod);
-        if let Some(what) = looked.map_err(|source| failed(attachment, "look at the kernel", source))? {
+        if let Some(what) =
+            looked.map_err(|source| AttachError::step(attachment, "look at the kernel", source))?
+        {
             return Err(AttachError::Differs {
                 ifname: attachment.ifname.clone(),
                 network: attachment.network.clone(),
@@ -185,16 +187,7 @@ pub(super) fn check_delegates(
         let call =
             DelegateCall { command: Command::Check, netns: Some(&sandbox.netns), attachment, delegate };
         call.run(node, sandbox, last.cloned())
-            .map_err(|error| failed(attachment, "run CHECK of its plugin", error.into()))?;
+            .map_err(|error| AttachError::step(attachment, "run CHECK of its plugin", error.into()))?;
     }
     Ok(())
-}
-
-pub(super) fn failed(attachment: &AttachmentPlan, step: &str, source: StepError) -> AttachError {
-    AttachError::Step {
-        ifname: attachment.ifname.clone(),
-        network: attachment.network.clone(),
-        step: step.to_owned(),
-        source: Box::new(source),
-    }
 }

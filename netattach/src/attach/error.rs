@@ -8,6 +8,7 @@ use crate::ipam::host_local;
 use crate::journal::{JournalError, Key};
 use crate::netlink;
 use crate::netns::NetnsError;
+use crate::plan::AttachmentPlan;
 use crate::policy::sync::EnforceError;
 use crate::report::Chain;
 use crate::sysctl::SysctlError;
@@ -141,6 +142,18 @@ pub enum StepError {
     /// The journal failed.
     #[error("journal")]
     Journal(#[from] JournalError),
+}
+
+impl AttachError {
+    /// A step of an attachment, or its inverse, failed.
+    pub(super) fn step(attachment: &AttachmentPlan, step: impl Into<String>, source: StepError) -> Self {
+        Self::Step {
+            ifname: attachment.ifname.clone(),
+            network: attachment.network.clone(),
+            step: step.into(),
+            source: Box::new(source),
+        }
+    }
 }
 
 impl From<AttachError> for CniError {

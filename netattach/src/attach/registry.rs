@@ -74,6 +74,11 @@ impl Registry {
         }
     }
 
+    /// The sandbox of that record, if it is attached.
+    pub fn get(&self, key: &Key) -> Option<Arc<Attached>> {
+        self.lock().sandboxes.get(key).cloned()
+    }
+
     /// All sandboxes, by container and interface.
     pub fn all(&self) -> Vec<Arc<Attached>> {
         self.lock().sandboxes.values().cloned().collect()

@@ -38,7 +38,9 @@ pub fn undo(
         if let Inverse::Delegate(delegate) = inverse {
             crate::crash_point!("undo", at);
             let undone = undo_delegate(node, plan, netns, *at, attachment, delegate, progress.outputs());
-            errors.extend(undone.err().map(|source| failed(attachment, "run DEL of its plugin", source)));
+            errors.extend(
+                undone.err().map(|source| AttachError::step(attachment, "run DEL of its plugin", source)),
+            );
         }
     }
     crate::crash_point!("undo", "links");
@@ -56,7 +58,8 @@ pub fn undo(
             },
             Inverse::DeleteLink { .. } | Inverse::Delegate(_) => Ok(()),
         };
-        errors.extend(undone.err().map(|source| failed(attachment, "release what it held", source)));
+        errors
+            .extend(undone.err().map(|source| AttachError::step(attachment, "release what it held", source)));
     }
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }
@@ -125,13 +128,4 @@ fn delete_links(
         step: "delete links".into(),
         source: Box::new(source),
     })
-}
-
-fn failed(attachment: &AttachmentPlan, step: &str, source: StepError) -> AttachError {
-    AttachError::Step {
-        ifname: attachment.ifname.clone(),
-        network: attachment.network.clone(),
-        step: step.to_owned(),
-        source: Box::new(source),
-    }
 }

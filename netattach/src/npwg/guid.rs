@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::mac::octets;
+
 /// A 64-bit InfiniBand GUID, in wire order. Printed as eight lower-case groups joined by `:`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Guid(pub [u8; 8]);
@@ -18,18 +20,7 @@ impl FromStr for Guid {
     type Err = InvalidGuid;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = || InvalidGuid(text.to_owned());
-        let separator = if text.contains('-') { '-' } else { ':' };
-        let mut bytes = [0; 8];
-        let mut groups = text.split(separator);
-        for byte in &mut bytes {
-            let group = groups.next().ok_or_else(invalid)?;
-            if group.len() != 2 || !group.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Err(invalid());
-            }
-            *byte = u8::from_str_radix(group, 16).map_err(|_| invalid())?;
-        }
-        if groups.next().is_some() { Err(invalid()) } else { Ok(Self(bytes)) }
+        octets(text).map(Self).ok_or_else(|| InvalidGuid(text.to_owned()))
     }
 }
 

@@ -123,8 +123,7 @@ impl Interface<'_> {
         let known = previous.and_then(|previous| result::read_back(attachment, &previous).ok());
         let Some(mut outputs) = known else { return Ok(BTreeMap::new()) };
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
-        let failed =
-            |error| crate::attach::check::failed(attachment, "look at the kernel", StepError::Netlink(error));
+        let failed = |error| AttachError::step(attachment, "look at the kernel", StepError::Netlink(error));
         let found = pod.find_link(&attachment.ifname).map_err(failed)?;
         outputs.retain(|_, output| match output {
             // A recycled namespace may have another container's link of that name.
@@ -156,7 +155,7 @@ impl Interface<'_> {
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let mut pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
         let difference = compare(&self.node, &sandbox, &attachment, &want, &mut host, &mut pod)
-            .map_err(|error| crate::attach::check::failed(&attachment, "look at the kernel", error))?;
+            .map_err(|error| AttachError::step(&attachment, "look at the kernel", error))?;
         if let Some(what) = difference {
             let (ifname, network) = (request.ifname.clone(), request.name.clone());
             return Err(AttachError::Differs { ifname, network, what }.into());
