@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::attach::{Attached, Engine, IntentReader};
-use crate::plan::{AttachmentPlan, Output, Sandbox, Step, StepRef, result};
+use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
@@ -162,16 +162,9 @@ impl Row<'_> {
         if made_here { Kind::Native(self.plan.kind.clone()) } else { Kind::Exec(self.plan.kind.clone()) }
     }
 
-    fn link(&self) -> (Option<crate::plan::Interface>, Option<crate::plan::Interface>) {
-        // Step numbers fit: see `Plan::steps`.
-        let outputs = (0..self.plan.steps.len())
-            .map(|step| self.attached.outputs.get(&StepRef(self.number, step as u16)));
-        for output in outputs {
-            if let Some(Output::Link { host, pod }) = output {
-                return (host.clone(), Some(pod.clone()));
-            }
-        }
-        (None, None)
+    fn link(&self) -> (Option<Interface>, Option<Interface>) {
+        let ends = result::link(self.number, self.plan, &self.attached.outputs);
+        ends.map_or((None, None), |(host, pod)| (host, Some(pod)))
     }
 
     /// The configured parent of a macvlan.

@@ -326,19 +326,7 @@ impl Executor<'_> {
         at: StepRef,
         attachment: &AttachmentPlan,
     ) -> Result<(Option<Interface>, Interface), StepError> {
-        let outputs = self.progress.outputs();
-        // Step numbers fit: see `Plan::steps`.
-        (0..attachment.steps.len())
-            .find_map(|step| link_of(outputs.get(&StepRef(at.0, step as u16))))
-            .ok_or(StepError::Missing("a link"))
-    }
-}
-
-/// The ends of a link that a step made: the node's, if there is one, and the pod's.
-pub(super) fn link_of(output: Option<&Output>) -> Option<(Option<Interface>, Interface)> {
-    match output {
-        Some(Output::Link { host, pod }) => Some((host.clone(), pod.clone())),
-        _ => None,
+        result::link(at.0, attachment, self.progress.outputs()).ok_or(StepError::Missing("a link"))
     }
 }
 

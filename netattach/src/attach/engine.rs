@@ -14,7 +14,7 @@ use crate::cni;
 use crate::journal::{Key, Loaded, Pool, Record, State, Store};
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Options, resolve};
-use crate::plan::{PodRef, Sandbox, Step, StepRef, result};
+use crate::plan::{PodRef, Sandbox, Step, result};
 use crate::policy::sync::Guarded;
 use crate::report::Chain;
 
@@ -299,8 +299,7 @@ fn guards(record: &Record) -> Vec<Guarded> {
         // Attachment numbers fit: see `Plan::steps`.
         let number = number as u16;
         let leased = result::leased(number, attachment, &record.outputs).unwrap_or_default();
-        let link = (0..attachment.steps.len())
-            .find_map(|step| super::apply::link_of(record.outputs.get(&StepRef(number, step as u16))));
+        let link = result::link(number, attachment, &record.outputs);
         let Some((Some(host), pod)) = link else { continue };
         for step in &attachment.steps {
             if let Step::Protect(protect) = step {

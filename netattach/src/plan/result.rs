@@ -173,6 +173,19 @@ fn read_interface(interface: &cni::Interface) -> Interface {
     }
 }
 
+/// The ends of the link that an attachment's steps made: the node's, if it has one, and the pod's.
+pub fn link(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Option<(Option<Interface>, Interface)> {
+    // Step numbers fit: see `Plan::steps`.
+    (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
+        Some(Output::Link { host, pod }) => Some((host.clone(), pod.clone())),
+        _ => None,
+    })
+}
+
 /// What address management brought to an attachment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Leased {
