@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
@@ -22,9 +23,16 @@ pub(super) fn is_here() -> bool {
 }
 
 /// The version apt would install, if any.
-pub(super) fn candidate(package: &str) -> Option<String> {
+fn candidate(package: &str) -> Option<String> {
     let policy = child::ask(Command::new("apt-cache").args(["policy", package]))?;
     candidate_in(&policy)
+}
+
+/// Whether apt knows `package`, after a look at fresh package lists if the present ones do not have it.
+pub(super) fn offers(package: &str, progress: &Progress) -> bool {
+    let known = || is_here() && candidate(package).is_some();
+    // Lists as old as the machine's image lack what Debian has published since.
+    known() || (is_here() && refresh(progress).is_ok() && known())
 }
 
 /// Installs packages without asking anything, refreshing the package lists when they do not know a package.
@@ -36,9 +44,7 @@ pub(super) fn install(packages: &[&str], progress: &Progress) -> anyhow::Result<
         )
         .into());
     }
-    if packages.iter().any(|package| candidate(package).is_none()) {
-        refresh(progress)?;
-    }
+    let _ = packages.iter().all(|package| offers(package, progress));
     let attempt = |progress: &Progress| {
         let mut command = as_root("apt-get", packages)?;
         command
@@ -105,7 +111,12 @@ pub(super) fn unpack_from_suite(
     fs::remove_dir_all(&private).context("remove the private package lists")
 }
 
+/// Fetches the package lists, once per run: asking again would not bring more.
 fn refresh(progress: &Progress) -> anyhow::Result<()> {
+    static REFRESHED: AtomicBool = AtomicBool::new(false);
+    if REFRESHED.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
     let mut command = as_root("apt-get", &["apt-get update"])?;
     command.args(["update", "--quiet"]);
     // One unreachable third-party source makes this fail although the packages wanted are there:

@@ -18,6 +18,8 @@ use crate::{child, elf, tree};
 const LINKER_VERSION: &str = "0.13.0";
 const LINKER_LLVM: std::ops::RangeInclusive<u32> = 21..=23;
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+/// The package with `core` ready-made for BPF.
+const DEBIAN_CORE: &str = "libstd-rust-web-dev-bpf";
 /// The target of the BPF object: little endian, as is every machine the agent is built for.
 pub const TARGET: &str = "bpfel-unknown-none";
 
@@ -63,42 +65,52 @@ pub fn linker() -> Option<PathBuf> {
     candidates.into_iter().flatten().find(|path| child::ask(Command::new(path).arg("--version")).is_some())
 }
 
+/// Installs a compiler unless there is one whose linker is here too or can be built.
 pub(super) fn ensure_compiler(progress: &Progress) -> anyhow::Result<Done> {
-    if let Some(compiler) = compiler() {
+    let present = compiler();
+    if let Some(compiler) = &present
+        && (linker().is_some() || linker_can_be_built(compiler.llvm, progress))
+    {
         return Ok(Done::Was(compiler.describe()));
     }
-    if apt::is_here() && apt::candidate("libstd-rust-web-dev-bpf").is_some() {
-        apt::install(&["rustc-web", "libstd-rust-web-dev-bpf"], progress)
+    if apt::offers(DEBIAN_CORE, progress) {
+        apt::install(&["rustc-web", DEBIAN_CORE], progress)
             .context("install Debian's compiler with the BPF target")?;
+        return debian().map(|compiler| Done::Now(compiler.describe())).ok_or_else(|| no_compiler().into());
+    } else if let Some(compiler) = present {
+        return Ok(Done::Was(compiler.describe()));
     } else if child::find("rustup").is_some() {
         let mut install = Command::new("rustup");
         install.args(["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"]);
         child::run(&mut install, progress).context("install rustup's nightly with rust-src")?;
-    } else {
-        apt::install(&["rustc-web", "libstd-rust-web-dev-bpf"], progress).map_err(|_| no_compiler())?;
     }
     compiler().map(|compiler| Done::Now(compiler.describe())).ok_or_else(|| no_compiler().into())
 }
 
+/// Installs a linker for one of the compilers that are there.
 pub(super) fn ensure_linker(progress: &Progress) -> anyhow::Result<Done> {
-    let compiler = compiler().ok_or_else(no_compiler)?;
-    if let Some(path) = linker() {
+    if compiler().is_some()
+        && let Some(path) = linker()
+    {
         return Ok(Done::Was(describe_linker(&path)));
     }
-    let llvm = compiler.llvm;
-    let development = format!("llvm-{llvm}-dev");
-    if LINKER_LLVM.contains(&llvm) && apt::is_here() && apt::candidate(&development).is_some() {
-        build_linker(llvm, progress)?;
-    } else {
-        download_linker(progress).map_err(|cause| {
+    let compilers: Vec<Compiler> = nightly().into_iter().chain(debian()).collect();
+    let newest = compilers.first().ok_or_else(no_compiler)?.llvm;
+    match compilers.iter().find(|compiler| linker_can_be_built(compiler.llvm, progress)) {
+        Some(compiler) => build_linker(compiler.llvm, progress)?,
+        None => download_linker(progress).map_err(|cause| {
             cause.context(Stuck::new(
-                format!("no bpf-linker for LLVM {llvm}: apt has no {development}, and the published one did not come"),
+                format!("no bpf-linker for LLVM {newest}: apt has no llvm-{newest}-dev, and the published one did not come"),
                 "put bpf-linker on PATH (https://github.com/aya-rs/bpf-linker/releases)",
             ))
-        })?;
+        })?,
     }
     let path = linker().context("bpf-linker was installed and still does not start")?;
     Ok(Done::Now(describe_linker(&path)))
+}
+
+fn linker_can_be_built(llvm: u32, progress: &Progress) -> bool {
+    LINKER_LLVM.contains(&llvm) && apt::offers(&format!("llvm-{llvm}-dev"), progress)
 }
 
 fn build_linker(llvm: u32, progress: &Progress) -> anyhow::Result<()> {
