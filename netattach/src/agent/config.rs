@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+use super::settings_file::{self, SettingsFileError};
 use crate::attach::DefaultNetwork;
 use crate::npwg::NetworkRef;
 use crate::policy::model::Inference;
@@ -44,7 +45,10 @@ pub struct Arguments {
 }
 
 /// What the agent runs with. The file has the same keys in camel case; unknown ones are refused.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+///
+/// A new setting is a field here, its default below, and its row in `docs/configuration.md`: a test compares
+/// them and prints the row that is missing. A section is a struct of its own, never optional.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Settings {
     /// Directory of manifests.
@@ -74,7 +78,7 @@ pub struct Settings {
 }
 
 /// How other plugins are run.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Delegation {
     /// Plugin types that are executed although netattach carries them itself.
@@ -84,7 +88,7 @@ pub struct Delegation {
 }
 
 /// What an invalid selection annotation does (NPWG 4.1: ignored; Multus: fails the pod).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InvalidAnnotation {
     /// The pod fails.
@@ -95,7 +99,7 @@ pub enum InvalidAnnotation {
 }
 
 /// What a policy without `policyTypes` isolates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyTypes {
     /// The directions that it has rules for.
@@ -108,23 +112,14 @@ pub enum PolicyTypes {
 /// Why the agent cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// The file cannot be read.
-    #[error("read configuration {path}")]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file says something else than it should.
+    /// The file.
     #[error("configuration {path}")]
-    Parse {
+    File {
         /// Which.
         path: PathBuf,
         /// Where and what.
         #[source]
-        source: serde_norway::Error,
+        source: SettingsFileError,
     },
     /// No manifests.
     #[error(
@@ -132,7 +127,7 @@ pub enum SettingsError {
     )]
     NoSource,
     /// The default network is neither a name nor a path.
-    #[error("default network {0:?} is neither NAMESPACE/NAME of a definition nor an absolute path")]
+    #[error("defaultNetwork: {0:?} is neither NAMESPACE/NAME of a definition nor an absolute path")]
     DefaultNetwork(String),
     /// A number is out of range.
     #[error("{key} must be between {min} and {max}, not {value}")]
@@ -181,9 +176,7 @@ impl Settings {
     pub fn read(arguments: Arguments) -> Result<Self, SettingsError> {
         let mut settings = match arguments.config {
             Some(path) => {
-                let text = std::fs::read_to_string(&path)
-                    .map_err(|source| SettingsError::Read { path: path.clone(), source })?;
-                serde_norway::from_str(&text).map_err(|source| SettingsError::Parse { path, source })?
+                settings_file::read(&path).map_err(|source| SettingsError::File { path, source })?
             }
             None => Self::default(),
         };
@@ -262,38 +255,5 @@ impl From<PolicyTypes> for Inference {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_wins_over_the_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("netattachd.yaml");
-        std::fs::write(
-            &file,
-            "source: /a\nrunDir: /b\ninvalidAnnotation: ignore\ndelegation: {exec: [bridge]}\n",
-        )
-        .unwrap();
-        let arguments =
-            Arguments::parse_from(["netattachd", "--config", file.to_str().unwrap(), "--run-dir", "/c"]);
-        let expected = Settings {
-            source: "/a".into(),
-            run_dir: "/c".into(),
-            invalid_annotation: InvalidAnnotation::Ignore,
-            delegation: Delegation { exec: vec!["bridge".into()], ..Delegation::default() },
-            ..Settings::default()
-        };
-        assert_eq!(Settings::read(arguments).unwrap(), expected);
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        let read =
-            |arguments: &[&str]| Settings::read(Arguments::parse_from(arguments)).unwrap_err().to_string();
-        assert!(read(&["netattachd"]).starts_with("no source: give --source DIR"));
-        assert_eq!(
-            read(&["netattachd", "--source", "/a", "--default-network", "x"]),
-            "default network \"x\" is neither NAMESPACE/NAME of a definition nor an absolute path"
-        );
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

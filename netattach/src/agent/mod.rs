@@ -5,6 +5,7 @@ mod handler;
 mod report;
 mod run;
 mod serial;
+mod settings_file;
 
 pub use config::{Arguments, Settings};
 pub use run::{AgentError, main, run};

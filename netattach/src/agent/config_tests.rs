@@ -1,0 +1,87 @@
+//! Settings from file and command line, and the page that documents them.
+
+use super::*;
+
+#[test]
+fn the_command_line_wins_over_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("netattachd.yaml");
+    std::fs::write(
+        &file,
+        "source: /a\nrunDir: /b\ninvalidAnnotation: ignore\ndelegation: {exec: [bridge]}\n",
+    )
+    .unwrap();
+    let arguments =
+        Arguments::parse_from(["netattachd", "--config", file.to_str().unwrap(), "--run-dir", "/c"]);
+    let expected = Settings {
+        source: "/a".into(),
+        run_dir: "/c".into(),
+        invalid_annotation: InvalidAnnotation::Ignore,
+        delegation: Delegation { exec: vec!["bridge".into()], ..Delegation::default() },
+        ..Settings::default()
+    };
+    assert_eq!(Settings::read(arguments).unwrap(), expected);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let read = |arguments: &[&str]| Settings::read(Arguments::parse_from(arguments)).unwrap_err().to_string();
+    assert!(read(&["netattachd"]).starts_with("no source: give --source DIR"));
+    assert_eq!(
+        read(&["netattachd", "--source", "/a", "--default-network", "x"]),
+        "defaultNetwork: \"x\" is neither NAMESPACE/NAME of a definition nor an absolute path"
+    );
+}
+
+/// A row of the table in `docs/configuration.md`: key, option, default.
+type Row = (String, String, String);
+
+fn rows_of_the_page() -> Vec<Row> {
+    let page = include_str!("../../../docs/configuration.md");
+    let table = page.split("\n## ").find(|section| section.starts_with("The agent")).unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [key, option, default, meaning] = cells[..] else { panic!("four cells: {row}") };
+        assert!(!meaning.is_empty(), "{key} has a meaning");
+        let plain = |cell: &str| cell.replace('`', "");
+        (plain(key), plain(option), plain(default))
+    })
+    .collect()
+}
+
+fn rows_of_the_code() -> Vec<Row> {
+    let defaults = settings_file::defaults();
+    let options: Vec<String> = <Arguments as clap::CommandFactory>::command()
+        .get_arguments()
+        .filter_map(|argument| argument.get_long().map(|long| format!("--{long}")))
+        .collect();
+    let row = |(key, default): (String, &serde_json::Value)| {
+        let option = options.iter().find(|option| is_option_of(option, &key)).cloned().unwrap_or_default();
+        (key, option, as_yaml(default))
+    };
+    settings_file::leaves(&defaults).into_iter().map(row).collect()
+}
+
+/// `--cni-bin-dir` is the option of `cniBinDirs`.
+fn is_option_of(option: &str, key: &str) -> bool {
+    let squeezed = option.replace('-', "");
+    let key = key.to_ascii_lowercase();
+    squeezed == key || format!("{squeezed}s") == key
+}
+
+fn as_yaml(default: &serde_json::Value) -> String {
+    match default {
+        serde_json::Value::String(text) if text.is_empty() => "none".to_owned(),
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Array(items) => {
+            format!("[{}]", items.iter().map(as_yaml).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+#[test]
+fn the_page_has_every_setting_with_its_option_and_default_and_no_other() {
+    assert_eq!(rows_of_the_page(), rows_of_the_code(), "docs/configuration.md, left, and the code, right");
+}
