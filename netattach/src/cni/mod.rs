@@ -6,11 +6,13 @@
 //! | [`config`], [`load`] | what is a network, and which file describes it |
 //! | [`capability`], [`outgoing`] | which plugins does a verb call, and what is each told |
 //! | [`result`], `convert` | what did a plugin set up, in any version of the specification |
+//! | [`cache`] | what do others find in the files in which libcni remembers results |
 //! | [`version`], [`identifier`], [`args`], [`error`] | the words these are written in |
 //!
 //! Nothing here reads a file, a clock or an environment variable: callers pass bytes and maps.
 
 pub mod args;
+pub mod cache;
 pub mod capability;
 pub mod config;
 mod convert;

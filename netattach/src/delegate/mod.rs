@@ -4,6 +4,7 @@
 //! holds its pipes. Time and memory of a call are bounded whatever it does, and every way to fail is a
 //! [`DelegateError`] that says which plugin, what happened and what it wrote on stderr.
 
+mod cache;
 mod child;
 mod error;
 mod find;
@@ -13,6 +14,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+pub use cache::{CacheError, Cached, DEFAULT_DIRECTORY, Listing, ResultCache};
 pub use child::{STDERR_LIMIT, STDOUT_LIMIT};
 pub use error::{DelegateError, VersionReplyError};
 pub use probe::{UnfitPlugin, UnfitPlugins};

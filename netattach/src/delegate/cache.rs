@@ -1,0 +1,377 @@
+//! The directory of cached attachments that libcni, and whoever reads its files, knows.
+//!
+//! A file is written under a temporary name and renamed, so that nobody reads half of one. It is not synced: what
+//! netattach itself needs is in the journal, and a record of an earlier boot is taken back, its files here
+//! included. A file that a loss of power has left empty or torn is set aside when its attachment is asked for, so
+//! that nobody stumbles over it again.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::cni::cache::{self, CacheFormatError, Entry, Key};
+
+/// Where libcni keeps its files unless it is told otherwise.
+pub const DEFAULT_DIRECTORY: &str = "/var/lib/cni";
+
+/// Starts the name of a file that is being written; no network's name starts so.
+const TEMPORARY_PREFIX: &str = ".writing-";
+
+static WRITES: AtomicU32 = AtomicU32::new(0);
+
+/// Cached attachments below one directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResultCache {
+    directory: PathBuf,
+}
+
+/// An entry and the file it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cached {
+    /// The file.
+    pub path: PathBuf,
+    /// What it says.
+    pub entry: Entry,
+}
+
+/// What a directory has for a container.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Its attachments, by file name.
+    pub found: Vec<Cached>,
+    /// Files that have the container in their name and cannot be read. They are where they were.
+    pub unreadable: Vec<CacheError>,
+}
+
+/// Why the cache could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// A part of the key is empty.
+    #[error(
+        "cache of network {:?}, container {:?}, interface {:?}: {part} is empty",
+        key.network, key.container_id, key.ifname
+    )]
+    Key {
+        /// Of which attachment.
+        key: Key,
+        /// Which.
+        part: &'static str,
+    },
+    /// A file or the directory cannot be read.
+    #[error("read cached attachment {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The content of a file is not what it must be.
+    #[error("cached attachment {path}")]
+    Format {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: CacheFormatError,
+    },
+    /// A file cannot be written, moved or removed.
+    #[error("write cached attachment {path}")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl ResultCache {
+    /// The cache in `directory`, which libcni calls the cache directory: files are in `results` below it.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into() }
+    }
+
+    /// Keeps an entry, in place of what was there.
+    ///
+    /// # Errors
+    /// [`CacheError::Key`] or [`CacheError::Write`].
+    pub fn write(&self, entry: &Entry) -> Result<(), CacheError> {
+        let path = self.path(&entry.key)?;
+        let temporary = self.results().join(format!(
+            "{TEMPORARY_PREFIX}{}-{}",
+            std::process::id(),
+            WRITES.fetch_add(1, Ordering::Relaxed)
+        ));
+        // For the owner's eyes: configurations may hold credentials.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(self.results());
+        made.and_then(|()| {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+            file.write_all(&entry.encode())?;
+            fs::rename(&temporary, &path)
+        })
+        .map_err(|source| {
+            // What cannot be removed now is passed over by everyone.
+            let _ = fs::remove_file(&temporary);
+            CacheError::Write { path, source }
+        })
+    }
+
+    /// The entry of an attachment. `None` where there is none, where the file of that name is about another
+    /// attachment, and where it holds nothing usable: then it is set aside, in `results-unreadable` beside it.
+    ///
+    /// # Errors
+    /// [`CacheError::Key`], or the kernel's refusal.
+    pub fn read(&self, key: &Key) -> Result<Option<Entry>, CacheError> {
+        let path = self.path(key)?;
+        match read(&path) {
+            Ok(Some(entry)) if entry.key == *key => Ok(Some(entry)),
+            Ok(_) => Ok(None),
+            // A bare result is whole, and somebody's.
+            Err(CacheError::Format { source: CacheFormatError::Kind(_), .. }) => Ok(None),
+            Err(error @ CacheError::Format { .. }) => {
+                let aside = self.set_aside(&path)?;
+                tracing::warn!(error = %crate::report::Chain(&error), aside = %aside.display(), "set aside");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The result of an attachment, from a file of any age.
+    ///
+    /// # Errors
+    /// [`CacheError`]; the file stays where it is.
+    pub fn result(&self, key: &Key) -> Result<Option<crate::cni::Value>, CacheError> {
+        let path = self.path(key)?;
+        let Some(bytes) = bytes(&path)? else { return Ok(None) };
+        cache::result(&bytes).map_err(|source| CacheError::Format { path, source })
+    }
+
+    /// Every attachment of a container, read-only. No directory is none. Files of other kinds and of other
+    /// containers are passed over.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self, container_id: &str) -> Result<Listing, CacheError> {
+        let directory = self.results();
+        let failed = |source| CacheError::Read { path: directory.clone(), source };
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Listing::default()),
+            other => other.map_err(failed)?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            names.extend(name.into_string().ok().filter(|name| cache::may_be_of(name, container_id)));
+        }
+        names.sort();
+        let mut listing = Listing::default();
+        for name in names {
+            let path = directory.join(name);
+            match read(&path) {
+                Ok(Some(entry)) if entry.key.container_id == container_id => {
+                    listing.found.push(Cached { path, entry });
+                }
+                Ok(_) | Err(CacheError::Format { source: CacheFormatError::Kind(_), .. }) => {}
+                Err(error) => listing.unreadable.push(error),
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Removes the entry of an attachment. A file of that name that is about another attachment stays.
+    ///
+    /// # Errors
+    /// [`CacheError`]. No file is success.
+    pub fn remove(&self, key: &Key) -> Result<(), CacheError> {
+        if self.read(key)?.is_none() {
+            return Ok(());
+        }
+        let path = self.path(key)?;
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => Err(CacheError::Write { path, source }),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_aside(&self, path: &Path) -> Result<PathBuf, CacheError> {
+        let directory = self.directory.join("results-unreadable");
+        let aside = directory.join(path.file_name().unwrap_or_default());
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .and_then(|()| fs::rename(path, &aside))
+            .map_err(|source| CacheError::Write { path: path.to_owned(), source })?;
+        Ok(aside)
+    }
+
+    fn results(&self) -> PathBuf {
+        self.directory.join("results")
+    }
+
+    fn path(&self, key: &Key) -> Result<PathBuf, CacheError> {
+        match key.missing() {
+            Some(part) => Err(CacheError::Key { key: key.clone(), part }),
+            None => Ok(self.results().join(key.file_name())),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Entry>, CacheError> {
+    let Some(bytes) = bytes(path)? else { return Ok(None) };
+    let read =
+        Entry::decode(&bytes).map_err(|source| CacheError::Format { path: path.to_owned(), source })?;
+    Ok(Some(read))
+}
+
+fn bytes(path: &Path) -> Result<Option<Vec<u8>>, CacheError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(CacheError::Read { path: path.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use serde_json::json;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::cni::json::Map;
+
+    fn cache() -> (TempDir, ResultCache) {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = ResultCache::new(directory.path().join("cni"));
+        (directory, cache)
+    }
+
+    fn entry(network: &str, container_id: &str, ifname: &str) -> Entry {
+        Entry {
+            key: Key { network: network.into(), container_id: container_id.into(), ifname: ifname.into() },
+            config: b"{}".to_vec(),
+            netns: None,
+            args: Vec::new(),
+            capability_args: Map::new(),
+            result: Some(json!({"cniVersion": "1.0.0"})),
+        }
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(directory)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Rows: CAC-01, CAC-02, CAC-11.
+    #[test]
+    fn an_entry_has_its_place_and_only_root_reads_it() {
+        let (root, cache) = cache();
+        let entry = entry("n", "c1", "eth0");
+        cache.write(&entry).unwrap();
+        cache.write(&entry).unwrap();
+        let results = root.path().join("cni/results");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(names(&results), ["n-c1-eth0"]);
+        assert_eq!((mode(&results), mode(&results.join("n-c1-eth0"))), (0o700, 0o600));
+        assert_eq!(cache.read(&entry.key).unwrap(), Some(entry.clone()));
+        assert_eq!(cache.result(&entry.key).unwrap(), entry.result);
+        cache.remove(&entry.key).unwrap();
+        cache.remove(&entry.key).unwrap();
+        assert_eq!(names(&results), [""; 0]);
+    }
+
+    /// Rows: CAC-06.
+    #[test]
+    fn what_was_never_written_is_absent() {
+        let (_root, cache) = cache();
+        let key = entry("n", "c1", "eth0").key;
+        assert_eq!(cache.read(&key).unwrap(), None);
+        assert_eq!(cache.result(&key).unwrap(), None);
+        assert!(cache.list("c1").unwrap().found.is_empty());
+    }
+
+    /// Rows: CAC-05.
+    #[test]
+    fn an_attachment_without_a_full_name_is_refused_and_leaves_no_file() {
+        for (network, container, ifname, part) in
+            [("", "c1", "eth0", "networkName"), ("n", "", "eth0", "containerId"), ("n", "c1", "", "ifName")]
+        {
+            let (root, cache) = cache();
+            let message = format!(
+                "cache of network {network:?}, container {container:?}, interface {ifname:?}: {part} is empty"
+            );
+            assert_eq!(cache.write(&entry(network, container, ifname)).unwrap_err().to_string(), message);
+            assert!(!root.path().join("cni").exists());
+        }
+    }
+
+    /// Rows: CAC-08, CAC-10.
+    #[test]
+    fn a_containers_attachments_are_told_by_content_in_the_order_of_their_files() {
+        let (root, cache) = cache();
+        for entry in [
+            entry("z", "b-c", "eth0"),
+            entry("a", "b-c", "net1"),
+            entry("a-b", "c", "eth0"),
+            entry("a", "d", "b-c"),
+        ] {
+            cache.write(&entry).unwrap();
+        }
+        let results = root.path().join("cni/results");
+        fs::write(results.join("empty-b-c-eth0"), "").unwrap();
+        fs::write(results.join("torn-b-c-eth0"), "{").unwrap();
+        fs::write(results.join("bare-b-c-eth0"), r#"{"cniVersion":"0.3.1"}"#).unwrap();
+        fs::create_dir(results.join("folder-b-c-eth0")).unwrap();
+        let listing = cache.list("b-c").unwrap();
+        let found: Vec<String> = listing.found.iter().map(|cached| cached.entry.key.file_name()).collect();
+        assert_eq!(found, ["a-b-c-net1", "z-b-c-eth0"]);
+        let unreadable: Vec<PathBuf> = listing
+            .unreadable
+            .into_iter()
+            .map(|error| match error {
+                CacheError::Format { path, .. } | CacheError::Read { path, .. } => path,
+                other => panic!("{other}"),
+            })
+            .collect();
+        let expected = ["empty", "folder", "torn"].map(|name| results.join(format!("{name}-b-c-eth0")));
+        assert_eq!(unreadable, expected);
+    }
+
+    /// Rows: CAC-11.
+    #[test]
+    fn what_a_loss_of_power_left_is_set_aside() {
+        for content in ["", "{\"kind\":\"cniCach"] {
+            let (root, cache) = cache();
+            let key = entry("n", "c1", "eth0").key;
+            let results = root.path().join("cni/results");
+            fs::create_dir_all(&results).unwrap();
+            fs::write(results.join("n-c1-eth0"), content).unwrap();
+            assert_eq!(cache.read(&key).unwrap(), None);
+            assert_eq!(names(&results), [""; 0]);
+            let aside = root.path().join("cni/results-unreadable/n-c1-eth0");
+            assert_eq!(fs::read_to_string(aside).unwrap(), content);
+        }
+    }
+
+    /// Rows: CAC-10.
+    #[test]
+    fn a_file_about_another_attachment_is_neither_read_nor_removed() {
+        let (root, cache) = cache();
+        cache.write(&entry("a-b", "c", "eth0")).unwrap();
+        let same_file = entry("a", "b-c", "eth0").key;
+        assert_eq!(cache.read(&same_file).unwrap(), None);
+        cache.remove(&same_file).unwrap();
+        assert_eq!(names(&root.path().join("cni/results")), ["a-b-c-eth0"]);
+    }
+}
