@@ -7,13 +7,15 @@
 //! | [`child`] | running other programs, with their output kept until it matters |
 //! | [`setup`] | what this machine lacks, and installing it |
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
-//! | [`tidy`] | formatting, lints, the invariants of the source tree, licences |
+//! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
+//! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
 //! | [`demo`] | what netattach does, as a story in eight steps |
 //! | [`bench`] | attachment latency, measured beside its alternatives |
 
 pub mod bench;
 pub mod child;
+pub mod conformance;
 pub mod demo;
 pub mod dist;
 pub mod ebpf;
@@ -21,6 +23,7 @@ pub mod elf;
 pub mod fuzz;
 pub mod screen;
 pub mod setup;
+mod source;
 pub mod suite;
 pub mod tidy;
 pub mod tree;

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use xtask::{bench, demo, dist, ebpf, fuzz, screen, setup, suite, tidy};
+use xtask::{bench, conformance, demo, dist, ebpf, fuzz, screen, setup, suite, tidy};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -21,11 +21,17 @@ enum Verb {
     BuildEbpf,
     /// Build the BPF object and the static executables into target/dist
     Build,
-    /// Check formatting, lints, the invariants of the source tree and licences
+    /// Check formatting, lints, the invariants of the source tree, conformance and licences
     Tidy {
         /// Check these parts only
         #[arg(long, value_enum, value_delimiter = ',')]
         only: Vec<tidy::Part>,
+    },
+    /// Write docs/conformance.md from the rows of the standards and the tests that name them
+    Conformance {
+        /// List the rows that nothing proves, and write nothing
+        #[arg(long)]
+        open: bool,
     },
     /// Set up, build and run every test; needs root or sudo
     Test {
@@ -82,6 +88,7 @@ fn main() -> ExitCode {
         Verb::BuildEbpf => ebpf::build(),
         Verb::Build => dist::build(),
         Verb::Tidy { only } => tidy::run(&only),
+        Verb::Conformance { open } => conformance::run(open),
         Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
         Verb::Demo => demo::run(),
         Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach(&arguments.into()),

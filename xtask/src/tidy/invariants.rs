@@ -5,9 +5,9 @@
 use anyhow::Context;
 
 use super::names::{self, Named};
-use super::source::{self, Source};
 use super::{Violation, report};
 use crate::screen::Done;
+use crate::source::{self, Source};
 
 /// Names that only some files may use.
 struct Rule {

@@ -3,13 +3,12 @@
 mod invariants;
 mod licences;
 mod names;
-mod source;
 
 use anyhow::bail;
 use clap::ValueEnum;
 
 use crate::screen::{Done, Progress, Stuck};
-use crate::{child, screen};
+use crate::{child, conformance, screen};
 
 /// One part of the check.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,23 +19,25 @@ pub enum Part {
     Lints,
     /// What the source tree promises about itself.
     Invariants,
+    /// docs/conformance.md against the tests.
+    Conformance,
     /// Licences of all dependencies against deny.toml.
     Licences,
 }
 
 /// Something that must be changed: where, which rule, why the rule is there.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Violation {
+pub(crate) struct Violation {
     /// Path below the repository's top directory.
-    path: String,
+    pub(crate) path: String,
     /// Line in the file, from 1.
-    line: usize,
+    pub(crate) line: usize,
     /// What was found.
-    found: String,
+    pub(crate) found: String,
     /// The rule it breaks.
-    rule: &'static str,
+    pub(crate) rule: &'static str,
     /// The reason for the rule.
-    why: &'static str,
+    pub(crate) why: &'static str,
 }
 
 /// Checks `parts`, or everything when none is named. All parts are checked even when one fails.
@@ -59,6 +60,7 @@ fn passes(part: Part) -> bool {
         Part::Format => screen::step("format", format),
         Part::Lints => screen::step("lints", lints),
         Part::Invariants => screen::step("invariants", |_| invariants::check()),
+        Part::Conformance => screen::step("conformance", |_| conformance::check()),
         Part::Licences => screen::step("licences", |_| licences::check()),
     };
     outcome.inspect_err(screen::failure).is_ok()
@@ -81,7 +83,7 @@ fn lints(progress: &Progress) -> anyhow::Result<Done> {
 }
 
 /// Fails with all violations, one paragraph each.
-fn report(mut violations: Vec<Violation>, checked: String) -> anyhow::Result<Done> {
+pub(crate) fn report(mut violations: Vec<Violation>, checked: String) -> anyhow::Result<Done> {
     if violations.is_empty() {
         return Ok(Done::Was(checked));
     }

@@ -7,14 +7,14 @@ use anyhow::Context;
 use crate::{child, tree};
 
 /// A Rust file.
-pub(super) struct Source {
+pub(crate) struct Source {
     /// Path below the top directory, with `/`.
-    pub(super) path: String,
-    pub(super) text: String,
+    pub(crate) path: String,
+    pub(crate) text: String,
 }
 
 /// Every Rust file that is in the repository or could be added to it: what git ignores does not count.
-pub(super) fn all() -> anyhow::Result<Vec<Source>> {
+pub(crate) fn all() -> anyhow::Result<Vec<Source>> {
     let mut git = std::process::Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.rs"]);
     let listed = child::stdout_of(git.current_dir(tree::root())).context("list the source files")?;
