@@ -94,7 +94,7 @@ impl Agent {
             let agent = Arc::clone(self);
             tokio::spawn(async move {
                 tokio::time::sleep(PUBLISH_AFTER).await;
-                let published = tokio::task::spawn_blocking(move || agent.publish(&attached)).await;
+                let published = tokio::task::spawn_blocking(move || agent.publish(&attached.key)).await;
                 if let Err(error) = published {
                     tracing::error!(%error, "network-status not published");
                 }
@@ -132,8 +132,8 @@ impl Agent {
         }
     }
 
-    fn publish(&self, attached: &Attached) {
-        if let Err(error) = self.status.publish(attached) {
+    fn publish(&self, sandbox: &Key) {
+        if let Err(error) = self.status.publish(&self.engine.registry().with_dynamic(sandbox)) {
             tracing::warn!(error = %Chain(&error), "network-status not published");
         }
     }

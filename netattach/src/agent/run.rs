@@ -128,7 +128,10 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     }
     let status = StatusFiles::new(settings.run_dir.join("network-status"));
     let attached = engine.registry().all();
-    let published = attached.iter().try_for_each(|attached| status.publish(attached));
+    let published = attached
+        .iter()
+        .filter(|attached| attached.plan.dynamic.is_none())
+        .try_for_each(|sandbox| status.publish(&engine.registry().with_dynamic(&sandbox.key)));
     if let Err(error) = published.and_then(|()| status.withdraw_others(&attached)) {
         tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::apply::apply;
 use super::check::check;
-use super::registry::Attached;
+use super::registry::{Attached, Reservation};
 use super::undo::undo;
 use super::{AttachError, Node, Registry};
 use serde_json::Value;
@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::cni;
 use crate::journal::{Key, Loaded, Pool, Record, State, Store};
 use crate::netns::{Netns, NetnsError, NetnsId};
-use crate::plan::resolve::{Intent, Options, resolve};
-use crate::plan::{PodRef, Sandbox, Step, result};
+use crate::plan::resolve::{Intent, Numbers, Options, resolve};
+use crate::plan::{Plan, PodRef, Sandbox, Step, result};
 use crate::policy::sync::Guarded;
 use crate::report::Chain;
 
@@ -22,10 +22,10 @@ use crate::report::Chain;
 /// container.
 #[derive(Debug)]
 pub struct Engine {
-    node: Node,
-    journal: Store,
-    registry: Registry,
-    options: Options,
+    pub(super) node: Node,
+    pub(super) journal: Store,
+    pub(super) registry: Registry,
+    pub(super) options: Options,
     own: NetnsId,
 }
 
@@ -96,9 +96,24 @@ impl Engine {
             pod,
         };
         let mut numbers = self.registry.reserve();
-        let dataplane = self.node.enforcer.is_some();
-        let plan =
-            resolve(sandbox, request, intent, &self.options, dataplane.then_some(&mut numbers as &mut _))?;
+        let plan = resolve(sandbox, request, intent, &self.options, self.numbers(&mut numbers))?;
+        self.carry_out(key, plan, numbers, &netns, request.version)
+    }
+
+    /// Numbers are given only where there is a dataplane.
+    pub(super) fn numbers<'a>(&self, numbers: &'a mut Reservation<'_>) -> Option<&'a mut dyn Numbers> {
+        self.node.enforcer.is_some().then_some(numbers as &mut _)
+    }
+
+    /// Records a plan and carries it out, or takes it back. Returns the result of its first attachment.
+    pub(super) fn carry_out(
+        &self,
+        key: Key,
+        plan: Plan,
+        numbers: Reservation<'_>,
+        netns: &Netns,
+        version: cni::Version,
+    ) -> Result<(Value, Attached), AttachError> {
         for (_, _, step) in plan.steps() {
             if let Step::Lease(config) = step {
                 self.journal
@@ -112,16 +127,17 @@ impl Engine {
         if foreign {
             record.start_sync();
         }
-        match self.apply_and_record(&mut record, &netns, request.version) {
+        match self.apply_and_record(&mut record, netns, version) {
             Ok(result) => {
                 let attached = Attached::from(&record);
                 self.registry.insert(attached.clone());
                 Ok((result, attached))
             }
             Err(error) => {
-                tracing::warn!(container = request.container_id, error = %Chain(&error), "ADD failed, taking it back");
+                let container = record.key.container_id.clone();
+                tracing::warn!(container, error = %Chain(&error), "ADD failed, taking it back");
                 if let Err(undo) = self.take_back(record) {
-                    tracing::error!(container = request.container_id, error = %Chain(&undo), "could not take ADD back; DEL will try again");
+                    tracing::error!(container, error = %Chain(&undo), "could not take ADD back; DEL will try again");
                 }
                 Err(error)
             }
@@ -155,11 +171,17 @@ impl Engine {
     /// What could not be taken back. The record is kept and DEL may be repeated.
     pub fn del(&self, request: &cni::Request) -> Result<(), AttachError> {
         let key = key(request);
-        match self.journal.load(&key)? {
+        // What came last goes first. Whatever becomes of it, the sandbox itself is taken back.
+        let dynamic = self.detach_all(&key);
+        let sandbox = self.journal.load(&key).map_err(AttachError::from).and_then(|loaded| match loaded {
             // Names that ADD would have refused were never attached.
             Loaded::Absent => request.tolerated.clone().map_or(Ok(()), |error| Err(error.into())),
             Loaded::Torn => self.clear_torn(&key),
             Loaded::Whole(record) => self.take_back(*record),
+        });
+        match (sandbox, dynamic) {
+            (Err(sandbox), Err(dynamic)) => Err(AttachError::Undo(vec![dynamic, sandbox])),
+            (sandbox, dynamic) => sandbox.and(dynamic),
         }
     }
 
@@ -181,14 +203,24 @@ impl Engine {
     /// The first difference.
     pub fn check(&self, request: &cni::Request) -> Result<(), AttachError> {
         let key = key(request);
-        let record = match self.journal.load(&key)? {
+        let (record, netns) = self.attached(&key)?;
+        check(&self.node, &record, &netns)?;
+        for record in self.dynamic_of(&key)?.iter().rev() {
+            check(&self.node, record, &netns)?;
+        }
+        Ok(())
+    }
+
+    /// The record of an attached sandbox, and its namespace.
+    pub(super) fn attached(&self, key: &Key) -> Result<(Box<Record>, Netns), AttachError> {
+        let record = match self.journal.load(key)? {
             Loaded::Whole(record) if record.state == State::Attached => record,
-            _ => return Err(AttachError::NotAttached(key)),
+            _ => return Err(AttachError::NotAttached(key.clone())),
         };
         let netns = self
             .netns_of(&record)
             .ok_or_else(|| NetnsError::Gone { path: PathBuf::from(&record.plan.sandbox.netns) })?;
-        check(&self.node, &record, &netns)
+        Ok((record, netns))
     }
 
     /// Brings the journal and the machine together after a start: whole sandboxes are adopted, the others are
@@ -238,7 +270,7 @@ impl Engine {
         Ok(recovery)
     }
 
-    fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
+    pub(super) fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
         if record.state != State::Removing
             && let Err(error) = record.removing()
         {

@@ -34,6 +34,24 @@ pub enum AttachError {
     /// The sandbox is not attached.
     #[error("container {} is not attached with interface {}", .0.container_id, .0.ifname)]
     NotAttached(Key),
+    /// The name that is asked for one more interface of a live sandbox is taken.
+    #[error("container {container} has an interface named {ifname} already")]
+    NameTaken {
+        /// `CNI_CONTAINERID`.
+        container: String,
+        /// The name.
+        ifname: String,
+    },
+    /// What is to be detached by itself came with its sandbox, and goes with it.
+    #[error(
+        "{ifname} of container {container} was not attached while the container was live: its DEL detaches it"
+    )]
+    NotDynamic {
+        /// `CNI_CONTAINERID`.
+        container: String,
+        /// The name.
+        ifname: String,
+    },
     /// The plan could not be made.
     #[error(transparent)]
     Plan(#[from] CniError),
@@ -162,7 +180,9 @@ impl From<AttachError> for CniError {
         let code = match &error {
             AttachError::Netns(_) | AttachError::HostNetns { .. } => code::INVALID_NETNS,
             AttachError::Journal(error) => journal_code(error),
-            AttachError::AlreadyAttached(_) => code::INVALID_ENVIRONMENT,
+            AttachError::AlreadyAttached(_)
+            | AttachError::NameTaken { .. }
+            | AttachError::NotDynamic { .. } => code::INVALID_ENVIRONMENT,
             AttachError::NotAttached(_) => code::UNKNOWN_CONTAINER,
             AttachError::Plan(error) => error.code,
             AttachError::Step { source, .. } => step_code(source),

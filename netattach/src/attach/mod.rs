@@ -6,6 +6,7 @@
 
 pub mod apply;
 mod check;
+mod dynamic;
 mod engine;
 mod error;
 mod intent;

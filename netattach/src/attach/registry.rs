@@ -25,6 +25,14 @@ impl From<&Record> for Attached {
     }
 }
 
+impl Attached {
+    /// Whether it was attached to the live sandbox of that record.
+    pub fn belongs_to(&self, sandbox: &Key) -> bool {
+        self.key.container_id == sandbox.container_id
+            && self.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
+    }
+}
+
 /// All attached sandboxes, and the numbers that are in use.
 #[derive(Debug)]
 pub struct Registry {
@@ -77,6 +85,14 @@ impl Registry {
     /// The sandbox of that record, if it is attached.
     pub fn get(&self, key: &Key) -> Option<Arc<Attached>> {
         self.lock().sandboxes.get(key).cloned()
+    }
+
+    /// The sandbox of that record with what was attached to it while it was live, if it is attached.
+    pub fn with_dynamic(&self, key: &Key) -> Vec<Arc<Attached>> {
+        let inner = self.lock();
+        let Some(sandbox) = inner.sandboxes.get(key) else { return Vec::new() };
+        let dynamic = inner.sandboxes.values().filter(|attached| attached.belongs_to(key));
+        [sandbox].into_iter().chain(dynamic).cloned().collect()
     }
 
     /// All sandboxes, by container and interface.

@@ -26,9 +26,10 @@ pub struct StatusFileError {
     pub source: io::Error,
 }
 
-/// The entries of a sandbox in the order of its attachments.
-pub fn entries(attached: &Attached) -> Vec<StatusEntry> {
+/// The entries of what is attached, in the order of the attachments.
+fn entries(attached: &Attached) -> Vec<StatusEntry> {
     let mut entries = Vec::new();
+    let dynamic = attached.plan.dynamic.as_ref().map(|dynamic| status::Dynamic { by: dynamic.by.clone() });
     for (number, attachment) in attached.plan.attachments.iter().enumerate() {
         // Attachment numbers fit: see `Plan::steps`.
         let result = result::result(&attached.plan.sandbox, number as u16, attachment, &attached.outputs);
@@ -51,6 +52,7 @@ pub fn entries(attached: &Attached) -> Vec<StatusEntry> {
                 search: result.dns.search.clone(),
             },
             default_route: None,
+            dynamic: dynamic.clone(),
         };
         entries.push(StatusEntry::new(
             &attachment.network,
@@ -68,15 +70,16 @@ impl StatusFiles {
         Self { directory: directory.into() }
     }
 
-    /// Publishes the status of a pod's sandbox.
+    /// Publishes the status of a pod's sandbox: what its ADD attached, and what came later. Nothing is published
+    /// of nothing.
     ///
     /// # Errors
     /// [`StatusFileError`].
-    pub fn publish(&self, attached: &Attached) -> Result<(), StatusFileError> {
-        let Some(path) = attached.plan.sandbox.pod.as_ref().and_then(|pod| self.path(pod)) else {
-            return Ok(());
-        };
-        let text = status::render(&entries(attached));
+    pub fn publish(&self, attached: &[Arc<Attached>]) -> Result<(), StatusFileError> {
+        let pod = attached.first().and_then(|sandbox| sandbox.plan.sandbox.pod.as_ref());
+        let Some(path) = pod.and_then(|pod| self.path(pod)) else { return Ok(()) };
+        let entries: Vec<StatusEntry> = attached.iter().flat_map(|attached| entries(attached)).collect();
+        let text = status::render(&entries);
         let write = || {
             if let Some(parent) = path.parent() {
                 std::fs::create_dir_all(parent)?;

@@ -33,6 +33,17 @@ pub struct StatusEntry {
     /// Gateways of the pod's default routes, when the pod asked for them to be on this attachment.
     #[serde(default, rename = "default-route", skip_serializing_if = "Option::is_none")]
     pub default_route: Option<Vec<IpAddr>>,
+    /// Present for an attachment that the pod was given while it was live (section 5.1): the standard asks that it
+    /// be told from the others and names no key for it.
+    #[serde(default, rename = "dev.netattach.dynamic", skip_serializing_if = "Option::is_none")]
+    pub dynamic: Option<Dynamic>,
+}
+
+/// Where an attachment comes from that the pod did not ask for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dynamic {
+    /// Who asked for it.
+    pub by: String,
 }
 
 /// Name resolution in the standard's terms.
@@ -60,6 +71,8 @@ pub struct Attached {
     pub dns: Dns,
     /// What the pod asked for under `default-route`, as carried out; `None` when it did not ask.
     pub default_route: Option<Vec<IpAddr>>,
+    /// For an attachment of a live pod.
+    pub dynamic: Option<Dynamic>,
 }
 
 /// One interface of a CNI result.
@@ -103,6 +116,7 @@ impl StatusEntry {
             default,
             dns: attached.dns.clone(),
             default_route: attached.default_route.clone(),
+            dynamic: attached.dynamic.clone(),
         }
     }
 }
@@ -244,6 +258,7 @@ mod tests {
                 search: vec!["b.example".to_owned()],
             },
             default_route: Some(vec!["10.0.0.1".parse().unwrap()]),
+            ..Attached::default()
         };
         assert_eq!(
             published(false, &attached),
@@ -255,6 +270,21 @@ mod tests {
                 "default": false,
                 "dns": {"nameservers": ["10.0.0.53"], "domain": "a.example", "search": ["b.example"]},
                 "default-route": ["10.0.0.1"],
+            })
+        );
+    }
+
+    #[test]
+    fn an_attachment_of_a_live_pod_says_so_and_by_whom() {
+        let dynamic = Some(Dynamic { by: "hotplug.example.org".to_owned() });
+        assert_eq!(
+            published(false, &Attached { dynamic, ..Attached::default() }),
+            json!({
+                "name": "default/net-a",
+                "interface": "net1",
+                "default": false,
+                "dns": {},
+                "dev.netattach.dynamic": {"by": "hotplug.example.org"},
             })
         );
     }

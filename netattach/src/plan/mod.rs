@@ -32,6 +32,19 @@ pub struct Plan {
     pub sandbox: Sandbox,
     /// In the order in which they are attached.
     pub attachments: Vec<AttachmentPlan>,
+    /// Set for the plan of an attachment that was asked for while its sandbox was live.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dynamic: Option<Dynamic>,
+}
+
+/// An attachment that a live sandbox was given on somebody's request. It has a record of its own, under its own
+/// interface name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dynamic {
+    /// Interface name in the key of the sandbox that it belongs to: that sandbox's DEL takes it back too.
+    pub sandbox: String,
+    /// Who asked for it.
+    pub by: String,
 }
 
 /// A container's sandbox, as the runtime named it.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{AttachmentPlan, Delegate, Plan, Protect, Role, Sandbox, Step};
+use super::{AttachmentPlan, Delegate, Dynamic, Plan, Protect, Role, Sandbox, Step};
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
 use crate::link::{self, Driver, PlanError};
 use crate::npwg::{self, Selection};
@@ -81,23 +81,49 @@ pub fn resolve(
         check_result_can_be_told(request.version, &default.steps)?;
     }
     for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
-        if let Some(key) = selection.not_yet_supported() {
-            let msg = format!(
-                "attach {ifname} ({}): key {key}: not carried out by this version of netattach",
-                network.name
-            );
-            return Err(CniError::new(code::UNSUPPORTED_FIELD, msg));
-        }
-        let wanted = Wanted {
-            network,
-            ifname,
-            default: false,
-            capabilities: npwg::runtime_config(selection),
-            cni_args: selection.cni_args.as_ref(),
-        };
-        attachments.push(attachment(&sandbox, wanted, &CniArgs::default(), options, numbers.as_deref_mut())?);
+        attachments.push(selected(&sandbox, selection, network, ifname, options, numbers.as_deref_mut())?);
     }
-    Ok(Plan { sandbox, attachments })
+    Ok(Plan { sandbox, attachments, dynamic: None })
+}
+
+/// Plans one more attachment of a live sandbox, whose interface name is that of `sandbox`.
+///
+/// # Errors
+/// The error says which attachment and which key; nothing has happened then.
+pub fn one_more(
+    sandbox: Sandbox,
+    dynamic: Dynamic,
+    (selection, network): &(Selection, Network),
+    options: &Options,
+    numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<Plan, CniError> {
+    let attachment = selected(&sandbox, selection, network, &sandbox.ifname, options, numbers)?;
+    Ok(Plan { sandbox, attachments: vec![attachment], dynamic: Some(dynamic) })
+}
+
+fn selected(
+    sandbox: &Sandbox,
+    selection: &Selection,
+    network: &Network,
+    ifname: &str,
+    options: &Options,
+    numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<AttachmentPlan, CniError> {
+    if let Some(key) = selection.not_yet_supported() {
+        let msg = format!(
+            "attach {ifname} ({}): key {key}: not carried out by this version of netattach",
+            network.name
+        );
+        return Err(CniError::new(code::UNSUPPORTED_FIELD, msg));
+    }
+    let wanted = Wanted {
+        network,
+        ifname,
+        default: false,
+        capabilities: npwg::runtime_config(selection),
+        cni_args: selection.cni_args.as_ref(),
+    };
+    attachment(sandbox, wanted, &CniArgs::default(), options, numbers)
 }
 
 /// Plans the one interface that a plain CNI executable is asked for, from exactly what it read.

@@ -70,7 +70,7 @@ impl Interface<'_> {
             );
             return Err(CniError::new(code::INVALID_CONFIG, msg));
         }
-        let plan = Plan { sandbox, attachments: vec![attachment] };
+        let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
         let mut progress = Memory::default();
         let carried_out =
             apply(&self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
@@ -103,7 +103,7 @@ impl Interface<'_> {
             Some(netns) => self.made_according_to_result(&attachment, netns)?,
             None => BTreeMap::new(),
         };
-        let plan = Plan { sandbox, attachments: vec![attachment] };
+        let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
         let progress = Memory::of_unknown(&plan, outputs);
         undo(&self.node, &plan, netns, &progress)?;
         match place {

@@ -1,0 +1,107 @@
+//! Attachments that a live sandbox is given and loses while it runs.
+//!
+//! Each has a record of its own, under its own interface name, and goes through the same steps in the same way as
+//! those of an ADD: a crash at any point leaves what a crash in an ADD leaves. The record names the sandbox, whose
+//! CHECK looks at it too and whose DEL takes it back first.
+
+use super::engine::Engine;
+use super::{AttachError, Attached};
+use crate::cni::{self, CniError, Value, code};
+use crate::journal::{Key, Loaded, Record};
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::npwg::{self, Selection};
+use crate::plan::resolve::{Network, one_more};
+use crate::plan::{Dynamic, Sandbox};
+
+impl Engine {
+    /// Attaches the sandbox of that record to one more network, by the name that the selection asks for or by a free
+    /// one. Returns the result in the newest version.
+    ///
+    /// # Errors
+    /// The sandbox is not attached, the name is taken, or as ADD. Nothing is left then.
+    pub fn attach(
+        &self,
+        sandbox: &Key,
+        by: &str,
+        wanted: &(Selection, Network),
+    ) -> Result<(Value, Attached), AttachError> {
+        let (record, netns) = self.attached(sandbox)?;
+        let ifname = self.name_for(&record, &netns, &wanted.0)?;
+        let dynamic = Dynamic { sandbox: sandbox.ifname.clone(), by: by.to_owned() };
+        let named = Sandbox { ifname: ifname.clone(), ..record.plan.sandbox.clone() };
+        let mut numbers = self.registry.reserve();
+        let plan = one_more(named, dynamic, wanted, &self.options, self.numbers(&mut numbers))?;
+        let key = Key { container_id: sandbox.container_id.clone(), ifname };
+        self.carry_out(key, plan, numbers, &netns, cni::Version::LATEST)
+    }
+
+    /// Takes back what [`Engine::attach`] attached. What is not attached is success.
+    ///
+    /// # Errors
+    /// It came with its sandbox; or what could not be taken back, and then it can be repeated.
+    pub fn detach(&self, sandbox: &Key, ifname: &str) -> Result<(), AttachError> {
+        let key = Key { container_id: sandbox.container_id.clone(), ifname: ifname.to_owned() };
+        let not_dynamic =
+            || AttachError::NotDynamic { container: key.container_id.clone(), ifname: ifname.to_owned() };
+        if let Some(attached) = self.registry.get(sandbox)
+            && attached.plan.attachments.iter().any(|attachment| attachment.ifname == ifname)
+        {
+            return Err(not_dynamic());
+        }
+        match self.journal.load(&key)? {
+            Loaded::Absent | Loaded::Torn => Ok(()),
+            Loaded::Whole(record) if record.plan.dynamic.is_none() => Err(not_dynamic()),
+            Loaded::Whole(record) => self.take_back(*record),
+        }
+    }
+
+    /// Takes back everything that was attached to the sandbox while it was live.
+    pub(super) fn detach_all(&self, sandbox: &Key) -> Result<(), AttachError> {
+        let taken_back = self.dynamic_of(sandbox)?.into_iter().map(|record| self.take_back(record));
+        let errors: Vec<AttachError> = taken_back.filter_map(Result::err).collect();
+        if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
+    }
+
+    /// The records of what was attached to the sandbox while it was live, the youngest first.
+    pub(super) fn dynamic_of(&self, sandbox: &Key) -> Result<Vec<Record>, AttachError> {
+        let mut records = Vec::new();
+        for key in self.journal.keys()? {
+            if key.container_id != sandbox.container_id || key == *sandbox {
+                continue;
+            }
+            // A torn record is of something that never began, or is taken back at the next start.
+            if let Loaded::Whole(record) = self.journal.load(&key)?
+                && record.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
+            {
+                records.push(*record);
+            }
+        }
+        records.sort_by_key(|record| std::cmp::Reverse(record.planned));
+        Ok(records)
+    }
+
+    /// A name that neither the pod nor any record of the container has.
+    fn name_for(&self, record: &Record, netns: &Netns, selection: &Selection) -> Result<String, AttachError> {
+        let container = &record.key.container_id;
+        let mut taken: Vec<String> = Handle::open_in(netns)?
+            .links()
+            .map_err(|error| AttachError::Open(error.into()))?
+            .into_iter()
+            .map(|link| link.name)
+            .collect();
+        for attached in self.registry.all().iter().filter(|attached| attached.key.container_id == *container)
+        {
+            taken.extend(attached.plan.attachments.iter().map(|attachment| attachment.ifname.clone()));
+        }
+        let keys = self.journal.keys()?.into_iter().filter(|key| key.container_id == *container);
+        taken.extend(keys.map(|key| key.ifname));
+        if let Some(name) = selection.interface.as_ref().filter(|name| taken.contains(name)) {
+            return Err(AttachError::NameTaken { container: container.clone(), ifname: name.clone() });
+        }
+        let taken: Vec<&str> = taken.iter().map(String::as_str).collect();
+        let names = npwg::interface_names(std::slice::from_ref(selection), &taken)
+            .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
+        Ok(names.into_iter().collect())
+    }
+}
