@@ -1,6 +1,6 @@
 //! One request to the agent, blocking.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -100,8 +100,9 @@ pub fn call(socket: &Path, request: &Request, patience: Patience) -> Result<Resp
 
     let stream = connect(socket, Instant::now() + patience.connect)
         .map_err(|source| ClientError::Connect { socket: socket.to_owned(), source })?;
-    let mut agent = Agent { stream, socket, patience, deadline: Instant::now() + patience.answer };
-    let sent = agent.write_all(&frames);
+    let connection = Connection { stream, deadline: Instant::now() + patience.answer };
+    let mut agent = Agent { connection: BufReader::new(connection), socket, patience };
+    let sent = agent.connection.get_mut().write_all(&frames);
     // The greeting first, whether or not everything could be sent: an agent of another protocol says so and hangs
     // up without reading on.
     agent.expect_our_protocol()?;
@@ -112,11 +113,16 @@ pub fn call(socket: &Path, request: &Request, patience: Patience) -> Result<Resp
     }
 }
 
-/// A connection all of whose operations end at one deadline.
+/// The other side. Buffered, as greeting and answer mostly arrive together.
 struct Agent<'a> {
-    stream: UnixStream,
+    connection: BufReader<Connection>,
     socket: &'a Path,
     patience: Patience,
+}
+
+/// A connection all of whose operations end at one deadline.
+struct Connection {
+    stream: UnixStream,
     deadline: Instant,
 }
 
@@ -135,7 +141,7 @@ impl Agent<'_> {
     }
 
     fn receive<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, ClientError> {
-        let payload = frame::read(self).map_err(|error| self.failed(error))?;
+        let payload = frame::read(&mut self.connection).map_err(|error| self.failed(error))?;
         serde_json::from_slice(&payload)
             .map_err(|source| ClientError::Garbled { socket: self.socket.to_owned(), source })
     }
@@ -149,21 +155,23 @@ impl Agent<'_> {
             source => ClientError::Broken { socket, source },
         }
     }
+}
 
+impl Connection {
     fn remaining(&self) -> io::Result<Duration> {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         if remaining.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(remaining) }
     }
 }
 
-impl Read for Agent<'_> {
+impl Read for Connection {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.remaining()?))?;
         self.stream.read(buffer)
     }
 }
 
-impl Write for Agent<'_> {
+impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.remaining()?))?;
         self.stream.write(bytes)
