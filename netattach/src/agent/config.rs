@@ -7,8 +7,9 @@ use clap::Parser;
 use serde::{Deserialize, Serialize};
 
 use super::settings_file::{self, SettingsFileError};
-use crate::attach::DefaultNetwork;
-use crate::npwg::NetworkRef;
+use crate::attach::{DefaultNetwork, InvalidDefaultNetwork};
+use crate::npwg::network::is_label;
+use crate::npwg::restriction::{Isolation, Restrictions};
 use crate::policy::model::Inference;
 
 /// Attaches pods to their networks.
@@ -32,8 +33,8 @@ pub struct Arguments {
     /// Where BPF programs and maps are pinned [default: /sys/fs/bpf/netattach].
     #[arg(long, value_name = "DIR")]
     pub bpffs: Option<PathBuf>,
-    /// The network that every pod gets: NAMESPACE/NAME of a definition, or the path of a CNI configuration
-    /// [default: kube-system/default].
+    /// The network that every pod gets: NAMESPACE/NAME or NAME of a definition, or the path of a CNI configuration or
+    /// of a directory of them [default: kube-system/default].
     #[arg(long, value_name = "NETWORK")]
     pub default_network: Option<String>,
     /// Directory of other CNI plugins; may be repeated [default: /opt/cni/bin].
@@ -61,6 +62,12 @@ pub struct Settings {
     pub bpffs: PathBuf,
     /// See [`Settings::default_network`].
     default_network: String,
+    /// Namespace of default networks that are named without one.
+    pub default_network_namespace: String,
+    /// Pods use networks of their own namespace and of [`Settings::global_namespaces`] only.
+    namespace_isolation: bool,
+    /// Namespaces whose networks are for everyone.
+    global_namespaces: Vec<String>,
     /// Other CNI plugins, searched after the runtime's own `CNI_PATH`.
     pub cni_bin_dirs: Vec<PathBuf>,
     /// CNI configurations for definitions without one.
@@ -127,8 +134,16 @@ pub enum SettingsError {
     )]
     NoSource,
     /// The default network is neither a name nor a path.
-    #[error("defaultNetwork: {0:?} is neither NAMESPACE/NAME of a definition nor an absolute path")]
-    DefaultNetwork(String),
+    #[error("defaultNetwork")]
+    DefaultNetwork(#[from] InvalidDefaultNetwork),
+    /// A namespace has a name that none can have.
+    #[error("{key}: {value:?} is not the name of a namespace")]
+    Namespace {
+        /// The key.
+        key: String,
+        /// What it is.
+        value: String,
+    },
     /// A number is out of range.
     #[error("{key} must be between {min} and {max}, not {value}")]
     Range {
@@ -151,6 +166,9 @@ impl Default for Settings {
             state_dir: "/var/lib/netattach".into(),
             bpffs: "/sys/fs/bpf/netattach".into(),
             default_network: "kube-system/default".into(),
+            default_network_namespace: "kube-system".into(),
+            namespace_isolation: false,
+            global_namespaces: vec!["default".into()],
             cni_bin_dirs: vec!["/opt/cni/bin".into()],
             cni_conf_dir: "/etc/cni/netattach.d".into(),
             delegation: Delegation::default(),
@@ -205,6 +223,10 @@ impl Settings {
             return Err(SettingsError::NoSource);
         }
         self.default_network()?;
+        namespace("defaultNetworkNamespace".into(), &self.default_network_namespace)?;
+        for (index, name) in self.global_namespaces.iter().enumerate() {
+            namespace(format!("globalNamespaces[{index}]"), name)?;
+        }
         let range = |key, value: u64, min, max| {
             if (min..=max).contains(&value) {
                 Ok(())
@@ -222,16 +244,13 @@ impl Settings {
     /// # Errors
     /// [`SettingsError::DefaultNetwork`].
     pub fn default_network(&self) -> Result<DefaultNetwork, SettingsError> {
-        let text = &self.default_network;
-        if text.starts_with('/') {
-            return Ok(DefaultNetwork::File(text.into()));
-        }
-        match text.split_once('/') {
-            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-                Ok(DefaultNetwork::Definition(NetworkRef::new(namespace, name)))
-            }
-            _ => Err(SettingsError::DefaultNetwork(text.clone())),
-        }
+        Ok(self.default_network.parse()?)
+    }
+
+    /// Who may use which network.
+    pub fn restrictions(&self) -> Restrictions {
+        let global_namespaces = self.global_namespaces.iter().cloned().collect();
+        Restrictions { isolation: self.namespace_isolation.then_some(Isolation { global_namespaces }) }
     }
 
     /// The socket that the CNI executable and the command line connect to.
@@ -243,6 +262,10 @@ impl Settings {
     pub fn plugin_timeout(&self) -> Duration {
         Duration::from_secs(self.delegation.timeout_seconds)
     }
+}
+
+fn namespace(key: String, name: &str) -> Result<(), SettingsError> {
+    if is_label(name) { Ok(()) } else { Err(SettingsError::Namespace { key, value: name.to_owned() }) }
 }
 
 impl From<PolicyTypes> for Inference {

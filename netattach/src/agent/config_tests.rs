@@ -1,6 +1,7 @@
 //! Settings from file and command line, and the page that documents them.
 
 use super::*;
+use crate::report::Chain;
 
 #[test]
 fn the_command_line_wins_over_the_file() {
@@ -25,11 +26,31 @@ fn the_command_line_wins_over_the_file() {
 
 #[test]
 fn mistakes_are_named() {
-    let read = |arguments: &[&str]| Settings::read(Arguments::parse_from(arguments)).unwrap_err().to_string();
-    assert!(read(&["netattachd"]).starts_with("no source: give --source DIR"));
+    let read = |words: &[&str]| {
+        let error = Settings::read(Arguments::parse_from(["netattachd"].iter().chain(words))).unwrap_err();
+        Chain(&error).to_string()
+    };
+    assert!(read(&[]).starts_with("no source: give --source DIR"));
     assert_eq!(
-        read(&["netattachd", "--source", "/a", "--default-network", "x"]),
-        "defaultNetwork: \"x\" is neither NAMESPACE/NAME of a definition nor an absolute path"
+        read(&["--source", "/a", "--default-network", "x/"]),
+        "defaultNetwork: \"x/\" is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path"
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("netattachd.yaml");
+    let table = [
+        ("parallelAdds: 0", "parallelAdds must be between 1 and 128, not 0"),
+        ("maxAttachments: 100000", "maxAttachments must be between 2 and 65536, not 100000"),
+        ("globalNamespaces: [default, A]", "globalNamespaces[1]: \"A\" is not the name of a namespace"),
+        ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),
+    ];
+    for (text, message) in table {
+        std::fs::write(&file, format!("source: /a\n{text}\n")).unwrap();
+        assert_eq!(read(&["--config", file.to_str().unwrap()]), message);
+    }
+    std::fs::write(&file, "sauce: /a").unwrap();
+    assert_eq!(
+        read(&["--config", file.to_str().unwrap()]),
+        format!("configuration {}: key sauce is not known; the nearest key is source", file.display())
     );
 }
 

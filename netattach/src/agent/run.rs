@@ -117,6 +117,8 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let intents = Arc::new(IntentReader {
         source: Arc::clone(&source),
         default: settings.default_network()?,
+        default_namespace: settings.default_network_namespace.clone(),
+        restrictions: settings.restrictions(),
         conf_dir: settings.cni_conf_dir.clone(),
         ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
     });

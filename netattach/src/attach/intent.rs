@@ -1,32 +1,36 @@
 //! From a request to what the pod wants: every reference followed, nothing decided.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::cni::load::{self, Directory, LoadError};
+use super::conf_dir;
+use super::default_network::{self, DefaultNetwork};
+use crate::cni::load::{self, LoadError};
 use crate::cni::{self, CniError, ConfigError, NetworkList, code};
-use crate::npwg::{self, Definition, NETWORKS_ANNOTATION, NetworkRef, Selection, SelectionError};
+use crate::npwg::{
+    self, DEFAULT_NETWORK_ANNOTATION, Forbidden, NETWORKS_ANNOTATION, NetworkRef, Parsed, Restrictions,
+    Selection, SelectionError,
+};
 use crate::plan::PodRef;
-use crate::plan::resolve::{Intent, Network};
+use crate::plan::resolve::Intent;
+pub(super) use crate::plan::resolve::Network;
 use crate::report::Chain;
+use crate::source::objects::Pod;
 use crate::source::{ObjectName, Objects, Source};
 
-/// Where the cluster-wide default network is described.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DefaultNetwork {
-    /// By a definition.
-    Definition(NetworkRef),
-    /// By a CNI configuration file.
-    File(PathBuf),
-}
+/// The plugin type by which runtimes call netattach.
+const OWN_TYPE: &str = "netattach";
 
 /// Reads intents.
 pub struct IntentReader {
     /// Where pods and definitions come from.
     pub source: Arc<dyn Source>,
-    /// The network that every pod gets.
+    /// The network that every pod gets unless it chooses another.
     pub default: DefaultNetwork,
+    /// Namespace of default networks that are named without one.
+    pub default_namespace: String,
+    /// Who may use which network.
+    pub restrictions: Restrictions,
     /// CNI configurations for definitions that have none of their own.
     pub conf_dir: PathBuf,
     /// Attach the default network only when the annotation is invalid, as the standard's text has it, instead
@@ -50,11 +54,13 @@ pub enum IntentError {
         /// In `CNI_ARGS`.
         asked: String,
     },
-    /// The annotation is invalid.
-    #[error("pod {pod}: annotation {NETWORKS_ANNOTATION}")]
+    /// An annotation is invalid.
+    #[error("pod {pod}: annotation {annotation}")]
     Annotation {
-        /// Which.
+        /// Whose.
         pod: PodRef,
+        /// Which.
+        annotation: &'static str,
         /// What is wrong with it.
         #[source]
         source: Box<SelectionError>,
@@ -62,6 +68,15 @@ pub enum IntentError {
     /// A network is not defined.
     #[error("network {0} is not defined")]
     UnknownNetwork(NetworkRef),
+    /// The pod's namespace may not use a network.
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+    /// A network's plugin is netattach itself, which would call itself for ever.
+    #[error("network {network}: plugin type {OWN_TYPE} is netattach itself")]
+    Itself {
+        /// Its name.
+        network: String,
+    },
     /// The configuration in a definition is invalid.
     #[error("network {network}: spec.config")]
     Config {
@@ -82,6 +97,17 @@ pub enum IntentError {
         #[source]
         source: Box<LoadError>,
     },
+    /// The default network is neither defined nor on disk.
+    #[error("default network {network} is not defined, and {directory}")]
+    NoDefault {
+        /// Its definition would be this one.
+        network: NetworkRef,
+        /// Where configurations are looked for.
+        directory: PathBuf,
+        /// What was found there.
+        #[source]
+        source: Box<LoadError>,
+    },
     /// A file cannot be read.
     #[error("read {path}")]
     Read {
@@ -90,6 +116,15 @@ pub enum IntentError {
         /// What the kernel said.
         #[source]
         source: std::io::Error,
+    },
+    /// The default network's directory has no usable file.
+    #[error("default network: {path}")]
+    DefaultDirectory {
+        /// Which.
+        path: PathBuf,
+        /// What was found there.
+        #[source]
+        source: Box<LoadError>,
     },
     /// The default network's file is invalid.
     #[error("default network {path}")]
@@ -111,7 +146,11 @@ impl From<IntentError> for CniError {
             IntentError::Annotation { .. }
             | IntentError::UnknownNetwork(_)
             | IntentError::Config { .. }
+            | IntentError::Forbidden(_)
+            | IntentError::Itself { .. }
             | IntentError::NotOnDisk { .. }
+            | IntentError::NoDefault { .. }
+            | IntentError::DefaultDirectory { .. }
             | IntentError::DefaultFile { .. } => code::INVALID_CONFIG,
         };
         Self::from_chain(code, &error)
@@ -127,67 +166,103 @@ impl IntentReader {
     /// See [`IntentError`]; nothing has happened then.
     pub fn read(&self, request: &cni::Request) -> Result<(Option<PodRef>, Intent), IntentError> {
         let objects = self.source.snapshot();
-        let pod = pod_of(request);
-        let selections = match &pod {
-            Some(pod) => self.selections(&objects, pod)?,
-            None => Vec::new(),
+        let Some(pod) = pod_of(request) else {
+            let default = self.node_default(&objects)?;
+            return Ok((None, Intent { default, default_selection: None, selections: Vec::new() }));
         };
-        let default = self.default_network(&objects)?;
-        let mut networks = Vec::with_capacity(selections.len());
-        for selection in selections {
-            let network = self.network(&objects, &selection.network)?;
-            networks.push((selection, network));
+        let known = known_pod(&objects, &pod)?;
+        let chosen = self.chosen_default(&pod, known)?;
+        let default = match &chosen {
+            Some(selection) => self.network_for(&objects, &pod.namespace, &selection.network)?,
+            None => self.node_default(&objects)?,
+        };
+        let mut selections = Vec::new();
+        for selection in self.selections(&pod, known)? {
+            let network = self.network_for(&objects, &pod.namespace, &selection.network)?;
+            selections.push((selection, network));
         }
-        Ok((pod, Intent { default, selections: networks }))
+        Ok((Some(pod), Intent { default, default_selection: chosen, selections }))
     }
 
-    /// Whether the default network could be attached now.
+    /// The node's default network as it would be attached now.
     ///
     /// # Errors
-    /// Why not.
-    pub fn check_default(&self) -> Result<(), IntentError> {
-        self.default_network(&self.source.snapshot()).map(drop)
+    /// Why it cannot be attached.
+    pub fn check_default(&self) -> Result<Network, IntentError> {
+        self.node_default(&self.source.snapshot())
     }
 
-    fn selections(&self, objects: &Objects, pod: &PodRef) -> Result<Vec<Selection>, IntentError> {
-        let name = ObjectName::new(&pod.namespace, &pod.name);
-        let known = objects.pods.get(&name).ok_or_else(|| IntentError::UnknownPod(pod.clone()))?;
-        if let (Some(known), Some(asked)) = (&known.uid, &pod.uid)
-            && known != asked
-        {
-            return Err(IntentError::OtherPod {
-                pod: pod.clone(),
-                known: known.clone(),
-                asked: asked.clone(),
-            });
-        }
-        let Some(annotation) = known.annotations.get(NETWORKS_ANNOTATION) else { return Ok(Vec::new()) };
-        match npwg::parse_networks(annotation, &pod.namespace) {
+    /// A network as pods of a namespace may use it.
+    ///
+    /// # Errors
+    /// They may not, there is none, or its configuration is unusable.
+    pub fn network_for(
+        &self,
+        objects: &Objects,
+        namespace: &str,
+        reference: &NetworkRef,
+    ) -> Result<Network, IntentError> {
+        let definition = objects.definitions.get(reference);
+        self.restrictions.check(reference, definition, namespace, &objects.namespace_labels(namespace))?;
+        self.network(objects, reference)
+    }
+
+    /// The networks that the pod selects beside the default one.
+    fn selections(&self, pod: &PodRef, known: &Pod) -> Result<Vec<Selection>, IntentError> {
+        let Some(text) = known.annotations.get(NETWORKS_ANNOTATION) else { return Ok(Vec::new()) };
+        let parsed = npwg::parse_networks(text, &pod.namespace);
+        Ok(self.usable(pod, NETWORKS_ANNOTATION, parsed)?.unwrap_or_default())
+    }
+
+    /// The default network that the pod chooses itself.
+    fn chosen_default(&self, pod: &PodRef, known: &Pod) -> Result<Option<Selection>, IntentError> {
+        let Some(text) = known.annotations.get(DEFAULT_NETWORK_ANNOTATION) else { return Ok(None) };
+        let parsed = npwg::parse_default_network(text, &self.default_namespace);
+        Ok(self.usable(pod, DEFAULT_NETWORK_ANNOTATION, parsed)?.and_then(|mut chosen| chosen.pop()))
+    }
+
+    /// What an annotation selects; `None` for an invalid one that is to be ignored.
+    fn usable(
+        &self,
+        pod: &PodRef,
+        annotation: &'static str,
+        parsed: Result<Parsed, SelectionError>,
+    ) -> Result<Option<Vec<Selection>>, IntentError> {
+        match parsed {
             Ok(parsed) => {
                 for warning in parsed.warnings {
-                    tracing::warn!(%pod, %warning, "annotation {NETWORKS_ANNOTATION}");
+                    tracing::warn!(%pod, %warning, "annotation {annotation}");
                 }
-                Ok(parsed.selections)
+                Ok(Some(parsed.selections))
             }
             Err(error) if self.ignore_invalid => {
-                tracing::warn!(%pod, error = %Chain(&error), "invalid annotation {NETWORKS_ANNOTATION} ignored");
-                Ok(Vec::new())
+                tracing::warn!(%pod, error = %Chain(&error), "invalid annotation {annotation} ignored");
+                Ok(None)
             }
-            Err(source) => Err(IntentError::Annotation { pod: pod.clone(), source: Box::new(source) }),
+            Err(source) => {
+                Err(IntentError::Annotation { pod: pod.clone(), annotation, source: Box::new(source) })
+            }
         }
     }
 
-    fn default_network(&self, objects: &Objects) -> Result<Network, IntentError> {
-        match &self.default {
-            DefaultNetwork::Definition(reference) => self.network(objects, reference),
-            DefaultNetwork::File(path) => {
-                let bytes =
-                    std::fs::read(path).map_err(|source| IntentError::Read { path: path.clone(), source })?;
-                let list = NetworkList::parse(&bytes)
-                    .map_err(|source| IntentError::DefaultFile { path: path.clone(), source })?;
-                Ok(Network { name: list.name.clone(), list })
+    fn node_default(&self, objects: &Objects) -> Result<Network, IntentError> {
+        let network = match &self.default {
+            DefaultNetwork::Definition(reference) => return self.network(objects, reference),
+            DefaultNetwork::Name(name) => {
+                let reference = NetworkRef::new(&self.default_namespace, name);
+                if objects.definitions.contains_key(&reference) {
+                    return self.network(objects, &reference);
+                }
+                let list = self.on_disk(name, |directory, source| IntentError::NoDefault {
+                    network: reference,
+                    directory,
+                    source,
+                })?;
+                Network { name: name.clone(), list }
             }
-        }
+            DefaultNetwork::Path(path) => default_network::read(path)?,
+        };
+        not_itself(network)
     }
 
     fn network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
@@ -198,19 +273,23 @@ impl IntentReader {
         let list = match &definition.config {
             Some(config) => NetworkList::parse_with_default_name(config.as_bytes(), &definition.name)
                 .map_err(|source| IntentError::Config { network: reference.clone(), source })?,
-            None => self.on_disk(definition)?,
+            None => self.on_disk(&definition.name, |directory, source| IntentError::NotOnDisk {
+                network: reference.clone(),
+                directory,
+                source,
+            })?,
         };
-        Ok(Network { name: reference.to_string(), list })
+        not_itself(Network { name: reference.to_string(), list })
     }
 
-    fn on_disk(&self, definition: &Definition) -> Result<NetworkList, IntentError> {
-        let directory = read_directory(&self.conf_dir)
-            .map_err(|source| IntentError::Read { path: self.conf_dir.clone(), source })?;
-        let found = load::find(&directory, &definition.name).map_err(|source| IntentError::NotOnDisk {
-            network: definition.reference(),
-            directory: self.conf_dir.clone(),
-            source: Box::new(source),
-        })?;
+    fn on_disk(
+        &self,
+        name: &str,
+        failed: impl FnOnce(PathBuf, Box<LoadError>) -> IntentError,
+    ) -> Result<NetworkList, IntentError> {
+        let directory = conf_dir::read(&self.conf_dir)?;
+        let found =
+            load::find(&directory, name).map_err(|source| failed(self.conf_dir.clone(), Box::new(source)))?;
         for skipped in &found.skipped {
             tracing::warn!(directory = %self.conf_dir.display(), error = %Chain(skipped), "CNI configuration skipped");
         }
@@ -218,37 +297,30 @@ impl IntentReader {
     }
 }
 
+/// Whether a network's plugins would hand the call back to netattach.
+pub(super) fn calls_itself(list: &NetworkList) -> bool {
+    list.plugins.iter().any(|plugin| plugin.plugin_type() == OWN_TYPE)
+}
+
+fn not_itself(network: Network) -> Result<Network, IntentError> {
+    if calls_itself(&network.list) { Err(IntentError::Itself { network: network.name }) } else { Ok(network) }
+}
+
+fn known_pod<'a>(objects: &'a Objects, pod: &PodRef) -> Result<&'a Pod, IntentError> {
+    let name = ObjectName::new(&pod.namespace, &pod.name);
+    let known = objects.pods.get(&name).ok_or_else(|| IntentError::UnknownPod(pod.clone()))?;
+    match (&known.uid, &pod.uid) {
+        (Some(known), Some(asked)) if known != asked => {
+            Err(IntentError::OtherPod { pod: pod.clone(), known: known.clone(), asked: asked.clone() })
+        }
+        _ => Ok(known),
+    }
+}
+
 /// The pod that the runtime names in `CNI_ARGS`.
 fn pod_of(request: &cni::Request) -> Option<PodRef> {
     let arg = |key| request.args.get(key).filter(|value| !value.is_empty()).map(str::to_owned);
     Some(PodRef { namespace: arg("K8S_POD_NAMESPACE")?, name: arg("K8S_POD_NAME")?, uid: arg("K8S_POD_UID") })
-}
-
-/// The files that may hold a CNI configuration, those in a network's own folder included. No directory is none.
-fn read_directory(path: &std::path::Path) -> std::io::Result<Directory> {
-    let mut files = BTreeMap::new();
-    let entries = match std::fs::read_dir(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(files),
-        other => other?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        // A link to a file is a file: configuration is often linked into place.
-        let kind = std::fs::metadata(entry.path())?;
-        if kind.is_dir() {
-            for inner in std::fs::read_dir(entry.path())? {
-                let inner = inner?;
-                let Ok(file) = inner.file_name().into_string() else { continue };
-                if file.ends_with(".conf") && inner.path().is_file() {
-                    files.insert(format!("{name}/{file}"), std::fs::read(inner.path())?);
-                }
-            }
-        } else if kind.is_file() && load::is_candidate(&name) {
-            files.insert(name, std::fs::read(entry.path())?);
-        }
-    }
-    Ok(files)
 }
 
 impl std::fmt::Debug for IntentReader {

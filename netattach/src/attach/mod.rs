@@ -6,6 +6,8 @@
 
 pub mod apply;
 mod check;
+mod conf_dir;
+mod default_network;
 mod dynamic;
 mod engine;
 mod error;
@@ -15,9 +17,10 @@ pub mod standalone;
 pub mod status;
 pub mod undo;
 
+pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, StepError};
-pub use intent::{DefaultNetwork, IntentError, IntentReader};
+pub use intent::{IntentError, IntentReader};
 pub use registry::{Attached, Registry};
 pub use status::StatusFiles;
 

@@ -311,7 +311,7 @@ pub(super) fn peek_name(bytes: &[u8]) -> Option<String> {
     Some(object(bytes).ok()?.get("name")?.as_str()?.to_owned())
 }
 
-fn object(bytes: &[u8]) -> Result<Map, ConfigError> {
+pub(super) fn object(bytes: &[u8]) -> Result<Map, ConfigError> {
     match serde_json::from_slice(bytes).map_err(ConfigError::Json)? {
         Value::Object(map) => Ok(map),
         other => Err(ConfigError::Type { key: ".".into(), expected: "an object", found: json::kind(&other) }),

@@ -39,6 +39,12 @@ pub enum LoadError {
     /// The directory holds no configuration at all.
     #[error("no network configuration in the directory")]
     Empty,
+    /// Every file is unusable.
+    #[error("no usable network configuration{}", list_skipped(skipped))]
+    NoneUsable {
+        /// The files.
+        skipped: Vec<Skipped>,
+    },
     /// No usable file carries the name.
     #[error("no network configuration with name {network:?}{}", list_skipped(skipped))]
     NotFound {
@@ -86,6 +92,36 @@ pub fn find(directory: &Directory, network: &str) -> Result<Found, LoadError> {
     } else {
         Err(LoadError::Empty)
     }
+}
+
+/// The network that a container runtime would take as its own: that of the first file by name that can be used
+/// (`.conflist`, `.conf`, `.json`). Networks that are not `wanted` are passed over.
+///
+/// # Errors
+/// [`LoadError`] when no file is left.
+pub fn first(directory: &Directory, wanted: impl Fn(&NetworkList) -> bool) -> Result<Found, LoadError> {
+    let mut skipped = Vec::new();
+    let runtimes_read = |file: &str| matches!(extension(file), Some("conflist" | "conf" | "json"));
+    let files = directory.iter().filter(|(file, _)| !file.contains('/') && runtimes_read(file));
+    for (file, bytes) in files {
+        match read(directory, bytes, is_list(file)) {
+            Ok(list) if wanted(&list) => return Ok(Found { list, file: file.clone(), skipped }),
+            Ok(_) => {}
+            Err(source) => skipped.push(Skipped { file: file.clone(), source }),
+        }
+    }
+    if skipped.is_empty() { Err(LoadError::Empty) } else { Err(LoadError::NoneUsable { skipped }) }
+}
+
+/// The network of one file of the directory, whatever the file is called: a list, with the plugins of its folder, or a
+/// single plugin.
+///
+/// # Errors
+/// [`ConfigError`]. A file that is not there is an empty one.
+pub fn file(directory: &Directory, file: &str) -> Result<NetworkList, ConfigError> {
+    let bytes = directory.get(file).map(Vec::as_slice).unwrap_or_default();
+    let list = config::object(bytes)?.contains_key("plugins") || is_list(file);
+    read(directory, bytes, list)
 }
 
 /// Whether a file of the directory itself can hold a network; callers need not read the others.

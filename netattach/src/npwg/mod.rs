@@ -13,6 +13,7 @@ mod element;
 pub mod guid;
 pub mod ifname;
 pub mod network;
+pub mod restriction;
 pub mod selection;
 pub mod status;
 
@@ -20,11 +21,17 @@ pub use capability::runtime_config;
 pub use definition::Definition;
 pub use ifname::{InterfaceNameError, interface_names};
 pub use network::NetworkRef;
-pub use selection::{Parsed, Selection, SelectionError, SelectionWarning, parse_networks};
+pub use restriction::{Forbidden, Restrictions};
+pub use selection::{
+    Parsed, Selection, SelectionError, SelectionWarning, parse_default_network, parse_networks,
+};
 pub use status::StatusEntry;
 
 /// Pod annotation that selects networks (section 4.1).
 pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// Pod annotation that selects the pod's default network in place of the node's. Multus introduced it.
+pub const DEFAULT_NETWORK_ANNOTATION: &str = "v1.multus-cni.io/default-network";
 
 /// Pod annotation that reports what was attached (section 5).
 pub const STATUS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";

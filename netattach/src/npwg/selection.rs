@@ -281,6 +281,12 @@ pub enum SelectionError {
         /// The other.
         second: String,
     },
+    /// A pod has one default network.
+    #[error("one network is needed, not {found}")]
+    NotOne {
+        /// How many there are.
+        found: usize,
+    },
     /// The default route can move to one attachment only.
     #[error("networks annotation elements {first} and {second} both have default-route")]
     DefaultRouteTwice {
@@ -321,6 +327,19 @@ pub fn parse_networks(annotation: &str, pod_namespace: &str) -> Result<Parsed, S
     }
     refuse_second_default_route(&parsed.selections)?;
     Ok(parsed)
+}
+
+/// Reads the annotation by which a pod chooses its default network: the same forms, for exactly one network. A network
+/// without a namespace is in `namespace`.
+///
+/// # Errors
+/// As [`parse_networks`], and another number of networks than one.
+pub fn parse_default_network(annotation: &str, namespace: &str) -> Result<Parsed, SelectionError> {
+    let parsed = parse_networks(annotation, namespace)?;
+    match parsed.selections.len() {
+        1 => Ok(parsed),
+        found => Err(SelectionError::NotOne { found }),
+    }
 }
 
 /// `[namespace/]name[@interface]`; the interface is an extension that Multus introduced.

@@ -19,8 +19,10 @@ pub struct Network {
 /// What a pod wants, all references followed.
 #[derive(Debug, Clone)]
 pub struct Intent {
-    /// The cluster-wide default network.
+    /// The default network: the node's, or the one that the pod chose.
     pub default: Network,
+    /// What the pod asks of a default network that it chose itself.
+    pub default_selection: Option<Selection>,
     /// The additional networks in the order of the annotation.
     pub selections: Vec<(Selection, Network)>,
 }
@@ -58,24 +60,8 @@ pub fn resolve(
         intent.selections.iter().map(|(selection, _)| selection.clone()).collect();
     let names = npwg::interface_names(&selections, &["lo", &request.ifname])
         .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
-    let mut attachments = vec![attachment(
-        &sandbox,
-        Wanted {
-            network: &intent.default,
-            ifname: &request.ifname,
-            default: true,
-            capabilities: request
-                .config
-                .get("runtimeConfig")
-                .and_then(Value::as_object)
-                .cloned()
-                .unwrap_or_default(),
-            cni_args: None,
-        },
-        &request.args,
-        options,
-        numbers.as_deref_mut(),
-    )?];
+    let mut attachments =
+        vec![default_attachment(&sandbox, request, intent, options, numbers.as_deref_mut())?];
     // Only the default network's result goes to the runtime.
     for default in &attachments {
         check_result_can_be_told(request.version, &default.steps)?;
@@ -109,21 +95,58 @@ fn selected(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
-    if let Some(key) = selection.not_yet_supported() {
-        let msg = format!(
-            "attach {ifname} ({}): key {key}: not carried out by this version of netattach",
-            network.name
-        );
-        return Err(CniError::new(code::UNSUPPORTED_FIELD, msg));
-    }
+    refuse_unsupported(selection, network, ifname)?;
     let wanted = Wanted {
         network,
         ifname,
         default: false,
-        capabilities: npwg::runtime_config(selection),
+        offered: Map::new(),
+        asked: npwg::runtime_config(selection),
         cni_args: selection.cni_args.as_ref(),
     };
     attachment(sandbox, wanted, &CniArgs::default(), options, numbers)
+}
+
+/// The default network alone gets what the runtime has to say (NPWG 7.5); what the pod asks of a default network that
+/// it chose itself goes over it.
+fn default_attachment(
+    sandbox: &Sandbox,
+    request: &cni::Request,
+    intent: &Intent,
+    options: &Options,
+    numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<AttachmentPlan, CniError> {
+    let (network, ifname) = (&intent.default, &request.ifname);
+    let chosen = intent.default_selection.as_ref();
+    if let Some(selection) = chosen {
+        refuse_unsupported(selection, network, ifname)?;
+        if let Some(wish) = selection.interface.as_ref().filter(|wish| *wish != ifname) {
+            let msg = format!(
+                "attach {ifname} ({}): key interface: {wish:?}, but the runtime names the default network's interface {ifname}",
+                network.name
+            );
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
+    }
+    let offered = request.config.get("runtimeConfig").and_then(Value::as_object).cloned();
+    let wanted = Wanted {
+        network,
+        ifname,
+        default: true,
+        offered: offered.unwrap_or_default(),
+        asked: chosen.map(npwg::runtime_config).unwrap_or_default(),
+        cni_args: chosen.and_then(|selection| selection.cni_args.as_ref()),
+    };
+    attachment(sandbox, wanted, &request.args, options, numbers)
+}
+
+fn refuse_unsupported(selection: &Selection, network: &Network, ifname: &str) -> Result<(), CniError> {
+    let Some(key) = selection.not_yet_supported() else { return Ok(()) };
+    let msg = format!(
+        "attach {ifname} ({}): key {key}: not carried out by this version of netattach",
+        network.name
+    );
+    Err(CniError::new(code::UNSUPPORTED_FIELD, msg))
 }
 
 /// Plans the one interface that a plain CNI executable is asked for, from exactly what it read.
@@ -189,8 +212,10 @@ struct Wanted<'a> {
     network: &'a Network,
     ifname: &'a str,
     default: bool,
-    /// What was asked for, by capability.
-    capabilities: Map<String, Value>,
+    /// What the runtime has for the plugins that declare a capability for it.
+    offered: Map<String, Value>,
+    /// What the pod asked for, by capability: some plugin must declare it (D14).
+    asked: Map<String, Value>,
     /// `cni-args` of the selection.
     cni_args: Option<&'a Map<String, Value>>,
 }
@@ -202,25 +227,23 @@ fn attachment(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
-    let Wanted { network, ifname, default, capabilities, cni_args: extra } = wanted;
+    let Wanted { network, ifname, default, offered: mut capabilities, asked, cni_args: extra } = wanted;
     let at = |error: CniError| CniError {
         msg: format!("attach {ifname} ({}): {}", network.name, error.msg),
         ..error
     };
     let list = &network.list;
     cni::identifier::check_network_name(&list.name).map_err(at)?;
-    // The runtime offers the default network whatever it has; a selection asks for what it names (D14).
-    if !default {
-        let missing = cni::capability::undeclared(list, capabilities.keys().map(String::as_str));
-        if !missing.is_empty() {
-            let msg = format!(
-                "{} asked for, but no plugin of network {} declares that capability",
-                missing.join(", "),
-                list.name
-            );
-            return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
-        }
+    let missing = cni::capability::undeclared(list, asked.keys().map(String::as_str));
+    if !missing.is_empty() {
+        let msg = format!(
+            "{} asked for, but no plugin of network {} declares that capability",
+            missing.join(", "),
+            list.name
+        );
+        return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
     }
+    capabilities.extend(asked);
     let mut steps = Vec::new();
     let mut kind = String::new();
     let mut protect = None;

@@ -93,7 +93,7 @@ pub enum SelectorError {
 /// A selector as written in a manifest.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Written {
+pub(crate) struct Written {
     match_labels: Option<BTreeMap<String, String>>,
     match_expressions: Option<Vec<WrittenExpression>>,
     #[serde(flatten)]

@@ -1,0 +1,39 @@
+//! Reads the files of a directory of CNI configurations.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use super::intent::IntentError;
+use crate::cni::load::{self, Directory};
+
+/// The files that may hold a CNI configuration, those in a network's own folder included. No directory is none.
+pub(super) fn read(path: &Path) -> Result<Directory, IntentError> {
+    files(path).map_err(|source| IntentError::Read { path: path.to_owned(), source })
+}
+
+fn files(path: &Path) -> io::Result<Directory> {
+    let mut files = BTreeMap::new();
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
+        other => other?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        // A link to a file is a file: configuration is often linked into place.
+        let kind = std::fs::metadata(entry.path())?;
+        if kind.is_dir() {
+            for inner in std::fs::read_dir(entry.path())? {
+                let inner = inner?;
+                let Ok(file) = inner.file_name().into_string() else { continue };
+                if file.ends_with(".conf") && inner.path().is_file() {
+                    files.insert(format!("{name}/{file}"), std::fs::read(inner.path())?);
+                }
+            }
+        } else if kind.is_file() && load::is_candidate(&name) {
+            files.insert(name, std::fs::read(entry.path())?);
+        }
+    }
+    Ok(files)
+}

@@ -1,0 +1,148 @@
+//! The network that every pod gets unless it chooses another: where it is described, and reading it from disk.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::conf_dir;
+use super::intent::{IntentError, Network};
+use crate::cni::load::{self, Directory};
+use crate::npwg::NetworkRef;
+use crate::report::Chain;
+
+/// Where the node's default network is described.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DefaultNetwork {
+    /// By a definition.
+    Definition(NetworkRef),
+    /// By a definition of that name in the namespace of default networks, or else by the configuration of that
+    /// name on disk.
+    Name(String),
+    /// By a CNI configuration file, or by the first usable one of a directory.
+    Path(PathBuf),
+}
+
+/// The text names no network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path")]
+pub struct InvalidDefaultNetwork(pub String);
+
+impl FromStr for DefaultNetwork {
+    type Err = InvalidDefaultNetwork;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.starts_with('/') {
+            return Ok(Self::Path(text.into()));
+        }
+        let invalid = || InvalidDefaultNetwork(text.to_owned());
+        let part = |part: &str| if part.is_empty() { Err(invalid()) } else { Ok(part.to_owned()) };
+        match text.split_once('/') {
+            None => Ok(Self::Name(part(text)?)),
+            Some((_, name)) if name.contains('/') => Err(invalid()),
+            Some((namespace, name)) => Ok(Self::Definition(NetworkRef::new(part(namespace)?, part(name)?))),
+        }
+    }
+}
+
+/// Reads the configuration at a path: that of a file, or the first usable one of a directory as container
+/// runtimes take it, except that those which call netattach are passed over.
+pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
+    let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
+    Ok(Network { name: list.name.clone(), list })
+}
+
+fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
+    let directory = conf_dir::read(path)?;
+    let found = load::first(&directory, |list| !super::intent::calls_itself(list)).map_err(|source| {
+        IntentError::DefaultDirectory { path: path.to_owned(), source: Box::new(source) }
+    })?;
+    for skipped in &found.skipped {
+        tracing::warn!(directory = %path.display(), error = %Chain(skipped), "CNI configuration skipped");
+    }
+    Ok(found.list)
+}
+
+fn of_file(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
+    let read = |source| IntentError::Read { path: path.to_owned(), source };
+    let bytes = std::fs::read(path).map_err(read)?;
+    // The folder of plugins that may stand beside a list.
+    let mut directory = match path.parent() {
+        Some(parent) => conf_dir::read(parent)?,
+        None => Directory::new(),
+    };
+    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    directory.insert(file.clone(), bytes);
+    load::file(&directory, &file).map_err(|source| IntentError::DefaultFile { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::PluginConf;
+
+    #[test]
+    fn the_form_of_the_text_says_where_the_network_is_described() {
+        let table = [
+            ("kube-system/default", DefaultNetwork::Definition(NetworkRef::new("kube-system", "default"))),
+            ("default", DefaultNetwork::Name("default".into())),
+            ("/etc/cni/net.d", DefaultNetwork::Path("/etc/cni/net.d".into())),
+        ];
+        for (text, expected) in table {
+            assert_eq!(text.parse(), Ok(expected));
+        }
+        for text in ["", "a/", "a/b/c", "relative/"] {
+            assert_eq!(text.parse::<DefaultNetwork>(), Err(InvalidDefaultNetwork(text.into())));
+        }
+    }
+
+    fn types(path: &Path) -> Result<Vec<String>, String> {
+        let plugins = |network: Network| {
+            network.list.plugins.iter().map(PluginConf::plugin_type).map(str::to_owned).collect()
+        };
+        read(path).map(plugins).map_err(|error| Chain(&error).to_string())
+    }
+
+    #[test]
+    fn a_directory_stands_for_its_first_usable_file_that_does_not_call_netattach() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let shown = path.display();
+        assert_eq!(
+            types(path),
+            Err(format!("default network: {shown}: no network configuration in the directory"))
+        );
+        let files = [
+            ("00-own.conflist", r#"{"name": "own", "plugins": [{"type": "netattach"}]}"#),
+            ("05-broken.conflist", "{"),
+        ];
+        for (name, text) in files {
+            std::fs::write(path.join(name), text).unwrap();
+        }
+        assert_eq!(
+            types(path),
+            Err(format!(
+                "default network: {shown}: no usable network configuration (unusable files: 05-broken.conflist)"
+            ))
+        );
+        std::fs::write(path.join("20-b.conf"), r#"{"name": "b", "type": "second"}"#).unwrap();
+        std::fs::write(path.join("10-a.conflist"), r#"{"name": "a", "plugins": [{"type": "first"}]}"#)
+            .unwrap();
+        assert_eq!(types(path), Ok(vec!["first".into()]));
+    }
+
+    #[test]
+    fn a_file_is_read_with_the_folder_of_its_network() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("default");
+        std::fs::write(&file, r#"{"name": "a", "plugins": [{"type": "first"}]}"#).unwrap();
+        std::fs::create_dir(directory.path().join("a")).unwrap();
+        std::fs::write(directory.path().join("a/10.conf"), r#"{"type": "second"}"#).unwrap();
+        assert_eq!(types(&file), Ok(vec!["first".into(), "second".into()]));
+        std::fs::write(&file, r#"{"name": "a", "type": "single"}"#).unwrap();
+        assert_eq!(types(&file), Ok(vec!["single".into()]));
+        let missing = directory.path().join("missing");
+        assert_eq!(
+            types(&missing),
+            Err(format!("read {}: No such file or directory (os error 2)", missing.display()))
+        );
+    }
+}
