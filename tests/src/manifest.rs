@@ -33,6 +33,12 @@ pub fn pod(name: &str, labels: &Value, networks: &Value) -> Value {
     })
 }
 
+/// The object with one more annotation.
+pub fn annotated(mut object: Value, key: &str, value: &str) -> Value {
+    object["metadata"]["annotations"][key] = value.into();
+    object
+}
+
 /// A namespace with a label.
 pub fn namespace(name: &str, labels: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})

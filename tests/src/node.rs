@@ -243,6 +243,7 @@ impl Node {
     pub fn agent_command(&self, executable: &Path) -> Result<Command> {
         let mut settings = self.settings.clone();
         settings.entry("maxAttachments").or_insert(MAX_ATTACHMENTS.into());
+        settings.entry("defaultNetwork").or_insert(DEFAULT_NETWORK.into());
         let config = self.path("netattachd.yaml");
         fs::write(&config, Value::Object(settings).to_string())?;
         let mut command = Command::new(executable);
@@ -257,7 +258,6 @@ impl Node {
             .arg(self.path("state"))
             .arg("--bpffs")
             .arg(&self.bpffs)
-            .args(["--default-network", DEFAULT_NETWORK])
             .arg("--cni-bin-dir")
             .arg(self.path("cni-bin"))
             .arg("--cni-conf-dir")
