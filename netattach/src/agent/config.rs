@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::settings_file::{self, SettingsFileError};
 use crate::attach::{DefaultNetwork, InvalidDefaultNetwork};
+use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
 use crate::npwg::restriction::{Isolation, Restrictions};
 use crate::policy::model::Inference;
@@ -248,9 +249,18 @@ impl Settings {
     }
 
     /// Who may use which network.
-    pub fn restrictions(&self) -> Restrictions {
+    ///
+    /// # Errors
+    /// [`SettingsError::DefaultNetwork`].
+    pub fn restrictions(&self) -> Result<Restrictions, SettingsError> {
         let global_namespaces = self.global_namespaces.iter().cloned().collect();
-        Restrictions { isolation: self.namespace_isolation.then_some(Isolation { global_namespaces }) }
+        let default_network = match self.default_network()? {
+            DefaultNetwork::Definition(network) => Some(network),
+            DefaultNetwork::Name(name) => Some(NetworkRef::new(&self.default_network_namespace, name)),
+            DefaultNetwork::Path(_) => None,
+        };
+        let isolation = self.namespace_isolation.then_some(Isolation { global_namespaces });
+        Ok(Restrictions { default_network, isolation })
     }
 
     /// The socket that the CNI executable and the command line connect to.

@@ -21,6 +21,7 @@ use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Key, Store};
 use crate::netns::NetnsError;
 use crate::plan::resolve::Options;
+use crate::policy;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::CniCall;
@@ -104,8 +105,12 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         max_attachments: settings.max_attachments,
         ..bpf::Config::new(settings.bpffs.clone())
     })?;
-    let inference = settings.policy_types_inference.into();
-    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), inference)?);
+    let restrictions = settings.restrictions()?;
+    let options = policy::compile::Options {
+        policy_types_inference: settings.policy_types_inference.into(),
+        restrictions: restrictions.clone(),
+    };
+    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options)?);
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
@@ -118,7 +123,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         source: Arc::clone(&source),
         default: settings.default_network()?,
         default_namespace: settings.default_network_namespace.clone(),
-        restrictions: settings.restrictions(),
+        restrictions,
         conf_dir: settings.cni_conf_dir.clone(),
         ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
     });

@@ -18,6 +18,8 @@ pub const ALLOWED_NAMESPACES_ANNOTATION: &str = "netattach.dev/allowed-namespace
 /// The node's rule about networks of other namespaces.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Restrictions {
+    /// The node's default network, where it has a definition. Every pod has it, so every policy may be about it.
+    pub default_network: Option<NetworkRef>,
     /// Namespaces are isolated: a network is for its own namespace. `None`: they are not.
     pub isolation: Option<Isolation>,
 }
@@ -84,7 +86,24 @@ pub enum AllowedNamespacesError {
 }
 
 impl Restrictions {
-    /// Whether pods and policies of a namespace may use a network. `definition` is `None` for one that does not
+    /// Whether a policy of a namespace may name a network: as pods, and the node's default network in any case.
+    ///
+    /// # Errors
+    /// [`Forbidden`] says by which rule not.
+    pub fn check_policy(
+        &self,
+        network: &NetworkRef,
+        definition: Option<&Definition>,
+        namespace: &str,
+        labels: &Labels,
+    ) -> Result<(), Forbidden> {
+        if self.default_network.as_ref() == Some(network) {
+            return Ok(());
+        }
+        self.check(network, definition, namespace, labels)
+    }
+
+    /// Whether pods of a namespace may use a network. `definition` is `None` for one that does not
     /// exist, which isolation hides like any other.
     ///
     /// # Errors
@@ -187,7 +206,7 @@ mod tests {
 
     fn isolated(global: &[&str]) -> Restrictions {
         let global_namespaces = global.iter().map(|name| (*name).to_owned()).collect();
-        Restrictions { isolation: Some(Isolation { global_namespaces }) }
+        Restrictions { isolation: Some(Isolation { global_namespaces }), ..Restrictions::default() }
     }
 
     const ISOLATED: &str = "namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces";

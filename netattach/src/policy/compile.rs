@@ -19,14 +19,17 @@ use super::index::{Endpoint, Index};
 use super::model::{Direction, Inference, Peer, Peers, Policy, PortTerm, Ports, Rule, Severity};
 use super::tables::{ResolvedRule, Tables};
 use super::traffic::{one_port, port_blocks};
+use crate::npwg::Restrictions;
 use crate::npwg::selection::PortProtocol;
 use crate::source::objects::{ObjectName, Objects, Pod};
 
 /// Choices that the policies leave open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
     /// What a policy without `policyTypes` isolates.
     pub policy_types_inference: Inference,
+    /// Which networks the policies of a namespace may name.
+    pub restrictions: Restrictions,
 }
 
 /// What shall be in force on this node.
@@ -84,10 +87,16 @@ impl fmt::Display for Subject {
 /// Works out what shall be in force for every attachment of this node.
 ///
 /// Attachments to which the same rules apply share one [`CompiledPolicy`].
-pub fn compile(objects: &Objects, endpoints: &[Endpoint], options: Options) -> Desired {
+pub fn compile(objects: &Objects, endpoints: &[Endpoint], options: &Options) -> Desired {
     let mut conditions: BTreeSet<Condition> = objects.policies.values().flat_map(conditions_of).collect();
-    let index = Index::new(objects, endpoints, &mut conditions);
-    let mut compiler = Compiler { index, options, conditions, done: HashMap::new(), shared: HashSet::new() };
+    let index = Index::new(objects, endpoints, &options.restrictions, &mut conditions);
+    let mut compiler = Compiler {
+        index,
+        inference: options.policy_types_inference,
+        conditions,
+        done: HashMap::new(),
+        shared: HashSet::new(),
+    };
     let mut desired = Desired::default();
     for endpoint in endpoints {
         match objects.pods.get(&endpoint.pod) {
@@ -127,7 +136,7 @@ type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
 
 struct Compiler<'a> {
     index: Index<'a>,
-    options: Options,
+    inference: Inference,
     conditions: BTreeSet<Condition>,
     done: HashMap<Key<'a>, Arc<CompiledPolicy>>,
     shared: HashSet<Arc<CompiledPolicy>>,
@@ -149,7 +158,7 @@ impl<'a> Compiler<'a> {
         selecting: &[&'a Policy],
         pod: &Pod,
     ) -> Option<Arc<CompiledPolicy>> {
-        let inference = self.options.policy_types_inference;
+        let inference = self.inference;
         let isolating: Vec<&Policy> =
             selecting.iter().copied().filter(|policy| policy.isolates(direction, inference)).collect();
         if isolating.is_empty() {

@@ -16,7 +16,7 @@ use crate::source::objects::{ContainerPort, Phase};
 /// `None`: not isolated. Otherwise the rules that allow the traffic.
 fn read_text(
     world: &World,
-    options: Options,
+    options: &Options,
     endpoint: &Endpoint,
     direction: Direction,
     peer: IpAddr,
@@ -290,8 +290,8 @@ proptest! {
     #[test]
     fn the_tables_say_what_the_text_says(world in any_world(), v1 in any::<bool>(), ports in prop::collection::vec(0_u16..70, 1..6), far in any::<u16>()) {
         let inference = if v1 { Inference::V1 } else { Inference::Presence };
-        let options = Options { policy_types_inference: inference };
-        let desired = compile(&world.objects, &world.endpoints, options);
+        let options = Options { policy_types_inference: inference, ..Options::default() };
+        let desired = compile(&world.objects, &world.endpoints, &options);
         let outside = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse().unwrap());
         let inside = (0..16).flat_map(|low| [address(false, low), address(true, low)]);
         let peers: Vec<IpAddr> = inside.chain(outside).collect();
@@ -304,7 +304,7 @@ proptest! {
                 };
                 for peer in &peers {
                     for (protocol, port) in ports.iter().chain([&far]).flat_map(|port| [(6, *port), (17, *port)]).chain([(1, 0)]) {
-                        let expected = read_text(&world, options, endpoint, direction, *peer, protocol, port);
+                        let expected = read_text(&world, &options, endpoint, direction, *peer, protocol, port);
                         let found = tables.as_ref().map(|tables| {
                             evaluate(tables, *peer, protocol, port).map(|rule| tables.rules[&rule].clone())
                         });

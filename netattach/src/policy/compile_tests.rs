@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::npwg::restriction::Isolation;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::policy::compiled::PortPrefix;
 use crate::policy::evaluate::evaluate;
@@ -106,7 +107,7 @@ impl World {
     }
 
     pub(super) fn compile(&self) -> Desired {
-        compile(&self.objects, &self.endpoints, Options::default())
+        compile(&self.objects, &self.endpoints, &Options::default())
     }
 }
 
@@ -184,6 +185,39 @@ fn two_attachments_of_one_network_are_both_selected() {
     assert!(!allowed(&desired, "99 in 10.9.9.9 tcp/80") && !allowed(&desired, "1 in 10.9.9.9 tcp/80"));
 }
 
+/// Rows: C05, NPWG-7.4-restriction.
+#[test]
+fn a_policy_about_a_network_that_its_namespace_may_not_use_isolates_and_has_no_peers_there() {
+    let mut world = World::new();
+    let networks = ["infra/lan", "kube-system/default"];
+    let on: Vec<(&str, &[&str])> = vec![(networks[0], &["10.2.0.1"]), (networks[1], &["10.3.0.1"])];
+    world.pod("shop", "guest", &[], &on);
+    let (lan, default) = (world.endpoints.len() - 1, world.endpoints.len());
+    let peers = json!([{"from": [{"podSelector": {}}]}]);
+    let policy = json!({"podSelector": {}, "for": networks.join(","), "ingress": peers});
+    let world = world.with(&[policy]);
+    let probes = [
+        format!("{lan} in 10.2.0.1 tcp/80"),
+        format!("{default} in 10.2.0.1 tcp/80"),
+        format!("{default} in 10.3.0.1 tcp/80"),
+    ];
+    let compiled = |restrictions| {
+        let options = Options { restrictions, ..Options::default() };
+        let desired = compile(&world.objects, &world.endpoints, &options);
+        let told =
+            desired.conditions.iter().filter(|condition| matches!(condition.object, Subject::Policy(_)));
+        let told: Vec<String> = told.map(|condition| condition.message.clone()).collect();
+        (probes.clone().map(|probe| allowed(&desired, &probe)), told)
+    };
+    assert_eq!(compiled(Restrictions::default()), ([true, true, true], vec![]));
+    let isolated = Restrictions {
+        default_network: Some(NetworkRef::new("kube-system", "default")),
+        isolation: Some(Isolation::default()),
+    };
+    let told = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces: no address there is a peer";
+    assert_eq!(compiled(isolated), ([false, false, true], vec![told.to_owned()]));
+}
+
 #[test]
 fn directions_are_isolated_as_listed() {
     let (web_in, web_out) = ("in 10.9.9.9 tcp/80", "out 10.9.9.9 tcp/80");
@@ -208,9 +242,9 @@ fn directions_are_isolated_as_listed() {
         ("C29", vec![json!({"policyTypes": ["Ingress"]}), json!({"ingress": [{}]})], &[web_in], &[]),
     ]);
     // C24 and C25 as NetworkPolicy v1 has them.
-    let v1 = Options { policy_types_inference: Inference::V1 };
+    let v1 = Options { policy_types_inference: Inference::V1, ..Options::default() };
     let world = World::new().with(&[json!({"egress": [{}]})]);
-    let desired = compile(&world.objects, &world.endpoints, v1);
+    let desired = compile(&world.objects, &world.endpoints, &v1);
     assert_eq!((allowed(&desired, web_in), allowed(&desired, web_out)), (false, true));
 }
 

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::compile::{Condition, Subject};
+use super::manifest::POLICY_FOR_ANNOTATION;
 use super::model::{Peer, Policy, Severity};
 use super::selector::Labels;
-use crate::npwg::{NetworkRef, STATUS_ANNOTATION, StatusEntry, status};
+use crate::npwg::{NetworkRef, Restrictions, STATUS_ANNOTATION, StatusEntry, status};
 use crate::report::Chain;
 use crate::source::objects::{ObjectName, Objects, Pod};
 
@@ -28,6 +29,8 @@ pub struct Endpoint {
 pub struct Index<'a> {
     objects: &'a Objects,
     namespaces: BTreeMap<&'a str, Namespace<'a>>,
+    /// The networks of each policy that its namespace may use.
+    usable: BTreeMap<&'a ObjectName, BTreeSet<NetworkRef>>,
 }
 
 #[derive(Debug)]
@@ -48,7 +51,12 @@ impl<'a> Index<'a> {
     ///
     /// A pod with attachments on this node has the addresses of those; of all others the status annotation is
     /// believed. Pods that have ended, and pods on the node's own network, are no peers.
-    pub fn new(objects: &'a Objects, endpoints: &[Endpoint], conditions: &mut BTreeSet<Condition>) -> Self {
+    pub fn new(
+        objects: &'a Objects,
+        endpoints: &[Endpoint],
+        restrictions: &Restrictions,
+        conditions: &mut BTreeSet<Condition>,
+    ) -> Self {
         let mut local: BTreeMap<&ObjectName, BTreeSet<(NetworkRef, IpAddr)>> = BTreeMap::new();
         for endpoint in endpoints {
             let addresses = endpoint.addresses.iter().map(|address| (endpoint.network.clone(), *address));
@@ -67,10 +75,13 @@ impl<'a> Index<'a> {
             });
             entry.pods.push(PeerPod { pod, addresses });
         }
-        Self { objects, namespaces }
+        let policies = objects.policies.values();
+        let usable = policies.map(|p| (&p.name, usable_networks(objects, p, restrictions, conditions)));
+        Self { objects, namespaces, usable: usable.collect() }
     }
 
-    /// The policies that select an attachment of `pod` to `network`, in the order of their names.
+    /// The policies that select an attachment of `pod` to `network`, in the order of their names. Whether the
+    /// namespace may still use the network makes no difference: what is attached stays isolated.
     pub fn selecting(&self, pod: &Pod, network: &NetworkRef) -> Vec<&'a Policy> {
         if pod.host_network {
             return Vec::new();
@@ -94,14 +105,20 @@ impl<'a> Index<'a> {
         let selected = self.namespaces.iter().filter(in_scope).flat_map(|(_, namespace)| &namespace.pods);
         selected
             .filter(|peer| pods.matches(&peer.pod.labels))
-            .flat_map(|peer| peer.addresses_on(&policy.networks))
+            .flat_map(|peer| peer.addresses_on(self.peer_networks(policy)))
             .collect()
+    }
+
+    /// The networks on which the policy's peers are looked for.
+    fn peer_networks<'b>(&'b self, policy: &'b Policy) -> &'b BTreeSet<NetworkRef> {
+        self.usable.get(&policy.name).unwrap_or(&policy.networks)
     }
 
     /// Every address that a pod has on the networks of the policy, with the pod.
     pub fn pods_on(&self, policy: &Policy) -> Vec<(IpAddr, &'a Pod)> {
         let pods = self.namespaces.values().flat_map(|namespace| &namespace.pods);
-        pods.flat_map(|peer| peer.addresses_on(&policy.networks).map(|address| (address, peer.pod))).collect()
+        pods.flat_map(|peer| peer.addresses_on(self.peer_networks(policy)).map(|address| (address, peer.pod)))
+            .collect()
     }
 }
 
@@ -109,6 +126,34 @@ impl PeerPod<'_> {
     fn addresses_on(&self, networks: &BTreeSet<NetworkRef>) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().filter(|(network, _)| networks.contains(network)).map(|(_, address)| *address)
     }
+}
+
+/// The networks of a policy that its namespace may use; of the others `conditions` gets to know.
+fn usable_networks(
+    objects: &Objects,
+    policy: &Policy,
+    restrictions: &Restrictions,
+    conditions: &mut BTreeSet<Condition>,
+) -> BTreeSet<NetworkRef> {
+    let namespace = policy.name.namespace.as_str();
+    let labels = objects.namespace_labels(namespace);
+    let mut usable = policy.networks.clone();
+    usable.retain(|network| {
+        let definition = objects.definitions.get(network);
+        let checked = restrictions.check_policy(network, definition, namespace, &labels);
+        if let Err(forbidden) = &checked {
+            conditions.insert(Condition {
+                object: Subject::Policy(policy.name.clone()),
+                severity: Severity::Error,
+                message: format!(
+                    "annotation {POLICY_FOR_ANNOTATION}: {}: no address there is a peer",
+                    Chain(forbidden)
+                ),
+            });
+        }
+        checked.is_ok()
+    });
+    usable
 }
 
 fn published_addresses(pod: &Pod, conditions: &mut BTreeSet<Condition>) -> BTreeSet<(NetworkRef, IpAddr)> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::compile::{Condition, Desired, EndpointPolicy, Options, Subject, compile};
 use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
 use super::index::Endpoint;
-use super::model::{Inference, Severity};
+use super::model::Severity;
 use crate::attach::Enforce;
 use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, PolicyIds};
 use crate::mac::Mac;
@@ -147,7 +147,7 @@ impl Enforcer {
     pub fn new(
         dataplane: Dataplane,
         source: Arc<dyn Source>,
-        inference: Inference,
+        options: Options,
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
@@ -155,13 +155,7 @@ impl Enforcer {
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
-        Ok(Self {
-            dataplane,
-            _hooks_on: hooks_on.ok(),
-            source,
-            options: Options { policy_types_inference: inference },
-            state: Mutex::new(state),
-        })
+        Ok(Self { dataplane, _hooks_on: hooks_on.ok(), source, options, state: Mutex::new(state) })
     }
 
     /// Puts a new attachment under its policies: record, policy, device, and last the programs. The pod's end of
@@ -331,7 +325,7 @@ impl Enforcer {
             Desired { endpoints: open.collect(), ..Desired::default() }
         } else {
             let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
-            compile(&objects, &endpoints, self.options)
+            compile(&objects, &endpoints, &self.options)
         };
         let mut refused = BTreeSet::new();
         state.over_capacity.clear();
