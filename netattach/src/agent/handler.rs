@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use super::report::Reporter;
 use super::serial::Turns;
-use crate::attach::{Attached, Engine, IntentReader, StatusFiles};
+use crate::attach::{Engine, IntentReader, StatusFiles};
 use crate::cni::{self, CniError, Command, code};
 use crate::journal::Key;
 use crate::report::Chain;
@@ -29,8 +29,8 @@ pub(super) struct Agent {
     pub(super) status: StatusFiles,
     pub(super) reporter: Reporter,
     turns: Turns,
-    adds: Semaphore,
-    dels: Semaphore,
+    pub(super) adds: Semaphore,
+    pub(super) dels: Semaphore,
 }
 
 impl Agent {
@@ -77,42 +77,61 @@ impl Agent {
             Command::Del => &self.dels,
             Command::Add | Command::Check => &self.adds,
         };
-        let turn = self.turns.wait(&request.container_id).await;
+        let container = request.container_id.clone();
+        let ((stdout, publish), turn) =
+            self.in_turn(&container, lane, move |agent| agent.blocking(&request)).await?;
+        if let Some(sandbox) = publish {
+            self.publish_later(sandbox, turn);
+        }
+        Ok(stdout)
+    }
+
+    /// Works in the container's turn, when there is a place in the lane. The turn is handed on, for what belongs to
+    /// the operation and need not be waited for.
+    pub(super) async fn in_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        container: &str,
+        lane: &Semaphore,
+        work: impl FnOnce(&Self) -> Result<T, CniError> + Send + 'static,
+    ) -> Result<(T, OwnedMutexGuard<()>), CniError> {
+        let turn = self.turns.wait(container).await;
         let _permit: SemaphorePermit<'_> = lane
             .acquire()
             .await
             .map_err(|_| CniError::new(code::TRY_AGAIN_LATER, "the agent is shutting down"))?;
         let agent = Arc::clone(self);
         // Netlink and files block; a thread that may block does it.
-        let worked = tokio::task::spawn_blocking(move || agent.blocking(&request)).await;
-        let (stdout, publish) = worked.unwrap_or_else(|panic| {
+        let worked = tokio::task::spawn_blocking(move || work(&agent)).await;
+        let worked = worked.unwrap_or_else(|panic| {
             Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place")
                 .with_details(panic.to_string()))
         })?;
-        if let Some(attached) = publish {
-            // The runtime does not wait for the status; the container's next operation does.
-            let agent = Arc::clone(self);
-            tokio::spawn(async move {
-                tokio::time::sleep(PUBLISH_AFTER).await;
-                let published = tokio::task::spawn_blocking(move || agent.publish(&attached.key)).await;
-                if let Err(error) = published {
-                    tracing::error!(%error, "network-status not published");
-                }
-                drop(turn);
-            });
-        }
-        Ok(stdout)
+        Ok((worked, turn))
     }
 
-    /// What goes to standard output, and what is to be published.
-    fn blocking(&self, request: &cni::Request) -> Result<(String, Option<Attached>), CniError> {
+    /// Publishes the status of the sandbox within its turn: whoever asked does not wait for it, the container's next
+    /// operation does.
+    pub(super) fn publish_later(self: &Arc<Self>, sandbox: Key, turn: OwnedMutexGuard<()>) {
+        let agent = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(PUBLISH_AFTER).await;
+            let published = tokio::task::spawn_blocking(move || agent.publish(&sandbox)).await;
+            if let Err(error) = published {
+                tracing::error!(%error, "network-status not published");
+            }
+            drop(turn);
+        });
+    }
+
+    /// What goes to standard output, and whose status is to be published.
+    fn blocking(&self, request: &cni::Request) -> Result<(String, Option<Key>), CniError> {
         let done = |()| (String::new(), None);
         match request.command {
             Command::Add => {
                 let (pod, intent) = self.intents.read(request)?;
                 let (result, attached) = self.engine.add(request, pod, &intent)?;
                 crate::crash_point!("add", "answer");
-                Ok((cni::json::pretty(&result), Some(attached)))
+                Ok((cni::json::pretty(&result), Some(attached.key)))
             }
             Command::Del => {
                 let key = Key { container_id: request.container_id.clone(), ifname: request.ifname.clone() };
@@ -164,6 +183,8 @@ impl Handler for Served {
         let agent = &self.0;
         match request {
             Request::Cni(call) => Response::Cni(agent.cni(call).await),
+            Request::Attach(call) => agent.attach(call).await,
+            Request::Detach(call) => agent.detach(call).await,
             Request::Attachments => Response::Attachments(agent.reporter.attachments(&agent.engine)),
             Request::Stats => match agent.reporter.stats(&agent.engine) {
                 Ok(rows) => Response::Stats(rows),

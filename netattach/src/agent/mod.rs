@@ -1,6 +1,7 @@
 //! The node agent: reads its configuration, brings the journal and the kernel together, serves the socket.
 
 pub mod config;
+mod dynamic;
 mod handler;
 mod report;
 mod run;

@@ -151,10 +151,7 @@ impl Row<'_> {
 
     /// Number in the dataplane, if it is there.
     fn id(&self) -> Option<u32> {
-        self.plan.steps.iter().find_map(|step| match step {
-            Step::Protect(protect) => Some(protect.id),
-            _ => None,
-        })
+        self.plan.number()
     }
 
     fn kind(&self) -> Kind {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::conf_dir;
 use super::default_network::{self, DefaultNetwork};
 use crate::cni::load::{self, LoadError};
-use crate::cni::{self, CniError, ConfigError, NetworkList, code};
+use crate::cni::{self, CniError, ConfigError, NetworkList, Value, code};
 use crate::npwg::{
     self, DEFAULT_NETWORK_ANNOTATION, Forbidden, NETWORKS_ANNOTATION, NetworkRef, Parsed, Restrictions,
     Selection, SelectionError,
@@ -65,6 +65,12 @@ pub enum IntentError {
         #[source]
         source: Box<SelectionError>,
     },
+    /// The request for one more network is invalid.
+    #[error("selection")]
+    Selection(#[source] SelectionError),
+    /// Nothing says in which namespace the network is defined.
+    #[error("network {0}: its namespace is missing, and the sandbox has no pod whose namespace it could be")]
+    NoNamespace(String),
     /// A network is not defined.
     #[error("network {0} is not defined")]
     UnknownNetwork(NetworkRef),
@@ -144,6 +150,8 @@ impl From<IntentError> for CniError {
             IntentError::UnknownPod(_) | IntentError::OtherPod { .. } => code::TRY_AGAIN_LATER,
             IntentError::Read { .. } => code::IO_FAILURE,
             IntentError::Annotation { .. }
+            | IntentError::Selection(_)
+            | IntentError::NoNamespace(_)
             | IntentError::UnknownNetwork(_)
             | IntentError::Config { .. }
             | IntentError::Forbidden(_)
@@ -182,6 +190,33 @@ impl IntentReader {
             selections.push((selection, network));
         }
         Ok((Some(pod), Intent { default, default_selection: chosen, selections }))
+    }
+
+    /// The network that somebody asks for on behalf of a live pod, by an element of its annotation.
+    ///
+    /// # Errors
+    /// See [`IntentError`].
+    pub fn one_more(
+        &self,
+        pod: Option<&PodRef>,
+        element: &Value,
+    ) -> Result<(Selection, Network), IntentError> {
+        let objects = self.source.snapshot();
+        let namespace = pod.map(|pod| pod.namespace.as_str()).unwrap_or_default();
+        let (selection, warnings) =
+            npwg::parse_selection(element, namespace).map_err(IntentError::Selection)?;
+        for warning in warnings {
+            tracing::warn!(network = %selection.network, %warning, "request for one more network");
+        }
+        if selection.network.namespace.is_empty() {
+            return Err(IntentError::NoNamespace(selection.network.name));
+        }
+        let network = match pod {
+            Some(pod) => self.network_for(&objects, &pod.namespace, &selection.network)?,
+            // Nobody whose namespace could be held against it.
+            None => self.network(&objects, &selection.network)?,
+        };
+        Ok((selection, network))
     }
 
     /// The node's default network as it would be attached now.

@@ -2,6 +2,7 @@
 //!
 //! The JSON is that of [`crate::rpc::message`]; its field names are stable.
 
+mod attach;
 mod attachments;
 mod policy;
 mod stats;
@@ -19,7 +20,8 @@ use serde::Serialize;
 use crate::bpf::BpfError;
 use crate::rpc::DEFAULT_SOCKET;
 use crate::rpc::client::{self, ClientError, Patience};
-use crate::rpc::message::{AttachmentName, PodName, Request, Response};
+use crate::rpc::message::{AttachmentName, Failure, PodName, Request, Response};
+use crate::rpc::shim::ANSWER_PATIENCE;
 
 const PATIENCE: Patience = Patience { connect: Duration::from_millis(500), answer: Duration::from_secs(10) };
 
@@ -49,6 +51,10 @@ enum Format {
 enum Command {
     /// List the interfaces of pods, their addresses and where they are enforced
     Attachments(Filter),
+    /// Attach a live pod to one more network, until it is detached or ends
+    Attach(attach::Attach),
+    /// Take back what attach attached
+    Detach(attach::Detach),
     /// Count packets and bytes of each attachment, and what was dropped why
     Stats(Filter),
     /// Show which policies apply to each attachment, and what is wrong with policies
@@ -80,6 +86,12 @@ pub enum CliError {
     /// The agent did not answer.
     #[error(transparent)]
     Agent(#[from] ClientError),
+    /// The agent tried and failed.
+    #[error("{} (code {})", .0.message, .0.code)]
+    Failed(Failure),
+    /// The command line names no sandbox, or says something that has no form.
+    #[error(transparent)]
+    Words(#[from] attach::WordsError),
     /// `uninstall` under a running agent.
     #[error("an agent serves {0}: end it first, and detach its pods")]
     AgentRuns(PathBuf),
@@ -119,15 +131,37 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> 
 /// The text to show, and what the command comes to once it is shown.
 fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliError> {
     let request = match &arguments.command {
+        Command::Attach(attach) => attach.request()?,
+        Command::Detach(detach) => detach.request()?,
         Command::Attachments(_) => Request::Attachments,
         Command::Stats(_) => Request::Stats,
         Command::Policy(_) => Request::Policy,
         Command::Status => Request::Status,
         Command::Uninstall { bpffs } => return Ok((uninstall::run(&arguments.socket, bpffs)?, Ok(()))),
     };
-    let response = client::call(&arguments.socket, &request, PATIENCE)?;
+    let patience = match &request {
+        // These run plugins, as ADD and DEL do.
+        Request::Attach(_) | Request::Detach(_) => Patience { answer: ANSWER_PATIENCE, ..PATIENCE },
+        _ => PATIENCE,
+    };
+    let response = client::call(&arguments.socket, &request, patience)?;
     let json = arguments.output == Format::Json;
     let text = match (&arguments.command, response) {
+        (_, Response::Failed(failure)) => return Err(CliError::Failed(failure)),
+        (Command::Attach(_), Response::Attached(attached)) => {
+            if json {
+                pretty(&attached.result)?
+            } else {
+                attach::render(&attached)
+            }
+        }
+        (Command::Detach(detach), Response::Detached) => {
+            if json {
+                pretty(&serde_json::json!({}))?
+            } else {
+                detach.confirm()
+            }
+        }
         (Command::Attachments(filter), Response::Attachments(rows)) => {
             let total = rows.len();
             let rows = filter.retain(rows, |row| &row.name);

@@ -24,6 +24,7 @@ pub use network::NetworkRef;
 pub use restriction::{Forbidden, Restrictions};
 pub use selection::{
     Parsed, Selection, SelectionError, SelectionWarning, parse_default_network, parse_networks,
+    parse_selection,
 };
 pub use status::StatusEntry;
 

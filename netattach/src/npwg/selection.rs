@@ -342,6 +342,19 @@ pub fn parse_default_network(annotation: &str, namespace: &str) -> Result<Parsed
     }
 }
 
+/// Reads a selection that stands by itself and in no annotation, in the JSON form of an element.
+///
+/// # Errors
+/// As for an element of an annotation.
+pub fn parse_selection(
+    element: &Value,
+    namespace: &str,
+) -> Result<(Selection, Vec<SelectionWarning>), SelectionError> {
+    let mut warnings = Vec::new();
+    let selection = parse_element(0, element, namespace, &mut warnings)?;
+    Ok((selection, warnings))
+}
+
 /// `[namespace/]name[@interface]`; the interface is an extension that Multus introduced.
 fn parse_short(index: usize, item: &str, pod_namespace: &str) -> Result<Selection, SelectionError> {
     let malformed = || SelectionError::ShortForm { index, text: item.to_owned() };

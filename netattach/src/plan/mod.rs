@@ -288,6 +288,16 @@ impl Plan {
     }
 }
 
+impl AttachmentPlan {
+    /// Number in the dataplane's maps, if it is there.
+    pub fn number(&self) -> Option<u32> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Protect(protect) => Some(protect.id),
+            _ => None,
+        })
+    }
+}
+
 impl Step {
     /// The step in an operator's words.
     pub fn describe(&self) -> String {

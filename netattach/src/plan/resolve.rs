@@ -83,6 +83,14 @@ pub fn one_more(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<Plan, CniError> {
+    if selection.default_route.is_some() {
+        let msg = format!(
+            "attach {} ({}): key default-route: the default routes of a live pod are not moved; detaching would \
+             have to bring them back",
+            sandbox.ifname, network.name
+        );
+        return Err(CniError::new(code::UNSUPPORTED_FIELD, msg));
+    }
     let attachment = selected(&sandbox, selection, network, &sandbox.ifname, options, numbers)?;
     Ok(Plan { sandbox, attachments: vec![attachment], dynamic: Some(dynamic) })
 }

@@ -1,6 +1,7 @@
 //! What the agent is asked and what it answers.
 //!
-//! Fields may be added; a reader passes over those it does not know. Anything else raises [`PROTOCOL`].
+//! Fields and requests may be added: a reader passes over fields that it does not know, and an agent refuses requests
+//! that it does not know. Anything else raises [`PROTOCOL`].
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -30,6 +31,10 @@ pub struct Hello {
 pub enum Request {
     /// One call of the CNI executable.
     Cni(CniCall),
+    /// Attach a live sandbox to one more network.
+    Attach(AttachCall),
+    /// Take back what [`Request::Attach`] attached.
+    Detach(DetachCall),
     /// Every attachment on this node.
     Attachments,
     /// What each attachment has sent and received.
@@ -46,6 +51,12 @@ pub enum Request {
 pub enum Response {
     /// To [`Request::Cni`].
     Cni(CniReply),
+    /// To [`Request::Attach`].
+    Attached(Box<Dynamic>),
+    /// To [`Request::Detach`]; what is not attached is as good as detached.
+    Detached,
+    /// To [`Request::Attach`] and [`Request::Detach`] that failed; nothing of the attachment is left unless it says so.
+    Failed(Failure),
     /// To [`Request::Attachments`].
     Attachments(Vec<Attachment>),
     /// To [`Request::Stats`].
@@ -74,6 +85,58 @@ pub struct CniReply {
     pub stdout: String,
     /// Exit code.
     pub exit: i32,
+}
+
+/// One more attachment for a live sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachCall {
+    /// Whose.
+    pub sandbox: SandboxName,
+    /// What is wanted, as an element of the annotation `k8s.v1.cni.cncf.io/networks`. A network without a namespace is
+    /// in the pod's.
+    pub selection: serde_json::Value,
+    /// Who asks, for the record and the pod's status: printable, at most 253 bytes.
+    pub by: String,
+}
+
+/// An attachment of a live sandbox to be taken back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachCall {
+    /// Whose.
+    pub sandbox: SandboxName,
+    /// Its interface in the pod.
+    pub ifname: String,
+}
+
+/// How a live sandbox is named.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SandboxName {
+    /// By its pod, which must have one sandbox on this node.
+    Pod(PodName),
+    /// By `CNI_CONTAINERID`.
+    Container(String),
+}
+
+/// An attachment that a live sandbox was given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dynamic {
+    /// Which.
+    #[serde(flatten)]
+    pub name: AttachmentName,
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// Its CNI result, in the newest version.
+    pub result: serde_json::Value,
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// A code of the CNI specification: 11 is worth another try.
+    pub code: u32,
+    /// What was wrong and where, on one line.
+    pub message: String,
 }
 
 /// Which attachment a row is about.
@@ -273,6 +336,8 @@ impl Request {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Cni(_) => "cni",
+            Self::Attach(_) => "attach",
+            Self::Detach(_) => "detach",
             Self::Attachments => "attachments",
             Self::Stats => "stats",
             Self::Policy => "policy",
@@ -285,6 +350,15 @@ impl CniCall {
     /// A variable; empty counts as absent, as everywhere in CNI.
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.env.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+}
+
+impl fmt::Display for SandboxName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(pod) => write!(f, "pod {pod}"),
+            Self::Container(id) => write!(f, "container {id}"),
+        }
     }
 }
 

@@ -471,8 +471,8 @@ mod tests {
             (
                 &unknown,
                 &[
-                    "{\"refused\":\"the request cannot be understood: unknown variant `fetch`, expected one of `cni`, \
-                   `attachments`, `stats`, `policy`, `status` at line 1 column 7\"}",
+                    "{\"refused\":\"the request cannot be understood: unknown variant `fetch`, expected one of `cni`, `attach`, \
+                     `detach`, `attachments`, `stats`, `policy`, `status` at line 1 column 7\"}",
                 ],
             ),
         ];

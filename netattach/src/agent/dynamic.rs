@@ -1,0 +1,116 @@
+//! Requests to attach a live sandbox to one more network and to take that back: what other controllers ask of the
+//! agent on its socket, and people by `netattachctl attach`.
+
+use std::sync::Arc;
+
+use super::handler::Agent;
+use crate::attach::Attached;
+use crate::cni::{CniError, Value, code};
+use crate::plan::AttachmentPlan;
+use crate::rpc::message::{
+    AttachCall, AttachmentName, DetachCall, Dynamic, Failure, PodName, Response, SandboxName,
+};
+
+/// Longest name of whoever asks, in bytes: that of a DNS name.
+const LONGEST_BY: usize = 253;
+
+impl Agent {
+    /// Attaches. The status is published after the answer, as after ADD.
+    pub(super) async fn attach(self: &Arc<Self>, call: AttachCall) -> Response {
+        let asked = check_by(&call.by).and_then(|()| self.sandbox(&call.sandbox));
+        let sandbox = match asked {
+            Ok(sandbox) => sandbox,
+            Err(error) => return failed(&error),
+        };
+        let key = sandbox.key.clone();
+        let done = self.in_turn(&key.container_id, &self.adds, move |agent| {
+            let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection)?;
+            Ok(agent.engine.attach(&sandbox.key, &call.by, &wanted)?)
+        });
+        match done.await {
+            Ok(((result, attached), turn)) => {
+                self.publish_later(key, turn);
+                answer(result, &attached)
+            }
+            Err(error) => failed(&error),
+        }
+    }
+
+    /// Detaches. A sandbox that is not attached has nothing to detach.
+    pub(super) async fn detach(self: &Arc<Self>, call: DetachCall) -> Response {
+        let key = match self.sandbox(&call.sandbox) {
+            Ok(sandbox) => sandbox.key.clone(),
+            Err(error) => return failed(&error),
+        };
+        let sandbox = key.clone();
+        let done = self.in_turn(&key.container_id, &self.dels, move |agent| {
+            Ok(agent.engine.detach(&sandbox, &call.ifname)?)
+        });
+        match done.await {
+            Ok(((), turn)) => {
+                self.publish_later(key, turn);
+                Response::Detached
+            }
+            Err(error) => failed(&error),
+        }
+    }
+
+    /// The one attached sandbox of that name.
+    fn sandbox(&self, name: &SandboxName) -> Result<Arc<Attached>, CniError> {
+        let is_named = |attached: &Attached| match name {
+            SandboxName::Container(id) => attached.key.container_id == *id,
+            SandboxName::Pod(PodName { namespace, name }) => {
+                let pod = attached.plan.sandbox.pod.as_ref();
+                pod.is_some_and(|pod| pod.namespace == *namespace && pod.name == *name)
+            }
+        };
+        let mut found = self.engine.registry().all();
+        found.retain(|attached| attached.plan.dynamic.is_none() && is_named(attached));
+        match found.as_slice() {
+            [sandbox] => Ok(Arc::clone(sandbox)),
+            [] => Err(CniError::new(
+                code::UNKNOWN_CONTAINER,
+                format!("{name} is not attached on this node; netattachctl attachments lists what is"),
+            )),
+            several => {
+                let keys = several.iter().map(|attached| &attached.key);
+                let names: Vec<String> =
+                    keys.map(|key| format!("{} ({})", key.container_id, key.ifname)).collect();
+                let msg = format!("{name} has several sandboxes on this node: {}", names.join(", "));
+                Err(CniError::new(code::INVALID_ENVIRONMENT, msg))
+            }
+        }
+    }
+}
+
+fn check_by(by: &str) -> Result<(), CniError> {
+    if (1..=LONGEST_BY).contains(&by.len()) && by.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(());
+    }
+    let msg = format!("by is {by:?}, but must be who asks: 1 to {LONGEST_BY} printable bytes without spaces");
+    Err(CniError::new(code::INVALID_CONFIG, msg))
+}
+
+fn answer(result: Value, attached: &Attached) -> Response {
+    let pod = attached.plan.sandbox.pod.as_ref();
+    let attachment = attached.plan.attachments.first();
+    Response::Attached(Box::new(Dynamic {
+        name: AttachmentName {
+            id: attachment.and_then(AttachmentPlan::number),
+            pod: pod.map(|pod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }),
+            network: attachment.map(|attachment| attachment.network.clone()).unwrap_or_default(),
+            ifname: attached.key.ifname.clone(),
+        },
+        container_id: attached.key.container_id.clone(),
+        result,
+    }))
+}
+
+fn failed(error: &CniError) -> Response {
+    tracing::info!(code = error.code, msg = error.msg, details = error.details, "request refused");
+    let separator = if error.details.is_empty() { "" } else { ": " };
+    Response::Failed(Failure {
+        code: error.code,
+        message: format!("{}{separator}{}", error.msg, error.details),
+    })
+}

@@ -1,0 +1,251 @@
+//! `netattachctl attach` and `detach`: one more network for a live pod.
+
+use clap::Args;
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+
+use super::table::{self, Align::Left};
+use super::{name_cells, or_dash};
+use crate::cni::{CniResult, Version};
+use crate::rpc::message::{AttachCall, DetachCall, Dynamic, PodName, Request, SandboxName};
+
+/// Which live sandbox.
+#[derive(Debug, Args)]
+struct Target {
+    /// The pod, which must have one sandbox on this node
+    #[arg(value_name = "NAMESPACE/POD", required_unless_present = "container_id")]
+    pod: Option<PodName>,
+    /// The container, instead of the pod
+    #[arg(long, value_name = "ID", conflicts_with = "pod")]
+    container_id: Option<String>,
+}
+
+/// What to attach to what.
+#[derive(Debug, Args)]
+#[command(allow_missing_positional = true)]
+pub(super) struct Attach {
+    #[command(flatten)]
+    target: Target,
+    /// The network; without a namespace, in the pod's
+    #[arg(value_name = "[NAMESPACE/]NETWORK")]
+    network: String,
+    /// Name of the interface in the pod [default: the first free one of net1, net2, ...]
+    #[arg(long, value_name = "NAME")]
+    ifname: Option<String>,
+    /// Addresses to ask for, separated by commas
+    #[arg(long, value_name = "ADDRESS[/PREFIX]", value_delimiter = ',')]
+    ips: Vec<String>,
+    /// Ethernet address to ask for
+    #[arg(long, value_name = "ADDRESS")]
+    mac: Option<String>,
+    /// Further keys of a selection, as in the pod's annotation: a JSON object
+    #[arg(long, value_name = "JSON")]
+    with: Option<String>,
+    /// Who asks, for the record and for the pod's network-status
+    #[arg(long, value_name = "NAME", default_value = "netattachctl")]
+    by: String,
+}
+
+/// What to detach from what.
+#[derive(Debug, Args)]
+#[command(allow_missing_positional = true)]
+pub(super) struct Detach {
+    #[command(flatten)]
+    target: Target,
+    /// Its interface in the pod
+    #[arg(value_name = "INTERFACE")]
+    ifname: String,
+}
+
+/// The command line cannot be made into a request.
+#[derive(Debug, thiserror::Error)]
+pub enum WordsError {
+    /// Neither pod nor container.
+    #[error("name the pod, or the container with --container-id")]
+    NoTarget,
+    /// Not JSON, or no object.
+    #[error("--with is not a JSON object")]
+    With(#[source] serde_json::Error),
+    /// Said twice.
+    #[error("--with has the key {0}, which the command line gives already")]
+    Twice(String),
+}
+
+impl Target {
+    fn name(&self) -> Result<SandboxName, WordsError> {
+        match (&self.pod, &self.container_id) {
+            (Some(pod), _) => Ok(SandboxName::Pod(pod.clone())),
+            (None, Some(id)) => Ok(SandboxName::Container(id.clone())),
+            (None, None) => Err(WordsError::NoTarget),
+        }
+    }
+}
+
+impl Attach {
+    pub(super) fn request(&self) -> Result<Request, WordsError> {
+        let selection = Value::Object(self.selection()?);
+        Ok(Request::Attach(AttachCall { sandbox: self.target.name()?, selection, by: self.by.clone() }))
+    }
+
+    /// An element of the annotation; the agent judges it as one.
+    fn selection(&self) -> Result<Map<String, Value>, WordsError> {
+        let mut selection = Map::new();
+        let name = match self.network.split_once('/') {
+            Some((namespace, name)) => {
+                selection.insert("namespace".into(), namespace.into());
+                name
+            }
+            None => &self.network,
+        };
+        selection.insert("name".into(), name.into());
+        for (key, text) in [("interface", &self.ifname), ("mac", &self.mac)] {
+            selection.extend(text.as_ref().map(|text| (key.to_owned(), Value::from(text.as_str()))));
+        }
+        if !self.ips.is_empty() {
+            selection.insert("ips".into(), self.ips.iter().map(String::as_str).collect());
+        }
+        let with: Map<String, Value> = match &self.with {
+            Some(text) => serde_json::from_str(text).map_err(WordsError::With)?,
+            None => Map::new(),
+        };
+        for (key, value) in with {
+            if selection.insert(key.clone(), value).is_some() {
+                return Err(WordsError::Twice(key));
+            }
+        }
+        Ok(selection)
+    }
+}
+
+impl Detach {
+    pub(super) fn request(&self) -> Result<Request, WordsError> {
+        Ok(Request::Detach(DetachCall { sandbox: self.target.name()?, ifname: self.ifname.clone() }))
+    }
+
+    pub(super) fn confirm(&self) -> String {
+        let whose = self.target.name().map(|name| name.to_string()).unwrap_or_default();
+        format!("{} is detached from {whose}.\n", self.ifname)
+    }
+}
+
+/// The attachment as a line under titles.
+pub(super) fn render(attached: &Dynamic) -> String {
+    let [pod, network, ifname] = name_cells(&attached.name);
+    // The agent wrote it in this version.
+    let result = CniResult::parse(&attached.result, Version::LATEST).unwrap_or_default();
+    let in_pod = result.interfaces.iter().find(|interface| interface.sandbox.is_some());
+    let addresses: Vec<String> = result.ips.iter().map(|ip| IpNet::to_string(&ip.address)).collect();
+    let row = [
+        pod,
+        attached.container_id.clone(),
+        network,
+        ifname,
+        or_dash(in_pod.and_then(|interface| interface.mac.as_ref())),
+        or_dash(Some(addresses.join(",")).filter(|text| !text.is_empty())),
+    ];
+    let columns = ["POD", "CONTAINER", "NETWORK", "INTERFACE", "MAC", "ADDRESSES"];
+    table::render(columns.map(|title| (title, Left)), &[row])
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::super::tests::name;
+    use super::super::{Arguments, Command};
+    use super::*;
+
+    fn request(words: &[&str]) -> Result<Request, String> {
+        let words = ["netattachctl"].iter().chain(words);
+        let arguments = Arguments::try_parse_from(words).map_err(|error| error.kind().to_string())?;
+        match arguments.command {
+            Command::Attach(attach) => attach.request().map_err(|error| error.to_string()),
+            Command::Detach(detach) => detach.request().map_err(|error| error.to_string()),
+            _ => Err("another command".into()),
+        }
+    }
+
+    #[test]
+    fn words_become_a_selection() {
+        let pod = SandboxName::Pod("shop/cart".parse().unwrap());
+        let container = SandboxName::Container("c1".into());
+        let attach = |sandbox: &SandboxName, selection: Value, by: &str| {
+            Ok(Request::Attach(AttachCall { sandbox: sandbox.clone(), selection, by: by.into() }))
+        };
+        assert_eq!(
+            request(&["attach", "shop/cart", "lan"]),
+            attach(&pod, json!({"name": "lan"}), "netattachctl")
+        );
+        assert_eq!(
+            request(&[
+                "attach",
+                "--container-id",
+                "c1",
+                "ops/lan",
+                "--ifname",
+                "lan0",
+                "--mac",
+                "02:00:00:00:00:01",
+                "--ips",
+                "10.0.0.7/24,fd00::7",
+                "--with",
+                r#"{"cni-args": {"a": 1}}"#,
+                "--by",
+                "vm.example.org",
+            ]),
+            attach(
+                &container,
+                json!({"namespace": "ops", "name": "lan", "interface": "lan0", "mac": "02:00:00:00:00:01",
+                    "ips": ["10.0.0.7/24", "fd00::7"], "cni-args": {"a": 1}}),
+                "vm.example.org"
+            )
+        );
+        assert_eq!(
+            request(&["detach", "--container-id", "c1", "lan0"]),
+            Ok(Request::Detach(DetachCall { sandbox: container, ifname: "lan0".into() }))
+        );
+        assert_eq!(
+            request(&["detach", "shop/cart", "net1"]),
+            Ok(Request::Detach(DetachCall { sandbox: pod, ifname: "net1".into() }))
+        );
+    }
+
+    #[test]
+    fn words_that_make_no_request_are_refused() {
+        let table: [(&[&str], &str); 5] = [
+            (&["attach", "lan"], "one or more required arguments were not provided"),
+            (&["attach", "cart", "lan"], "invalid value for one of the arguments"),
+            (
+                &["attach", "--container-id", "c1", "shop/cart", "lan"],
+                "an argument cannot be used with one or more of the other specified arguments",
+            ),
+            (&["attach", "shop/cart", "lan", "--with", "[]"], "--with is not a JSON object"),
+            (
+                &["attach", "shop/cart", "lan", "--with", r#"{"name": "wan"}"#],
+                "--with has the key name, which the command line gives already",
+            ),
+        ];
+        for (words, message) in table {
+            assert_eq!(request(words), Err(message.to_owned()), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_attachment_is_a_line() {
+        let attached = Dynamic {
+            name: name(3, "shop/cart", "shop/lan", "net2"),
+            container_id: "c1".into(),
+            result: json!({"cniVersion": "1.1.0",
+                "interfaces": [{"name": "veth1"}, {"name": "net2", "mac": "02:00:00:00:00:01", "sandbox": "/x"}],
+                "ips": [{"address": "10.0.0.7/24", "interface": 1}]}),
+        };
+        assert_eq!(
+            render(&attached),
+            "\
+POD        CONTAINER  NETWORK   INTERFACE  MAC                ADDRESSES
+shop/cart  c1         shop/lan  net2       02:00:00:00:00:01  10.0.0.7/24
+"
+        );
+    }
+}

@@ -1,0 +1,274 @@
+//! One more network for a live pod, by `netattachctl attach` and `detach`.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::{WIRE, executable};
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{PATIENCE, eventually, ping};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+const SIGKILL: i32 = 9;
+
+/// A node with a pod that selects `storage`, and further networks of each kind.
+fn node() -> Node {
+    let node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    node.plugin("other", &json!({})).unwrap();
+    let capable = json!({"ips": true, "mac": true});
+    let networks = [
+        (
+            "storage",
+            json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])}),
+        ),
+        (
+            "lan",
+            json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "capabilities": capable,
+                "ipam": node.host_local(&["10.52.0.0/24"])}),
+        ),
+        ("odd", json!({"cniVersion": "1.0.0", "type": "other"})),
+    ];
+    for (name, config) in networks {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    node.write("a", &pod("a", &json!({}), &json!("storage"))).unwrap();
+    node
+}
+
+/// What `netattachctl` says when it has to refuse.
+fn refused(node: &Node, words: &[&str]) -> String {
+    let error = node.ctl(words).unwrap_err().to_string();
+    error.trim().rsplit("netattachctl: ").next().unwrap_or_default().to_owned()
+}
+
+fn status(node: &Node, pod: &Pod) -> Vec<Value> {
+    let path = node.path("run/network-status").join(NAMESPACE).join(format!("{}.json", pod.name));
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Waits until the status has as many entries: it is published after the answer.
+fn await_entries(node: &Node, pod: &Pod, count: usize) {
+    assert!(eventually(PATIENCE, || status(node, pod).len() == count), "{:?}", status(node, pod));
+}
+
+/// Rows: NPWG-5.1-dynamic, NPWG-5.1-dynamic-attribution.
+#[test]
+fn a_live_pod_is_given_a_network_and_its_status_says_so_and_by_whom() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let (alone, published) = (Snapshot::take(&node, &[&a]).unwrap(), status(&node, &a));
+    let mac = "02:00:00:00:00:77";
+    let words =
+        ["attach", "shop/a", "lan", "--ips", "10.52.0.77/24", "--mac", mac, "--by", "hotplug.example.org"];
+    let result = node.ctl(&words).unwrap();
+    assert_eq!(
+        result,
+        json!({
+            "cniVersion": "1.1.0",
+            "interfaces": [{"name": "net2", "mac": mac, "mtu": 1500, "sandbox": a.namespace.path()}],
+            "ips": [{"address": "10.52.0.77/24", "gateway": "10.52.0.1", "interface": 0}],
+        })
+    );
+    await_entries(&node, &a, 3);
+    let mut expected = published.clone();
+    expected.push(json!({
+        "name": "shop/lan", "interface": "net2", "ips": ["10.52.0.77"], "mac": mac, "default": false, "dns": {},
+        "netattach.dev/dynamic": {"by": "hotplug.example.org"},
+    }));
+    assert_eq!(status(&node, &a), expected);
+
+    assert_eq!(node.ctl(&["detach", "shop/a", "net2"]).unwrap(), json!({}));
+    await_entries(&node, &a, 2);
+    assert_eq!(status(&node, &a), published);
+    assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), alone);
+    // What is detached is as good as detached.
+    node.ctl(&["detach", "shop/a", "net2"]).unwrap();
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn every_kind_is_attached_checked_adopted_and_taken_back_with_its_sandbox() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    let before = Snapshot::take(&node, &[&a]).unwrap();
+    node.add(&a).success();
+    let by_container = ["--container-id", a.container.as_str()];
+    for name in ["shop/storage", "shop/lan", "shop/odd"] {
+        node.ctl(&[&["attach"][..], &by_container, &[name]].concat()).unwrap();
+    }
+    await_entries(&node, &a, 5);
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let shown: Vec<[&str; 3]> = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| ["network", "ifname", "enforcement"].map(|key| row[key].as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            ["kube-system/default", "eth0", "host"],
+            ["shop/storage", "net1", "host"],
+            ["shop/storage", "net2", "host"],
+            ["shop/lan", "net3", "none"],
+            ["shop/odd", "net4", "none"],
+        ]
+    );
+    assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+
+    let (with_all, published) = (Snapshot::take(&node, &[&a]).unwrap(), status(&node, &a));
+    node.kill().unwrap();
+    node.start().unwrap();
+    assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), with_all);
+    assert_eq!(status(&node, &a), published);
+    node.check(&a).success();
+    netattach_tests::node::ip(&a.namespace, &["link", "set", "net3", "down"]).unwrap();
+    let (_, message) = node.check(&a).failure();
+    assert!(message.contains("net3") && message.contains("is down"), "{message}");
+
+    node.take_calls().unwrap();
+    node.del(&a).success();
+    let mut after = Snapshot::take(&node, &[&a]).unwrap();
+    // The bridge of the default network stays on the node, and the maps are made at the agent's start.
+    after.node = before.node.clone();
+    assert_eq!(after, before);
+    let calls = node.take_calls().unwrap();
+    let verbs: Vec<&Value> = calls.iter().map(|call| &call["env"]["CNI_COMMAND"]).collect();
+    assert_eq!(verbs, ["DEL"]);
+}
+
+#[test]
+fn what_cannot_be_attached_is_refused_and_leaves_nothing() {
+    let mut node = node();
+    node.plugin("broken", &json!({"ADD": {"error": {"code": 100, "msg": "no"}}})).unwrap();
+    node.write("broken", &network(NAMESPACE, "broken", &json!({"cniVersion": "1.0.0", "type": "broken"})))
+        .unwrap();
+    let mut reserved = network("ops", "reserved", &json!({"cniVersion": "1.0.0", "type": "other"}));
+    reserved["metadata"]["annotations"] = json!({"netattach.dev/allowed-namespaces": "[\"ops\"]"});
+    node.write("reserved", &reserved).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let before = Snapshot::take(&node, &[&a]).unwrap();
+    let table: [(&[&str], &str); 13] = [
+        (
+            &["shop/b", "lan"],
+            "pod shop/b is not attached on this node; netattachctl attachments lists what is (code 3)",
+        ),
+        (
+            &["--container-id", "x", "shop/lan"],
+            "container x is not attached on this node; netattachctl attachments lists what is (code 3)",
+        ),
+        (&["shop/a", "nothing"], "network shop/nothing is not defined (code 7)"),
+        (
+            &["shop/a", "lan", "--ifname", "eth0"],
+            "container c-a has an interface named eth0 already (code 4)",
+        ),
+        (
+            &["shop/a", "lan", "--ifname", "net1"],
+            "container c-a has an interface named net1 already (code 4)",
+        ),
+        (&["shop/a", "lan", "--ifname", "lo"], "container c-a has an interface named lo already (code 4)"),
+        (&["shop/a", "lan", "--mac", "x"], "mac is \"x\", but must be a unicast Ethernet address"),
+        (
+            &["shop/a", "storage", "--ips", "10.51.0.9"],
+            "no plugin of network storage declares that capability (code 7)",
+        ),
+        (&["shop/a", "lan", "--with", r#"{"default-route": ["10.52.0.1"]}"#], "key default-route"),
+        (&["shop/a", "lan", "--ips", "10.99.0.1/24"], "10.99.0.1"),
+        (&["shop/a", "broken"], "no (code 100)"),
+        (&["shop/a", "ops/reserved"], "netattach.dev/allowed-namespaces"),
+        (&["shop/a", "lan", "--by", "two words"], "by is \"two words\""),
+    ];
+    for (words, message) in table {
+        let said = refused(&node, &[&["attach"][..], words].concat());
+        assert!(said.contains(message), "{words:?}: {said}");
+        assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), before, "{words:?}");
+    }
+    for ifname in ["eth0", "net1"] {
+        assert_eq!(
+            refused(&node, &["detach", "shop/a", ifname]),
+            format!(
+                "{ifname} of container c-a was not attached while the container was live: its DEL detaches it (code 4)"
+            )
+        );
+    }
+    assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), before);
+    node.del(&a).success();
+}
+
+#[test]
+fn the_socket_is_for_its_owner_only() {
+    use std::os::unix::fs::MetadataExt;
+    let mut node = node();
+    node.start().unwrap();
+    assert_eq!(fs::metadata(node.socket()).unwrap().mode() & 0o777, 0o600);
+}
+
+/// What an agent did of one request, as points that it can be killed at.
+fn points(log: &Path) -> Vec<String> {
+    fs::read_to_string(log).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// Runs `netattachctl` and forgets how it went: the agent may die meanwhile.
+fn try_ctl(node: &Node, words: &[&str]) {
+    Command::new(executable("netattachctl").unwrap())
+        .arg("--socket")
+        .arg(node.socket())
+        .args(words)
+        .output()
+        .unwrap();
+}
+
+#[test]
+fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
+    let mut node = node();
+    let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
+    let log = node.path("points");
+    let a = Pod::new("a").unwrap();
+    node.start_as(agent, &[("NETATTACH_CRASH_LOG", log.to_str().unwrap())]).unwrap();
+    node.add(&a).success();
+    let alone = Snapshot::take(&node, &[&a]).unwrap();
+    for name in ["storage", "lan", "odd"] {
+        let attach = ["attach", "shop/a", name];
+        let start = points(&log).len();
+        node.ctl(&attach).unwrap();
+        let of_attach = points(&log).len() - start;
+        await_entries(&node, &a, 3);
+        node.ctl(&["detach", "shop/a", "net2"]).unwrap();
+        await_entries(&node, &a, 2);
+        let all = points(&log).split_off(start);
+        assert!(of_attach > 3 && all.len() > of_attach, "{name}: {all:?}");
+        for (point, what) in all.iter().enumerate() {
+            node.stop().unwrap();
+            node.start_as(agent, &[("NETATTACH_CRASH_AT", &point.to_string())]).unwrap();
+            try_ctl(&node, &attach);
+            if point >= of_attach {
+                try_ctl(&node, &["detach", "shop/a", "net2"]);
+            }
+            let (status, text) = node.wait_for_end().unwrap();
+            assert_eq!(status.signal(), Some(SIGKILL), "{name}, {what}: {text}");
+            node.start().unwrap();
+            // The last point of each is after its last line: then the attachment is whole, and detached here.
+            node.ctl(&["detach", "shop/a", "net2"]).unwrap();
+            await_entries(&node, &a, 2);
+            assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), alone, "{name}, {what}");
+            let verbs: Vec<Value> =
+                node.take_calls().unwrap().iter().map(|call| call["env"]["CNI_COMMAND"].clone()).collect();
+            assert!(verbs.is_empty() || verbs.last() == Some(&json!("DEL")), "{name}, {what}: {verbs:?}");
+        }
+        node.stop().unwrap();
+        node.start_as(agent, &[("NETATTACH_CRASH_LOG", log.to_str().unwrap())]).unwrap();
+    }
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
