@@ -1,6 +1,7 @@
 //! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets, and a whole node with a
 //! running agent.
 
+pub mod calls;
 pub mod manifest;
 mod namespace;
 pub mod node;

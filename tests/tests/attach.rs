@@ -6,6 +6,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use netattach::netlink::Handle;
+use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::{Network, Snapshot};
@@ -362,22 +363,6 @@ fn every_version_gets_the_result_in_its_shape() {
     }
 }
 
-/// What scripted plugins saw: verb, type's role by interface, and the configuration that matters.
-fn verbs(calls: &[Value]) -> Vec<String> {
-    calls
-        .iter()
-        .map(|call| {
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            format!(
-                "{} {} {}",
-                text(&call["env"]["CNI_COMMAND"]),
-                text(&call["stdin"]["type"]),
-                text(&call["env"]["CNI_IFNAME"])
-            )
-        })
-        .collect()
-}
-
 fn network_of(node: &Node, name: &str, config: &Value) {
     node.write(name, &network(NAMESPACE, name, config)).unwrap();
 }
@@ -517,10 +502,7 @@ fn a_failing_attachment_takes_back_the_ones_before_it_in_reverse() {
     let before = Snapshot::take(&node, &[&x]).unwrap();
     let (code, message) = node.add(&x).failure();
     assert_eq!(code, 123);
-    assert_eq!(
-        message,
-        "attach net3 (shop/two): run plugin two: plugin \"two\" failed (ADD): no more; of these"
-    );
+    assert_eq!(message, "attach net3 (shop/two): plugin \"two\" failed (ADD): no more: of these");
     assert_eq!(
         verbs(&node.take_calls().unwrap()),
         ["ADD one net1", "ADD two net3", "DEL two net3", "DEL one net1"]

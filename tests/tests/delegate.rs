@@ -370,7 +370,7 @@ fn a_directory_of_the_plugins_name_is_not_a_plugin() {
     assert_eq!(
         CniError::from(rig.refusal(Command::Add)),
         CniError::new(
-            999,
+            7,
             format!(
                 "failed to find plugin \"fake\" in path [{directory}] ({directory}/fake is not a regular file)"
             )

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::report::Reporter;
-use super::serial::Turns;
+use super::serial::{Turn, Turns};
 use crate::attach::{Engine, IntentReader, StatusFiles};
 use crate::cni::{self, CniError, Command, code};
 use crate::journal::Key;
+use crate::plan::PodRef;
 use crate::report::Chain;
 use crate::rpc::message::{CniCall, CniReply, Request, Response};
 use crate::rpc::server::Handler;
@@ -73,7 +74,8 @@ impl Agent {
         let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
         let lane = match request.command {
             Command::Version => return Ok(cni::json::pretty(&cni::request::version_reply())),
-            Command::Gc | Command::Status => return self.without_container(&request),
+            Command::Status => return self.status_verb(),
+            Command::Gc => return self.gc(request).await,
             Command::Del => &self.dels,
             Command::Add | Command::Check => &self.adds,
         };
@@ -93,25 +95,20 @@ impl Agent {
         container: &str,
         lane: &Semaphore,
         work: impl FnOnce(&Self) -> Result<T, CniError> + Send + 'static,
-    ) -> Result<(T, OwnedMutexGuard<()>), CniError> {
+    ) -> Result<(T, Turn), CniError> {
         let turn = self.turns.wait(container).await;
         let _permit: SemaphorePermit<'_> = lane
             .acquire()
             .await
             .map_err(|_| CniError::new(code::TRY_AGAIN_LATER, "the agent is shutting down"))?;
         let agent = Arc::clone(self);
-        // Netlink and files block; a thread that may block does it.
-        let worked = tokio::task::spawn_blocking(move || work(&agent)).await;
-        let worked = worked.unwrap_or_else(|panic| {
-            Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place")
-                .with_details(panic.to_string()))
-        })?;
+        let worked = blocking(move || work(&agent)).await?;
         Ok((worked, turn))
     }
 
     /// Publishes the status of the sandbox within its turn: whoever asked does not wait for it, the container's next
     /// operation does.
-    pub(super) fn publish_later(self: &Arc<Self>, sandbox: Key, turn: OwnedMutexGuard<()>) {
+    pub(super) fn publish_later(self: &Arc<Self>, sandbox: Key, turn: Turn) {
         let agent = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(PUBLISH_AFTER).await;
@@ -134,15 +131,9 @@ impl Agent {
                 Ok((cni::json::pretty(&result), Some(attached.key)))
             }
             Command::Del => {
-                let key = Key { container_id: request.container_id.clone(), ifname: request.ifname.clone() };
-                let pod = self.engine.registry().get(&key);
-                self.engine.del(request)?;
+                let pod = self.engine.del(request)?;
                 crate::crash_point!("del", "status");
-                if let Some(pod) = pod.and_then(|attached| attached.plan.sandbox.pod.clone())
-                    && let Err(error) = self.status.withdraw(&pod)
-                {
-                    tracing::warn!(error = %Chain(&error), "network-status not withdrawn");
-                }
+                self.withdraw(pod.as_ref());
                 Ok(done(()))
             }
             Command::Check => Ok(self.engine.check(request).map(done)?),
@@ -157,21 +148,45 @@ impl Agent {
         }
     }
 
-    fn without_container(&self, request: &cni::Request) -> Result<String, CniError> {
-        match request.command {
-            Command::Status => {
-                self.intents
-                    .check_default()
-                    .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
-                Ok(String::new())
+    /// Pods that were detached have no network-status, unless they have another sandbox already.
+    fn withdraw<'p>(&self, pods: impl IntoIterator<Item = &'p PodRef>) {
+        for pod in pods {
+            let is_same = |other: &PodRef| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
+            if self.engine.registry().all().iter().any(|it| it.plan.sandbox.pod.as_ref().is_some_and(is_same))
+            {
+                continue;
             }
-            // The journal holds nothing that a DEL would not be sent for; a verb that is accepted must act.
-            _ => Err(CniError::new(
-                code::INCOMPATIBLE_VERSION,
-                "CNI_COMMAND GC is not carried out by this version of netattach; set disableGC in the configuration",
-            )),
+            if let Err(error) = self.status.withdraw(pod) {
+                tracing::warn!(error = %Chain(&error), "network-status not withdrawn");
+            }
         }
     }
+
+    async fn gc(self: &Arc<Self>, request: cni::Request) -> Result<String, CniError> {
+        let _alone = self.turns.wait_for_all().await;
+        let agent = Arc::clone(self);
+        blocking(move || {
+            let collected = agent.engine.gc(&request, &agent.intents.defined());
+            agent.withdraw(&collected.pods);
+            collected.outcome().map(|()| String::new())
+        })
+        .await
+    }
+
+    fn status_verb(&self) -> Result<String, CniError> {
+        self.intents.check_default().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
+        Ok(String::new())
+    }
+}
+
+/// Netlink, files and other plugins block; a thread that may block does it.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
+) -> Result<T, CniError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| {
+        Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place")
+            .with_details(panic.to_string()))
+    })
 }
 
 /// The agent as the socket sees it.

@@ -1,10 +1,11 @@
 //! Carries the steps of a plan out, one after another. The only dispatcher of [`Step`].
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use super::{AttachError, Node, Progress, StepError};
+use super::{AttachError, Doing, Node, Progress, StepError};
 use crate::cni::{self, Command};
 use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::host_local::{self, Leases, Owner};
@@ -46,7 +47,7 @@ pub fn apply(
         );
         executor
             .carry_out(at, attachment, step)
-            .map_err(|source| AttachError::step(attachment, step.describe(), source))?;
+            .map_err(|source| AttachError::step(Doing::Attach, attachment, step.describe(), source))?;
     }
     Ok(())
 }
@@ -82,14 +83,15 @@ impl Executor<'_> {
                 Step::CreateVeth(veth) => &veth.pod_name,
                 Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
                 Step::Delegate(delegate) => {
-                    let found = runner(self.node, self.sandbox).find(&delegate.plugin);
-                    found.map_err(|error| AttachError::step(attachment, step.describe(), error.into()))?;
+                    let found = runner(self.node, &self.sandbox.cni_path).find(&delegate.plugin);
+                    found.map_err(|error| AttachError::step(Doing::Attach, attachment, "", error))?;
                     continue;
                 }
                 _ => continue,
             };
             if present.iter().any(|link| link.name == *name) {
                 return Err(AttachError::step(
+                    Doing::Attach,
                     attachment,
                     step.describe(),
                     StepError::NameTaken(name.clone()),
@@ -207,8 +209,8 @@ impl Executor<'_> {
         let call =
             DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
         let stdin = call.stdin(before);
-        let added =
-            runner(self.node, self.sandbox).add(&call.call(self.sandbox, &stdin), attachment.version)?;
+        let added = runner(self.node, &self.sandbox.cni_path)
+            .add(&call.call(self.sandbox, &stdin), attachment.version)?;
         if delegate.role == Role::Ipam && added.result.ips.is_empty() {
             return Err(StepError::NoAddress(delegate.plugin.clone()));
         }
@@ -374,7 +376,7 @@ impl<'a> DelegateCall<'a> {
         prev_result: Option<Value>,
     ) -> Result<(), DelegateError> {
         let stdin = self.stdin(prev_result);
-        runner(node, sandbox).run(&self.call(sandbox, &stdin)).map(drop)
+        runner(node, &sandbox.cni_path).run(&self.call(sandbox, &stdin)).map(drop)
     }
 
     fn stdin(&self, prev_result: Option<Value>) -> String {
@@ -399,10 +401,10 @@ impl<'a> DelegateCall<'a> {
     }
 }
 
-/// Runs plugins for a sandbox: the runtime's search path comes before the agent's own.
-fn runner(node: &Node, sandbox: &Sandbox) -> delegate::Delegate {
-    let mut search = sandbox.cni_path.clone();
-    search.extend(node.delegate.search.iter().filter(|path| !sandbox.cni_path.contains(path)).cloned());
+/// Runs plugins for a runtime: its search path comes before the agent's own.
+pub(super) fn runner(node: &Node, cni_path: &[PathBuf]) -> delegate::Delegate {
+    let mut search = cni_path.to_vec();
+    search.extend(node.delegate.search.iter().filter(|path| !cni_path.contains(path)).cloned());
     delegate::Delegate { search, timeout: node.delegate.timeout }
 }
 

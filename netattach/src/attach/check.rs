@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::{AttachError, Node, StepError};
+use super::{AttachError, Doing, Node, StepError};
 use crate::cni::{Command, Value};
 use crate::journal::Record;
 use crate::netlink::{Handle, Hook, LinkState};
@@ -26,8 +26,8 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         let last = result::result(sandbox, number, attachment, &record.outputs)?;
         let want = expected(number, attachment, &record.outputs, &last)?;
         let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod);
-        if let Some(what) =
-            looked.map_err(|source| AttachError::step(attachment, "look at the kernel", source))?
+        if let Some(what) = looked
+            .map_err(|source| AttachError::step(Doing::Check, attachment, "look at the kernel", source))?
         {
             return Err(AttachError::Differs {
                 ifname: attachment.ifname.clone(),
@@ -187,7 +187,7 @@ pub(super) fn check_delegates(
         let call =
             DelegateCall { command: Command::Check, netns: Some(&sandbox.netns), attachment, delegate };
         call.run(node, sandbox, last.cloned())
-            .map_err(|error| AttachError::step(attachment, "run CHECK of its plugin", error.into()))?;
+            .map_err(|error| AttachError::step(Doing::Check, attachment, "", error))?;
     }
     Ok(())
 }

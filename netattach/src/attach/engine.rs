@@ -93,6 +93,7 @@ impl Engine {
             netns_id: netns.id(),
             cni_args: request.args.raw().to_owned(),
             cni_path: request.path.clone(),
+            config_name: request.name.clone(),
             pod,
         };
         let mut numbers = self.registry.reserve();
@@ -165,23 +166,27 @@ impl Engine {
         Ok(reply)
     }
 
-    /// DEL: takes everything back that the record of the sandbox has. Unknown sandboxes are success.
+    /// DEL: takes everything back that the record of the sandbox has, and says whose it was. Unknown sandboxes are
+    /// success.
     ///
     /// # Errors
     /// What could not be taken back. The record is kept and DEL may be repeated.
-    pub fn del(&self, request: &cni::Request) -> Result<(), AttachError> {
+    pub fn del(&self, request: &cni::Request) -> Result<Option<PodRef>, AttachError> {
         let key = key(request);
         // What came last goes first. Whatever becomes of it, the sandbox itself is taken back.
         let dynamic = self.detach_all(&key);
         let sandbox = self.journal.load(&key).map_err(AttachError::from).and_then(|loaded| match loaded {
             // Names that ADD would have refused were never attached.
-            Loaded::Absent => request.tolerated.clone().map_or(Ok(()), |error| Err(error.into())),
-            Loaded::Torn => self.clear_torn(&key),
-            Loaded::Whole(record) => self.take_back(*record),
+            Loaded::Absent => request.tolerated.clone().map_or(Ok(None), |error| Err(error.into())),
+            Loaded::Torn => self.clear_torn(&key).map(|()| None),
+            Loaded::Whole(record) => {
+                let pod = record.plan.sandbox.pod.clone();
+                self.take_back(*record).map(|()| pod)
+            }
         });
         match (sandbox, dynamic) {
             (Err(sandbox), Err(dynamic)) => Err(AttachError::Undo(vec![dynamic, sandbox])),
-            (sandbox, dynamic) => sandbox.and(dynamic),
+            (sandbox, dynamic) => sandbox.and_then(|pod| dynamic.map(|()| pod)),
         }
     }
 

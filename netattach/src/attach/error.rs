@@ -1,8 +1,9 @@
 //! What can go wrong between a request and its result, and which CNI code each of it is.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use crate::cni::{CniError, code};
+use crate::cni::{CniError, Command, code};
 use crate::delegate::DelegateError;
 use crate::ipam::host_local;
 use crate::journal::{JournalError, Key};
@@ -59,20 +60,36 @@ pub enum AttachError {
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
     /// A step failed.
-    #[error("attach {ifname} ({network}): {step}")]
+    #[error("{doing} {ifname} ({network}){}", after_colon(.step))]
     Step {
+        /// What it was part of.
+        doing: Doing,
         /// Name of the interface in the pod.
         ifname: String,
         /// Name of its network.
         network: String,
-        /// The step, in words.
+        /// The step, in words; empty where the cause says it all.
         step: String,
         /// Why.
         #[source]
         source: Box<StepError>,
     },
+    /// A pool or another plugin failed at a verb that is about a network, not an attachment.
+    #[error("{command} of network {network}")]
+    Network {
+        /// The verb.
+        command: Command,
+        /// Name of the network.
+        network: String,
+        /// Why.
+        #[source]
+        source: Box<StepError>,
+    },
+    /// Plugins before this one took all the time that one GC has.
+    #[error("GC of network {0}: not asked, as no time was left; the next GC asks again")]
+    OutOfTime(String),
     /// Inverses failed: the record is kept, and DEL may be repeated.
-    #[error("detach: {}", join(.0))]
+    #[error("{}", join(.0))]
     Undo(Vec<AttachError>),
     /// Leases of a container whose record is torn could not be released.
     #[error("release what a torn record may have leased")]
@@ -162,36 +179,94 @@ pub enum StepError {
     Journal(#[from] JournalError),
 }
 
+/// What an attachment was undergoing when something failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doing {
+    /// ADD.
+    Attach,
+    /// CHECK.
+    Check,
+    /// DEL, or taking an ADD back.
+    Detach,
+}
+
+impl fmt::Display for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Attach => "attach",
+            Self::Check => "check",
+            Self::Detach => "detach",
+        })
+    }
+}
+
 impl AttachError {
-    /// A step of an attachment, or its inverse, failed.
-    pub(super) fn step(attachment: &AttachmentPlan, step: impl Into<String>, source: StepError) -> Self {
+    /// A step of an attachment, or its inverse, failed. Another plugin's error names plugin and verb itself.
+    pub(super) fn step(
+        doing: Doing,
+        attachment: &AttachmentPlan,
+        step: impl Into<String>,
+        source: impl Into<StepError>,
+    ) -> Self {
+        let source = source.into();
         Self::Step {
+            doing,
             ifname: attachment.ifname.clone(),
             network: attachment.network.clone(),
-            step: step.into(),
+            step: if matches!(source, StepError::Delegate(_)) { String::new() } else { step.into() },
             source: Box::new(source),
         }
     }
 }
 
 impl From<AttachError> for CniError {
-    /// The only place where a failure gets its CNI code.
     fn from(error: AttachError) -> Self {
-        let code = match &error {
-            AttachError::Netns(_) | AttachError::HostNetns { .. } => code::INVALID_NETNS,
-            AttachError::Journal(error) => journal_code(error),
-            AttachError::AlreadyAttached(_)
-            | AttachError::NameTaken { .. }
-            | AttachError::NotDynamic { .. } => code::INVALID_ENVIRONMENT,
-            AttachError::NotAttached(_) => code::UNKNOWN_CONTAINER,
-            AttachError::Plan(error) => error.code,
-            AttachError::Step { source, .. } => step_code(source),
-            AttachError::Open(_)
-            | AttachError::Undo(_)
-            | AttachError::TornLease(_)
-            | AttachError::Differs { .. } => code::INTERNAL,
-        };
-        Self::new(code, Chain(&error).to_string())
+        Self::from(&error)
+    }
+}
+
+impl From<&AttachError> for CniError {
+    /// The only place where a failure gets its CNI code. Another plugin's keeps the plugin's code and details.
+    fn from(error: &AttachError) -> Self {
+        if let AttachError::Undo(errors) = error {
+            return Self::joined(errors.iter().map(Self::from));
+        }
+        match error.delegate() {
+            Some(delegate) => {
+                let told = Self::from(delegate);
+                Self { msg: format!("{error}: {}", told.msg), ..told }
+            }
+            None => Self::new(error.code(), Chain(error).to_string()),
+        }
+    }
+}
+
+impl AttachError {
+    /// The other plugin's error that this is about.
+    fn delegate(&self) -> Option<&DelegateError> {
+        match self {
+            Self::Step { source, .. } | Self::Network { source, .. } => match &**source {
+                StepError::Delegate(error) => Some(error),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn code(&self) -> u32 {
+        match self {
+            Self::Netns(_) | Self::HostNetns { .. } => code::INVALID_NETNS,
+            Self::Journal(error) => journal_code(error),
+            Self::OutOfTime(_) => code::TRY_AGAIN_LATER,
+            Self::AlreadyAttached(_) | Self::NameTaken { .. } | Self::NotDynamic { .. } => {
+                code::INVALID_ENVIRONMENT
+            }
+            Self::NotAttached(_) => code::UNKNOWN_CONTAINER,
+            Self::Plan(error) => error.code,
+            Self::Step { source, .. } | Self::Network { source, .. } => step_code(source),
+            Self::Undo(errors) => errors.first().map_or(code::INTERNAL, Self::code),
+            Self::Open(_) | Self::TornLease(_) | Self::Differs { .. } => code::INTERNAL,
+        }
     }
 }
 
@@ -227,6 +302,10 @@ fn journal_code(error: &JournalError) -> u32 {
         JournalError::Version { .. } => code::INTERNAL,
         _ => code::IO_FAILURE,
     }
+}
+
+fn after_colon(step: &str) -> String {
+    if step.is_empty() { String::new() } else { format!(": {step}") }
 }
 
 fn join(errors: &[AttachError]) -> String {

@@ -12,6 +12,7 @@ use crate::npwg::{
     Selection, SelectionError,
 };
 use crate::plan::PodRef;
+use crate::plan::collect::Defined;
 use crate::plan::resolve::Intent;
 pub(super) use crate::plan::resolve::Network;
 use crate::report::Chain;
@@ -225,6 +226,25 @@ impl IntentReader {
     /// Why it cannot be attached.
     pub fn check_default(&self) -> Result<Network, IntentError> {
         self.node_default(&self.source.snapshot())
+    }
+
+    /// Every network whose configuration can be read now, the default network first. What cannot be read is
+    /// left out with a warning.
+    pub fn defined(&self) -> Vec<Defined> {
+        let objects = self.source.snapshot();
+        let default = self.node_default(&objects);
+        let default_name = default.as_ref().map(|network| network.name.clone()).unwrap_or_default();
+        let others = objects.definitions.keys().filter(|name| name.to_string() != default_name);
+        let read = others.map(|name| (self.network(&objects, name), false));
+        let readable =
+            std::iter::once((default, true)).chain(read).filter_map(|(network, default)| match network {
+                Ok(network) => Some(Defined { network, default }),
+                Err(error) => {
+                    tracing::warn!(error = %Chain(&error), "network left out");
+                    None
+                }
+            });
+        readable.collect()
     }
 
     /// A network as pods of a namespace may use it.

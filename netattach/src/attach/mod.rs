@@ -11,6 +11,7 @@ mod default_network;
 mod dynamic;
 mod engine;
 mod error;
+mod gc;
 mod intent;
 mod registry;
 pub mod standalone;
@@ -19,7 +20,8 @@ pub mod undo;
 
 pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
-pub use error::{AttachError, StepError};
+pub use error::{AttachError, Doing, StepError};
+pub use gc::Collected;
 pub use intent::{IntentError, IntentReader};
 pub use registry::{Attached, Registry};
 pub use status::StatusFiles;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::apply::DelegateCall;
-use super::{AttachError, Node, Progress, StepError};
+use super::{AttachError, Doing, Node, Progress, StepError};
 use crate::cni::Command;
 use crate::netlink::Handle;
 use crate::netns::Netns;
@@ -39,7 +39,9 @@ pub fn undo(
             crate::crash_point!("undo", at);
             let undone = undo_delegate(node, plan, netns, *at, attachment, delegate, progress.outputs());
             errors.extend(
-                undone.err().map(|source| AttachError::step(attachment, "run DEL of its plugin", source)),
+                undone
+                    .err()
+                    .map(|source| AttachError::step(Doing::Detach, attachment, "read its result", source)),
             );
         }
     }
@@ -58,8 +60,11 @@ pub fn undo(
             },
             Inverse::DeleteLink { .. } | Inverse::Delegate(_) => Ok(()),
         };
-        errors
-            .extend(undone.err().map(|source| AttachError::step(attachment, "release what it held", source)));
+        errors.extend(
+            undone
+                .err()
+                .map(|source| AttachError::step(Doing::Detach, attachment, "release what it held", source)),
+        );
     }
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }
@@ -123,6 +128,7 @@ fn delete_links(
         Ok(())
     };
     run().map_err(|source| AttachError::Step {
+        doing: Doing::Detach,
         ifname: plan.sandbox.ifname.clone(),
         network: plan.sandbox.container_id.clone(),
         step: "delete links".into(),

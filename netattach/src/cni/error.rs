@@ -66,6 +66,20 @@ impl CniError {
         Self::new(code, Chain(error).to_string())
     }
 
+    /// Several errors as one: the code of the first, all messages, all details.
+    pub fn joined(errors: impl IntoIterator<Item = Self>) -> Self {
+        let errors: Vec<Self> = errors.into_iter().collect();
+        let texts = |of: fn(&Self) -> &str| {
+            let present: Vec<&str> = errors.iter().map(of).filter(|text| !text.is_empty()).collect();
+            present.join("; ")
+        };
+        Self {
+            code: errors.first().map_or(code::INTERNAL, |first| first.code),
+            msg: texts(|error| &error.msg),
+            details: texts(|error| &error.details),
+        }
+    }
+
     /// The object to print on stdout, four spaces of indentation. `version` is that of the request's
     /// configuration, [`Version::LATEST`] where that could not be read.
     pub fn to_json(&self, version: Version) -> String {

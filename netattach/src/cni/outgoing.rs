@@ -55,12 +55,17 @@ pub fn request_config(
 pub fn gc_config(list: &NetworkList, plugin: &PluginConf, in_use: Option<&[AttachmentId]>) -> Map {
     let mut config = base(list, plugin);
     if let Some(attachments) = in_use {
-        let entries: Value = attachments.iter().map(AttachmentId::to_value).collect();
-        for key in VALID_ATTACHMENTS {
-            config.insert(key.into(), entries.clone());
-        }
+        insert_in_use(&mut config, attachments);
     }
     config
+}
+
+/// Tells a plugin which attachments are in use, under both keys.
+pub fn insert_in_use(config: &mut Map, attachments: &[AttachmentId]) {
+    let entries: Value = attachments.iter().map(AttachmentId::to_value).collect();
+    for key in VALID_ATTACHMENTS {
+        config.insert(key.into(), entries.clone());
+    }
 }
 
 /// The configuration for STATUS.

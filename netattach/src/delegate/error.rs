@@ -227,17 +227,16 @@ impl DelegateError {
             // A plugin that forgot the code; 0 means success elsewhere.
             Self::Reported { source, .. } if source.code == 0 => code::INTERNAL,
             Self::Reported { source, .. } => source.code,
-            Self::NoType | Self::InvalidType { .. } => code::INVALID_CONFIG,
+            Self::NoType | Self::InvalidType { .. } | Self::NoSearchPath { .. } | Self::NotFound { .. } => {
+                code::INVALID_CONFIG
+            }
             Self::Busy { .. } | Self::TimedOut { .. } => code::TRY_AGAIN_LATER,
             Self::Spawn { .. } | Self::Pipe { .. } => code::IO_FAILURE,
             Self::TooMuchOutput { .. }
             | Self::Garbage { .. }
             | Self::Result { .. }
             | Self::VersionReply { .. } => code::DECODING_FAILURE,
-            Self::NoSearchPath { .. }
-            | Self::NotFound { .. }
-            | Self::Silent { .. }
-            | Self::Unreadable { .. } => code::INTERNAL,
+            Self::Silent { .. } | Self::Unreadable { .. } => code::INTERNAL,
         }
     }
 
@@ -265,15 +264,21 @@ impl DelegateError {
 }
 
 impl From<DelegateError> for CniError {
-    /// Keeps the plugin's own code and message, says which plugin it was, and adds its stderr to the details.
     fn from(error: DelegateError) -> Self {
-        let (msg, details) = match &error {
+        Self::from(&error)
+    }
+}
+
+impl From<&DelegateError> for CniError {
+    /// Keeps the plugin's own code and message, says which plugin it was, and adds its stderr to the details.
+    fn from(error: &DelegateError) -> Self {
+        let (msg, details) = match error {
             DelegateError::Reported { source, .. } => {
                 (format!("{error}: {}", source.msg), source.details.as_str())
             }
-            _ => (Chain(&error).to_string(), ""),
+            _ => (Chain(error).to_string(), ""),
         };
-        let stderr = match &error {
+        let stderr = match error {
             // Part of the message already.
             DelegateError::Silent { .. } => String::new(),
             _ if error.stderr().is_empty() => String::new(),

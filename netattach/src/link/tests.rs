@@ -455,6 +455,7 @@ fn sandbox() -> Sandbox {
         netns_id: NetnsId { device: 4, inode: 5 },
         cni_args: String::new(),
         cni_path: Vec::new(),
+        config_name: "pods".into(),
         pod: None,
     }
 }
@@ -467,6 +468,8 @@ fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
         ifname: "net1".into(),
         version: crate::cni::Version::LATEST,
         kind: kind.to_owned(),
+        disable_check: false,
+        disable_gc: false,
         steps,
     }
 }

@@ -116,6 +116,8 @@ mod tests {
             ifname: "eth0".into(),
             version: cni::Version::LATEST,
             kind: "bridge".into(),
+            disable_check: false,
+            disable_gc: false,
             steps: vec![
                 Step::EnsureBridge(Bridge { name: "br0".into(), mtu: None, promiscuous: false }),
                 Step::CreateVeth(Veth {

@@ -5,6 +5,7 @@
 //! [`Output`], and [`result`] and [`addressing`] compute from those.
 
 pub mod addressing;
+pub mod collect;
 pub mod expect;
 pub mod resolve;
 pub mod result;
@@ -62,6 +63,10 @@ pub struct Sandbox {
     pub cni_args: String,
     /// `CNI_PATH`, as given.
     pub cni_path: Vec<PathBuf>,
+    /// `name` of the runtime's configuration. GC reaches the sandboxes of the configuration that asks for it and no
+    /// others. Empty in records from before this was kept: those are no GC's.
+    #[serde(default)]
+    pub config_name: String,
     /// The pod, when the runtime said which.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
@@ -114,6 +119,12 @@ pub struct AttachmentPlan {
     pub version: Version,
     /// What carries the attachment, for people: `bridge`, `macvlan`, or the type of the external plugin.
     pub kind: String,
+    /// `disableCheck` of the network's configuration: CHECK takes the attachment as it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disable_check: bool,
+    /// `disableGC` of the network's configuration: GC asks none of its plugins.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disable_gc: bool,
     /// In order.
     pub steps: Vec<Step>,
 }

@@ -197,6 +197,8 @@ fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> Attac
         ifname: request.ifname.clone(),
         version: request.version,
         kind: driver.kind().to_owned(),
+        disable_check: false,
+        disable_gc: false,
         steps,
     }
 }
@@ -315,6 +317,8 @@ fn attachment(
         ifname: ifname.to_owned(),
         version: list.version,
         kind,
+        disable_check: list.disable_check,
+        disable_gc: list.disable_gc,
         steps,
     })
 }

@@ -262,6 +262,7 @@ mod tests {
             netns_id: NetnsId { device: 4, inode: 5 },
             cni_args: String::new(),
             cni_path: Vec::new(),
+            config_name: "pods".into(),
             pod: None,
         }
     }

@@ -8,7 +8,7 @@ use super::Memory;
 use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::undo::undo;
-use crate::attach::{AttachError, Node, StepError};
+use crate::attach::{AttachError, Doing, Node, StepError};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::ipam::host_local::{Config, ConfigError, Error as LeaseError, Owner};
 use crate::link::{self, Driver};
@@ -123,7 +123,9 @@ impl Interface<'_> {
         let known = previous.and_then(|previous| result::read_back(attachment, &previous).ok());
         let Some(mut outputs) = known else { return Ok(BTreeMap::new()) };
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
-        let failed = |error| AttachError::step(attachment, "look at the kernel", StepError::Netlink(error));
+        let failed = |error| {
+            AttachError::step(Doing::Detach, attachment, "look at the kernel", StepError::Netlink(error))
+        };
         let found = pod.find_link(&attachment.ifname).map_err(failed)?;
         outputs.retain(|_, output| match output {
             // A recycled namespace may have another container's link of that name.
@@ -155,7 +157,7 @@ impl Interface<'_> {
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let mut pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
         let difference = compare(&self.node, &sandbox, &attachment, &want, &mut host, &mut pod)
-            .map_err(|error| AttachError::step(&attachment, "look at the kernel", error))?;
+            .map_err(|error| AttachError::step(Doing::Check, &attachment, "look at the kernel", error))?;
         if let Some(what) = difference {
             let (ifname, network) = (request.ifname.clone(), request.name.clone());
             return Err(AttachError::Differs { ifname, network, what }.into());
@@ -250,6 +252,7 @@ fn sandbox(request: &cni::Request, netns_id: NetnsId) -> Sandbox {
         netns_id,
         cni_args: request.args.raw().to_owned(),
         cni_path: request.path.clone(),
+        config_name: request.name.clone(),
         pod: None,
     }
 }
@@ -269,6 +272,7 @@ pub(super) fn waits_for_ranges(config: &json::Map) -> bool {
 pub(super) fn step_error(source: StepError) -> CniError {
     let msg = Chain(&source).to_string();
     let step = AttachError::Step {
+        doing: Doing::Attach,
         ifname: String::new(),
         network: String::new(),
         step: String::new(),
