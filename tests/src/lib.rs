@@ -8,6 +8,7 @@ pub mod node;
 pub mod packet;
 pub mod runtime;
 pub mod snapshot;
+pub mod tools;
 pub mod traffic;
 
 pub use namespace::Namespace;

@@ -84,7 +84,7 @@ struct AttachArguments {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
-        Verb::Setup => setup::run(setup::Scope::Usual),
+        Verb::Setup => setup::run(setup::Scope::Testing),
         Verb::BuildEbpf => ebpf::build(),
         Verb::Build => dist::build(),
         Verb::Tidy { only } => tidy::run(&only),

@@ -5,6 +5,8 @@
 
 use std::env;
 use std::fmt;
+use std::mem;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,8 @@ use crate::{child, dist, fuzz, screen, setup, tree};
 
 /// Fuzzing time for all targets together when this runs as the gate.
 const FUZZ_SECONDS: u32 = 60;
+/// How the line begins by which a test says that this machine lacks what it needs.
+const SKIPPED: &str = "SKIPPED: ";
 
 /// Sums over all test executables.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +27,7 @@ pub struct Count {
     pub passed: u32,
     /// Tests that did not, and test executables that died.
     pub failed: u32,
-    /// Tests marked `ignore`.
+    /// Tests marked `ignore`, and tests that said `SKIPPED` because this machine lacks what they need.
     pub skipped: u32,
 }
 
@@ -46,7 +50,7 @@ impl std::ops::AddAssign for Count {
 /// # Errors
 /// Anything that could not be prepared, or that some test failed.
 pub fn run(ci: bool) -> anyhow::Result<()> {
-    setup::run(if ci { Scope::Fuzzing } else { Scope::Usual })?;
+    setup::run(if ci { Scope::Gate } else { Scope::Testing })?;
     dist::build()?;
     let mut total = workspace()?;
     if ci {
@@ -67,13 +71,13 @@ fn workspace() -> anyhow::Result<Count> {
         Ok(screen::Done::Was(String::new()))
     })?;
     let mut cargo = child::cargo();
-    cargo
-        .args(["test", "--workspace", "--no-fail-fast", "--color", "never"])
-        .env("NETATTACH_DIST", tree::dist())
-        .env("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins());
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--color", "never"]).envs(variables());
     run_as_root(&mut cargo)?;
     let mut tally = Tally::default();
     let (output, success, status) = child::watch(&mut cargo, |line| {
+        if line.starts_with(SKIPPED) {
+            screen::line(&format!("  {line}"));
+        }
         if let Some(finished) = tally.read(line) {
             finished.print();
         }
@@ -92,6 +96,15 @@ fn workspace() -> anyhow::Result<Count> {
     Ok(tally.total)
 }
 
+/// What tests are told: where the executables under test are, and what they are tested with.
+fn variables() -> [(&'static str, PathBuf); 3] {
+    [
+        ("NETATTACH_DIST", tree::dist()),
+        ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
+        ("NETATTACH_RUNTIMES", setup::runtimes()),
+    ]
+}
+
 /// Lets test executables run as root when this process does not.
 fn run_as_root(cargo: &mut Command) -> anyhow::Result<()> {
     if child::is_root() {
@@ -107,16 +120,11 @@ fn run_as_root(cargo: &mut Command) -> anyhow::Result<()> {
         bail!(stuck("the tests need root for network namespaces and BPF, and sudo refused"));
     }
     screen::line("  the tests need root for network namespaces and BPF: their executables run through sudo");
-    let dist = format!("NETATTACH_DIST={}", tree::dist().display());
-    let reference = format!("NETATTACH_REFERENCE_PLUGINS={}", setup::reference_plugins().display());
-    let cargo_variables = ["CARGO_MANIFEST_DIR", "RUST_BACKTRACE", "PATH"];
-    let kept = cargo_variables.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
-    let runner: Vec<String> = ["sudo", "-n", "--", "env"]
-        .map(str::to_owned)
-        .into_iter()
-        .chain(kept)
-        .chain([dist, reference])
-        .collect();
+    let kept = ["CARGO_MANIFEST_DIR", "RUST_BACKTRACE", "PATH", "CI"];
+    let kept = kept.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
+    let told = variables().map(|(name, path)| format!("{name}={}", path.display()));
+    let runner: Vec<String> =
+        ["sudo", "-n", "--", "env"].map(str::to_owned).into_iter().chain(kept).chain(told).collect();
     let runner = serde_json::to_string(&runner).context("spell the test runner")?;
     // An array of JSON strings is also an array of TOML strings.
     cargo.arg("--config").arg(format!("target.{}.runner={runner}", dist::host_triple()?));
@@ -148,6 +156,8 @@ impl Finished {
 struct Tally {
     total: Count,
     running: Option<(String, Instant)>,
+    /// Tests of the running executable that say they were skipped; the harness takes them as passed.
+    skipped: u32,
 }
 
 impl Tally {
@@ -157,7 +167,13 @@ impl Tally {
             self.running = Some((name, Instant::now()));
             return died;
         }
-        let count = result_in(line)?;
+        if line.starts_with(SKIPPED) {
+            self.skipped += 1;
+        }
+        let mut count = result_in(line)?;
+        let skipped = mem::take(&mut self.skipped).min(count.passed);
+        count.passed -= skipped;
+        count.skipped += skipped;
         let (name, started) =
             self.running.take().unwrap_or_else(|| ("documentation".to_owned(), Instant::now()));
         self.total += count;
@@ -167,6 +183,7 @@ impl Tally {
     /// An executable that was running and said nothing about its tests has died.
     fn end(&mut self) -> Option<Finished> {
         let (name, started) = self.running.take()?;
+        self.skipped = 0;
         let count = Count { failed: 1, ..Count::default() };
         self.total += count;
         Some(Finished { name, count, took: started.elapsed(), died: true })
@@ -219,9 +236,10 @@ mod tests {
     const OUTPUT: &str = "\
      Running unittests src/lib.rs (target/debug/deps/netattach-8b1e9e4e3c7f1a2b)
 
-running 2 tests
+running 3 tests
+SKIPPED: a test with an old kernel: there is none
 test mac::tests::a ... ok
-test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 
      Running tests/crash.rs (target/debug/deps/crash-8b1e9e4e3c7f1a2b)
 running 3 tests
@@ -249,13 +267,13 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         finished.extend(tally.end().map(|finished| (finished.name, finished.count, finished.died)));
         let count = |passed, failed, skipped| Count { passed, failed, skipped };
         let expected = [
-            ("netattach", count(2, 0, 0), false),
+            ("netattach", count(2, 0, 1), false),
             ("crash", count(0, 1, 0), true),
             ("netlink", count(4, 1, 2), false),
             ("netattach (documentation)", count(1, 0, 0), false),
         ];
         assert_eq!(finished, expected.map(|(name, count, died)| (name.to_owned(), count, died)));
-        assert_eq!(tally.total.to_string(), "7 passed, 2 failed, 2 skipped");
+        assert_eq!(tally.total.to_string(), "7 passed, 2 failed, 3 skipped");
     }
 
     #[test]

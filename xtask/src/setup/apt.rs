@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use crate::child;
 use crate::screen::{Progress, Stuck};
@@ -85,12 +85,12 @@ pub(super) fn as_root(program: &str, what: &[&str]) -> anyhow::Result<Command> {
 
 /// Unpacks a package of the machine's own sources into a directory, without installing it.
 pub(super) fn unpack(package: &str, into: &Path, progress: &Progress) -> anyhow::Result<()> {
-    download_and_unpack(package, None, into, progress)
+    download_and_unpack(&[package], None, into, progress)
 }
 
-/// Unpacks a package of the Debian suite `suite` into a directory, without installing it.
+/// Unpacks packages of the Debian suite `suite` into a directory, without installing them.
 pub(super) fn unpack_from_suite(
-    package: &str,
+    packages: &[&str],
     suite: &str,
     into: &Path,
     progress: &Progress,
@@ -107,7 +107,7 @@ pub(super) fn unpack_from_suite(
     fs::write(&config, private_config(&private)).context("write the private apt configuration")?;
     child::run(Command::new("apt-get").args(["update", "--quiet"]).env("APT_CONFIG", &config), progress)
         .with_context(|| format!("fetch the package list of {suite}"))?;
-    download_and_unpack(package, Some(&config), into, progress)?;
+    download_and_unpack(packages, Some(&config), into, progress)?;
     fs::remove_dir_all(&private).context("remove the private package lists")
 }
 
@@ -137,27 +137,31 @@ fn keyring(progress: &Progress) -> anyhow::Result<PathBuf> {
 }
 
 fn download_and_unpack(
-    package: &str,
+    packages: &[&str],
     config: Option<&Path>,
     into: &Path,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    fs::create_dir_all(tree::tools()).context("create target/tools")?;
+    fs::create_dir_all(into).with_context(|| format!("create {}", into.display()))?;
     let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
     let mut download = Command::new("apt-get");
-    download.args(["download", "--quiet", package]).current_dir(scratch.path());
+    download.args(["download", "--quiet"]).args(packages).current_dir(scratch.path());
     if let Some(config) = config {
         download.env("APT_CONFIG", config);
     }
-    child::run(&mut download, progress).with_context(|| format!("download {package}"))?;
-    let archive = fs::read_dir(scratch.path())
+    let names = packages.join(", ");
+    child::run(&mut download, progress).with_context(|| format!("download {names}"))?;
+    let archives: Vec<PathBuf> = fs::read_dir(scratch.path())
         .context("list the download")?
         .filter_map(Result::ok)
         .map(|entry| entry.path())
-        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .with_context(|| format!("apt-get download {package} left no file"))?;
-    child::run(Command::new("dpkg").arg("-x").arg(&archive).arg(into), progress)
-        .with_context(|| format!("unpack {package}"))?;
+        .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        .collect();
+    ensure!(archives.len() == packages.len(), "apt-get download left {} files for {names}", archives.len());
+    for archive in archives {
+        child::run(Command::new("dpkg").arg("-x").arg(&archive).arg(into), progress)
+            .with_context(|| format!("unpack one of {names}"))?;
+    }
     Ok(())
 }
 

@@ -4,19 +4,25 @@
 
 mod apt;
 pub mod bpf_toolchain;
+mod runtimes;
 mod tools;
 
 use crate::screen;
 
+pub use runtimes::runtimes;
 pub use tools::{bpftool, reference_plugins};
 
 /// What the machine is being prepared for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Building, testing, the demo and the benchmarks.
+    /// Building, the demo and the benchmarks.
     Usual,
-    /// The same and the fuzz targets.
+    /// The fuzz targets.
     Fuzzing,
+    /// Every test. A machine that cannot have the container runtimes does without them.
+    Testing,
+    /// The gate: every test without exception, and the fuzz targets.
+    Gate,
 }
 
 /// Installs what is missing.
@@ -31,7 +37,10 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
     screen::step("bpftool", tools::ensure_bpftool)?;
     screen::step("ip, ping", tools::ensure_network_tools)?;
     screen::step("reference plugins", tools::ensure_reference_plugins)?;
-    if scope == Scope::Fuzzing {
+    if matches!(scope, Scope::Testing | Scope::Gate) {
+        screen::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
+    }
+    if matches!(scope, Scope::Fuzzing | Scope::Gate) {
         screen::step("C++ compiler", tools::ensure_cxx)?;
     }
     screen::step("bpffs", tools::ensure_bpffs)

@@ -48,7 +48,7 @@ pub(super) fn ensure_bpftool(progress: &Progress) -> anyhow::Result<Done> {
         return Ok(Done::Was(describe(&path).unwrap_or_default()));
     }
     let into = tree::tools().join("bpftool");
-    apt::unpack_from_suite("bpftool", BPFTOOL_SUITE, &into, progress)?;
+    apt::unpack_from_suite(&["bpftool"], BPFTOOL_SUITE, &into, progress)?;
     let path = bpftool().context("the unpacked bpftool does not start")?;
     Ok(Done::Now(format!("{} from {BPFTOOL_SUITE}, unpacked", describe(&path).unwrap_or_default())))
 }
@@ -74,7 +74,7 @@ pub(super) fn ensure_reference_plugins(progress: &Progress) -> anyhow::Result<Do
         return Ok(Done::Was(present("others")));
     }
     let into = tree::tools().join("containernetworking-plugins");
-    apt::unpack_from_suite("containernetworking-plugins", REFERENCE_SUITE, &into, progress)?;
+    apt::unpack_from_suite(&["containernetworking-plugins"], REFERENCE_SUITE, &into, progress)?;
     version().context("the unpacked plugins do not start")?;
     Ok(Done::Now(format!("{} from {REFERENCE_SUITE}", present("others"))))
 }

@@ -1,0 +1,23 @@
+//! Programs that a test is run with and that not every machine can have.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+/// The directory that the environment variable names, if every one of these files is in it. Otherwise the test is
+/// reported as skipped, with the reason, and its caller has to end it.
+///
+/// # Panics
+/// A file is missing and `CI` is `true`: the gate leaves no test out.
+pub fn directory(test: &str, variable: &str, files: &[&str]) -> Option<PathBuf> {
+    let reason = match std::env::var_os(variable).map(PathBuf::from) {
+        None => format!("{variable} is not set"),
+        Some(path) => match files.iter().find(|file| !path.join(file).is_file()) {
+            None => return Some(path),
+            Some(file) => format!("{} is not there", path.join(file).display()),
+        },
+    };
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "{test} must not be skipped in CI: {reason}");
+    // Written past the harness, which keeps what a test prints to itself unless it fails.
+    let _ = writeln!(std::io::stderr(), "\nSKIPPED: {test}: {reason}");
+    None
+}
