@@ -1,7 +1,8 @@
-//! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets, and a whole node with a
-//! running agent.
+//! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets, a whole node with a
+//! running agent, and a machine with container runtimes.
 
 pub mod calls;
+pub mod machine;
 pub mod manifest;
 mod namespace;
 pub mod node;

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use netattach::bpf::{self, Dataplane, PolicyIds};
 use netattach::mac::Mac;
 use netattach::netlink::Handle;
+use netattach::netns::Netns;
 
 use crate::node::{MAX_ATTACHMENTS, WIRE};
 use crate::{Namespace, Node, Pod};
@@ -126,7 +127,15 @@ impl Network {
     /// # Errors
     /// The kernel refuses.
     pub fn of(namespace: &Namespace) -> Result<Self> {
-        let mut handle = Handle::open_in(namespace.netns())?;
+        Self::of_netns(namespace.netns())
+    }
+
+    /// Looks at a namespace that somebody else has made.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn of_netns(netns: &Netns) -> Result<Self> {
+        let mut handle = Handle::open_in(netns)?;
         let mut links = BTreeMap::new();
         let mut names = BTreeMap::new();
         for link in handle.links()? {

@@ -18,14 +18,15 @@
 //! | `result` | printed; the text `prevResult` passes the previous result through |
 //! | `exit` | the exit status |
 //! | `abort` | `true`: dies by a signal |
+//! | `exec` | this executable answers instead, with the same environment and stdin |
 //!
 //! Without `result`, ADD passes the previous result through, or prints an empty one.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -48,6 +49,7 @@ struct Script {
     result: Option<Value>,
     exit: u8,
     abort: bool,
+    exec: Option<PathBuf>,
 }
 
 impl Default for Script {
@@ -68,6 +70,7 @@ impl Default for Script {
             result: None,
             exit: 0,
             abort: false,
+            exec: None,
         }
     }
 }
@@ -112,11 +115,23 @@ fn run() -> Result<u8> {
     std::thread::sleep(Duration::from_millis(script.sleep_ms));
     flood(&mut io::stdout().lock(), script.flood_stdout)?;
     flood(&mut io::stderr().lock(), script.flood_stderr)?;
-    let status = answer(&verb, &script, &config)?;
+    let status = match &script.exec {
+        Some(other) => hand_over(other, &stdin)?,
+        None => answer(&verb, &script, &config)?,
+    };
     if script.abort {
         std::process::abort();
     }
     Ok(if script.exit == 0 { status } else { script.exit })
+}
+
+/// Lets another plugin answer, and returns its status.
+fn hand_over(plugin: &Path, stdin: &[u8]) -> Result<u8> {
+    let mut child = Command::new(plugin).stdin(Stdio::piped()).spawn()?;
+    // A plugin that does not read, as VERSION does not, closes the pipe early.
+    let _ = child.stdin.take().context("stdin is a pipe")?.write_all(stdin);
+    let status = child.wait()?.code().context("the plugin died by a signal")?;
+    Ok(u8::try_from(status)?)
 }
 
 /// Prints what the script or the verb asks for, and returns the status that goes with it.

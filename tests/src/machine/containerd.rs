@@ -1,0 +1,134 @@
+//! containerd: the daemon, and its plain client `ctr`.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Daemon, IMAGE, Machine, cri, ends};
+use crate::traffic::eventually;
+
+const SOCKET: &str = "/run/containerd/containerd.sock";
+const START: Duration = Duration::from_secs(30);
+/// Namespace of what Kubernetes runs, in containerd's own sense of the word.
+const KUBERNETES: &str = "k8s.io";
+
+/// As short as it can be: all paths are the usual ones, and both versions read it.
+///
+/// A test machine may lack the capability to lower the out-of-memory score.
+const CONFIGURATION: &str = r#"
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "localhost/busybox:1"
+restrict_oom_score_adj = true
+disable_apparmor = true
+"#;
+
+/// The versions that tests run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Of Debian 12: CNI 1.0.
+    V1_6,
+    /// CNI 1.1: it asks for STATUS.
+    V2,
+}
+
+/// A running containerd, with [`IMAGE`].
+#[derive(Debug)]
+pub struct Containerd {
+    _daemon: Daemon,
+    /// The machine that it runs on.
+    pub machine: Machine,
+}
+
+/// A container that `ctr run` waits for.
+#[derive(Debug)]
+pub struct Container<'a> {
+    containerd: &'a Containerd,
+    name: String,
+    client: Daemon,
+}
+
+impl Container<'_> {
+    /// `ctr task exec` of busybox: what it printed.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn exec(&self, words: &[&str]) -> Result<String> {
+        self.task(&[&["exec", "--exec-id", "probe", &self.name, "/bin/busybox"], words].concat())
+    }
+
+    /// Kills the container's process and waits until `ctr` has ended, and has called DEL before that.
+    ///
+    /// # Errors
+    /// It does not end well.
+    pub fn end(self) -> Result<()> {
+        self.task(&["kill", "--signal", "SIGKILL", &self.name])?;
+        ensure!(ends(&self.client.child)?, "ctr run does not end: {}", self.client.said());
+        Ok(())
+    }
+
+    fn task(&self, words: &[&str]) -> Result<String> {
+        self.containerd.ctr(&self.containerd.machine.name, &[&["task"], words].concat())
+    }
+}
+
+impl Version {
+    fn suite(self) -> &'static str {
+        match self {
+            Self::V1_6 => "bookworm",
+            Self::V2 => "sid",
+        }
+    }
+}
+
+impl Containerd {
+    /// Starts the daemon and waits until it serves.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn start(machine: Machine, version: Version) -> Result<Self> {
+        let config = machine.node.path("containerd.toml");
+        fs::write(&config, CONFIGURATION)?;
+        let mut command = machine.command(version.suite(), "containerd")?;
+        command.arg("--config").arg(&config);
+        let containerd = Self { _daemon: Daemon::start(&machine, command, "containerd")?, machine };
+        let serves = || Path::new(SOCKET).exists() && containerd.ctr(KUBERNETES, &["version"]).is_ok();
+        ensure!(eventually(START, serves), "containerd does not answer");
+        let archive = containerd.machine.archive()?;
+        let archive = archive.to_str().context("a path that is text")?;
+        for namespace in [KUBERNETES, &containerd.machine.name] {
+            containerd.ctr(namespace, &["images", "import", archive])?;
+        }
+        Ok(containerd)
+    }
+
+    /// A client of the container runtime interface.
+    ///
+    /// # Errors
+    /// No connection.
+    pub fn cri(&self) -> Result<cri::Client> {
+        cri::Client::connect(SOCKET, self.machine.cgroup_parent())
+    }
+
+    /// `ctr run --cni`: a container with a network, outside of Kubernetes. Returns when it runs.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn run(&self, name: &str) -> Result<Container<'_>> {
+        let mut command = self.machine.command(Version::V1_6.suite(), "ctr")?;
+        command
+            .args(["--address", SOCKET, "--namespace", &self.machine.name])
+            .args(["run", "--rm", "--cni", IMAGE, name]);
+        let client = Daemon::start(&self.machine, command, name)?;
+        let container = Container { containerd: self, name: name.to_owned(), client };
+        // The network is there before the container's process is.
+        ensure!(eventually(START, || container.exec(&["true"]).is_ok()), "{}", container.client.said());
+        Ok(container)
+    }
+
+    fn ctr(&self, namespace: &str, words: &[&str]) -> Result<String> {
+        self.machine.run("ctr", &[&["--address", SOCKET, "--namespace", namespace], words].concat())
+    }
+}

@@ -1,0 +1,257 @@
+//! A machine with container runtimes: a [`Node`] and, on mounts of its own, containerd and podman as Debian ships
+//! them, with everything at its usual place. Nothing is installed, and nothing outlasts the value.
+
+pub mod containerd;
+pub mod cri;
+mod image;
+mod mounts;
+pub mod podman;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::{Value, json};
+
+use crate::node::{executable, ip};
+use crate::{Node, tools};
+
+use mounts::Mounts;
+
+/// Image of every container: busybox alone, as `/bin/busybox`.
+pub const IMAGE: &str = "localhost/busybox:1";
+
+/// Where runtimes look for CNI configurations.
+const CONFIGURATIONS: &str = "/etc/cni/net.d";
+/// Where runtimes look for CNI plugins.
+const PLUGINS: &str = "/opt/cni/bin";
+/// The Debian suite of all programs but a newer containerd.
+const SUITE: &str = "bookworm";
+const PROGRAMS: [&str; 7] = [
+    "bookworm/usr/bin/containerd",
+    "bookworm/usr/bin/ctr",
+    "bookworm/usr/bin/podman",
+    "bookworm/usr/bin/conmon",
+    "bookworm/usr/sbin/runc",
+    "bookworm/bin/busybox",
+    "sid/usr/bin/containerd",
+];
+/// The longest that a program of a runtime may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+static MACHINES: AtomicU32 = AtomicU32::new(0);
+
+/// A machine. It belongs to the thread that made it, whose mounts it has changed.
+#[derive(Debug)]
+pub struct Machine {
+    // Before the node: its directory can be removed only from outside of the mounts in it.
+    mounts: Mounts,
+    /// Its netattach. Runtimes start in the node's namespace.
+    pub node: Node,
+    name: String,
+    tools: PathBuf,
+}
+
+impl Machine {
+    /// Puts a node, whose agent does not run yet, on a machine. Without the runtimes the test is reported as
+    /// skipped, and there is none.
+    ///
+    /// # Errors
+    /// The machine cannot be made.
+    pub fn new(test: &str, node: Node) -> Result<Option<Self>> {
+        let Some(tools) = tools::directory(test, "NETATTACH_RUNTIMES", &PROGRAMS) else { return Ok(None) };
+        let number = MACHINES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("netattach-test-{}-{number}", std::process::id());
+        let scratch = node.path("mounts");
+        fs::create_dir(&scratch)?;
+        let mounts = Mounts::enter(&scratch)?;
+        // Copied into containers; on the machine it may lead into the directory that is hidden now.
+        fs::remove_file("/etc/resolv.conf").or_else(absent_is_fine)?;
+        fs::write("/etc/resolv.conf", "nameserver 192.0.2.53\n")?;
+        ip(&node.namespace, &["link", "set", "lo", "up"])?;
+        let machine = Self { mounts, node, name, tools };
+        machine.install_plugins()?;
+        Ok(Some(machine))
+    }
+
+    /// Gives the runtimes a network that netattach makes, in a list with these further keys.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn network(&self, name: &str, version: &str, plugin: &Value) -> Result<()> {
+        let mut own = self.node.cni_config(version);
+        let own = own.as_object_mut().context("a configuration is an object")?;
+        own.retain(|key, _| key != "cniVersion" && key != "name");
+        own.extend(plugin.as_object().context("further keys are an object")?.clone());
+        let list = json!({"cniVersion": version, "name": name, "plugins": [own]});
+        Ok(fs::write(Path::new(CONFIGURATIONS).join(format!("10-{name}.conflist")), list.to_string())?)
+    }
+
+    /// How the runtimes have called netattach since the last time of asking, in order, VERSION left out.
+    ///
+    /// # Errors
+    /// The record cannot be read.
+    pub fn take_calls(&self) -> Result<Vec<Value>> {
+        let mut calls = self.node.take_calls()?;
+        calls.retain(|call| call["env"]["CNI_COMMAND"] != "VERSION");
+        Ok(calls)
+    }
+
+    /// Runs a program of a runtime to its end; its standard output.
+    ///
+    /// # Errors
+    /// It cannot be started, fails or does not end.
+    fn run(&self, program: &str, words: &[&str]) -> Result<String> {
+        let mut command = self.command(SUITE, program)?;
+        // Files, not pipes: what a runtime leaves running may keep its standard output open.
+        let (out, err) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        command.args(words).stdout(out.try_clone()?).stderr(err.try_clone()?);
+        let mut child =
+            self.node.namespace.run(|| command.spawn()).with_context(|| format!("start {program}"))?;
+        let ended = ends(&child)?;
+        if !ended {
+            child.kill()?;
+        }
+        let status = child.wait()?;
+        let (out, err) = (content(out)?, content(err)?);
+        ensure!(ended, "{program} {words:?} does not end: {out}{err}");
+        ensure!(status.success(), "{program} {words:?}: {out}{err}");
+        Ok(out)
+    }
+
+    /// A program of a suite, with nothing else in its environment than what it needs.
+    fn command(&self, suite: &str, program: &str) -> Result<Command> {
+        let found = ["bin", "sbin"].map(|dir| self.tools.join(suite).join("usr").join(dir));
+        let path = found.iter().map(|dir| dir.join(program)).find(|path| path.is_file());
+        let base = self.tools.join(SUITE).join("usr");
+        let directories = [self.tools.join(suite).join("usr/bin"), base.join("bin"), base.join("sbin")];
+        let usual = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+        let mut command = Command::new(path.with_context(|| format!("{program} is not in {suite}"))?);
+        command
+            .env_clear()
+            .env("PATH", std::env::join_paths(directories.into_iter().chain(usual))?)
+            .env("LD_LIBRARY_PATH", base.join(format!("lib/{}-linux-gnu", std::env::consts::ARCH)))
+            .env("HOME", "/run")
+            .stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Where containers have to put their control groups, so that these can be told from others.
+    fn cgroup_parent(&self) -> String {
+        format!("/{}", self.name)
+    }
+
+    /// The archive of [`IMAGE`].
+    fn archive(&self) -> Result<PathBuf> {
+        let archive = self.node.path("image.tar");
+        if !archive.exists() {
+            image::write(&archive, &self.tools.join(SUITE).join("bin/busybox"))?;
+        }
+        Ok(archive)
+    }
+
+    /// netattach at its place, with a recorder before it, and the plugin `loopback`.
+    fn install_plugins(&self) -> Result<()> {
+        self.node.plugin("netattach", &json!({"exec": executable("netattach")?}))?;
+        symlink(executable("netattach-cni")?, self.node.path("cni-bin/loopback"))?;
+        fs::create_dir_all(CONFIGURATIONS)?;
+        fs::create_dir_all(PLUGINS)?;
+        rustix::mount::mount_bind(self.node.path("cni-bin"), PLUGINS).context("put the plugins into place")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.mounts.end_processes();
+        remove_cgroups(Path::new("/sys/fs/cgroup"), &self.name, 2);
+    }
+}
+
+/// A daemon of a runtime.
+#[derive(Debug)]
+struct Daemon {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    fn start(machine: &Machine, mut command: Command, name: &str) -> Result<Self> {
+        let log = machine.node.path(&format!("{name}.log"));
+        let file = File::create(&log)?;
+        command.stdout(file.try_clone()?).stderr(file);
+        let child =
+            machine.node.namespace.run(|| command.spawn()).with_context(|| format!("start {name}"))?;
+        Ok(Self { child, log })
+    }
+
+    /// What it has said so far.
+    fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let said = self.said();
+            let telling = said.lines().filter(|line| !line.contains("level=info"));
+            eprintln!(
+                "--- {}\n{}---",
+                self.log.display(),
+                telling.map(|line| format!("{line}\n")).collect::<String>()
+            );
+        }
+    }
+}
+
+/// Waits for the end of a process; whether it came in time.
+fn ends(child: &Child) -> Result<bool> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into()?, tv_nsec: 0 };
+    Ok(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience))? > 0)
+}
+
+/// Everything in a file that a child has written through a copy of the descriptor.
+fn content(mut file: File) -> Result<String> {
+    use std::io::Seek;
+    file.rewind()?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn absent_is_fine(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// Removes the control groups of that name, which are at the top of one hierarchy or of each.
+fn remove_cgroups(directory: &Path, name: &str, depth: u32) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name() == *name {
+            remove_cgroup(&entry.path());
+        } else if depth > 1 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroups(&entry.path(), name, depth - 1);
+        }
+    }
+}
+
+/// Its files cannot be removed and need not be.
+fn remove_cgroup(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    // What stays is seen by the test that looks for leftovers.
+    let _ = fs::remove_dir(directory);
+}

@@ -1,0 +1,126 @@
+//! Mounts that one thread and what it starts have for themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use crate::traffic::eventually;
+
+/// Directories that runtimes write into: what the machine has there stays visible, what is written is private.
+const WRITTEN: [&str; 3] = ["/etc", "/opt", "/var/lib"];
+/// Hidden: sockets and namespaces of the machine's own runtimes are there.
+const HIDDEN: &str = "/run";
+/// containerd mounts overlays of its own over what is here, for which the overlay on `/var/lib` will not do.
+const SNAPSHOTS: &str = "/var/lib/containerd";
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/mnt";
+/// Killed processes that are still there after this are reported.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A mount namespace. When this is dropped, its thread sees again what others see; the namespace goes with the last
+/// process in it.
+#[derive(Debug)]
+pub(super) struct Mounts {
+    /// What was mounted over, in order.
+    over: Vec<PathBuf>,
+    /// Inode of the namespace: what has been started from inside is found by it.
+    inside: u64,
+}
+
+impl Mounts {
+    /// Takes the calling thread into a new mount namespace; `scratch` is an empty directory for its use.
+    pub(super) fn enter(scratch: &Path) -> Result<Self> {
+        // SAFETY: of what threads share only mounts, working directory and umask are unshared; no memory and no
+        // descriptor table is.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
+            .context("make a mount namespace")?;
+        let mut mounts = Self { over: Vec::new(), inside: fs::metadata(OWN_NAMESPACE)?.ino() };
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        mounts.put("tmpfs", scratch, None)?;
+        for directory in WRITTEN {
+            let own = scratch.join(directory.replace('/', "_"));
+            let (upper, work) = (own.join("upper"), own.join("work"));
+            fs::create_dir_all(&upper)?;
+            fs::create_dir_all(&work)?;
+            let options =
+                format!("lowerdir={directory},upperdir={},workdir={}", upper.display(), work.display());
+            mounts.put("overlay", Path::new(directory), Some(&CString::new(options)?))?;
+        }
+        mounts.put("tmpfs", Path::new(HIDDEN), None)?;
+        fs::create_dir_all(SNAPSHOTS)?;
+        mounts.put("tmpfs", Path::new(SNAPSHOTS), None)?;
+        Ok(mounts)
+    }
+
+    fn put(&mut self, kind: &str, directory: &Path, options: Option<&CStr>) -> Result<()> {
+        mount(kind, directory, kind, MountFlags::empty(), options)
+            .with_context(|| format!("mount {kind} on {}", directory.display()))?;
+        self.over.push(directory.to_owned());
+        Ok(())
+    }
+
+    /// Kills everything that was started from inside, containers included, and waits for the end.
+    pub(super) fn end_processes(&self) {
+        let ended = eventually(PATIENCE, || {
+            let found = self.processes();
+            for pid in found.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+                // It may be gone by now.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            found.is_empty()
+        });
+        if !ended {
+            eprintln!("processes that do not end: {:?}", self.processes());
+        }
+    }
+
+    /// Processes in the namespace and, as containers have mounts of their own, their descendants.
+    fn processes(&self) -> BTreeSet<i32> {
+        let mut parents = BTreeMap::new();
+        let mut found = BTreeSet::new();
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // One that ends meanwhile, or has ended and is not waited for, has no namespace.
+            let Ok(namespace) = fs::metadata(entry.path().join("ns/mnt")) else { continue };
+            if namespace.ino() == self.inside {
+                found.insert(pid);
+            }
+            parents.insert(pid, parent(&entry.path()));
+        }
+        loop {
+            let children =
+                parents.iter().filter(|(_, parent)| parent.is_some_and(|parent| found.contains(&parent)));
+            let more: BTreeSet<i32> =
+                children.map(|(pid, _)| *pid).filter(|pid| !found.contains(pid)).collect();
+            if more.is_empty() {
+                return found;
+            }
+            found.extend(more);
+        }
+    }
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        // Threads that this one has started share its place, so it cannot go back; it can take everything away.
+        for directory in self.over.iter().rev() {
+            // Whatever still uses one of them keeps it, unseen by others.
+            if let Err(error) = unmount(directory, UnmountFlags::DETACH) {
+                eprintln!("{} stays mounted: {error}", directory.display());
+            }
+        }
+    }
+}
+
+/// The fourth field of `/proc/PID/stat`; the second, in parentheses, may hold anything.
+fn parent(process: &Path) -> Option<i32> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
