@@ -244,6 +244,10 @@ impl Node {
         let mut settings = self.settings.clone();
         settings.entry("maxAttachments").or_insert(MAX_ATTACHMENTS.into());
         settings.entry("defaultNetwork").or_insert(DEFAULT_NETWORK.into());
+        let delegation = settings.entry("delegation").or_insert_with(|| json!({}));
+        if let Value::Object(delegation) = delegation {
+            delegation.entry("cacheDir").or_insert(json!(self.path("cni-cache")));
+        }
         let config = self.path("netattachd.yaml");
         fs::write(&config, Value::Object(settings).to_string())?;
         let mut command = Command::new(executable);

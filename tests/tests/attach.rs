@@ -236,7 +236,7 @@ fn check_names_what_is_gone() {
             |_, pod| ip(&pod.namespace, &["link", "set", "net2", "down"]).unwrap(),
             "interface net2 is down",
         ),
-        ("lease", |node, _| fs::remove_file(node.path("leases/lan/10.52.0.10")).unwrap(), "10.52.0.10"),
+        ("lease", |node, _| fs::remove_file(node.path("leases/@shop/lan/10.52.0.10")).unwrap(), "10.52.0.10"),
     ];
     let node = serving();
     for (what, damage, said) in damages {

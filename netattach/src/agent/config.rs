@@ -8,9 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::settings_file::{self, SettingsFileError};
 use crate::attach::{DefaultNetwork, InvalidDefaultNetwork};
+use crate::delegate::DEFAULT_DIRECTORY;
 use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
 use crate::npwg::restriction::{Isolation, Restrictions};
+use crate::plan::Remembered;
 use crate::policy::model::Inference;
 
 /// Attaches pods to their networks.
@@ -75,6 +77,9 @@ pub struct Settings {
     pub cni_conf_dir: PathBuf,
     /// How other plugins are run.
     pub delegation: Delegation,
+    /// Whether definitions of one name in two namespaces, whose configurations have no `name`, have pools of
+    /// their own.
+    pub separate_pools: bool,
     /// What an invalid selection annotation does.
     pub invalid_annotation: InvalidAnnotation,
     /// What a policy without `policyTypes` isolates.
@@ -93,6 +98,10 @@ pub struct Delegation {
     pub exec: Vec<String>,
     /// How long one call may take, in seconds.
     pub timeout_seconds: u64,
+    /// Which attachments are told of in libcni's cache.
+    pub result_cache: Remembered,
+    /// libcni's cache directory: the files are in `results` below it.
+    pub cache_dir: PathBuf,
 }
 
 /// What an invalid selection annotation does (NPWG 4.1: ignored; Multus: fails the pod).
@@ -173,6 +182,7 @@ impl Default for Settings {
             cni_bin_dirs: vec!["/opt/cni/bin".into()],
             cni_conf_dir: "/etc/cni/netattach.d".into(),
             delegation: Delegation::default(),
+            separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
             policy_types_inference: PolicyTypes::default(),
             max_attachments: 8192,
@@ -183,7 +193,12 @@ impl Default for Settings {
 
 impl Default for Delegation {
     fn default() -> Self {
-        Self { exec: Vec::new(), timeout_seconds: 60 }
+        Self {
+            exec: Vec::new(),
+            timeout_seconds: 60,
+            result_cache: Remembered::default(),
+            cache_dir: DEFAULT_DIRECTORY.into(),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::handler::{Agent, Served};
 use super::report::Reporter;
 use crate::attach::{AttachError, Enforce, Engine, IntentReader, Node, StatusFiles};
 use crate::bpf::{self, BpfError, Dataplane};
-use crate::delegate::Delegate;
+use crate::delegate::{Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Key, Store};
 use crate::netns::NetnsError;
@@ -114,10 +114,12 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
+        cache: ResultCache::new(&settings.delegation.cache_dir),
         enforcer: Some(Arc::clone(&enforcer) as Arc<dyn Enforce>),
     };
     let journal = Store::open(settings.state_dir.join("journal"))?;
-    let options = Options { exec: settings.delegation.exec.clone() };
+    let options =
+        Options { exec: settings.delegation.exec.clone(), remembered: settings.delegation.result_cache };
     let engine = Arc::new(Engine::new(node, journal, settings.max_attachments, options)?);
     let intents = Arc::new(IntentReader {
         source: Arc::clone(&source),
@@ -126,6 +128,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         restrictions,
         conf_dir: settings.cni_conf_dir.clone(),
         ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
+        separate_pools: settings.separate_pools,
     });
 
     let recovery = engine.recover()?;

@@ -14,7 +14,7 @@ use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef,
-    Style, addressing, result,
+    Style, addressing, remember, result,
 };
 use crate::policy::sync::Guarded;
 use crate::sysctl;
@@ -113,6 +113,13 @@ impl Executor<'_> {
             Step::EnsureForwarding => self.forwarding(at, attachment),
             Step::RouteToPod => self.route_to_pod(at, attachment),
             Step::Protect(protect) => self.protect(at, attachment, protect),
+            Step::Remember(remember) => {
+                let entry =
+                    remember::entry(self.sandbox, at.0, attachment, remember, self.progress.outputs())
+                        .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+                self.node.cache.write(&entry)?;
+                Ok(Output::Nothing)
+            }
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
@@ -200,9 +207,8 @@ impl Executor<'_> {
         let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
         let before = match delegate.role {
             Role::Plugin if at.1 > 0 => {
-                let so_far = result::result(self.sandbox, at.0, attachment, self.progress.outputs())
-                    .map_err(unreadable)?;
-                Some(so_far.to_value(attachment.version).map_err(unreadable)?)
+                let so_far = result::told(self.sandbox, at.0, attachment, self.progress.outputs());
+                Some(so_far.map_err(unreadable)?)
             }
             _ => None,
         };

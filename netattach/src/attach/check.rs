@@ -36,7 +36,8 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
             });
         }
         if attachment.version.has_check() {
-            check_delegates(node, sandbox, attachment, Some(&last.to_value(attachment.version)?))?;
+            let told = result::told(sandbox, number, attachment, &record.outputs)?;
+            check_delegates(node, sandbox, attachment, Some(&told))?;
         }
     }
     Ok(())

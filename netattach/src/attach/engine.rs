@@ -156,12 +156,12 @@ impl Engine {
         let default = plan
             .attachments
             .first()
-            .map(|attachment| result::result(&plan.sandbox, 0, attachment, &record.outputs));
+            .map(|attachment| result::told(&plan.sandbox, 0, attachment, &record.outputs));
         let result = default.transpose()?.unwrap_or_default();
         // A version that cannot express the result fails here, while everything can still be taken back.
-        let reply = result.to_value(version)?;
+        let reply = cni::result::in_version(&result, version)?;
         record.wait_durable()?;
-        record.attached(result.to_value(cni::Version::LATEST)?)?;
+        record.attached(cni::result::in_version(&result, cni::Version::LATEST)?)?;
         crate::crash_point!("add", "attached");
         Ok(reply)
     }

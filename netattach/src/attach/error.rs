@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::cni::{CniError, Command, code};
-use crate::delegate::DelegateError;
+use crate::delegate::{CacheError, DelegateError};
 use crate::ipam::host_local;
 use crate::journal::{JournalError, Key};
 use crate::netlink;
@@ -162,6 +162,9 @@ pub enum StepError {
         #[source]
         source: CniError,
     },
+    /// The attachment could not be told to those who read libcni's cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// Address management gave no address.
     #[error("IPAM plugin {0} returned missing IP config")]
     NoAddress(String),
@@ -285,7 +288,7 @@ fn step_code(error: &StepError) -> u32 {
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
         StepError::Journal(error) => journal_code(error),
-        StepError::Dns(_) => code::IO_FAILURE,
+        StepError::Dns(_) | StepError::Cache(_) => code::IO_FAILURE,
         StepError::Netlink(_)
         | StepError::Open(_)
         | StepError::Lease(_)

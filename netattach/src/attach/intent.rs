@@ -11,10 +11,10 @@ use crate::npwg::{
     self, DEFAULT_NETWORK_ANNOTATION, Forbidden, NETWORKS_ANNOTATION, NetworkRef, Parsed, Restrictions,
     Selection, SelectionError,
 };
-use crate::plan::PodRef;
 use crate::plan::collect::Defined;
 use crate::plan::resolve::Intent;
 pub(super) use crate::plan::resolve::Network;
+use crate::plan::{PodRef, pools};
 use crate::report::Chain;
 use crate::source::objects::Pod;
 use crate::source::{ObjectName, Objects, Source};
@@ -37,6 +37,8 @@ pub struct IntentReader {
     /// Attach the default network only when the annotation is invalid, as the standard's text has it, instead
     /// of failing.
     pub ignore_invalid: bool,
+    /// Definitions of one name in two namespaces have pools of their own: see [`pools::separate`].
+    pub separate_pools: bool,
 }
 
 /// Why a pod's networks cannot be told.
@@ -325,7 +327,7 @@ impl IntentReader {
             .definitions
             .get(reference)
             .ok_or_else(|| IntentError::UnknownNetwork(reference.clone()))?;
-        let list = match &definition.config {
+        let mut list = match &definition.config {
             Some(config) => NetworkList::parse_with_default_name(config.as_bytes(), &definition.name)
                 .map_err(|source| IntentError::Config { network: reference.clone(), source })?,
             None => self.on_disk(&definition.name, |directory, source| IntentError::NotOnDisk {
@@ -334,6 +336,9 @@ impl IntentReader {
                 source,
             })?,
         };
+        if self.separate_pools && list.name_is_default {
+            pools::separate(&mut list, &definition.namespace);
+        }
         not_itself(Network { name: reference.to_string(), list })
     }
 

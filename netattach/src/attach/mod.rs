@@ -44,6 +44,8 @@ pub struct Node {
     pub leases: Leases,
     /// Other CNI plugins.
     pub delegate: delegate::Delegate,
+    /// Where others look for what was attached.
+    pub cache: delegate::ResultCache,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
 }

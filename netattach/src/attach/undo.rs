@@ -8,7 +8,7 @@ use crate::cni::Command;
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, inverse};
-use crate::plan::{AttachmentPlan, Delegate, Output, Plan, Role, StepRef, result};
+use crate::plan::{AttachmentPlan, Delegate, Output, Plan, StepRef, remember, result};
 
 /// Takes back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
@@ -58,13 +58,24 @@ pub fn undo(
                 Some(enforcer) => enforcer.detach(*id).map_err(StepError::from),
                 None => Ok(()),
             },
-            Inverse::DeleteLink { .. } | Inverse::Delegate(_) => Ok(()),
+            Inverse::DeleteLink { .. } | Inverse::Delegate(_) | Inverse::Forget => Ok(()),
         };
         errors.extend(
             undone
                 .err()
                 .map(|source| AttachError::step(Doing::Detach, attachment, "release what it held", source)),
         );
+    }
+    // Whoever looks into the cache for what is left finds it as long as something is.
+    if errors.is_empty() {
+        for (at, attachment, _) in inverses.iter().filter(|(.., inverse)| *inverse == Inverse::Forget) {
+            crate::crash_point!("forget", at);
+            let undone = node.cache.remove(&remember::key(&plan.sandbox, attachment));
+            let failed = |source| {
+                AttachError::step(Doing::Detach, attachment, "remove it from libcni's cache", source)
+            };
+            errors.extend(undone.err().map(failed));
+        }
     }
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }
@@ -79,11 +90,11 @@ fn undo_delegate(
     outputs: &BTreeMap<StepRef, Output>,
 ) -> Result<(), StepError> {
     let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
-    let prev_result = if delegate.role == Role::Plugin && attachment.version.has_prev_result_at_del() {
-        // Every plugin of a list is given the final result (REQ-04); without any there is nothing to give.
-        let last = result::result(&plan.sandbox, at.0, attachment, outputs).map_err(unreadable)?;
-        let known = outputs.keys().any(|step| step.0 == at.0);
-        if known { Some(last.to_value(attachment.version).map_err(unreadable)?) } else { None }
+    // Every plugin of a list is given the final result, and hands it to its address management; without any there
+    // is nothing to give.
+    let known = outputs.keys().any(|step| step.0 == at.0);
+    let prev_result = if known && attachment.version.has_prev_result_at_del() {
+        Some(result::told(&plan.sandbox, at.0, attachment, outputs).map_err(unreadable)?)
     } else {
         None
     };

@@ -23,6 +23,8 @@ pub struct NetworkList {
     pub disable_gc: bool,
     /// `loadOnlyInlinedPlugins`: plugins in the folder named after the network are not added.
     pub only_inlined: bool,
+    /// The configuration has no name of its own: it was given one ([`NetworkList::parse_with_default_name`]).
+    pub name_is_default: bool,
     /// The plugins, in the order of ADD. Empty only where [`NetworkList::parse_list`] allows it.
     pub plugins: Vec<PluginConf>,
     raw: Map,
@@ -103,8 +105,8 @@ impl NetworkList {
     /// [`ConfigError`].
     pub fn parse_with_default_name(bytes: &[u8], name: &str) -> Result<Self, ConfigError> {
         let mut map = object(bytes)?;
-        inject_name(&mut map, name);
-        Self::from_map(map)
+        let name_is_default = inject_name(&mut map, name);
+        Ok(Self { name_is_default, ..Self::from_map(map)? })
     }
 
     /// As [`parse`](Self::parse), from a document that is already decoded.
@@ -168,6 +170,7 @@ impl NetworkList {
             disable_check: boolean(&map, "disableCheck")?,
             disable_gc: boolean(&map, "disableGC")?,
             only_inlined,
+            name_is_default: false,
             plugins,
             raw: map,
         })
@@ -186,6 +189,7 @@ impl NetworkList {
             disable_check: false,
             disable_gc: false,
             only_inlined: true,
+            name_is_default: false,
             plugins: vec![plugin],
             raw,
         })
@@ -267,6 +271,11 @@ impl PluginConf {
     pub fn raw(&self) -> &Map {
         &self.raw
     }
+
+    /// The section of its address management, to be changed.
+    pub fn ipam_mut(&mut self) -> Option<&mut Map> {
+        self.raw.get_mut("ipam")?.as_object_mut()
+    }
 }
 
 impl From<ConfigError> for CniError {
@@ -299,11 +308,14 @@ impl ConfigError {
     }
 }
 
-/// Gives a document the name it lacks (NPWG 3.4.2). A name that is there stays.
-pub fn inject_name(map: &mut Map, name: &str) {
-    if matches!(map.get("name"), None | Some(Value::Null)) || map.get("name") == Some(&Value::from("")) {
+/// Gives a document the name it lacks (NPWG 3.4.2), and says whether it lacked one. A name that is there stays.
+fn inject_name(map: &mut Map, name: &str) -> bool {
+    let lacks =
+        matches!(map.get("name"), None | Some(Value::Null)) || map.get("name") == Some(&Value::from(""));
+    if lacks {
         map.insert("name".into(), name.into());
     }
+    lacks
 }
 
 /// The name that a document carries, whatever else is wrong with it.

@@ -29,7 +29,7 @@ pub use args::CniArgs;
 pub use config::{ConfigError, NetworkList, PluginConf};
 pub use error::{CniError, code};
 pub use json::{Map, Value};
-pub use outgoing::{gc_config, plugins_called, prev_result, request_config, status_config};
+pub use outgoing::{gc_config, plugins_called, request_config, status_config};
 pub use request::{AttachmentId, Command, Request};
 pub use result::{CniResult, Dns, Interface, IpConfig, Route};
 pub use version::Version;

@@ -5,7 +5,6 @@ use super::config::{NetworkList, PluginConf};
 use super::error::{CniError, code};
 use super::json::{Map, Value};
 use super::request::{AttachmentId, Command};
-use super::result::{self, CniResult};
 
 /// The keys under which GC receives the attachments that are in use. The second is a slip of the
 /// specification's text that plugins came to rely on.
@@ -32,7 +31,7 @@ pub fn plugins_called(list: &NetworkList, command: Command) -> Result<Vec<&Plugi
 }
 
 /// The configuration for ADD, CHECK and DEL: the plugin's own keys, the list's name and version, the
-/// capabilities it declares, and `prev_result` where there is one (see [`prev_result`]).
+/// capabilities it declares, and `prev_result` where there is one.
 pub fn request_config(
     list: &NetworkList,
     plugin: &PluginConf,
@@ -71,30 +70,6 @@ pub fn insert_in_use(config: &mut Map, attachments: &[AttachmentId]) {
 /// The configuration for STATUS.
 pub fn status_config(list: &NetworkList, plugin: &PluginConf) -> Map {
     base(list, plugin)
-}
-
-/// The `prevResult` for a verb that follows an ADD, from the stored result of that ADD: none for DEL before
-/// 0.4.0, else in the list's version. A result that is already in that version is passed on untouched, so
-/// that keys netattach does not know survive.
-///
-/// # Errors
-/// The stored result cannot be read, or cannot be expressed in the list's version.
-pub fn prev_result(
-    command: Command,
-    list: &NetworkList,
-    stored: Option<&Value>,
-) -> Result<Option<Value>, CniError> {
-    let Some(stored) = stored else { return Ok(None) };
-    match command {
-        Command::Del if !list.version.has_prev_result_at_del() => Ok(None),
-        Command::Add | Command::Del | Command::Check => {
-            if result::declared_version(stored, list.version)? == list.version {
-                return Ok(Some(result::with_version(stored, list.version)));
-            }
-            CniResult::parse(stored, list.version)?.to_value(list.version).map(Some)
-        }
-        Command::Gc | Command::Status | Command::Version => Ok(None),
-    }
 }
 
 /// The plugin's keys with the list's name and version. A `prevResult` from a file is dropped: it describes
@@ -208,27 +183,5 @@ mod tests {
             map(json!({"type": "a", "capabilities": {"mac": true}, "name": "n", "cniVersion": "1.1.0"}));
         assert_eq!(gc_config(&list, &list.plugins[0], None), bare); // REQ-11
         assert_eq!(status_config(&list, &list.plugins[0]), bare); // REQ-12
-    }
-
-    // REQ-04
-    #[test]
-    fn the_stored_result_is_converted_to_the_lists_version() {
-        let stored = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "mtu": 1400}], "x": 1});
-        let same = list("1.1.0", json!({"type": "a"}));
-        assert_eq!(prev_result(Command::Del, &same, Some(&stored)).unwrap(), Some(stored.clone()));
-        let older = list("0.4.0", json!({"type": "a"}));
-        let converted = json!({"cniVersion": "0.4.0", "interfaces": [{"name": "eth0"}], "dns": {}});
-        assert_eq!(prev_result(Command::Check, &older, Some(&stored)).unwrap(), Some(converted));
-        assert_eq!(prev_result(Command::Check, &older, None).unwrap(), None); // REQ-05
-        assert_eq!(prev_result(Command::Gc, &same, Some(&stored)).unwrap(), None);
-    }
-
-    // VER-26
-    #[test]
-    fn del_before_0_4_0_has_no_previous_result() {
-        let list = list("0.3.1", json!({"type": "a"}));
-        let stored = json!({"cniVersion": "0.3.1", "dns": {}});
-        assert_eq!(prev_result(Command::Del, &list, Some(&stored)).unwrap(), None);
-        assert_eq!(prev_result(Command::Add, &list, Some(&stored)).unwrap(), Some(stored));
     }
 }

@@ -203,6 +203,18 @@ pub(crate) fn with_version(value: &Value, version: Version) -> Value {
     Value::Object(map)
 }
 
+/// A result that a plugin printed, in `version`. One that is of that version already is passed on untouched, so
+/// that keys which netattach does not know survive; one that does not say is taken to be.
+///
+/// # Errors
+/// The result cannot be read, or cannot be expressed in that version.
+pub fn in_version(printed: &Value, version: Version) -> Result<Value, CniError> {
+    if declared_version(printed, version)? == version {
+        return Ok(with_version(printed, version));
+    }
+    CniResult::parse(printed, version)?.to_value(version)
+}
+
 /// Reads a `prevResult`, which must have the shape of the configuration's version.
 pub(super) fn read_prev_result(value: &Value, config: Version) -> Result<CniResult, CniError> {
     let version = declared_version(value, config)?;

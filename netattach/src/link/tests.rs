@@ -437,6 +437,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::CreateMacvlan(_)
         | Step::Lease(_)
         | Step::Delegate(_)
+        | Step::Remember(_)
         | Step::Protect(_) => true,
         Step::EnsureBridge(_)
         | Step::RaiseLoopback

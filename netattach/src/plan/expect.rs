@@ -80,7 +80,7 @@ pub fn expected(
                 expected.addresses = addressing.addresses;
                 expected.routes = addressing.routes;
             }
-            Step::Delegate(_) | Step::EnsureForwarding | Step::RouteToPod => {}
+            Step::Delegate(_) | Step::EnsureForwarding | Step::RouteToPod | Step::Remember(_) => {}
         }
     }
     if let Some(pod) = &mut expected.pod {

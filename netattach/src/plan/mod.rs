@@ -7,6 +7,8 @@
 pub mod addressing;
 pub mod collect;
 pub mod expect;
+pub mod pools;
+pub mod remember;
 pub mod resolve;
 pub mod result;
 pub mod undo;
@@ -25,6 +27,7 @@ use crate::ipam::host_local;
 use crate::link::spec;
 use crate::mac::Mac;
 use crate::netns::NetnsId;
+pub use remember::{Remember, Remembered};
 
 /// Everything that one ADD will do to one sandbox. Written to the journal before the first step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -160,6 +163,8 @@ pub enum Step {
     Protect(Protect),
     /// The pod's interface gets its addresses and routes and comes up.
     Configure(Configure),
+    /// The attachment is in libcni's cache, for those who look there.
+    Remember(Remember),
 }
 
 /// A call of another CNI plugin.
@@ -328,6 +333,7 @@ impl Step {
             Self::RouteToPod => "route to the pod's addresses".to_owned(),
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::Configure(_) => "configure the pod's interface".to_owned(),
+            Self::Remember(_) => "tell libcni's cache".to_owned(),
         }
     }
 }

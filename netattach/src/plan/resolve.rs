@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{AttachmentPlan, Delegate, Dynamic, Plan, Protect, Role, Sandbox, Step};
+use super::{AttachmentPlan, Delegate, Dynamic, Plan, Protect, Remembered, Role, Sandbox, Step};
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
 use crate::link::{self, Driver, PlanError};
 use crate::npwg::{self, Selection};
@@ -32,6 +32,8 @@ pub struct Intent {
 pub struct Options {
     /// Plugin types that are always executed although netattach carries them itself (`delegation.exec`).
     pub exec: Vec<String>,
+    /// Which attachments are told of in libcni's cache (`delegation.resultCache`).
+    pub remembered: Remembered,
 }
 
 /// Hands out numbers to attachments and networks. Absent where there is no dataplane.
@@ -108,6 +110,7 @@ fn selected(
         network,
         ifname,
         default: false,
+        remembered: options.remembered,
         offered: Map::new(),
         asked: npwg::runtime_config(selection),
         cni_args: selection.cni_args.as_ref(),
@@ -141,6 +144,8 @@ fn default_attachment(
         network,
         ifname,
         default: true,
+        // The runtime itself writes the file that is named after its own configuration.
+        remembered: if network.list.name == request.name { Remembered::Off } else { options.remembered },
         offered: offered.unwrap_or_default(),
         asked: chosen.map(npwg::runtime_config).unwrap_or_default(),
         cni_args: chosen.and_then(|selection| selection.cni_args.as_ref()),
@@ -222,6 +227,7 @@ struct Wanted<'a> {
     network: &'a Network,
     ifname: &'a str,
     default: bool,
+    remembered: Remembered,
     /// What the runtime has for the plugins that declare a capability for it.
     offered: Map<String, Value>,
     /// What the pod asked for, by capability: some plugin must declare it (D14).
@@ -237,7 +243,8 @@ fn attachment(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
-    let Wanted { network, ifname, default, offered: mut capabilities, asked, cni_args: extra } = wanted;
+    let Wanted { network, ifname, default, remembered, offered: mut capabilities, asked, cni_args: extra } =
+        wanted;
     let at = |error: CniError| CniError {
         msg: format!("attach {ifname} ({}): {}", network.name, error.msg),
         ..error
@@ -310,6 +317,7 @@ fn attachment(
         });
         steps.extend(planned.map_err(|error: PlanError| at(error.into()))?);
     }
+    steps.extend(remembered.step(&steps, list, capabilities));
     Ok(AttachmentPlan {
         network: network.name.clone(),
         config_name: list.name.clone(),

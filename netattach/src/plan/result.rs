@@ -9,7 +9,7 @@ use super::{
     AttachmentPlan, Configure, Interface, LeasedAddress, Output, Role, Sandbox, Step, StepRef, Style,
     addressing,
 };
-use crate::cni::{self, CniError, CniResult};
+use crate::cni::{self, CniError, CniResult, Value};
 
 /// What an attachment looks like after the steps that have an output: the `prevResult` of the next plugin, and
 /// in the end the result.
@@ -98,6 +98,30 @@ fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAdd
     }
 }
 
+/// The result as plugins and the cache are told it, in the version of the attachment's configuration: what the
+/// last plugin printed, keys that netattach does not know included, or what netattach's own steps add up to.
+///
+/// # Errors
+/// A plugin's result cannot be read, or cannot be expressed in that version.
+pub fn told(
+    sandbox: &Sandbox,
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Result<Value, CniError> {
+    let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
+        // Step numbers fit: see `Plan::steps`.
+        Step::Delegate(delegate) if delegate.role == Role::Plugin => {
+            outputs.get(&StepRef(number, index as u16))
+        }
+        _ => None,
+    });
+    match printed {
+        Some(Output::Delegate { result }) => cni::result::in_version(result, attachment.version),
+        _ => result(sandbox, number, attachment, outputs)?.to_value(attachment.version),
+    }
+}
+
 /// The outputs that a result tells of: the way back from [`result`], for callers that kept no record and are
 /// handed a `prevResult`. Indexes are not known. A link that the result does not list has no output.
 ///
@@ -156,7 +180,8 @@ pub fn read_back(
             | Step::EnsureForwarding
             | Step::RouteToPod
             | Step::Protect(_)
-            | Step::Configure(_) => Some(Output::Nothing),
+            | Step::Configure(_)
+            | Step::Remember(_) => Some(Output::Nothing),
         };
         // Step numbers fit: see `Plan::steps`.
         outputs.extend(output.map(|output| (StepRef(0, index as u16), output)));

@@ -28,6 +28,8 @@ pub enum Inverse<'a> {
     },
     /// The plugin's DEL.
     Delegate(&'a Delegate),
+    /// The attachment is not in libcni's cache.
+    Forget,
     /// The dataplane knows the attachment no more.
     Unprotect {
         /// Its number.
@@ -48,6 +50,7 @@ pub fn inverse<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan, step: &'a 
             owner: Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() },
         },
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
+        Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },
         // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes go with
         // their link.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::{Node, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
-use crate::delegate::Delegate;
+use crate::delegate::{self, Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
 use crate::journal::JournalError;
 use crate::link::{self, HOST_LOCAL};
@@ -86,6 +86,8 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT },
+        // The runtime's own.
+        cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
         enforcer: None,
     };
     match link::driver(name) {

@@ -1,0 +1,80 @@
+//! What others are told of an attachment in the files of libcni's cache. Pure.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{AttachmentPlan, Output, Sandbox, Step, StepRef, result};
+use crate::cni::cache::{Entry, Key};
+use crate::cni::{CniArgs, CniError, NetworkList};
+
+/// Which attachments are told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Remembered {
+    /// Every one.
+    All,
+    /// Those for which another plugin runs: their owners may look for what it answered.
+    #[default]
+    Delegated,
+    /// None.
+    Off,
+}
+
+/// What the steps of an attachment do not say of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Remember {
+    /// The network's configuration.
+    pub config: Value,
+    /// What was offered to plugins that declare the capability.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub capability_args: Map<String, Value>,
+}
+
+impl Remembered {
+    /// The last step of an attachment, where there has to be one.
+    pub(super) fn step(
+        self,
+        steps: &[Step],
+        list: &NetworkList,
+        capability_args: Map<String, Value>,
+    ) -> Option<Step> {
+        let is_meant = match self {
+            Self::All => true,
+            Self::Delegated => steps.iter().any(|step| matches!(step, Step::Delegate(_))),
+            Self::Off => false,
+        };
+        is_meant.then(|| Step::Remember(Remember { config: list.to_value(), capability_args }))
+    }
+}
+
+/// The entry's key.
+pub fn key(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Key {
+    Key {
+        network: attachment.config_name.clone(),
+        container_id: sandbox.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+    }
+}
+
+/// The entry of an attachment that is complete.
+///
+/// # Errors
+/// A plugin's result cannot be read.
+pub fn entry(
+    sandbox: &Sandbox,
+    number: u16,
+    attachment: &AttachmentPlan,
+    remember: &Remember,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Result<Entry, CniError> {
+    Ok(Entry {
+        key: key(sandbox, attachment),
+        config: remember.config.to_string().into_bytes(),
+        netns: Some(sandbox.netns.clone()),
+        args: CniArgs::from(sandbox.cni_args.clone()).pairs().to_vec(),
+        capability_args: remember.capability_args.clone(),
+        result: Some(result::told(sandbox, number, attachment, outputs)?),
+    })
+}
