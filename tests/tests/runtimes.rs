@@ -14,7 +14,7 @@ use netattach_tests::Node;
 use netattach_tests::calls::verbs;
 use netattach_tests::machine::containerd::{Containerd, Version};
 use netattach_tests::machine::podman::Podman;
-use netattach_tests::machine::{Machine, cri};
+use netattach_tests::machine::{CONFIGURATIONS, Machine, cri};
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::WIRE;
 use netattach_tests::snapshot::{Network, Snapshot};
@@ -57,10 +57,10 @@ fn node() -> Node {
 }
 
 /// The machine of a test, its agent serving, its runtimes' network called `pods`; `None` when the runtimes are not there.
-fn machine(test: &str, version: &str) -> Option<Machine> {
+fn machine(test: &str, version: Version) -> Option<Machine> {
     let mut machine = Machine::new(test, node()).unwrap()?;
     machine.node.start().unwrap();
-    machine.network("pods", version, &json!({})).unwrap();
+    machine.network(version.configurations(), "pods", version.cni()).unwrap();
     Some(machine)
 }
 
@@ -157,6 +157,12 @@ fn pods_live_and_end(machine: Machine, version: Version) {
         assert_eq!(answers(&mut cri, from, to, port), expected, "{to} port {port}");
     }
 
+    // kubelet asks from several threads at once.
+    thread::scope(|scope| {
+        let stop = || containerd.cri().unwrap().stop_sandbox(&db.id).unwrap();
+        scope.spawn(stop);
+        scope.spawn(stop);
+    });
     for pod in [&cart, &alien, &db] {
         cri.stop_sandbox(&pod.id).unwrap();
         cri.stop_sandbox(&pod.id).unwrap();
@@ -171,25 +177,27 @@ fn pods_live_and_end(machine: Machine, version: Version) {
     Snapshot::take(&machine.node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// Rows: ENV-36, DEL-07, DEL-08, NPWG-4-additional-only, NPWG-4.1.1-list-order, NPWG-4.1.2.1.5-ifname.
+/// Rows: ENV-02, ENV-36, DEL-07, DEL-08, NPWG-4-additional-only, NPWG-4.1.1-list-order, NPWG-6-always-default.
+/// Rows: NPWG-5.2-default-entry, NPWG-5.3.1-name, NPWG-5.3.1-name-namespaced, C09, C16, C42, C68, STA-04.
 #[test]
 fn pods_of_containerd_1_6_live_and_end() {
-    let Some(machine) = machine("pods_of_containerd_1_6_live_and_end", "1.0.0") else { return };
+    let Some(machine) = machine("pods_of_containerd_1_6_live_and_end", Version::V1_6) else { return };
     pods_live_and_end(machine, Version::V1_6);
 }
 
-/// Rows: ENV-36, DEL-07, DEL-08, NPWG-4-additional-only, NPWG-4.1.1-list-order, NPWG-4.1.2.1.5-ifname.
+/// Rows: ENV-02, ENV-36, DEL-07, DEL-08, NPWG-4-additional-only, NPWG-4.1.1-list-order, NPWG-6-always-default.
+/// Rows: NPWG-5.2-default-entry, NPWG-5.3.1-name, NPWG-5.3.1-name-namespaced, C09, C16, C42, C68, NPWG-6.1.1-own-confdir.
 #[test]
 fn pods_of_containerd_2_live_and_end() {
-    let Some(machine) = machine("pods_of_containerd_2_live_and_end", "1.1.0") else { return };
+    let Some(machine) = machine("pods_of_containerd_2_live_and_end", Version::V2) else { return };
     pods_live_and_end(machine, Version::V2);
 }
 
-/// Rows: STA-04, STA-06, ADD-03, DEL-09.
+/// Rows: ENV-36, CNI-DEL-idempotent, NPWG-6.1.2-block-until-ready.
 #[test]
 fn containerd_2_reports_what_stands_in_the_way_and_goes_on_when_it_is_gone() {
     let test = "containerd_2_reports_what_stands_in_the_way_and_goes_on_when_it_is_gone";
-    let Some(machine) = machine(test, "1.1.0") else { return };
+    let Some(machine) = machine(test, Version::V2) else { return };
     let mut containerd = Containerd::start(machine, Version::V2).unwrap();
     let mut cri = containerd.cri().unwrap();
 
@@ -227,11 +235,11 @@ fn containerd_2_reports_what_stands_in_the_way_and_goes_on_when_it_is_gone() {
     Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// Rows: DEL-07, NPWG-6-always-default.
+/// Rows: ENV-05, DEL-07.
 #[test]
 fn ctr_gives_containers_that_are_no_pods_the_default_network() {
     let test = "ctr_gives_containers_that_are_no_pods_the_default_network";
-    let Some(machine) = machine(test, "1.0.0") else { return };
+    let Some(machine) = machine(test, Version::V1_6) else { return };
     let containerd = Containerd::start(machine, Version::V1_6).unwrap();
     let machine = &containerd.machine;
     let first = containerd.run("first").unwrap();
@@ -253,12 +261,11 @@ fn ctr_gives_containers_that_are_no_pods_the_default_network() {
     Snapshot::take(&machine.node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// Rows: NPWG-6-always-default.
 #[test]
 fn podman_joins_containers_to_networks_with_addresses_of_its_choice() {
     let test = "podman_joins_containers_to_networks_with_addresses_of_its_choice";
-    let Some(machine) = machine(test, "1.0.0") else { return };
-    machine.network("more", "1.0.0", &json!({})).unwrap();
+    let Some(machine) = machine(test, Version::V1_6) else { return };
+    machine.network(CONFIGURATIONS, "more", "1.0.0").unwrap();
     let podman = Podman::set_up(machine).unwrap();
     let machine = &podman.machine;
     podman.run("chosen", &["pods:ip=10.50.0.77,mac=02:00:00:00:50:77"]).unwrap();
@@ -308,7 +315,7 @@ fn nothing_outlasts_a_test_that_fails() {
     let test = "nothing_outlasts_a_test_that_fails";
     let (tell, told) = mpsc::channel();
     let failing = thread::spawn(move || {
-        let Some(machine) = machine(test, "1.0.0") else { return };
+        let Some(machine) = machine(test, Version::V1_6) else { return };
         let directory = machine.node.path("");
         let containerd = Containerd::start(machine, Version::V1_6).unwrap();
         let _container = containerd.run("first").unwrap();

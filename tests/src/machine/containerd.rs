@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Daemon, IMAGE, Machine, cri, ends};
+use super::{CONFIGURATIONS, Daemon, IMAGE, Machine, cri, ends};
 use crate::traffic::eventually;
 
 const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -14,15 +14,15 @@ const START: Duration = Duration::from_secs(30);
 /// Namespace of what Kubernetes runs, in containerd's own sense of the word.
 const KUBERNETES: &str = "k8s.io";
 
-/// As short as it can be: all paths are the usual ones, and both versions read it.
-///
-/// A test machine may lack the capability to lower the out-of-memory score.
+/// What both versions are told, beside where the CNI configuration is. All other paths are the usual ones. A test machine
+/// may lack the capability to lower the out-of-memory score.
 const CONFIGURATION: &str = r#"
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "localhost/busybox:1"
 restrict_oom_score_adj = true
 disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".cni]
 "#;
 
 /// The versions that tests run.
@@ -75,6 +75,22 @@ impl Container<'_> {
 }
 
 impl Version {
+    /// The newest version of the CNI specification that it speaks.
+    pub fn cni(self) -> &'static str {
+        match self {
+            Self::V1_6 => "1.0.0",
+            Self::V2 => "1.1.0",
+        }
+    }
+
+    /// Where its interface for Kubernetes looks for CNI configurations: a directory of our own for one of them.
+    pub fn configurations(self) -> &'static str {
+        match self {
+            Self::V1_6 => CONFIGURATIONS,
+            Self::V2 => "/etc/netattach/net.d",
+        }
+    }
+
     fn suite(self) -> &'static str {
         match self {
             Self::V1_6 => "bookworm",
@@ -90,7 +106,7 @@ impl Containerd {
     /// It does not.
     pub fn start(machine: Machine, version: Version) -> Result<Self> {
         let config = machine.node.path("containerd.toml");
-        fs::write(&config, CONFIGURATION)?;
+        fs::write(&config, format!("{CONFIGURATION}conf_dir = {:?}\n", version.configurations()))?;
         let mut command = machine.command(version.suite(), "containerd")?;
         command.arg("--config").arg(&config);
         let containerd = Self { _daemon: Daemon::start(&machine, command, "containerd")?, machine };

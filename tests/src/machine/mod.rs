@@ -28,8 +28,8 @@ use mounts::Mounts;
 /// Image of every container: busybox alone, as `/bin/busybox`.
 pub const IMAGE: &str = "localhost/busybox:1";
 
-/// Where runtimes look for CNI configurations.
-const CONFIGURATIONS: &str = "/etc/cni/net.d";
+/// Where runtimes look for CNI configurations unless they are told otherwise.
+pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// Where runtimes look for CNI plugins.
 const PLUGINS: &str = "/opt/cni/bin";
 /// The Debian suite of all programs but a newer containerd.
@@ -81,17 +81,17 @@ impl Machine {
         Ok(Some(machine))
     }
 
-    /// Gives the runtimes a network that netattach makes, in a list with these further keys.
+    /// Gives the runtimes a network that netattach makes, by a list of that version in the directory they look into.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn network(&self, name: &str, version: &str, plugin: &Value) -> Result<()> {
-        let mut own = self.node.cni_config(version);
-        let own = own.as_object_mut().context("a configuration is an object")?;
-        own.retain(|key, _| key != "cniVersion" && key != "name");
-        own.extend(plugin.as_object().context("further keys are an object")?.clone());
-        let list = json!({"cniVersion": version, "name": name, "plugins": [own]});
-        Ok(fs::write(Path::new(CONFIGURATIONS).join(format!("10-{name}.conflist")), list.to_string())?)
+    pub fn network(&self, directory: &str, name: &str, version: &str) -> Result<()> {
+        let mut plugin = self.node.cni_config(version);
+        let keys = plugin.as_object_mut().context("a configuration is an object")?;
+        keys.retain(|key, _| key != "cniVersion" && key != "name");
+        let list = json!({"cniVersion": version, "name": name, "plugins": [plugin]});
+        fs::create_dir_all(directory)?;
+        Ok(fs::write(Path::new(directory).join(format!("10-{name}.conflist")), list.to_string())?)
     }
 
     /// How the runtimes have called netattach since the last time of asking, in order, VERSION left out.
@@ -161,7 +161,6 @@ impl Machine {
     fn install_plugins(&self) -> Result<()> {
         self.node.plugin("netattach", &json!({"exec": executable("netattach")?}))?;
         symlink(executable("netattach-cni")?, self.node.path("cni-bin/loopback"))?;
-        fs::create_dir_all(CONFIGURATIONS)?;
         fs::create_dir_all(PLUGINS)?;
         rustix::mount::mount_bind(self.node.path("cni-bin"), PLUGINS).context("put the plugins into place")
     }
