@@ -168,6 +168,15 @@ impl Node {
         Ok(fs::write(path.with_extension("json"), script.to_string())?)
     }
 
+    /// What is published about an attached pod.
+    ///
+    /// # Errors
+    /// Nothing is.
+    pub fn status(&self, pod: &Pod) -> Result<Value> {
+        let path = self.path("run/network-status").join(NAMESPACE).join(format!("{}.json", pod.name));
+        Ok(serde_json::from_slice(&fs::read(path)?)?)
+    }
+
     /// How scripted plugins were called since the last time of asking, in order.
     ///
     /// # Errors
@@ -248,6 +257,7 @@ impl Node {
         if let Value::Object(delegation) = delegation {
             delegation.entry("cacheDir").or_insert(json!(self.path("cni-cache")));
         }
+        settings.entry("deviceInfoDir").or_insert(json!(self.path("devinfo")));
         let config = self.path("netattachd.yaml");
         fs::write(&config, Value::Object(settings).to_string())?;
         let mut command = Command::new(executable);

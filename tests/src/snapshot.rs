@@ -40,6 +40,8 @@ pub struct Network {
     pub links: BTreeMap<String, Link>,
     /// Of the main table, as text.
     pub routes: BTreeSet<String>,
+    /// By source address, as text.
+    pub rules: BTreeSet<String>,
 }
 
 /// A link.
@@ -162,7 +164,8 @@ impl Network {
             .filter(|route| !is_link_local_v6(route.destination.addr()))
             .map(shown)
             .collect();
-        Ok(Self { links, routes })
+        let rules = handle.rules()?.iter().map(|rule| format!("{rule:?}")).collect();
+        Ok(Self { links, routes, rules })
     }
 }
 

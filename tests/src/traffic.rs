@@ -154,6 +154,16 @@ pub fn datagram(from: &Namespace, to: SocketAddr, patience: Duration) -> Result<
     Ok(echoed(&socket, b"ping", patience))
 }
 
+/// Whether a datagram from that address of the namespace is echoed.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn datagram_from(from: &Namespace, source: IpAddr, to: SocketAddr, patience: Duration) -> Result<bool> {
+    let socket = from.run(|| UdpSocket::bind((source, 0)))?;
+    socket.connect(to).with_context(|| format!("route to {to}"))?;
+    Ok(echoed(&socket, b"ping", patience))
+}
+
 /// Whether a TCP connection can be opened and used.
 pub fn connects(from: &Namespace, to: SocketAddr, patience: Duration) -> bool {
     connect(from, to, patience).is_ok()

@@ -171,10 +171,18 @@ fn a_pod_that_asks_for_what_is_not_there_is_refused_whole() {
             "asks for interface \"lo\", which the pod already has",
         ),
         (json!([{"name": "nowhere"}]), 7, "network shop/nowhere is not defined"),
-        (json!([{"name": "lan", "default-route": ["10.52.0.1"]}]), 2, "key default-route"),
-        (json!([{"name": "lan", "deviceID": "0000:00:01.0"}]), 2, "key deviceID"),
-        (json!([{"name": "lan", "ipam-claim-reference": "claim"}]), 2, "key ipam-claim-reference"),
-        (json!([{"name": "lan", "infiniband-guid": "c2:11:22:33:44:55:66:77"}]), 2, "key infiniband-guid"),
+        (json!([{"name": "lan", "default-route": ["127.0.0.1"]}]), 7, "default-route[0] is \"127.0.0.1\""),
+        (json!([{"name": "lan", "deviceID": "0000:00:01.0"}]), 2, "deviceID 0000:00:01.0 asked for"),
+        (
+            json!([{"name": "lan", "ipam-claim-reference": "claim", "ips": ["10.52.0.9"]}]),
+            7,
+            "ipam-claim-reference and ips exclude each other",
+        ),
+        (
+            json!([{"name": "lan", "infiniband-guid": "c2:11:22:33:44:55:66:77"}]),
+            7,
+            "infinibandGUID asked for",
+        ),
     ];
     let manifests: Vec<(String, Value)> = rows
         .iter()

@@ -12,6 +12,7 @@ use crate::delegate::DEFAULT_DIRECTORY;
 use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
 use crate::npwg::restriction::{Isolation, Restrictions};
+use crate::npwg::status::Form;
 use crate::plan::Remembered;
 use crate::policy::model::Inference;
 
@@ -75,6 +76,10 @@ pub struct Settings {
     pub cni_bin_dirs: Vec<PathBuf>,
     /// CNI configurations for definitions without one.
     pub cni_conf_dir: PathBuf,
+    /// Device information, as device plugins and CNI plugins know its place.
+    pub device_info_dir: PathBuf,
+    /// How the network-status is written.
+    pub network_status: Form,
     /// How other plugins are run.
     pub delegation: Delegation,
     /// Whether definitions of one name in two namespaces, whose configurations have no `name`, have pools of
@@ -181,6 +186,8 @@ impl Default for Settings {
             global_namespaces: vec!["default".into()],
             cni_bin_dirs: vec!["/opt/cni/bin".into()],
             cni_conf_dir: "/etc/cni/netattach.d".into(),
+            device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo".into(),
+            network_status: Form::default(),
             delegation: Delegation::default(),
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),

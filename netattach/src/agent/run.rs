@@ -118,8 +118,11 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         enforcer: Some(Arc::clone(&enforcer) as Arc<dyn Enforce>),
     };
     let journal = Store::open(settings.state_dir.join("journal"))?;
-    let options =
-        Options { exec: settings.delegation.exec.clone(), remembered: settings.delegation.result_cache };
+    let options = Options {
+        exec: settings.delegation.exec.clone(),
+        device_info_dir: settings.device_info_dir.clone(),
+        remembered: settings.delegation.result_cache,
+    };
     let engine = Arc::new(Engine::new(node, journal, settings.max_attachments, options)?);
     let intents = Arc::new(IntentReader {
         source: Arc::clone(&source),
@@ -136,7 +139,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     for failed in &recovery.failed {
         tracing::error!(record = failed, "not recovered; DEL will try again");
     }
-    let status = StatusFiles::new(settings.run_dir.join("network-status"));
+    let status = StatusFiles::new(settings.run_dir.join("network-status"), settings.network_status);
     let attached = engine.registry().all();
     let published = attached
         .iter()

@@ -1,11 +1,13 @@
 //! Carries the steps of a plan out, one after another. The only dispatcher of [`Step`].
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use super::{AttachError, Doing, Node, Progress, StepError};
+use super::routing::{move_default_routes, route_by_source};
+use super::{AttachError, Doing, Node, Progress, StepError, device_info};
 use crate::cni::{self, Command};
 use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::host_local::{self, Leases, Owner};
@@ -14,7 +16,7 @@ use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef,
-    Style, addressing, remember, result,
+    Style, addressing, remember, result, routing,
 };
 use crate::policy::sync::Guarded;
 use crate::sysctl;
@@ -31,6 +33,7 @@ pub fn apply(
 ) -> Result<(), AttachError> {
     let mut executor = Executor {
         node,
+        plan,
         sandbox: &plan.sandbox,
         netns,
         host: Handle::open().map_err(|error| AttachError::Open(error.into()))?,
@@ -54,6 +57,7 @@ pub fn apply(
 
 struct Executor<'a> {
     node: &'a Node,
+    plan: &'a Plan,
     sandbox: &'a Sandbox,
     netns: &'a Netns,
     host: Handle,
@@ -120,6 +124,10 @@ impl Executor<'_> {
                 self.node.cache.write(&entry)?;
                 Ok(Output::Nothing)
             }
+            Step::PrepareDeviceInfo(files) => device_info::prepare(files),
+            Step::MoveDefaultRoutes { gateways } => self.move_default_routes(at, attachment, gateways),
+            Step::RouteBySource => self.route_by_source(attachment),
+            Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
@@ -206,7 +214,7 @@ impl Executor<'_> {
     ) -> Result<Output, StepError> {
         let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
         let before = match delegate.role {
-            Role::Plugin if at.1 > 0 => {
+            Role::Plugin if !is_first(at, attachment) => {
                 let so_far = result::told(self.sandbox, at.0, attachment, self.progress.outputs());
                 Some(so_far.map_err(unreadable)?)
             }
@@ -311,6 +319,35 @@ impl Executor<'_> {
         Ok(Output::Nothing)
     }
 
+    fn move_default_routes(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        gateways: &[IpAddr],
+    ) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        let own = routing::own_configuration(attachment).map(|own| (own, leased.addresses.as_slice()));
+        let wanted = routing::default_routes(gateways, own)?;
+        let link = self.pod.link(&attachment.ifname)?;
+        let routes = move_default_routes(&mut self.pod, link.index, &wanted)?;
+        if routes.is_empty() {
+            let (ifname, network) = (&attachment.ifname, &attachment.network);
+            tracing::warn!(
+                ifname,
+                network,
+                "default-route is empty and the network brings none; nothing moves"
+            );
+        }
+        Ok(Output::DefaultRoutes { routes })
+    }
+
+    fn route_by_source(&mut self, attachment: &AttachmentPlan) -> Result<Output, StepError> {
+        let interfaces = routing::by_source(self.plan, self.progress.outputs())
+            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+        route_by_source(&mut self.pod, &interfaces)?;
+        Ok(Output::SourceRouting { interfaces })
+    }
+
     fn leased(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<result::Leased, StepError> {
         result::leased(at.0, attachment, self.progress.outputs())
             .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
@@ -412,6 +449,11 @@ pub(super) fn runner(node: &Node, cni_path: &[PathBuf]) -> delegate::Delegate {
     let mut search = cni_path.to_vec();
     search.extend(node.delegate.search.iter().filter(|path| !cni_path.contains(path)).cloned());
     delegate::Delegate { search, timeout: node.delegate.timeout }
+}
+
+/// Whether nothing has made anything of the attachment yet.
+fn is_first(at: StepRef, attachment: &AttachmentPlan) -> bool {
+    attachment.steps.iter().take(at.1.into()).all(|step| matches!(step, Step::PrepareDeviceInfo(_)))
 }
 
 pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {

@@ -3,12 +3,13 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::{AttachError, Doing, Node, StepError};
+use super::{AttachError, Doing, Node, StepError, routing};
 use crate::cni::{Command, Value};
 use crate::journal::Record;
 use crate::netlink::{Handle, Hook, LinkState};
 use crate::netns::Netns;
 use crate::plan::expect::{Expected, expected};
+use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::sync::{FROM_POD, TO_POD};
 
@@ -63,6 +64,9 @@ pub(super) fn compare(
     if let Some(difference) = compare_host_end(node, want, found.as_ref(), host)? {
         return Ok(Some(difference));
     }
+    if let Some(difference) = routing::compare(want, pod)? {
+        return Ok(Some(difference));
+    }
     if let Some(config) = &want.lease {
         let held: Vec<IpAddr> = want.addresses.iter().map(|address| address.addr()).collect();
         node.leases.check(&config.data_dir, &config.network, &owner(sandbox, attachment), &held)?;
@@ -113,8 +117,6 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         None => Found::AsWanted(link),
     })
 }
-
-const MAIN_TABLE: u32 = 254;
 
 /// Whether a link has the name of what was made, and is something else.
 fn is_another(link: &LinkState, made: &Interface) -> bool {

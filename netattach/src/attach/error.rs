@@ -10,6 +10,7 @@ use crate::journal::{JournalError, Key};
 use crate::netlink;
 use crate::netns::NetnsError;
 use crate::plan::AttachmentPlan;
+use crate::plan::routing::NotOnLink;
 use crate::policy::sync::EnforceError;
 use crate::report::Chain;
 use crate::sysctl::SysctlError;
@@ -171,6 +172,33 @@ pub enum StepError {
     /// A kernel setting could not be changed.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
+    /// A gateway that the attachment's link does not lead to.
+    #[error("default-route: gateway {gateway} is not reachable on the attachment's link")]
+    Gateway {
+        /// Which.
+        gateway: std::net::IpAddr,
+        /// What the kernel said.
+        #[source]
+        source: netlink::Error,
+    },
+    /// A gateway that a routed link does not have.
+    #[error("default-route")]
+    NotOnLink(#[from] NotOnLink),
+    /// The kernel shows other default routes than those that were asked for.
+    #[error(
+        "default-route: the kernel shows another default route of the pod{}",
+        .0.map(|gateway| format!(", through {gateway}")).unwrap_or_default()
+    )]
+    DefaultRoute(Option<std::net::IpAddr>),
+    /// A file of device information could not be written or removed.
+    #[error("device information {path}")]
+    DeviceInfo {
+        /// Its path.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The dataplane failed.
     #[error(transparent)]
     Enforce(#[from] EnforceError),
@@ -279,6 +307,8 @@ fn step_code(error: &StepError) -> u32 {
         StepError::Netns(_) => code::INVALID_NETNS,
         StepError::Mtu { .. }
         | StepError::GatewayConflict { .. }
+        | StepError::Gateway { .. }
+        | StepError::NotOnLink(_)
         | StepError::Routes(_)
         | StepError::Netlink(
             netlink::Error::NoSuchLink(_) | netlink::Error::WrongKind { .. } | netlink::Error::NoDefaultRoute,
@@ -288,13 +318,14 @@ fn step_code(error: &StepError) -> u32 {
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
         StepError::Journal(error) => journal_code(error),
-        StepError::Dns(_) | StepError::Cache(_) => code::IO_FAILURE,
+        StepError::Dns(_) | StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
         StepError::Netlink(_)
         | StepError::Open(_)
         | StepError::Lease(_)
         | StepError::NoAddress(_)
         | StepError::Sysctl(_)
         | StepError::Enforce(_)
+        | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }
 }

@@ -8,12 +8,12 @@ use super::default_network::{self, DefaultNetwork};
 use crate::cni::load::{self, LoadError};
 use crate::cni::{self, CniError, ConfigError, NetworkList, Value, code};
 use crate::npwg::{
-    self, DEFAULT_NETWORK_ANNOTATION, Forbidden, NETWORKS_ANNOTATION, NetworkRef, Parsed, Restrictions,
-    Selection, SelectionError,
+    self, DEFAULT_NETWORK_ANNOTATION, Forbidden, NETWORKS_ANNOTATION, NetworkRef, Parsed,
+    RESOURCE_ANNOTATION, Restrictions, Selection, SelectionError, SelectionWarning,
 };
 use crate::plan::collect::Defined;
-use crate::plan::resolve::Intent;
 pub(super) use crate::plan::resolve::Network;
+use crate::plan::resolve::{Intent, Warning};
 use crate::plan::{PodRef, pools};
 use crate::report::Chain;
 use crate::source::objects::Pod;
@@ -179,20 +179,24 @@ impl IntentReader {
         let objects = self.source.snapshot();
         let Some(pod) = pod_of(request) else {
             let default = self.node_default(&objects)?;
-            return Ok((None, Intent { default, default_selection: None, selections: Vec::new() }));
+            return Ok((
+                None,
+                Intent { default, default_selection: None, selections: Vec::new(), warnings: Vec::new() },
+            ));
         };
         let known = known_pod(&objects, &pod)?;
-        let chosen = self.chosen_default(&pod, known)?;
+        let mut warnings = Vec::new();
+        let chosen = self.chosen_default(&pod, known, &mut warnings)?;
         let default = match &chosen {
             Some(selection) => self.network_for(&objects, &pod.namespace, &selection.network)?,
             None => self.node_default(&objects)?,
         };
         let mut selections = Vec::new();
-        for selection in self.selections(&pod, known)? {
+        for selection in self.selections(&pod, known, &mut warnings)? {
             let network = self.network_for(&objects, &pod.namespace, &selection.network)?;
             selections.push((selection, network));
         }
-        Ok((Some(pod), Intent { default, default_selection: chosen, selections }))
+        Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings }))
     }
 
     /// The network that somebody asks for on behalf of a live pod, by an element of its annotation.
@@ -265,36 +269,60 @@ impl IntentReader {
     }
 
     /// The networks that the pod selects beside the default one.
-    fn selections(&self, pod: &PodRef, known: &Pod) -> Result<Vec<Selection>, IntentError> {
+    fn selections(
+        &self,
+        pod: &PodRef,
+        known: &Pod,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Vec<Selection>, IntentError> {
         let Some(text) = known.annotations.get(NETWORKS_ANNOTATION) else { return Ok(Vec::new()) };
         let parsed = npwg::parse_networks(text, &pod.namespace);
-        Ok(self.usable(pod, NETWORKS_ANNOTATION, parsed)?.unwrap_or_default())
+        let parsed = self.usable(pod, NETWORKS_ANNOTATION, parsed, warnings)?;
+        warnings.extend(
+            parsed
+                .warnings
+                .iter()
+                .map(|warning| Warning { selection: Some(warning.index()), text: warning.to_string() }),
+        );
+        Ok(parsed.selections)
     }
 
     /// The default network that the pod chooses itself.
-    fn chosen_default(&self, pod: &PodRef, known: &Pod) -> Result<Option<Selection>, IntentError> {
+    fn chosen_default(
+        &self,
+        pod: &PodRef,
+        known: &Pod,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Option<Selection>, IntentError> {
         let Some(text) = known.annotations.get(DEFAULT_NETWORK_ANNOTATION) else { return Ok(None) };
         let parsed = npwg::parse_default_network(text, &self.default_namespace);
-        Ok(self.usable(pod, DEFAULT_NETWORK_ANNOTATION, parsed)?.and_then(|mut chosen| chosen.pop()))
+        let mut parsed = self.usable(pod, DEFAULT_NETWORK_ANNOTATION, parsed, warnings)?;
+        let about_default =
+            |warning: &SelectionWarning| Warning { selection: None, text: warning.to_string() };
+        warnings.extend(parsed.warnings.iter().map(about_default));
+        Ok(parsed.selections.pop())
     }
 
-    /// What an annotation selects; `None` for an invalid one that is to be ignored.
+    /// What an annotation selects; nothing for an invalid one that is to be ignored, with a warning.
     fn usable(
         &self,
         pod: &PodRef,
         annotation: &'static str,
         parsed: Result<Parsed, SelectionError>,
-    ) -> Result<Option<Vec<Selection>>, IntentError> {
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Parsed, IntentError> {
         match parsed {
             Ok(parsed) => {
-                for warning in parsed.warnings {
+                for warning in &parsed.warnings {
                     tracing::warn!(%pod, %warning, "annotation {annotation}");
                 }
-                Ok(Some(parsed.selections))
+                Ok(parsed)
             }
             Err(error) if self.ignore_invalid => {
                 tracing::warn!(%pod, error = %Chain(&error), "invalid annotation {annotation} ignored");
-                Ok(None)
+                let text = format!("invalid annotation {annotation} ignored: {}", Chain(&error));
+                warnings.push(Warning { selection: None, text });
+                Ok(Parsed::default())
             }
             Err(source) => {
                 Err(IntentError::Annotation { pod: pod.clone(), annotation, source: Box::new(source) })
@@ -315,7 +343,7 @@ impl IntentReader {
                     directory,
                     source,
                 })?;
-                Network { name: name.clone(), list }
+                Network { name: name.clone(), list, resource: None }
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
         };
@@ -339,7 +367,9 @@ impl IntentReader {
         if self.separate_pools && list.name_is_default {
             pools::separate(&mut list, &definition.namespace);
         }
-        not_itself(Network { name: reference.to_string(), list })
+        let resource =
+            definition.annotations.get(RESOURCE_ANNOTATION).filter(|name| !name.is_empty()).cloned();
+        not_itself(Network { name: reference.to_string(), list, resource })
     }
 
     fn on_disk(

@@ -1,18 +1,21 @@
 //! `network-status` of attached pods, as files: what a cluster would find in the pod's annotation.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Attached;
-use crate::npwg::status::{self, AttachedInterface, AttachedIp, StatusEntry};
-use crate::plan::{PodRef, result};
+use crate::cni::Value;
+use crate::npwg::status::{self, Form, StatusEntry};
+use crate::plan::{AttachmentPlan, Output, PodRef, StepRef, result, routing};
 
 /// A directory with one file for each attached pod: `<namespace>/<name>.json`, replaced as a whole.
 #[derive(Debug, Clone)]
 pub struct StatusFiles {
     directory: PathBuf,
+    form: Form,
 }
 
 /// A status file could not be written.
@@ -27,47 +30,50 @@ pub struct StatusFileError {
 }
 
 /// The entries of what is attached, in the order of the attachments.
-fn entries(attached: &Attached) -> Vec<StatusEntry> {
+fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
     let mut entries = Vec::new();
     let dynamic = attached.plan.dynamic.as_ref().map(|dynamic| status::Dynamic { by: dynamic.by.clone() });
     for (number, attachment) in attached.plan.attachments.iter().enumerate() {
         // Attachment numbers fit: see `Plan::steps`.
-        let result = result::result(&attached.plan.sandbox, number as u16, attachment, &attached.outputs);
-        let result = result.unwrap_or_default();
-        let interfaces = result.interfaces.iter().map(|interface| AttachedInterface {
-            name: interface.name.clone(),
-            mac: interface.mac.clone(),
-            sandbox: interface.sandbox.is_some(),
-        });
+        let number = number as u16;
+        let result = result::result(&attached.plan.sandbox, number, attachment, &attached.outputs);
         let described = status::Attached {
-            interfaces: interfaces.collect(),
-            ips: result
-                .ips
-                .iter()
-                .map(|ip| AttachedIp { address: ip.address.addr(), interface: ip.interface })
-                .collect(),
-            dns: status::Dns {
-                nameservers: result.dns.nameservers.clone(),
-                domain: result.dns.domain.clone(),
-                search: result.dns.search.clone(),
-            },
-            default_route: None,
+            name: attachment.network.clone(),
+            default: attachment.default,
+            ifname: attachment.ifname.clone(),
+            result: result.unwrap_or_default(),
+            default_route: default_route(number, attachment, &attached.outputs),
+            device_info: device_info(number, &attached.outputs),
+            warnings: attachment.warnings.clone(),
             dynamic: dynamic.clone(),
         };
-        entries.push(StatusEntry::new(
-            &attachment.network,
-            attachment.default,
-            &attachment.ifname,
-            &described,
-        ));
+        entries.extend(described.entries(form));
     }
     entries
 }
 
+/// The gateways that the kernel showed when the default routes had been moved to the attachment.
+fn default_route(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Option<Vec<IpAddr>> {
+    attachment.yields_to.filter(|at| at.0 == number)?;
+    let moved = routing::moved(attachment.yields_to, outputs);
+    Some(moved.iter().filter_map(|route| route.gateway).collect())
+}
+
+fn device_info(number: u16, outputs: &BTreeMap<StepRef, Output>) -> Option<Value> {
+    outputs.iter().filter(|(at, _)| at.0 == number).find_map(|(_, output)| match output {
+        Output::DeviceInfo { info } => Some(info.clone()),
+        _ => None,
+    })
+}
+
 impl StatusFiles {
-    /// Files below `directory`.
-    pub fn new(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: directory.into() }
+    /// Files below `directory`, in that form.
+    pub fn new(directory: impl Into<PathBuf>, form: Form) -> Self {
+        Self { directory: directory.into(), form }
     }
 
     /// Publishes the status of a pod's sandbox: what its ADD attached, and what came later. Nothing is published
@@ -78,7 +84,8 @@ impl StatusFiles {
     pub fn publish(&self, attached: &[Arc<Attached>]) -> Result<(), StatusFileError> {
         let pod = attached.first().and_then(|sandbox| sandbox.plan.sandbox.pod.as_ref());
         let Some(path) = pod.and_then(|pod| self.path(pod)) else { return Ok(()) };
-        let entries: Vec<StatusEntry> = attached.iter().flat_map(|attached| entries(attached)).collect();
+        let entries: Vec<StatusEntry> =
+            attached.iter().flat_map(|attached| entries(attached, self.form)).collect();
         let text = status::render(&entries);
         let write = || {
             if let Some(parent) = path.parent() {

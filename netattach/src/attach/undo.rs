@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::apply::DelegateCall;
-use super::{AttachError, Doing, Node, Progress, StepError};
+use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
 use crate::cni::Command;
 use crate::netlink::Handle;
 use crate::netns::Netns;
@@ -58,6 +58,13 @@ pub fn undo(
                 Some(enforcer) => enforcer.detach(*id).map_err(StepError::from),
                 None => Ok(()),
             },
+            Inverse::RemoveFile(path) => device_info::remove(path),
+            Inverse::ForgetSources => match netns {
+                Some(netns) => Handle::open_in(netns)
+                    .map_err(StepError::from)
+                    .and_then(|mut pod| routing::forget_gone_interfaces(&mut pod)),
+                None => Ok(()),
+            },
             Inverse::DeleteLink { .. } | Inverse::Delegate(_) | Inverse::Forget => Ok(()),
         };
         errors.extend(
@@ -92,7 +99,7 @@ fn undo_delegate(
     let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
     // Every plugin of a list is given the final result, and hands it to its address management; without any there
     // is nothing to give.
-    let known = outputs.keys().any(|step| step.0 == at.0);
+    let known = outputs.iter().any(|(step, output)| step.0 == at.0 && *output != Output::Nothing);
     let prev_result = if known && attachment.version.has_prev_result_at_del() {
         Some(result::told(&plan.sandbox, at.0, attachment, outputs).map_err(unreadable)?)
     } else {

@@ -438,13 +438,17 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Lease(_)
         | Step::Delegate(_)
         | Step::Remember(_)
-        | Step::Protect(_) => true,
+        | Step::Protect(_)
+        | Step::PrepareDeviceInfo(_)
+        | Step::RouteBySource => true,
         Step::EnsureBridge(_)
         | Step::RaiseLoopback
         | Step::Gateway { .. }
         | Step::EnsureForwarding
         | Step::RouteToPod
-        | Step::Configure(_) => false,
+        | Step::Configure(_)
+        | Step::ReadDeviceInfo(_)
+        | Step::MoveDefaultRoutes { .. } => false,
     }
 }
 
@@ -472,6 +476,8 @@ fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
         disable_check: false,
         disable_gc: false,
         steps,
+        yields_to: None,
+        warnings: Vec::new(),
     }
 }
 

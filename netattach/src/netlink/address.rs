@@ -30,16 +30,8 @@ impl Handle {
             let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
             requests.push(Request::new(message, CREATE | APPEND));
         }
-        for reply in self.socket.batch(requests)? {
-            match reply {
-                // Addresses are replaced, so only a route can be there already, and then it is the same.
-                Err(refused) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => {
-                    return Err(refused.into());
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        // Addresses are replaced, so only a route can be there already, and then it is the same.
+        self.socket.all_but(requests, rustix::io::Errno::EXIST)
     }
 
     /// The link has this address.

@@ -7,12 +7,14 @@ mod address;
 mod error;
 mod link;
 mod route;
+mod rule;
 mod socket;
 mod tc;
 
 pub use error::{Error, Refused};
 pub use link::{Ensured, LinkState};
 pub use route::RouteState;
+pub use rule::Rule;
 pub use tc::{FilterState, Hook};
 
 use crate::netns::{Netns, NetnsError, within};

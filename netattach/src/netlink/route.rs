@@ -4,12 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteScope,
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteProtocol,
+    RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::RouteMessageBuilder;
 
-use super::socket::{CREATE, REPLACE, Request};
+use super::socket::{APPEND, CREATE, REPLACE, Request};
 use super::{Error, Handle};
 use crate::link::spec::Route;
 
@@ -37,8 +38,25 @@ impl Handle {
         self.socket.all(requests.collect())
     }
 
+    /// The namespace has this route on the link, after others of the same destination and metric.
+    pub fn ensure_route_beside_others(&mut self, index: u32, route: &Route) -> Result<(), Error> {
+        let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
+        self.socket.all_but(vec![Request::new(message, CREATE | APPEND)], rustix::io::Errno::EXIST)
+    }
+
+    /// The namespace does not have these routes.
+    pub fn ensure_routes_absent(&mut self, routes: &[RouteState]) -> Result<(), Error> {
+        let gone = |route| Request::new(RouteNetlinkMessage::DelRoute(any_such_route(route)), 0);
+        self.socket.all_but(routes.iter().map(gone).collect(), rustix::io::Errno::SRCH)
+    }
+
     /// All unicast routes of the namespace's main table, both families.
     pub fn routes(&mut self) -> Result<Vec<RouteState>, Error> {
+        self.routes_in(RouteHeader::RT_TABLE_MAIN.into())
+    }
+
+    /// All unicast routes of one of the namespace's tables, both families.
+    pub fn routes_in(&mut self, table: u32) -> Result<Vec<RouteState>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut all = RouteMessage::default();
@@ -46,7 +64,7 @@ impl Handle {
             let answers = self.socket.dump(RouteNetlinkMessage::GetRoute(all))?;
             found.extend(answers.into_iter().flat_map(observed));
         }
-        found.retain(|route| route.table == u32::from(RouteHeader::RT_TABLE_MAIN));
+        found.retain(|route| route.table == table);
         Ok(found)
     }
 
@@ -91,6 +109,21 @@ pub(super) fn route_message(index: u32, route: &Route) -> RouteMessage {
     if route.on_link {
         message.header.flags |= netlink_packet_route::route::RouteFlags::Onlink;
     }
+    message
+}
+
+/// A route whatever its type, scope and origin.
+fn any_such_route(route: &RouteState) -> RouteMessage {
+    let wanted = Route {
+        gateway: route.gateway,
+        priority: Some(route.priority).filter(|priority| *priority != 0),
+        table: Some(route.table),
+        ..Route::on_link(route.destination)
+    };
+    let mut message = route_message(route.interface.unwrap_or_default(), &wanted);
+    message.header.scope = RouteScope::NoWhere;
+    message.header.protocol = RouteProtocol::Unspec;
+    message.header.kind = RouteType::Unspec;
     message
 }
 

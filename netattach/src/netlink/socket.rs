@@ -131,6 +131,21 @@ impl Socket {
         Ok(())
     }
 
+    /// Sends several requests and reports the first refusal other than `harmless`.
+    pub(super) fn all_but(
+        &mut self,
+        requests: Vec<Request>,
+        harmless: rustix::io::Errno,
+    ) -> Result<(), Error> {
+        for reply in self.batch(requests)? {
+            match reply {
+                Err(refused) if refused.errno != harmless.raw_os_error() => return Err(refused.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Lists objects, again from the start when the kernel says that they changed meanwhile.
     pub(super) fn dump(&mut self, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let name = request_name(&message);
@@ -297,6 +312,9 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
         M::NewRoute(_) => "RTM_NEWROUTE",
         M::DelRoute(_) => "RTM_DELROUTE",
         M::GetRoute(_) => "RTM_GETROUTE",
+        M::NewRule(_) => "RTM_NEWRULE",
+        M::DelRule(_) => "RTM_DELRULE",
+        M::GetRule(_) => "RTM_GETRULE",
         M::NewQueueDiscipline(_) => "RTM_NEWQDISC",
         M::NewTrafficFilter(_) => "RTM_NEWTFILTER",
         M::GetTrafficFilter(_) => "RTM_GETTFILTER",

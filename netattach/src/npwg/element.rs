@@ -4,7 +4,7 @@
 //! silently; a spelling other than the standard's gets a warning. `null` is the same as an absent key.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::{Map, Value};
 
@@ -61,7 +61,7 @@ pub(super) fn parse_element(
         bandwidth: bandwidth(&keys, warnings)?,
         default_route: default_route(&keys)?,
         ipam_claim_reference: ipam_claim_reference(&keys)?,
-        device_id: keys.text("deviceID", "a string")?.filter(|id| !id.is_empty()).map(str::to_owned),
+        device_id: device_id(&keys, warnings)?,
     };
     if selection.ipam_claim_reference.is_some() && !selection.ips.is_empty() {
         return Err(keys.exclusive("ipam-claim-reference", "ips"));
@@ -226,11 +226,41 @@ fn bandwidth(
 
 fn default_route(keys: &Keys<'_>) -> Result<Option<Vec<IpAddr>>, SelectionError> {
     let Some(items) = keys.list("default-route", "a list of gateway addresses")? else { return Ok(None) };
-    let gateways = items.iter().enumerate().map(|(position, item)| {
-        let parsed = item.as_str().and_then(|text| text.parse().ok());
-        parsed.ok_or_else(|| keys.wrong_at(&format!("default-route[{position}]"), item, "an IP address"))
-    });
-    gateways.collect::<Result<_, _>>().map(Some)
+    let mut gateways: Vec<IpAddr> = Vec::with_capacity(items.len());
+    for (position, item) in items.iter().enumerate() {
+        let wrong = |expected| keys.wrong_at(&format!("default-route[{position}]"), item, expected);
+        let parsed = item.as_str().and_then(|text| text.parse().ok()).filter(is_gateway);
+        let gateway = parsed.ok_or_else(|| wrong("the IP address of a host"))?;
+        if gateways.contains(&gateway) {
+            return Err(wrong("another gateway than those before it"));
+        }
+        gateways.push(gateway);
+    }
+    Ok(Some(gateways))
+}
+
+/// Whether the address can be that of another host on a link.
+pub(super) fn is_gateway(address: &IpAddr) -> bool {
+    !address.is_unspecified()
+        && !address.is_multicast()
+        && !address.is_loopback()
+        && *address != IpAddr::V4(Ipv4Addr::BROADCAST)
+}
+
+fn device_id(
+    keys: &Keys<'_>,
+    warnings: &mut Vec<SelectionWarning>,
+) -> Result<Option<String>, SelectionError> {
+    let expected = "the id of a device, such as a PCI address";
+    match keys.text("deviceID", expected)? {
+        None | Some("") => Ok(None),
+        // It becomes part of a file name.
+        Some(id) if id.len() <= 128 && id.bytes().all(|b| b.is_ascii_graphic()) => {
+            warnings.push(SelectionWarning::NotOfTheStandard { index: keys.index, key: "deviceID" });
+            Ok(Some(id.to_owned()))
+        }
+        Some(_) => Err(keys.wrong("deviceID", expected)),
+    }
 }
 
 fn ipam_claim_reference(keys: &Keys<'_>) -> Result<Option<String>, SelectionError> {

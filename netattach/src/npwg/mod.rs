@@ -9,6 +9,7 @@
 
 pub mod capability;
 pub mod definition;
+pub mod device_info;
 mod element;
 pub mod guid;
 pub mod ifname;
@@ -33,6 +34,14 @@ pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// Pod annotation that selects the pod's default network in place of the node's. Multus introduced it.
 pub const DEFAULT_NETWORK_ANNOTATION: &str = "v1.multus-cni.io/default-network";
+
+/// Annotation of a definition that names the extended resource which its devices are of.
+pub const RESOURCE_ANNOTATION: &str = "k8s.v1.cni.cncf.io/resourceName";
+
+/// Key under `args.cni` by which plugins are told the name of the IPAMClaim that a selection refers to. The
+/// standard says that they must be able to learn it (section 4.1.2.1.11), not how; private keys are in reverse-DNS
+/// notation.
+pub const CLAIM_ARGUMENT: &str = "dev.netattach.ipam-claim-reference";
 
 /// Pod annotation that reports what was attached (section 5).
 pub const STATUS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";

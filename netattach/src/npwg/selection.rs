@@ -40,8 +40,9 @@ pub struct Selection {
     /// Limits on the interface's traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
-    /// Gateways of the pod's default routes, which move to this attachment. An empty list moves them to the
-    /// gateways that the attachment's own IPAM gives; `None` leaves them alone.
+    /// Gateways of the pod's default routes, which move to this attachment; each family's first has the lowest
+    /// metric. An empty list moves the families that the attachment brings a default route for; `None` leaves
+    /// the routes alone.
     #[serde(default, rename = "default-route", skip_serializing_if = "Option::is_none")]
     pub default_route: Option<Vec<IpAddr>>,
     /// Name of the IPAMClaim whose addresses are wanted.
@@ -70,16 +71,14 @@ impl Selection {
         }
     }
 
-    /// The first key of this selection that is understood but cannot be carried out: the attachment must be
-    /// refused by that name.
-    pub fn not_yet_supported(&self) -> Option<&'static str> {
-        let asked = [
-            ("infiniband-guid", self.infiniband_guid.is_some()),
-            ("default-route", self.default_route.is_some()),
-            ("ipam-claim-reference", self.ipam_claim_reference.is_some()),
-            ("deviceID", self.device_id.is_some()),
-        ];
-        asked.into_iter().find_map(|(key, present)| present.then_some(key))
+    /// What to put over `args.cni` of every plugin in the chain: `cni-args`, and the name of the claim under
+    /// [`CLAIM_ARGUMENT`](super::CLAIM_ARGUMENT).
+    pub fn arguments(&self) -> Map<String, Value> {
+        let mut arguments = self.cni_args.clone().unwrap_or_default();
+        if let Some(claim) = &self.ipam_claim_reference {
+            arguments.insert(super::CLAIM_ARGUMENT.to_owned(), claim.as_str().into());
+        }
+        arguments
     }
 }
 
@@ -192,6 +191,13 @@ pub enum SelectionWarning {
         /// The key it is read as.
         read_as: &'static str,
     },
+    /// A key of Multus that the standard does not have, in the form that the standard keeps for its own keys.
+    NotOfTheStandard {
+        /// Position of the element.
+        index: usize,
+        /// The key.
+        key: &'static str,
+    },
     /// A name or namespace of more than 63 bytes, which other tools may refuse (section 3.3).
     LongName {
         /// Position of the element.
@@ -199,6 +205,18 @@ pub enum SelectionWarning {
         /// The name.
         name: String,
     },
+}
+
+impl SelectionWarning {
+    /// Position of the element that it is about.
+    pub fn index(&self) -> usize {
+        match self {
+            Self::UnknownKey { index, .. }
+            | Self::Spelling { index, .. }
+            | Self::NotOfTheStandard { index, .. }
+            | Self::LongName { index, .. } => *index,
+        }
+    }
 }
 
 impl fmt::Display for SelectionWarning {
@@ -209,6 +227,12 @@ impl fmt::Display for SelectionWarning {
             }
             Self::Spelling { index, key, read_as } => {
                 write!(f, "networks annotation element {index}: key {key:?} is read as {read_as:?}")
+            }
+            Self::NotOfTheStandard { index, key } => {
+                write!(
+                    f,
+                    "networks annotation element {index}: key {key:?} is not of the standard; Multus has it"
+                )
             }
             Self::LongName { index, name } => {
                 write!(f, "networks annotation element {index}: name {name:?} is longer than 63 bytes")
@@ -287,6 +311,12 @@ pub enum SelectionError {
         /// How many there are.
         found: usize,
     },
+    /// A key that only additional networks can have.
+    #[error("{key} is for additional networks, not for the default network")]
+    NotForDefault {
+        /// The key.
+        key: &'static str,
+    },
     /// The default route can move to one attachment only.
     #[error("networks annotation elements {first} and {second} both have default-route")]
     DefaultRouteTwice {
@@ -336,10 +366,19 @@ pub fn parse_networks(annotation: &str, pod_namespace: &str) -> Result<Parsed, S
 /// As [`parse_networks`], and another number of networks than one.
 pub fn parse_default_network(annotation: &str, namespace: &str) -> Result<Parsed, SelectionError> {
     let parsed = parse_networks(annotation, namespace)?;
-    match parsed.selections.len() {
-        1 => Ok(parsed),
-        found => Err(SelectionError::NotOne { found }),
+    let [selection] = parsed.selections.as_slice() else {
+        return Err(SelectionError::NotOne { found: parsed.selections.len() });
+    };
+    // A claim is for additional networks (section 8.1), and the default network has the default routes anyway.
+    for (key, present) in [
+        ("ipam-claim-reference", selection.ipam_claim_reference.is_some()),
+        ("default-route", selection.default_route.is_some()),
+    ] {
+        if present {
+            return Err(SelectionError::NotForDefault { key });
+        }
     }
+    Ok(parsed)
 }
 
 /// Reads a selection that stands by itself and in no annotation, in the JSON form of an element.

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::element::is_gateway;
 use super::*;
 
 fn parse(annotation: &str) -> Result<Parsed, SelectionError> {
@@ -392,19 +393,25 @@ fn a_long_label_is_only_warned_about() {
     assert_eq!(parse(&"a".repeat(63)).unwrap().warnings, []);
 }
 
+/// Rows: NPWG-8.1-secondary-only.
 #[test]
-fn requests_that_cannot_be_carried_out_are_named() {
-    let table = [
-        (json!({"mac": "02:00:00:00:00:01", "ips": ["10.0.0.1"]}), None),
-        (json!({"infiniband-guid": "c2:11:22:33:44:55:66:77"}), Some("infiniband-guid")),
-        (json!({"default-route": ["10.0.0.1"]}), Some("default-route")),
-        (json!({"default-route": []}), Some("default-route")),
-        (json!({"ipam-claim-reference": "c"}), Some("ipam-claim-reference")),
-        (json!({"deviceID": "0000:03:02.1"}), Some("deviceID")),
-    ];
-    for (keys, expected) in table {
-        assert_eq!(element(keys).unwrap().not_yet_supported(), expected);
+fn a_claim_or_the_default_route_is_not_for_the_default_network() {
+    for key in ["ipam-claim-reference", "default-route"] {
+        let value = if key == "default-route" { json!([]) } else { json!("c") };
+        let text = json!([{"name": "a", key: value}]).to_string();
+        let expected = format!("{key} is for additional networks, not for the default network");
+        assert_eq!(parse_default_network(&text, "kube-system").unwrap_err().to_string(), expected);
     }
+    let allowed = r#"[{"name": "a", "mac": "02:00:00:00:00:01", "deviceID": "x"}]"#;
+    assert_eq!(parse_default_network(allowed, "kube-system").unwrap().selections.len(), 1);
+}
+
+#[test]
+fn the_name_of_a_claim_joins_the_arguments() {
+    let keys = json!({"cni-args": {"a": [1]}, "ipam-claim-reference": "vm.disk"});
+    let expected = json!({"a": [1], "dev.netattach.ipam-claim-reference": "vm.disk"});
+    assert_eq!(Value::Object(element(keys).unwrap().arguments()), expected);
+    assert_eq!(element(json!({})).unwrap().arguments(), Map::new());
 }
 
 fn any_json() -> impl Strategy<Value = Value> {
@@ -496,7 +503,7 @@ prop_compose! {
         cni_args in prop::option::of(prop::collection::vec(("[a-z]{1,4}", any::<Option<i32>>()), 0..3)),
         port_mappings in prop::collection::vec(any_port_mapping(), 0..3),
         bandwidth in prop::option::of(any_bandwidth()),
-        default_route in prop::option::of(prop::collection::vec(any_address(), 0..3)),
+        default_route in prop::option::of(prop::collection::btree_set(any_address().prop_filter("host", is_gateway), 0..3)),
         claim in prop::option::of("[a-z]{1,5}"),
         device_id in prop::option::of("[0-9a-f:.]{1,12}"),
     ) -> Selection {
@@ -510,7 +517,7 @@ prop_compose! {
             cni_args: cni_args.map(|args| args.into_iter().map(|(key, value)| (key, json!(value))).collect()),
             port_mappings,
             bandwidth,
-            default_route,
+            default_route: default_route.map(|gateways| gateways.into_iter().collect()),
             device_id,
         }
     }
@@ -542,7 +549,10 @@ proptest! {
         let text = serde_json::to_string(&selections).unwrap();
         let parsed = parse(&text).unwrap();
         prop_assert_eq!(&parsed.selections, &selections);
-        prop_assert_eq!(parsed.warnings, vec![]);
+        let devices = selections.iter().enumerate().filter(|(_, selection)| selection.device_id.is_some());
+        let expected: Vec<_> =
+            devices.map(|(index, _)| SelectionWarning::NotOfTheStandard { index, key: "deviceID" }).collect();
+        prop_assert_eq!(parsed.warnings, expected);
         prop_assert_eq!(serde_json::from_str::<Vec<Selection>>(&text).unwrap(), selections);
     }
 }

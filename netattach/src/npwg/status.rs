@@ -2,13 +2,17 @@
 //!
 //! Where the standard leaves a choice, it is made here once: addresses are written without a prefix length, as
 //! all known readers expect them; `default` is always written; of a result with several interfaces in the pod
-//! only the first is reported.
+//! only the first is reported. Where Multus writes something else, [`Form`] has a switch.
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::selection::RequestedIp;
+use crate::cni::json::null_is_default;
+use crate::cni::{CniResult, IpConfig, Route};
 
 /// One attachment as published.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,9 +22,9 @@ pub struct StatusEntry {
     /// Interface in the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// Its addresses.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "bare_addresses")]
-    pub ips: Vec<IpAddr>,
+    /// Its addresses, with or without prefix length.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
+    pub ips: Vec<RequestedIp>,
     /// Its hardware address as the plugin printed it (6 bytes, or 20 on InfiniBand); never without `interface`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
@@ -33,10 +37,35 @@ pub struct StatusEntry {
     /// Gateways of the pod's default routes, when the pod asked for them to be on this attachment.
     #[serde(default, rename = "default-route", skip_serializing_if = "Option::is_none")]
     pub default_route: Option<Vec<IpAddr>>,
+    /// The device behind the attachment, of the form that [`device_info`](super::device_info) reads.
+    #[serde(default, rename = "device-info", skip_serializing_if = "Option::is_none")]
+    pub device_info: Option<Value>,
+    /// Next hops of every default route through the interface: a key of Multus ([`Form::multus_keys`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
+    pub gateway: Vec<IpAddr>,
+    /// In bytes: a key of Multus ([`Form::multus_keys`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// What was tolerated in the pod's request although it was probably not meant.
+    #[serde(default, rename = "dev.netattach.warnings", skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Present for an attachment that the pod was given while it was live (section 5.1): the standard asks that it
     /// be told from the others and names no key for it.
     #[serde(default, rename = "netattach.dev/dynamic", skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
+}
+
+/// How entries are written. The default is what the standard says; each switch is for readers that expect what Multus
+/// writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Form {
+    /// An entry for each interface in the pod that a result tells of, instead of for the first.
+    pub every_interface: bool,
+    /// Addresses with the prefix length of their subnet.
+    pub prefix_lengths: bool,
+    /// `gateway` and `mtu`, which the standard does not have.
+    pub multus_keys: bool,
 }
 
 /// Where an attachment comes from that the pod did not ask for itself.
@@ -60,39 +89,26 @@ pub struct Dns {
     pub search: Vec<String>,
 }
 
-/// The parts of a CNI result that the status reports. Empty for a plugin that printed no result.
+/// What the status reports of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Attached {
-    /// Interfaces, in the result's order.
-    pub interfaces: Vec<AttachedInterface>,
-    /// Addresses.
-    pub ips: Vec<AttachedIp>,
-    /// Name resolution.
-    pub dns: Dns,
+    /// `namespace/name` of the definition, or the name of the default network's configuration.
+    pub name: String,
+    /// Whether it is the cluster-wide default network.
+    pub default: bool,
+    /// The name under which the plugin was called (`CNI_IFNAME`): it stands in where the result tells of no interface in
+    /// the pod, as results before version 0.3.0 never do.
+    pub ifname: String,
+    /// Its result; empty for a plugin that printed none.
+    pub result: CniResult,
     /// What the pod asked for under `default-route`, as carried out; `None` when it did not ask.
     pub default_route: Option<Vec<IpAddr>>,
+    /// See [`StatusEntry::device_info`].
+    pub device_info: Option<Value>,
+    /// See [`StatusEntry::warnings`].
+    pub warnings: Vec<String>,
     /// For an attachment of a live pod.
     pub dynamic: Option<Dynamic>,
-}
-
-/// One interface of a CNI result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AttachedInterface {
-    /// Its name.
-    pub name: String,
-    /// Its hardware address, where the plugin reports one.
-    pub mac: Option<String>,
-    /// Whether it is in the pod: the result gives it a `sandbox`.
-    pub sandbox: bool,
-}
-
-/// One address of a CNI result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttachedIp {
-    /// The address.
-    pub address: IpAddr,
-    /// Position of its interface in the result; `None` where the result gives none or a negative one.
-    pub interface: Option<usize>,
 }
 
 /// Why a `network-status` annotation cannot be read.
@@ -100,25 +116,79 @@ pub struct AttachedIp {
 #[error("read network-status annotation")]
 pub struct StatusError(#[source] serde_json::Error);
 
-impl StatusEntry {
-    /// Describes one attachment.
-    ///
-    /// `ifname` is the name under which the plugin was called (`CNI_IFNAME`): it stands in where the result
-    /// tells of no interface in the pod, as results before version 0.3.0 never do.
-    pub fn new(name: impl Into<String>, default: bool, ifname: &str, attached: &Attached) -> Self {
-        let in_pod = attached.interfaces.iter().position(|interface| interface.sandbox);
-        let reported = in_pod.map(|position| &attached.interfaces[position]);
-        Self {
-            name: name.into(),
-            interface: Some(reported.map_or(ifname, |interface| &interface.name).to_owned()),
-            ips: addresses_of(in_pod, attached),
-            mac: reported.and_then(|interface| interface.mac.clone()).filter(|mac| !mac.is_empty()),
-            default,
-            dns: attached.dns.clone(),
-            default_route: attached.default_route.clone(),
-            dynamic: attached.dynamic.clone(),
+impl Attached {
+    /// Describes the attachment: one entry, or several in that form.
+    pub fn entries(&self, form: Form) -> Vec<StatusEntry> {
+        let interfaces = self.result.interfaces.iter().enumerate();
+        let in_pod: Vec<usize> =
+            interfaces.filter(|(_, interface)| interface.sandbox.is_some()).map(|(index, _)| index).collect();
+        let mut entries = vec![self.first_entry(in_pod.first().copied(), form)];
+        if form.every_interface {
+            entries.extend(in_pod.iter().skip(1).map(|index| self.entry(Some(*index), false, form)));
+        }
+        entries
+    }
+
+    /// What is said once of an attachment stands in its first entry.
+    fn first_entry(&self, in_pod: Option<usize>, form: Form) -> StatusEntry {
+        StatusEntry {
+            default: self.default,
+            default_route: self.default_route.clone(),
+            device_info: self.device_info.clone(),
+            warnings: self.warnings.clone(),
+            ..self.entry(in_pod, true, form)
         }
     }
+
+    fn entry(&self, in_pod: Option<usize>, is_first: bool, form: Form) -> StatusEntry {
+        let reported = in_pod.and_then(|index| self.result.interfaces.get(index));
+        let gateways = |ips: &[&IpConfig]| self.gateways_of(ips);
+        let ips: Vec<&IpConfig> =
+            self.result.ips.iter().filter(|ip| self.belongs(ip, in_pod, is_first)).collect();
+        StatusEntry {
+            name: self.name.clone(),
+            interface: Some(reported.map_or(&self.ifname, |interface| &interface.name).clone()),
+            ips: ips.iter().map(|ip| shown(ip.address, form)).collect(),
+            mac: reported.and_then(|interface| interface.mac.clone()),
+            default: false,
+            dns: Dns {
+                nameservers: self.result.dns.nameservers.clone(),
+                domain: self.result.dns.domain.clone(),
+                search: self.result.dns.search.clone(),
+            },
+            default_route: None,
+            device_info: None,
+            gateway: if form.multus_keys { gateways(&ips) } else { Vec::new() },
+            mtu: reported.and_then(|interface| interface.mtu).filter(|_| form.multus_keys),
+            warnings: Vec::new(),
+            dynamic: self.dynamic.clone(),
+        }
+    }
+
+    /// An address that says no interface (or one that does not exist) belongs to the pod's first; so does every
+    /// address of a result that tells of no interface in the pod.
+    fn belongs(&self, ip: &IpConfig, in_pod: Option<usize>, is_first: bool) -> bool {
+        match (ip.interface, in_pod) {
+            (Some(index), Some(position)) if index < self.result.interfaces.len() => index == position,
+            _ => is_first,
+        }
+    }
+
+    /// The next hops of the result's default routes of the families that these addresses have: a route without one
+    /// goes through the gateway of its family's first address.
+    fn gateways_of(&self, ips: &[&IpConfig]) -> Vec<IpAddr> {
+        let default = self.result.routes.iter().filter(|route| route.dst.prefix_len() == 0);
+        let next_hop = |route: &Route| {
+            let same_family = |ip: &&&IpConfig| ip.address.addr().is_ipv4() == route.dst.addr().is_ipv4();
+            let first = ips.iter().find(same_family)?;
+            route.gw.or(first.gateway)
+        };
+        default.filter_map(next_hop).collect()
+    }
+}
+
+fn shown(address: IpNet, form: Form) -> RequestedIp {
+    RequestedIp { address: address.addr(), prefix: form.prefix_lengths.then_some(address.prefix_len()) }
 }
 
 /// Writes the annotation.
@@ -139,74 +209,59 @@ pub fn parse(annotation: &str) -> Result<Vec<StatusEntry>, StatusError> {
     serde_json::from_str(annotation).map_err(StatusError)
 }
 
-/// An address that says no interface (or one that does not exist) belongs to the pod's first; so does every
-/// address of a result that tells of no interface in the pod.
-fn addresses_of(in_pod: Option<usize>, attached: &Attached) -> Vec<IpAddr> {
-    let belongs = |ip: &&AttachedIp| match (ip.interface, in_pod) {
-        (Some(index), Some(position)) => index == position || index >= attached.interfaces.len(),
-        _ => true,
-    };
-    attached.ips.iter().filter(belongs).map(|ip| ip.address).collect()
-}
-
-mod bare_addresses {
-    use super::{IpAddr, RequestedIp};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(ips: &[IpAddr], serializer: S) -> Result<S::Ok, S::Error> {
-        ips.serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, D::Error> {
-        // Go writes a nil slice as null.
-        let ips: Option<Vec<RequestedIp>> = Deserialize::deserialize(deserializer)?;
-        Ok(ips.unwrap_or_default().into_iter().map(|ip| ip.address).collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn interface(name: &str, mac: &str, sandbox: bool) -> AttachedInterface {
-        AttachedInterface { name: name.to_owned(), mac: Some(mac.to_owned()), sandbox }
+    fn attached(result: Value) -> Attached {
+        Attached {
+            name: "default/net-a".to_owned(),
+            ifname: "net1".to_owned(),
+            result: serde_json::from_value(result).unwrap(),
+            ..Attached::default()
+        }
     }
 
-    fn ip(address: &str, interface: Option<usize>) -> AttachedIp {
-        AttachedIp { address: address.parse().unwrap(), interface }
+    fn entries(attached: &Attached, form: Form) -> Value {
+        serde_json::from_str(&render(&attached.entries(form))).unwrap()
     }
 
-    fn published(default: bool, attached: &Attached) -> Value {
-        let text = render(&[StatusEntry::new("default/net-a", default, "net1", attached)]);
-        let mut entries: Vec<Value> = serde_json::from_str(&text).unwrap();
-        assert_eq!(entries.len(), 1);
-        entries.remove(0)
+    fn published(attached: &Attached) -> Value {
+        let mut entries = entries(attached, Form::default());
+        assert_eq!(entries.as_array().unwrap().len(), 1);
+        entries[0].take()
     }
 
+    /// A result with an interface on the node and two in the pod.
+    fn several() -> Value {
+        json!({
+            "interfaces": [
+                {"name": "vethab12", "mac": "02:00:00:00:00:01"},
+                {"name": "eth1", "mac": "02:00:00:00:00:02", "mtu": 1400, "sandbox": "/run/netns/c1"},
+                {"name": "eth2", "mac": "02:00:00:00:00:03", "sandbox": "/run/netns/c1"},
+            ],
+            "ips": [
+                {"interface": 0, "address": "10.0.0.1/24"},
+                {"interface": 1, "address": "10.0.0.2/24", "gateway": "10.0.0.1"},
+                {"interface": 1, "address": "2001:db8::2/64"},
+                {"interface": 2, "address": "10.0.0.3/24"},
+                {"address": "10.0.0.4/24"},
+            ],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16"}, {"dst": "::/0", "gw": "fe80::1"}],
+        })
+    }
+
+    /// Rows: NPWG-5.1.1-first-sandbox, NPWG-5.3.1-name, NPWG-5.3.1-name-namespaced, NPWG-5.3.2-interface.
+    /// Rows: NPWG-5.3.3-ips-indexed, NPWG-5.3.3-ips-format, NPWG-5.3.5-default-required.
     #[test]
     fn the_first_interface_in_the_pod_is_reported_with_its_own_addresses() {
-        // NPWG-5.1.1-first-sandbox, NPWG-5.3.2-interface, NPWG-5.3.3-ips-indexed, NPWG-5.3.3-ips-format
-        let attached = Attached {
-            interfaces: vec![
-                interface("vethab12", "02:00:00:00:00:01", false),
-                interface("eth1", "02:00:00:00:00:02", true),
-                interface("eth2", "02:00:00:00:00:03", true),
-            ],
-            ips: vec![
-                ip("10.0.0.1", Some(0)),
-                ip("10.0.0.2", Some(1)),
-                ip("2001:db8::2", Some(1)),
-                ip("10.0.0.3", Some(2)),
-            ],
-            ..Attached::default()
-        };
         assert_eq!(
-            published(false, &attached),
+            published(&attached(several())),
             json!({
                 "name": "default/net-a",
                 "interface": "eth1",
-                "ips": ["10.0.0.2", "2001:db8::2"],
+                "ips": ["10.0.0.2", "2001:db8::2", "10.0.0.4"],
                 "mac": "02:00:00:00:00:02",
                 "default": false,
                 "dns": {},
@@ -214,54 +269,84 @@ mod tests {
         );
     }
 
+    /// Rows: NPWG-5.3.5-single-true.
     #[test]
-    fn no_result_gives_a_minimal_entry() {
-        // NPWG-5.1.1-no-result, NPWG-5.3.4-mac-needs-interface
-        assert_eq!(
-            published(true, &Attached::default()),
-            json!({"name": "default/net-a", "interface": "net1", "default": true, "dns": {}})
-        );
+    fn readers_of_multus_get_what_they_expect_by_switch() {
+        let form = Form { every_interface: true, prefix_lengths: true, multus_keys: true };
+        let default = Attached { default: true, ..attached(several()) };
+        let expected = json!([
+            {
+                "name": "default/net-a", "interface": "eth1", "mac": "02:00:00:00:00:02", "mtu": 1400,
+                "ips": ["10.0.0.2/24", "2001:db8::2/64", "10.0.0.4/24"],
+                "gateway": ["10.0.0.1", "fe80::1"], "default": true, "dns": {},
+            },
+            {
+                "name": "default/net-a", "interface": "eth2", "mac": "02:00:00:00:00:03", "ips": ["10.0.0.3/24"],
+                "default": false, "dns": {},
+            },
+        ]);
+        assert_eq!(entries(&default, form), expected);
     }
 
+    /// Rows: NPWG-5.1.1-no-result, NPWG-5.3.4-mac-needs-interface.
+    #[test]
+    fn no_result_gives_a_minimal_entry() {
+        for form in [Form::default(), Form { every_interface: true, prefix_lengths: true, multus_keys: true }]
+        {
+            let none = Attached { default: true, ..attached(json!({})) };
+            assert_eq!(
+                entries(&none, form),
+                json!([{"name": "default/net-a", "interface": "net1", "default": true, "dns": {}}])
+            );
+        }
+    }
+
+    /// Rows: NPWG-5.1.1-old-results, NPWG-5.3.3-ips-unindexed.
     #[test]
     fn addresses_without_an_interface_are_reported() {
-        // NPWG-5.1.1-old-results, NPWG-5.3.3-ips-unindexed
-        let bare =
-            Attached { ips: vec![ip("10.0.0.2", None), ip("2001:db8::2", None)], ..Attached::default() };
-        assert_eq!(published(false, &bare)["ips"], json!(["10.0.0.2", "2001:db8::2"]));
-        let with_interface = Attached {
-            interfaces: vec![interface("net1", "02:00:00:00:00:02", true)],
-            ips: vec![ip("10.0.0.2", None), ip("10.0.0.3", Some(7))],
-            ..Attached::default()
-        };
-        assert_eq!(published(false, &with_interface)["ips"], json!(["10.0.0.2", "10.0.0.3"]));
-        let no_sandbox = Attached {
-            interfaces: vec![interface("net1", "02:00:00:00:00:02", false)],
-            ips: vec![ip("10.0.0.2", Some(0))],
-            ..Attached::default()
-        };
+        let old =
+            json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}, "ip6": {"ip": "2001:db8::2/64"}});
+        let result = CniResult::parse(&old, crate::cni::Version::LATEST).unwrap();
+        let bare = published(&Attached { result, ..attached(json!({})) });
+        assert_eq!(bare["ips"], json!(["10.0.0.2", "2001:db8::2"]));
+        assert_eq!(bare["interface"], "net1");
+        let unindexed = [{
+            json!({"interfaces": [{"name": "net1", "sandbox": "/n"}],
+                "ips": [{"address": "10.0.0.2/24"}, {"interface": 7, "address": "10.0.0.3/24"},
+                        {"interface": -1, "address": "10.0.0.4/24"}]})
+        }];
+        for result in unindexed {
+            assert_eq!(published(&attached(result))["ips"], json!(["10.0.0.2", "10.0.0.3", "10.0.0.4"]));
+        }
+        let no_sandbox = json!({"interfaces": [{"name": "net1", "mac": "02:00:00:00:00:02"}],
+            "ips": [{"interface": 0, "address": "10.0.0.2/24"}]});
         assert_eq!(
-            published(false, &no_sandbox),
+            published(&attached(no_sandbox)),
             json!({"name": "default/net-a", "interface": "net1", "ips": ["10.0.0.2"], "default": false, "dns": {}})
         );
     }
 
-    #[test]
-    fn only_standard_keys_are_written() {
-        // NPWG-5.3-reserved-keys, NPWG-5.3.6-dns, NPWG-5.3.6.4-default-route
-        let attached = Attached {
-            interfaces: vec![interface("net1", "02:00:00:00:00:02", true)],
-            ips: vec![ip("10.0.0.2", Some(0))],
-            dns: Dns {
-                nameservers: vec!["10.0.0.53".to_owned()],
-                domain: Some("a.example".to_owned()),
-                search: vec!["b.example".to_owned()],
-            },
+    /// An entry with everything in it.
+    fn full() -> Attached {
+        let result = json!({
+            "interfaces": [{"name": "net1", "mac": "02:00:00:00:00:02", "mtu": 1500, "sandbox": "/n"}],
+            "ips": [{"interface": 0, "address": "10.0.0.2/24"}],
+            "dns": {"nameservers": ["10.0.0.53"], "domain": "a.example", "search": ["b.example"], "options": ["ndots:5"]},
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}],
+        });
+        Attached {
             default_route: Some(vec!["10.0.0.1".parse().unwrap()]),
-            ..Attached::default()
-        };
+            device_info: Some(json!({"type": "memif", "version": "1.1.0", "memif": {}})),
+            warnings: vec!["odd".to_owned()],
+            ..attached(result)
+        }
+    }
+
+    /// Rows: NPWG-5.3-reserved-keys, NPWG-5.3.6-dns, NPWG-5.3.6.4-default-route, NPWG-5.3.7-device-info.
+    #[test]
+    fn only_keys_of_the_standard_and_private_ones_are_written() {
         assert_eq!(
-            published(false, &attached),
+            published(&full()),
             json!({
                 "name": "default/net-a",
                 "interface": "net1",
@@ -270,6 +355,8 @@ mod tests {
                 "default": false,
                 "dns": {"nameservers": ["10.0.0.53"], "domain": "a.example", "search": ["b.example"]},
                 "default-route": ["10.0.0.1"],
+                "device-info": {"type": "memif", "version": "1.1.0", "memif": {}},
+                "dev.netattach.warnings": ["odd"],
             })
         );
     }
@@ -278,7 +365,7 @@ mod tests {
     fn an_attachment_of_a_live_pod_says_so_and_by_whom() {
         let dynamic = Some(Dynamic { by: "hotplug.example.org".to_owned() });
         assert_eq!(
-            published(false, &Attached { dynamic, ..Attached::default() }),
+            published(&Attached { dynamic, ..attached(json!({})) }),
             json!({
                 "name": "default/net-a",
                 "interface": "net1",
@@ -291,16 +378,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let attached = Attached {
-            interfaces: vec![interface("net1", "02:00:00:00:00:02", true)],
-            ips: vec![ip("10.0.0.2", Some(0)), ip("2001:db8::2", Some(0))],
-            default_route: Some(Vec::new()),
-            ..Attached::default()
-        };
-        let entries = vec![
-            StatusEntry::new("cbr0", true, "eth0", &Attached::default()),
-            StatusEntry::new("default/net-a", false, "net1", &attached),
-        ];
+        let form = Form { every_interface: true, prefix_lengths: true, multus_keys: true };
+        let mut entries = full().entries(form);
+        entries.extend(attached(several()).entries(Form::default()));
+        entries.extend(attached(several()).entries(form));
         assert_eq!(parse(&render(&entries)).unwrap(), entries);
     }
 
@@ -317,7 +398,9 @@ mod tests {
         let entries = parse(multus).unwrap();
         let addresses: Vec<Vec<String>> =
             entries.iter().map(|entry| entry.ips.iter().map(ToString::to_string).collect()).collect();
-        assert_eq!(addresses, [vec!["10.244.1.2"], vec!["10.1.1.7", "2001:db8::7"], vec![]]);
+        assert_eq!(addresses, [vec!["10.244.1.2"], vec!["10.1.1.7/24", "2001:db8::7/64"], vec![]]);
+        let keys: Vec<_> = entries.iter().map(|entry| (entry.gateway.len(), entry.mtu)).collect();
+        assert_eq!(keys, [(1, Some(1500)), (0, None), (0, None)]);
         assert_eq!(entries.iter().map(|entry| entry.default).collect::<Vec<_>>(), [true, false, false]);
         assert_eq!(parse(" ").unwrap(), []);
     }

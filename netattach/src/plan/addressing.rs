@@ -187,7 +187,7 @@ fn with_attributes(route: &cni::Route, gateway: Option<IpAddr>) -> Route {
     }
 }
 
-fn any_of(address: IpAddr) -> IpNet {
+pub(super) fn any_of(address: IpAddr) -> IpNet {
     match address {
         IpAddr::V4(_) => Ipv4Net::default().into(),
         IpAddr::V6(_) => Ipv6Net::default().into(),

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 
-use super::{AttachmentPlan, Interface, Output, Step, StepRef, addressing, result};
+use super::routing::SourceRouting;
+use super::{AttachmentPlan, Interface, Output, Step, StepRef, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam::host_local::Config;
 use crate::link::spec::{self, MacvlanMode, Route};
@@ -36,6 +37,10 @@ pub struct Expected {
     pub lease: Option<Config>,
     /// The attachment's number in the dataplane.
     pub protected: Option<u32>,
+    /// The pod's default routes that were moved, and the interface that they were moved to.
+    pub default_routes: Option<(String, Vec<Route>)>,
+    /// The interfaces of the pod that have rules by source.
+    pub sources: Vec<SourceRouting>,
     /// Loopback is up.
     pub loopback: bool,
 }
@@ -76,11 +81,25 @@ pub fn expected(
             Step::Gateway { .. } => expected.gateways = addressing::gateways(&leased.addresses),
             Step::Protect(protect) => expected.protected = Some(protect.id),
             Step::Configure(configure) => {
-                let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
+                let addressing = routing::settled(number, attachment, outputs, configure)?;
                 expected.addresses = addressing.addresses;
                 expected.routes = addressing.routes;
             }
-            Step::Delegate(_) | Step::EnsureForwarding | Step::RouteToPod | Step::Remember(_) => {}
+            Step::Delegate(_)
+            | Step::EnsureForwarding
+            | Step::RouteToPod
+            | Step::Remember(_)
+            | Step::PrepareDeviceInfo(_)
+            | Step::ReadDeviceInfo(_) => {}
+            Step::MoveDefaultRoutes { .. } => {
+                let routes = routing::moved(attachment.yields_to, outputs).to_vec();
+                expected.default_routes = Some((attachment.ifname.clone(), routes));
+            }
+            Step::RouteBySource => {
+                if let Output::SourceRouting { interfaces } = output {
+                    expected.sources.clone_from(interfaces);
+                }
+            }
         }
     }
     if let Some(pod) = &mut expected.pod {
@@ -136,6 +155,8 @@ mod tests {
                 Step::Gateway { bridge: "br0".into(), force: false },
                 Step::Configure(Configure { style: Style::Subnet, default_route: true, dns: None }),
             ],
+            yields_to: None,
+            warnings: Vec::new(),
         }
     }
 

@@ -6,11 +6,13 @@
 
 pub mod addressing;
 pub mod collect;
+mod device;
 pub mod expect;
 pub mod pools;
 pub mod remember;
 pub mod resolve;
 pub mod result;
+pub mod routing;
 pub mod undo;
 
 use std::fmt;
@@ -130,6 +132,13 @@ pub struct AttachmentPlan {
     pub disable_gc: bool,
     /// In order.
     pub steps: Vec<Step>,
+    /// The step, usually of another attachment, that moves the pod's default routes: those that this attachment
+    /// brings yield to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yields_to: Option<StepRef>,
+    /// What the pod's author should know although it stopped nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// One effect. Each is idempotent or has an inverse ([`undo::inverse`]).
@@ -146,6 +155,9 @@ pub enum Step {
     RaiseLoopback,
     /// Addresses from the node's own pool.
     Lease(host_local::Config),
+    /// The file of the attachment's device information says what the device plugin says, where it says anything.
+    /// Before the attachment's plugins.
+    PrepareDeviceInfo(DeviceInfoFiles),
     /// Another CNI plugin does its part.
     Delegate(Delegate),
     /// The gateway addresses of what was leased are on the bridge.
@@ -165,6 +177,26 @@ pub enum Step {
     Configure(Configure),
     /// The attachment is in libcni's cache, for those who look there.
     Remember(Remember),
+    /// What the device information says after the attachment's plugins have run.
+    ReadDeviceInfo(DeviceInfoFiles),
+    /// The pod's default routes are through the attachment's interface. After all attachments are made.
+    MoveDefaultRoutes {
+        /// Next hops in the order of preference; empty: those that the attachment has brought.
+        gateways: Vec<IpAddr>,
+    },
+    /// Traffic leaves by the interface whose address it has, where several interfaces lead to one destination. The
+    /// last step of all.
+    RouteBySource,
+}
+
+/// Where the information about an attachment's device is (NPWG Device Information Specification, section 4).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfoFiles {
+    /// Written by the device plugin, where one allocated the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_plugin: Option<PathBuf>,
+    /// The attachment's own: it is removed with the attachment.
+    pub attachment: PathBuf,
 }
 
 /// A call of another CNI plugin.
@@ -255,6 +287,21 @@ pub enum Output {
         #[serde(default)]
         routes: Vec<cni::Route>,
     },
+    /// The pod's default routes as the kernel shows them after they were moved.
+    DefaultRoutes {
+        /// By family, then by metric.
+        routes: Vec<spec::Route>,
+    },
+    /// The interfaces that needed rules by source.
+    SourceRouting {
+        /// In the order of the attachments.
+        interfaces: Vec<routing::SourceRouting>,
+    },
+    /// Device information.
+    DeviceInfo {
+        /// Of the specified form, unknown keys included.
+        info: Value,
+    },
     /// What a plugin printed, in the version it was printed in.
     Delegate {
         /// The result object.
@@ -291,8 +338,14 @@ pub struct LeasedAddress {
 pub struct StepRef(pub u16, pub u16);
 
 impl Plan {
-    /// All steps in the order in which they are carried out.
+    /// All steps in the order in which they are carried out: attachment by attachment, then what concerns the pod as a
+    /// whole.
     pub fn steps(&self) -> impl DoubleEndedIterator<Item = (StepRef, &AttachmentPlan, &Step)> {
+        let stage = |stage| self.in_order().filter(move |(_, _, step)| step.stage() == stage);
+        Stage::ALL.into_iter().flat_map(stage)
+    }
+
+    fn in_order(&self) -> impl DoubleEndedIterator<Item = (StepRef, &AttachmentPlan, &Step)> {
         self.attachments.iter().enumerate().flat_map(|(a, attachment)| {
             attachment
                 .steps
@@ -314,7 +367,30 @@ impl AttachmentPlan {
     }
 }
 
+/// When a step is carried out, relative to those of other attachments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Attach,
+    MoveDefaultRoutes,
+    RouteBySource,
+    /// What is told of an attachment is true then.
+    Remember,
+}
+
+impl Stage {
+    const ALL: [Self; 4] = [Self::Attach, Self::MoveDefaultRoutes, Self::RouteBySource, Self::Remember];
+}
+
 impl Step {
+    fn stage(&self) -> Stage {
+        match self {
+            Self::MoveDefaultRoutes { .. } => Stage::MoveDefaultRoutes,
+            Self::RouteBySource => Stage::RouteBySource,
+            Self::Remember(_) => Stage::Remember,
+            _ => Stage::Attach,
+        }
+    }
+
     /// The step in an operator's words.
     pub fn describe(&self) -> String {
         match self {
@@ -334,6 +410,10 @@ impl Step {
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::Configure(_) => "configure the pod's interface".to_owned(),
             Self::Remember(_) => "tell libcni's cache".to_owned(),
+            Self::PrepareDeviceInfo(_) => "prepare device information".to_owned(),
+            Self::ReadDeviceInfo(_) => "read device information".to_owned(),
+            Self::MoveDefaultRoutes { .. } => "move the pod's default route here".to_owned(),
+            Self::RouteBySource => "route by source".to_owned(),
         }
     }
 }

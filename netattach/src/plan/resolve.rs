@@ -1,11 +1,14 @@
 //! From a pod's networks to a plan. Pure.
 
+use std::path::PathBuf;
+
 use serde_json::{Map, Value};
 
-use super::{AttachmentPlan, Delegate, Dynamic, Plan, Protect, Remembered, Role, Sandbox, Step};
+use super::device::Device;
+use super::{AttachmentPlan, Delegate, Dynamic, Plan, Protect, Remembered, Role, Sandbox, Step, StepRef};
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
 use crate::link::{self, Driver, PlanError};
-use crate::npwg::{self, Selection};
+use crate::npwg::{self, Selection, device_info};
 
 /// A network that a pod is to be attached to.
 #[derive(Debug, Clone)]
@@ -14,6 +17,8 @@ pub struct Network {
     pub name: String,
     /// Its configuration.
     pub list: NetworkList,
+    /// The extended resource that its devices are of ([`npwg::RESOURCE_ANNOTATION`]).
+    pub resource: Option<String>,
 }
 
 /// What a pod wants, all references followed.
@@ -25,6 +30,17 @@ pub struct Intent {
     pub default_selection: Option<Selection>,
     /// The additional networks in the order of the annotation.
     pub selections: Vec<(Selection, Network)>,
+    /// What the pod's author should know although it stops nothing.
+    pub warnings: Vec<Warning>,
+}
+
+/// Something tolerated in a pod's selections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Position of the selection, from 0; `None`: it is about all of them, or about the default network's.
+    pub selection: Option<usize>,
+    /// In words.
+    pub text: String,
 }
 
 /// What the agent decides for all its plans alike.
@@ -34,6 +50,8 @@ pub struct Options {
     pub exec: Vec<String>,
     /// Which attachments are told of in libcni's cache (`delegation.resultCache`).
     pub remembered: Remembered,
+    /// Directory of device information (`deviceInfoDir`).
+    pub device_info_dir: PathBuf,
 }
 
 /// Hands out numbers to attachments and networks. Absent where there is no dataplane.
@@ -71,7 +89,36 @@ pub fn resolve(
     for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
         attachments.push(selected(&sandbox, selection, network, ifname, options, numbers.as_deref_mut())?);
     }
+    for warning in &intent.warnings {
+        let about = warning.selection.map_or(0, |selection| selection + 1);
+        if let Some(attachment) = attachments.get_mut(about) {
+            attachment.warnings.push(warning.text.clone());
+        }
+    }
+    settle_routing(&mut attachments, &intent.selections);
     Ok(Plan { sandbox, attachments, dynamic: None })
+}
+
+/// The last steps, which concern the pod as a whole.
+fn settle_routing(attachments: &mut [AttachmentPlan], selections: &[(Selection, Network)]) {
+    for (position, (selection, _)) in selections.iter().enumerate() {
+        // One selection at most has the key.
+        let Some(gateways) = &selection.default_route else { continue };
+        let Some(attachment) = attachments.get_mut(position + 1) else { continue };
+        // Numbers fit: see `Plan::steps`.
+        let at = StepRef(position as u16 + 1, attachment.steps.len() as u16);
+        attachment.steps.push(Step::MoveDefaultRoutes { gateways: gateways.clone() });
+        for attachment in &mut *attachments {
+            attachment.yields_to = Some(at);
+        }
+    }
+    let configured =
+        |attachment: &AttachmentPlan| attachment.steps.iter().any(|step| matches!(step, Step::Configure(_)));
+    let mut own = attachments.iter_mut().filter(|attachment| configured(attachment));
+    // Only several can be in each other's way.
+    if let (Some(_), Some(last)) = (own.next(), own.next_back()) {
+        last.steps.push(Step::RouteBySource);
+    }
 }
 
 /// Plans one more attachment of a live sandbox, whose interface name is that of `sandbox`.
@@ -105,17 +152,23 @@ fn selected(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
-    refuse_unsupported(selection, network, ifname)?;
     let wanted = Wanted {
         network,
         ifname,
         default: false,
         remembered: options.remembered,
         offered: Map::new(),
-        asked: npwg::runtime_config(selection),
-        cni_args: selection.cni_args.as_ref(),
+        asked: Some(selection),
     };
     attachment(sandbox, wanted, &CniArgs::default(), options, numbers)
+}
+
+/// The standard lets an attachment succeed whose address management knows no claims (section 4.1.2.1.11). Ours
+/// knows none.
+fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
+    let claim = selection.ipam_claim_reference.as_deref()?;
+    let native = steps.iter().any(|step| matches!(step, Step::Lease(_)));
+    native.then(|| format!("ipam-claim-reference {claim:?} has no effect: host-local keeps no claims"))
 }
 
 /// The default network alone gets what the runtime has to say (NPWG 7.5); what the pod asks of a default network that
@@ -129,15 +182,13 @@ fn default_attachment(
 ) -> Result<AttachmentPlan, CniError> {
     let (network, ifname) = (&intent.default, &request.ifname);
     let chosen = intent.default_selection.as_ref();
-    if let Some(selection) = chosen {
-        refuse_unsupported(selection, network, ifname)?;
-        if let Some(wish) = selection.interface.as_ref().filter(|wish| *wish != ifname) {
-            let msg = format!(
-                "attach {ifname} ({}): key interface: {wish:?}, but the runtime names the default network's interface {ifname}",
-                network.name
-            );
-            return Err(CniError::new(code::INVALID_CONFIG, msg));
-        }
+    let wish = chosen.and_then(|selection| selection.interface.as_ref());
+    if let Some(wish) = wish.filter(|wish| *wish != ifname) {
+        let msg = format!(
+            "attach {ifname} ({}): key interface: {wish:?}, but the runtime names the default network's interface {ifname}",
+            network.name
+        );
+        return Err(CniError::new(code::INVALID_CONFIG, msg));
     }
     let offered = request.config.get("runtimeConfig").and_then(Value::as_object).cloned();
     let wanted = Wanted {
@@ -147,19 +198,9 @@ fn default_attachment(
         // The runtime itself writes the file that is named after its own configuration.
         remembered: if network.list.name == request.name { Remembered::Off } else { options.remembered },
         offered: offered.unwrap_or_default(),
-        asked: chosen.map(npwg::runtime_config).unwrap_or_default(),
-        cni_args: chosen.and_then(|selection| selection.cni_args.as_ref()),
+        asked: chosen,
     };
     attachment(sandbox, wanted, &request.args, options, numbers)
-}
-
-fn refuse_unsupported(selection: &Selection, network: &Network, ifname: &str) -> Result<(), CniError> {
-    let Some(key) = selection.not_yet_supported() else { return Ok(()) };
-    let msg = format!(
-        "attach {ifname} ({}): key {key}: not carried out by this version of netattach",
-        network.name
-    );
-    Err(CniError::new(code::UNSUPPORTED_FIELD, msg))
 }
 
 /// Plans the one interface that a plain CNI executable is asked for, from exactly what it read.
@@ -205,6 +246,8 @@ fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> Attac
         disable_check: false,
         disable_gc: false,
         steps,
+        yields_to: None,
+        warnings: Vec::new(),
     }
 }
 
@@ -220,7 +263,8 @@ fn check_result_can_be_told(version: Version, steps: &[Step]) -> Result<(), CniE
 
 /// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
 /// promise broken in silence.
-const NATIVE_CAPABILITIES: [&str; 3] = ["ips", "ipRanges", "mac"];
+/// The path of device information is not asked for but offered: what makes no device has nothing to say there.
+const NATIVE_CAPABILITIES: [&str; 4] = ["ips", "ipRanges", "mac", device_info::CAPABILITY];
 
 /// One attachment before it is planned.
 struct Wanted<'a> {
@@ -230,10 +274,8 @@ struct Wanted<'a> {
     remembered: Remembered,
     /// What the runtime has for the plugins that declare a capability for it.
     offered: Map<String, Value>,
-    /// What the pod asked for, by capability: some plugin must declare it (D14).
-    asked: Map<String, Value>,
-    /// `cni-args` of the selection.
-    cni_args: Option<&'a Map<String, Value>>,
+    /// What the pod asks for.
+    asked: Option<&'a Selection>,
 }
 
 fn attachment(
@@ -243,14 +285,15 @@ fn attachment(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
-    let Wanted { network, ifname, default, remembered, offered: mut capabilities, asked, cni_args: extra } =
-        wanted;
+    let Wanted { network, ifname, default, remembered, offered: mut capabilities, asked: selection } = wanted;
     let at = |error: CniError| CniError {
         msg: format!("attach {ifname} ({}): {}", network.name, error.msg),
         ..error
     };
     let list = &network.list;
     cni::identifier::check_network_name(&list.name).map_err(at)?;
+    let asked = selection.map(npwg::runtime_config).unwrap_or_default();
+    // Nothing that was asked for is dropped in silence (D14).
     let missing = cni::capability::undeclared(list, asked.keys().map(String::as_str));
     if !missing.is_empty() {
         let msg = format!(
@@ -261,22 +304,27 @@ fn attachment(
         return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
     }
     capabilities.extend(asked);
-    let mut steps = Vec::new();
+    let native = |kind: &str| link::driver(kind).filter(|_| !options.exec.iter().any(|name| name == kind));
+    let device = Device::of(network, selection).map_err(at)?;
+    device.check_somebody_takes_it(list, |kind| native(kind).is_some()).map_err(at)?;
+    let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
+    device.offer(&mut capabilities, files.as_ref());
+    let arguments = selection.map(Selection::arguments).unwrap_or_default();
+    let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
     let mut kind = String::new();
     let mut protect = None;
     let mut numbers = numbers;
     for (position, plugin) in list.plugins.iter().enumerate() {
         let mut config = cni::request_config(list, plugin, None, &capabilities);
-        if let Some(extra) = extra {
-            merge_args(&mut config, extra).map_err(at)?;
+        if !arguments.is_empty() {
+            merge_args(&mut config, &arguments).map_err(at)?;
         }
         let plugin_type = plugin.plugin_type();
-        let native =
-            link::driver(plugin_type).filter(|_| !options.exec.iter().any(|name| name == plugin_type));
-        let Some(driver) = native else {
+        let Some(driver) = native(plugin_type) else {
             if position == 0 {
                 kind = plugin_type.to_owned();
             }
+            device.insert_into(&mut config);
             steps.push(Step::Delegate(Delegate {
                 plugin: plugin_type.to_owned(),
                 config,
@@ -317,6 +365,7 @@ fn attachment(
         });
         steps.extend(planned.map_err(|error: PlanError| at(error.into()))?);
     }
+    steps.extend(files.map(Step::ReadDeviceInfo));
     steps.extend(remembered.step(&steps, list, capabilities));
     Ok(AttachmentPlan {
         network: network.name.clone(),
@@ -327,7 +376,12 @@ fn attachment(
         kind,
         disable_check: list.disable_check,
         disable_gc: list.disable_gc,
+        warnings: selection
+            .and_then(|selection| claim_without_effect(selection, &steps))
+            .into_iter()
+            .collect(),
         steps,
+        yields_to: None,
     })
 }
 

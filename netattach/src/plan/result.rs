@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     AttachmentPlan, Configure, Interface, LeasedAddress, Output, Role, Sandbox, Step, StepRef, Style,
-    addressing,
+    addressing, routing,
 };
 use crate::cni::{self, CniError, CniResult, Value};
 
@@ -75,6 +75,7 @@ pub fn result(
             _ => {}
         }
     }
+    routing::settle_result(number, attachment, outputs, &mut result.routes);
     Ok(result)
 }
 
@@ -181,7 +182,11 @@ pub fn read_back(
             | Step::RouteToPod
             | Step::Protect(_)
             | Step::Configure(_)
-            | Step::Remember(_) => Some(Output::Nothing),
+            | Step::Remember(_)
+            | Step::PrepareDeviceInfo(_)
+            | Step::ReadDeviceInfo(_)
+            | Step::MoveDefaultRoutes { .. }
+            | Step::RouteBySource => Some(Output::Nothing),
         };
         // Step numbers fit: see `Plan::steps`.
         outputs.extend(output.map(|output| (StepRef(0, index as u16), output)));

@@ -30,6 +30,10 @@ pub enum Inverse<'a> {
     Delegate(&'a Delegate),
     /// The attachment is not in libcni's cache.
     Forget,
+    /// The file is gone.
+    RemoveFile(&'a Path),
+    /// The pod has no rules for interfaces that are gone.
+    ForgetSources,
     /// The dataplane knows the attachment no more.
     Unprotect {
         /// Its number.
@@ -52,6 +56,8 @@ pub fn inverse<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan, step: &'a 
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
         Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },
+        Step::RouteBySource => Inverse::ForgetSources,
+        Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
         // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes go with
         // their link.
         Step::RaiseLoopback
@@ -59,6 +65,8 @@ pub fn inverse<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan, step: &'a 
         | Step::EnsureForwarding
         | Step::Gateway { .. }
         | Step::RouteToPod
-        | Step::Configure(_) => return None,
+        | Step::Configure(_)
+        | Step::ReadDeviceInfo(_)
+        | Step::MoveDefaultRoutes { .. } => return None,
     })
 }

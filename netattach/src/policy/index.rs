@@ -172,7 +172,7 @@ fn published_addresses(pod: &Pod, conditions: &mut BTreeSet<Condition>) -> BTree
     let mut addresses = BTreeSet::new();
     for entry in entries {
         if let Some(network) = network_of(&entry, &pod.name.namespace) {
-            addresses.extend(entry.ips.iter().map(|address| (network.clone(), *address)));
+            addresses.extend(entry.ips.iter().map(|address| (network.clone(), address.address)));
         }
     }
     addresses

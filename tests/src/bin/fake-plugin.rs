@@ -12,6 +12,7 @@
 //! | `holdMs` | a child keeps stdout and stderr open that long; its pid is recorded as `{"held": pid}` |
 //! | `sleepMs` | sleeps |
 //! | `floodStdout`, `floodStderr` | writes that many bytes |
+//! | `deviceInfo` | ADD writes this to the file of device information whose path `runtimeConfig` has |
 //! | `stdout` | this text goes to stdout as it is |
 //! | `versions` | VERSION answers with these; by default with all |
 //! | `error` | `{code, msg, details}` is printed with `cniVersion`, and the exit status is 1 |
@@ -43,6 +44,7 @@ struct Script {
     sleep_ms: u64,
     flood_stdout: usize,
     flood_stderr: usize,
+    device_info: Option<Value>,
     stdout: Option<String>,
     versions: Vec<String>,
     error: Option<Map<String, Value>>,
@@ -62,6 +64,7 @@ impl Default for Script {
             sleep_ms: 0,
             flood_stdout: 0,
             flood_stderr: 0,
+            device_info: None,
             stdout: None,
             versions: ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
                 .map(str::to_owned)
@@ -115,6 +118,11 @@ fn run() -> Result<u8> {
     std::thread::sleep(Duration::from_millis(script.sleep_ms));
     flood(&mut io::stdout().lock(), script.flood_stdout)?;
     flood(&mut io::stderr().lock(), script.flood_stderr)?;
+    if let (Some(info), "ADD", Some(path)) =
+        (&script.device_info, verb.as_str(), config["runtimeConfig"]["CNIDeviceInfoFile"].as_str())
+    {
+        std::fs::write(path, info.to_string()).with_context(|| format!("write {path}"))?;
+    }
     let status = match &script.exec {
         Some(other) => hand_over(other, &stdin)?,
         None => answer(&verb, &script, &config)?,

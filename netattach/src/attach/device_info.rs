@@ -1,0 +1,78 @@
+//! The files of device information.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::StepError;
+use crate::npwg::device_info;
+use crate::plan::{DeviceInfoFiles, Output};
+use crate::report::Chain;
+
+/// Longest file that is read, in bytes: a description is a few lines.
+const LONGEST: u64 = 64 * 1024;
+
+/// Copies what the device plugin says to where the attachment's plugins look, and makes sure that nothing else is
+/// there. Without a device plugin's file there is none: a plugin may write one.
+pub(super) fn prepare(files: &DeviceInfoFiles) -> Result<Output, StepError> {
+    let failed = |path: &Path, source| StepError::DeviceInfo { path: path.to_owned(), source };
+    let path = &files.attachment;
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(|source| failed(directory, source))?;
+    }
+    remove(path)?;
+    if let Some(described) = &files.device_plugin {
+        match bounded(described) {
+            Ok(text) => write_read_only(path, &text).map_err(|source| failed(path, source))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(failed(described, source)),
+        }
+    }
+    Ok(Output::Nothing)
+}
+
+/// What the attachment's file says after its plugins have run. Information that is not of the specified form is
+/// not published: nobody could rely on it.
+pub(super) fn read(path: &Path) -> Output {
+    let text = match bounded(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Output::Nothing,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "device information not read");
+            return Output::Nothing;
+        }
+    };
+    match device_info::parse(&text) {
+        Ok(info) => Output::DeviceInfo { info },
+        Err(error) => {
+            tracing::warn!(path = %path.display(), error = %Chain(&error), "device information not published");
+            Output::Nothing
+        }
+    }
+}
+
+/// The file is gone.
+pub(super) fn remove(path: &Path) -> Result<(), StepError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StepError::DeviceInfo { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(LONGEST + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > LONGEST {
+        return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
+    }
+    Ok(text)
+}
+
+fn write_read_only(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = File::create_new(path)?;
+    file.write_all(text)?;
+    file.set_permissions(Permissions::from_mode(0o444))
+}

@@ -1,0 +1,138 @@
+//! Settles the routing of a pod when all its attachments are made, and compares it later.
+
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+
+use super::StepError;
+use crate::link::spec::Route;
+use crate::netlink::{Handle, RouteState, Rule};
+use crate::plan::expect::Expected;
+use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, SourceRouting, interface_of, metric};
+
+/// The pod's default routes of the families of `wanted` are these, through the interface with that index, and no
+/// others. Nothing wanted: those that the interface has, of the families that it has some of. Returns what the
+/// kernel shows afterwards.
+pub(super) fn move_default_routes(
+    pod: &mut Handle,
+    index: u32,
+    wanted: &[Route],
+) -> Result<Vec<Route>, StepError> {
+    let before = default_routes(pod)?;
+    let own = before.iter().filter(|route| route.interface == Some(index)).map(described);
+    let wanted: Vec<Route> = if wanted.is_empty() { own.collect() } else { wanted.to_vec() };
+    for route in &wanted {
+        pod.ensure_route_beside_others(index, route).map_err(|source| unreachable(route, source))?;
+    }
+    let is_wanted =
+        |found: &RouteState| wanted.iter().any(|route| found.interface == Some(index) && is(found, route));
+    let in_the_way = |found: &&RouteState| of_a_family(found, &wanted) && !is_wanted(found);
+    let others: Vec<RouteState> = default_routes(pod)?.iter().filter(in_the_way).cloned().collect();
+    pod.ensure_routes_absent(&others)?;
+
+    let mut after = default_routes(pod)?;
+    after.retain(|found| of_a_family(found, &wanted));
+    after.sort_by_key(|found| (found.destination, found.priority));
+    let all = wanted.iter().all(|route| after.iter().any(|found| is(found, route)));
+    match after.iter().find(|found| !is_wanted(found)) {
+        None if all => Ok(after.iter().map(described).collect()),
+        found => Err(StepError::DefaultRoute(found.and_then(|found| found.gateway))),
+    }
+}
+
+/// Traffic from the addresses of each of these interfaces leaves by it.
+pub(super) fn route_by_source(pod: &mut Handle, interfaces: &[SourceRouting]) -> Result<(), StepError> {
+    for interface in interfaces {
+        pod.ensure_routes(interface.index, &interface.routes)?;
+        pod.ensure_rules(&rules(interface))?;
+    }
+    Ok(())
+}
+
+/// The namespace has no rules for interfaces that are gone: unlike routes, the kernel keeps them.
+pub(super) fn forget_gone_interfaces(pod: &mut Handle) -> Result<(), StepError> {
+    let present: Vec<u32> = pod.links()?.iter().map(|link| link.index).collect();
+    let mut rules = pod.rules()?;
+    rules.retain(|rule| {
+        let of = interface_of(rule.table).filter(|_| rule.priority == RULE_PRIORITY);
+        of.is_some_and(|index| !present.contains(&index))
+    });
+    Ok(pod.ensure_rules_absent(&rules)?)
+}
+
+/// The first difference between the pod's routing and what was settled, in words.
+pub(super) fn compare(want: &Expected, pod: &mut Handle) -> Result<Option<String>, StepError> {
+    if let Some((ifname, routes)) = &want.default_routes {
+        let index = pod.find_link(ifname)?.map(|link| link.index);
+        let found = default_routes(pod)?;
+        let is_there =
+            |route: &&Route| found.iter().any(|found| found.interface == index && is(found, route));
+        if let Some(route) = routes.iter().find(|route| !is_there(route)) {
+            return Ok(Some(format!(
+                "the default route through {} of {ifname} is gone",
+                through(route.gateway)
+            )));
+        }
+    }
+    if want.sources.is_empty() {
+        return Ok(None);
+    }
+    let present = pod.rules()?;
+    for interface in &want.sources {
+        if let Some(rule) = rules(interface).iter().find(|rule| !present.contains(rule)) {
+            return Ok(Some(format!("the rule that keeps {} to {} is gone", rule.source, interface.ifname)));
+        }
+        let found = pod.routes_in(interface.table)?;
+        let is_there = |route: &&Route| {
+            let same =
+                |found: &RouteState| found.destination == route.destination.trunc() && is(found, route);
+            found.iter().any(same)
+        };
+        if let Some(route) = interface.routes.iter().find(|route| !is_there(route)) {
+            let what = format!("the route to {} in table {} is gone", route.destination, interface.table);
+            return Ok(Some(what));
+        }
+    }
+    Ok(None)
+}
+
+fn rules(interface: &SourceRouting) -> Vec<Rule> {
+    let rule = |source: &IpAddr| Rule { source: *source, table: interface.table, priority: RULE_PRIORITY };
+    interface.sources.iter().map(rule).collect()
+}
+
+fn default_routes(pod: &mut Handle) -> Result<Vec<RouteState>, StepError> {
+    let mut routes = pod.routes_in(MAIN_TABLE)?;
+    routes.retain(|route| route.destination.prefix_len() == 0 && route.interface.is_some());
+    Ok(routes)
+}
+
+fn of_a_family(found: &RouteState, wanted: &[Route]) -> bool {
+    wanted.iter().any(|route| route.destination.addr().is_ipv4() == found.destination.addr().is_ipv4())
+}
+
+/// Whether it is the same way at the same metric.
+fn is(found: &RouteState, route: &Route) -> bool {
+    found.destination.addr().is_ipv4() == route.destination.addr().is_ipv4()
+        && found.gateway == route.gateway
+        && found.priority == metric(route)
+}
+
+fn described(found: &RouteState) -> Route {
+    let usual = Route { gateway: found.gateway, ..Route::on_link(found.destination) };
+    let priority = (metric(&usual) != found.priority).then_some(found.priority);
+    Route { priority, ..usual }
+}
+
+fn through(gateway: Option<IpAddr>) -> String {
+    gateway.map_or_else(|| "the link".into(), |gateway| gateway.to_string())
+}
+
+/// The kernel says of a gateway that no link leads to it in one of three ways, by family and version.
+fn unreachable(route: &Route, source: crate::netlink::Error) -> StepError {
+    let refused = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::INVAL].map(Some);
+    match route.gateway {
+        Some(gateway) if refused.contains(&source.errno()) => StepError::Gateway { gateway, source },
+        _ => source.into(),
+    }
+}

@@ -1,0 +1,109 @@
+//! The device of an attachment: which one, and who is told of it. Pure.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::DeviceInfoFiles;
+use super::resolve::Network;
+use crate::cni::{CniError, NetworkList, code};
+use crate::npwg::{RESOURCE_ANNOTATION, Selection, device_info};
+
+/// Capability, and key, by which a plugin is told its device.
+const DEVICE_ID: &str = "deviceID";
+
+/// What is known of an attachment's device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Device<'a> {
+    /// The extended resource that it is of.
+    resource: Option<&'a str>,
+    /// Which one of it.
+    id: Option<&'a str>,
+}
+
+impl<'a> Device<'a> {
+    /// The device that a selection asks for, of the resource that the network is backed by.
+    ///
+    /// # Errors
+    /// The network needs a device and the selection names none. Which devices the kubelet has allocated to the
+    /// pod is not asked: to attach without one would give the pod something else than it was promised.
+    pub(super) fn of(network: &'a Network, selection: Option<&'a Selection>) -> Result<Self, CniError> {
+        let resource = network.resource.as_deref();
+        let id = selection.and_then(|selection| selection.device_id.as_deref());
+        match (resource, id) {
+            (Some(resource), None) => {
+                let msg = format!(
+                    "the network needs a device of resource {resource} (annotation {RESOURCE_ANNOTATION}), and \
+                     netattach does not ask the kubelet which one the pod was given: name it by deviceID in the \
+                     pod's selection"
+                );
+                Err(CniError::new(code::INVALID_CONFIG, msg))
+            }
+            _ => Ok(Self { resource, id }),
+        }
+    }
+
+    /// # Errors
+    /// A device was asked for, and netattach carries all the plugins itself: none of those takes one.
+    pub(super) fn check_somebody_takes_it(
+        self,
+        list: &NetworkList,
+        is_native: impl Fn(&str) -> bool,
+    ) -> Result<(), CniError> {
+        match self.id {
+            Some(id) if list.plugins.iter().all(|plugin| is_native(plugin.plugin_type())) => {
+                let msg = format!(
+                    "deviceID {id} asked for, but netattach's own plugins, of which network {} consists, take no \
+                     device",
+                    list.name
+                );
+                Err(CniError::new(code::UNSUPPORTED_FIELD, msg))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The files of the attachment's device information: where a plugin wants to know the place, or a device
+    /// plugin may have described the device.
+    pub(super) fn files(
+        self,
+        list: &NetworkList,
+        root: &Path,
+        network: &str,
+        container: &str,
+        ifname: &str,
+    ) -> Option<DeviceInfoFiles> {
+        let device_plugin = self
+            .resource
+            .zip(self.id)
+            .map(|(resource, id)| device_info::device_plugin_file(root, resource, id));
+        let wanted = list
+            .plugins
+            .iter()
+            .any(|plugin| plugin.capabilities().any(|name| name == device_info::CAPABILITY));
+        (wanted || device_plugin.is_some()).then(|| DeviceInfoFiles {
+            device_plugin,
+            attachment: device_info::attachment_file(root, network, container, ifname),
+        })
+    }
+
+    /// Puts the device and the path of its information among what plugins are told by capability.
+    pub(super) fn offer(self, capabilities: &mut Map<String, Value>, files: Option<&DeviceInfoFiles>) {
+        if let Some(id) = self.id {
+            capabilities.insert(DEVICE_ID.into(), id.into());
+        }
+        if let Some(files) = files {
+            let path = files.attachment.to_string_lossy().into_owned();
+            capabilities.insert(device_info::CAPABILITY.into(), path.into());
+        }
+    }
+
+    /// Puts the device where plugins look that know it from Multus.
+    pub(super) fn insert_into(self, config: &mut Map<String, Value>) {
+        if let Some(id) = self.id {
+            for key in [DEVICE_ID, "pciBusID"] {
+                config.insert(key.into(), id.into());
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The routing of a pod as a whole, settled when all its attachments are made: which of them has the default
+//! routes, and which interface traffic leaves by that has several ways. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::addressing::{any_of, link_gateway, pod_side};
+use super::{AttachmentPlan, Configure, LeasedAddress, Output, Plan, Step, StepRef, Style, result};
+use crate::cni::{self, CniError};
+use crate::link::spec::{Addressing, Route};
+
+/// `RT_TABLE_MAIN`.
+pub const MAIN_TABLE: u32 = 254;
+
+/// The table of an interface is this number plus the interface's index: far from the numbers that people choose.
+const FIRST_TABLE: u32 = 0x6e61_0000;
+
+/// Priority of the rules by source: before the main table's 32766.
+pub const RULE_PRIORITY: u32 = 10_000;
+
+/// Metric that the kernel gives an IPv6 route that asks for none.
+const DEFAULT_METRIC_V6: u32 = 1024;
+
+/// A gateway that the link does not lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{gateway} is not a gateway of this routed link, whose only one is {only}")]
+pub struct NotOnLink {
+    /// Asked for.
+    pub gateway: IpAddr,
+    /// The link's.
+    pub only: IpAddr,
+}
+
+/// How traffic from the addresses of one interface is kept to that interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceRouting {
+    /// Name in the pod.
+    pub ifname: String,
+    /// Its index in the pod.
+    pub index: u32,
+    /// The routing table that is asked for traffic from these addresses.
+    pub table: u32,
+    /// Addresses of the interface.
+    pub sources: Vec<IpAddr>,
+    /// What is in the table, in the order of installation.
+    pub routes: Vec<Route>,
+}
+
+/// The table of the interface with that index.
+pub fn table_of(index: u32) -> u32 {
+    FIRST_TABLE.saturating_add(index)
+}
+
+/// The index of the interface that a table is of, if it is one of ours.
+pub fn interface_of(table: u32) -> Option<u32> {
+    table.checked_sub(FIRST_TABLE).filter(|index| *index > 0)
+}
+
+/// The metric of a route as the kernel shows it.
+pub fn metric(route: &Route) -> u32 {
+    let default = if route.destination.addr().is_ipv6() { DEFAULT_METRIC_V6 } else { 0 };
+    route.priority.unwrap_or(default)
+}
+
+/// How netattach itself configures the interface; `None`: another plugin does.
+pub fn own_configuration(attachment: &AttachmentPlan) -> Option<&Configure> {
+    attachment.steps.iter().find_map(|step| match step {
+        Step::Configure(configure) => Some(configure),
+        _ => None,
+    })
+}
+
+/// The default routes through these gateways, of an interface that netattach has configured itself (`own`: how, and
+/// with which addresses) or that another plugin has. Each family's first has the usual metric, each further one
+/// more.
+///
+/// # Errors
+/// A gateway that a routed link does not have. Whether another link leads to a gateway is for the kernel to say.
+pub fn default_routes(
+    gateways: &[IpAddr],
+    own: Option<(&Configure, &[LeasedAddress])>,
+) -> Result<Vec<Route>, NotOnLink> {
+    let mut routes: Vec<Route> = Vec::with_capacity(gateways.len());
+    for &gateway in gateways {
+        let mut route = Route::via(any_of(gateway), gateway);
+        if let Some((configure, leased)) = own
+            && configure.style == Style::Routed
+        {
+            // Whatever gateway the subnet has elsewhere, here the node stands for it.
+            let only = link_gateway(gateway);
+            if gateway != only && !leased.iter().any(|leased| leased.gateway == Some(gateway)) {
+                return Err(NotOnLink { gateway, only });
+            }
+            route = Route { gateway: Some(only), on_link: true, ..route };
+        }
+        let before = routes.iter().filter(|other| other.destination == route.destination);
+        if before.clone().any(|other| other.gateway == route.gateway) {
+            continue;
+        }
+        // As many as an annotation holds.
+        let position = before.count() as u32;
+        route.priority = (position > 0).then(|| metric(&route) + position);
+        routes.push(route);
+    }
+    Ok(routes)
+}
+
+/// The default routes that the step has moved; none before it is done.
+pub fn moved(at: Option<StepRef>, outputs: &BTreeMap<StepRef, Output>) -> &[Route] {
+    match at.and_then(|at| outputs.get(&at)) {
+        Some(Output::DefaultRoutes { routes }) => routes,
+        _ => &[],
+    }
+}
+
+/// Whether a route to that destination had to yield to the default routes that were moved.
+fn has_yielded(destination: IpNet, table: Option<u32>, moved: &[Route]) -> bool {
+    destination.prefix_len() == 0
+        && table.is_none_or(|table| table == MAIN_TABLE)
+        && moved.iter().any(|route| route.destination.addr().is_ipv4() == destination.addr().is_ipv4())
+}
+
+/// Corrects the routes of an attachment's result by what became of the pod's default routes.
+pub fn settle_result(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+    routes: &mut Vec<cni::Route>,
+) {
+    let moved = moved(attachment.yields_to, outputs);
+    routes.retain(|route| !has_yielded(route.dst, route.table, moved));
+    if attachment.yields_to.is_some_and(|at| at.0 == number) {
+        routes.extend(moved.iter().map(|route| cni::Route {
+            priority: route.priority,
+            ..cni::Route::new(route.destination, route.gateway)
+        }));
+    }
+}
+
+/// Addresses and routes of an interface of our own, without the default routes that yielded.
+///
+/// # Errors
+/// A plugin's result cannot be read.
+pub fn settled(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+    configure: &Configure,
+) -> Result<Addressing, CniError> {
+    let leased = result::leased(number, attachment, outputs)?;
+    let mut addressing = pod_side(configure, &leased.addresses, &leased.routes);
+    let moved = moved(attachment.yields_to, outputs);
+    addressing.routes.retain(|route| !has_yielded(route.destination, route.table, moved));
+    Ok(addressing)
+}
+
+/// The interfaces that have a route to the same destination as another one: without more, all traffic to it would
+/// leave by one of them, with the other's source address too, and be dropped as forged. Only interfaces that
+/// netattach has configured itself; others have plugins of their own for this.
+///
+/// # Errors
+/// A plugin's result cannot be read.
+pub fn by_source(plan: &Plan, outputs: &BTreeMap<StepRef, Output>) -> Result<Vec<SourceRouting>, CniError> {
+    let mut all = Vec::new();
+    for (number, attachment) in plan.attachments.iter().enumerate() {
+        // Attachment numbers fit: see `Plan::steps`.
+        all.extend(kept_to_its_interface(number as u16, attachment, outputs)?);
+    }
+    let shared = |one: &SourceRouting| {
+        let others = all.iter().filter(|other| other.index != one.index);
+        others.flat_map(|other| &other.routes).any(|theirs| {
+            one.routes.iter().any(|ours| ours.destination.trunc() == theirs.destination.trunc())
+        })
+    };
+    Ok(all.iter().filter(|one| shared(one)).cloned().collect())
+}
+
+fn kept_to_its_interface(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Result<Option<SourceRouting>, CniError> {
+    let link = result::link(number, attachment, outputs);
+    let (Some(configure), Some((_, pod))) = (own_configuration(attachment), link) else { return Ok(None) };
+    let addressing = settled(number, attachment, outputs, configure)?;
+    let table = table_of(pod.index);
+    let connected = addressing.addresses.iter().filter(|net| net.prefix_len() < net.max_prefix_len());
+    let mut routes: Vec<Route> = connected.map(|net| Route::on_link(net.trunc())).collect();
+    routes.extend(
+        addressing.routes.into_iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE)),
+    );
+    if attachment.yields_to.is_some_and(|at| at.0 == number) {
+        routes.extend(moved(attachment.yields_to, outputs).iter().map(|route| Route {
+            // The kernel has found the way to the gateway once; this table need not have it.
+            on_link: route.gateway.is_some(),
+            ..route.clone()
+        }));
+    }
+    for route in &mut routes {
+        route.table = Some(table);
+    }
+    Ok(Some(SourceRouting {
+        ifname: pod.name,
+        index: pod.index,
+        table,
+        sources: addressing.addresses.iter().map(IpNet::addr).collect(),
+        routes,
+    }))
+}
