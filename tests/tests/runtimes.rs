@@ -100,10 +100,11 @@ fn published(node: &Node, pod: &str) -> Vec<Value> {
     status.iter().map(|of| json!([of["name"], of["interface"], of["ips"], of["default"]])).collect()
 }
 
-/// Whether a server answers, asked from inside a container of a pod.
-fn answers(cri: &mut cri::Client, from: &cri::Sandbox, address: &str, port: u16) -> bool {
+/// Whether a server answers, asked from inside a container of a pod: once, or as long as it is `expected` to.
+fn reaches(cri: &mut cri::Client, from: &cri::Sandbox, address: &str, port: u16, expected: bool) -> bool {
     let script = format!("echo hello | busybox nc -w 1 {address} {port}");
-    cri.exec(from, &["sh", "-c", &script]).unwrap().1 == "hello\n"
+    let mut answers = || cri.exec(from, &["sh", "-c", &script]).unwrap().1 == "hello\n";
+    if expected { eventually(PATIENCE, answers) } else { answers() }
 }
 
 /// Pods are run, talk, are stopped repeatedly and removed, as kubelet does it.
@@ -144,7 +145,7 @@ fn pods_live_and_end(machine: Machine, version: Version) {
     ];
     assert_eq!(published(&machine.node, "cart"), expected);
 
-    assert!(eventually(PATIENCE, || answers(&mut cri, &cart, "10.51.0.2", 5432)));
+    assert!(reaches(&mut cri, &cart, "10.51.0.2", 5432, true));
     // The policy is about one network, one pod and one port: each row differs from that in one of them.
     let table = [
         (&cart, "10.51.0.2", 80, false),
@@ -154,7 +155,7 @@ fn pods_live_and_end(machine: Machine, version: Version) {
         (&cart, "10.52.0.2", 80, true),
     ];
     for (from, to, port, expected) in table {
-        assert_eq!(answers(&mut cri, from, to, port), expected, "{to} port {port}");
+        assert_eq!(reaches(&mut cri, from, to, port, expected), expected, "{to} port {port}");
     }
 
     // kubelet asks from several threads at once.
@@ -232,6 +233,40 @@ fn containerd_2_reports_what_stands_in_the_way_and_goes_on_when_it_is_gone() {
     cri.remove_sandbox(&db).unwrap();
     let expected = ["STATUS netattach ", "DEL netattach eth0", "DEL netattach eth0"];
     assert_eq!(verbs(&containerd.machine.take_calls().unwrap()), expected);
+    Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: NPWG-4.2.1-tuple-stable.
+#[test]
+fn pods_outlive_containerd_and_agent_and_end_without_their_manifests() {
+    let test = "pods_outlive_containerd_and_agent_and_end_without_their_manifests";
+    let Some(machine) = machine(test, Version::V2) else { return };
+    let mut containerd = Containerd::start(machine, Version::V2).unwrap();
+    let mut cri = containerd.cri().unwrap();
+    let db = cri.run_pod(DB, &SERVE).unwrap();
+    let cart = cri.run_pod(CART, &SLEEP).unwrap();
+    containerd.machine.node.kill().unwrap();
+    containerd.restart().unwrap();
+    let mut cri = containerd.cri().unwrap();
+    for (port, expected) in [(5432, true), (80, false)] {
+        assert_eq!(
+            reaches(&mut cri, &cart, "10.51.0.2", port, expected),
+            expected,
+            "port {port}, without an agent"
+        );
+    }
+    let addresses = ["10.50.0.2", "fd00:50::2"].map(str::to_owned).to_vec();
+    assert_eq!(cri.sandbox_status(&db.id).unwrap(), (true, addresses));
+
+    let node = &mut containerd.machine.node;
+    for file in ["db", "cart", "storage", "lan", "policy"] {
+        node.remove(file).unwrap();
+    }
+    node.start().unwrap();
+    for pod in [&cart, &db] {
+        cri.stop_sandbox(&pod.id).unwrap();
+        cri.remove_sandbox(&pod.id).unwrap();
+    }
     Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
 }
 

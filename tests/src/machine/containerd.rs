@@ -37,7 +37,8 @@ pub enum Version {
 /// A running containerd, with [`IMAGE`].
 #[derive(Debug)]
 pub struct Containerd {
-    _daemon: Daemon,
+    daemon: Daemon,
+    version: Version,
     /// The machine that it runs on.
     pub machine: Machine,
 }
@@ -70,7 +71,8 @@ impl Container<'_> {
     }
 
     fn task(&self, words: &[&str]) -> Result<String> {
-        self.containerd.ctr(&self.containerd.machine.name, &[&["task"], words].concat())
+        let machine = &self.containerd.machine;
+        ctr(machine, &machine.name, &[&["task"], words].concat())
     }
 }
 
@@ -105,19 +107,23 @@ impl Containerd {
     /// # Errors
     /// It does not.
     pub fn start(machine: Machine, version: Version) -> Result<Self> {
-        let config = machine.node.path("containerd.toml");
-        fs::write(&config, format!("{CONFIGURATION}conf_dir = {:?}\n", version.configurations()))?;
-        let mut command = machine.command(version.suite(), "containerd")?;
-        command.arg("--config").arg(&config);
-        let containerd = Self { _daemon: Daemon::start(&machine, command, "containerd")?, machine };
-        let serves = || Path::new(SOCKET).exists() && containerd.ctr(KUBERNETES, &["version"]).is_ok();
-        ensure!(eventually(START, serves), "containerd does not answer");
+        let containerd = Self { version, daemon: serving(&machine, version)?, machine };
         let archive = containerd.machine.archive()?;
         let archive = archive.to_str().context("a path that is text")?;
         for namespace in [KUBERNETES, &containerd.machine.name] {
-            containerd.ctr(namespace, &["images", "import", archive])?;
+            ctr(&containerd.machine, namespace, &["images", "import", archive])?;
         }
         Ok(containerd)
+    }
+
+    /// `kill -9`, and another start: its containers stay.
+    ///
+    /// # Errors
+    /// As [`Containerd::start`].
+    pub fn restart(&mut self) -> Result<()> {
+        self.daemon.end();
+        self.daemon = serving(&self.machine, self.version)?;
+        Ok(())
     }
 
     /// A client of the container runtime interface.
@@ -139,12 +145,32 @@ impl Containerd {
             .args(["run", "--rm", "--cni", IMAGE, name]);
         let client = Daemon::start(&self.machine, command, name)?;
         let container = Container { containerd: self, name: name.to_owned(), client };
-        // The network is there before the container's process is.
-        ensure!(eventually(START, || container.exec(&["true"]).is_ok()), "{}", container.client.said());
+        // Created, network made, started: in this order.
+        let runs = || container.task(&["list"]).is_ok_and(|tasks| is_running(&tasks, name));
+        ensure!(eventually(START, runs), "ctr run: {}", container.client.said());
         Ok(container)
     }
+}
 
-    fn ctr(&self, namespace: &str, words: &[&str]) -> Result<String> {
-        self.machine.run("ctr", &[&["--address", SOCKET, "--namespace", namespace], words].concat())
-    }
+/// Whether the table of tasks (name, process id, state) has one as running.
+fn is_running(tasks: &str, name: &str) -> bool {
+    tasks.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.first() == Some(&name) && words.last() == Some(&"RUNNING")
+    })
+}
+
+fn serving(machine: &Machine, version: Version) -> Result<Daemon> {
+    let config = machine.node.path("containerd.toml");
+    fs::write(&config, format!("{CONFIGURATION}conf_dir = {:?}\n", version.configurations()))?;
+    let mut command = machine.command(version.suite(), "containerd")?;
+    command.arg("--config").arg(&config);
+    let daemon = Daemon::start(machine, command, "containerd")?;
+    let serves = || Path::new(SOCKET).exists() && ctr(machine, KUBERNETES, &["version"]).is_ok();
+    ensure!(eventually(START, serves), "containerd does not answer: {}", daemon.said());
+    Ok(daemon)
+}
+
+fn ctr(machine: &Machine, namespace: &str, words: &[&str]) -> Result<String> {
+    machine.run("ctr", &[&["--address", SOCKET, "--namespace", namespace], words].concat())
 }

@@ -190,6 +190,12 @@ impl Daemon {
         Ok(Self { child, log })
     }
 
+    /// `kill -9`, unless it has ended already.
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// What it has said so far.
     fn said(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
@@ -198,9 +204,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
         if std::thread::panicking() {
             let said = self.said();
             let telling = said.lines().filter(|line| !line.contains("level=info"));
