@@ -14,6 +14,7 @@
 //! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`sysctl`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
 //! | [`policy`] | MultiNetworkPolicy compiled to classes | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
+//! | `durable` | files that are replaced whole | files |
 
 pub mod agent;
 pub mod attach;
@@ -21,6 +22,7 @@ pub mod bpf;
 pub mod cli;
 pub mod cni;
 pub mod delegate;
+mod durable;
 pub mod ipam;
 pub mod journal;
 pub mod link;

@@ -158,8 +158,9 @@ fn the_nodes_default_network_may_be_a_file_a_directory_or_a_name() {
 
     node.set("defaultNetwork", json!(node.path("conf/00-netattach.conflist")));
     node.start().unwrap();
-    let refused = node.add(&Pod::new("a").unwrap()).failure();
-    assert_eq!(refused, (7, "network pods: plugin type netattach is netattach itself".into()));
+    let itself =
+        "the node's default network is not ready: network pods: plugin type netattach is netattach itself";
+    assert_eq!(node.add(&Pod::new("a").unwrap()).failure(), (11, itself.to_owned()));
 }
 
 /// Rows: NPWG-7.4-restriction.

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::settings_file::{self, SettingsFileError};
 use crate::attach::{DefaultNetwork, InvalidDefaultNetwork};
+use crate::cni::CniError;
+use crate::cni::identifier::check_network_name;
 use crate::delegate::DEFAULT_DIRECTORY;
 use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
@@ -80,6 +82,8 @@ pub struct Settings {
     pub device_info_dir: PathBuf,
     /// How the network-status is written.
     pub network_status: Form,
+    /// The configuration file that the agent writes for the container runtime.
+    pub cni_conf: CniConf,
     /// How other plugins are run.
     pub delegation: Delegation,
     /// Whether definitions of one name in two namespaces, whose configurations have no `name`, have pools of
@@ -93,6 +97,18 @@ pub struct Settings {
     pub max_attachments: u32,
     /// How many pods are attached at the same time.
     pub parallel_adds: usize,
+}
+
+/// The configuration file that the agent writes for the container runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CniConf {
+    /// Where; empty: none is written.
+    pub dir: PathBuf,
+    /// Its name there.
+    pub name: String,
+    /// Name of the network in it.
+    pub network: String,
 }
 
 /// How other plugins are run.
@@ -159,6 +175,15 @@ pub enum SettingsError {
         /// What it is.
         value: String,
     },
+    /// The file for the runtime cannot be called so.
+    #[error("cniConf.name: {0:?} is not a file name that ends in .conflist")]
+    ConfName(String),
+    /// The file for the runtime is in no absolute directory.
+    #[error("cniConf.dir: {0} is not an absolute path")]
+    ConfDir(PathBuf),
+    /// The network for the runtime cannot be called so.
+    #[error("cniConf.network")]
+    ConfNetwork(#[source] CniError),
     /// A number is out of range.
     #[error("{key} must be between {min} and {max}, not {value}")]
     Range {
@@ -188,6 +213,7 @@ impl Default for Settings {
             cni_conf_dir: "/etc/cni/netattach.d".into(),
             device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo".into(),
             network_status: Form::default(),
+            cni_conf: CniConf::default(),
             delegation: Delegation::default(),
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
@@ -195,6 +221,12 @@ impl Default for Settings {
             max_attachments: 8192,
             parallel_adds: 8,
         }
+    }
+}
+
+impl Default for CniConf {
+    fn default() -> Self {
+        Self { dir: PathBuf::new(), name: "00-netattach.conflist".into(), network: "netattach".into() }
     }
 }
 
@@ -250,6 +282,7 @@ impl Settings {
         for (index, name) in self.global_namespaces.iter().enumerate() {
             namespace(format!("globalNamespaces[{index}]"), name)?;
         }
+        self.cni_conf.validate()?;
         let range = |key, value: u64, min, max| {
             if (min..=max).contains(&value) {
                 Ok(())
@@ -293,6 +326,19 @@ impl Settings {
     /// How long one call of another plugin may take.
     pub fn plugin_timeout(&self) -> Duration {
         Duration::from_secs(self.delegation.timeout_seconds)
+    }
+}
+
+impl CniConf {
+    fn validate(&self) -> Result<(), SettingsError> {
+        let stem = self.name.strip_suffix(".conflist").unwrap_or_default();
+        if stem.is_empty() || self.name.contains(['/', '\0']) {
+            return Err(SettingsError::ConfName(self.name.clone()));
+        }
+        if self.dir.is_relative() && !self.dir.as_os_str().is_empty() {
+            return Err(SettingsError::ConfDir(self.dir.clone()));
+        }
+        check_network_name(&self.network).map_err(SettingsError::ConfNetwork)
     }
 }
 

@@ -41,6 +41,12 @@ fn mistakes_are_named() {
         ("parallelAdds: 0", "parallelAdds must be between 1 and 128, not 0"),
         ("maxAttachments: 100000", "maxAttachments must be between 2 and 65536, not 100000"),
         ("globalNamespaces: [default, A]", "globalNamespaces[1]: \"A\" is not the name of a namespace"),
+        ("cniConf: {dir: net.d}", "cniConf.dir: net.d is not an absolute path"),
+        ("cniConf: {name: x.conf}", "cniConf.name: \"x.conf\" is not a file name that ends in .conflist"),
+        (
+            "cniConf: {name: ../x.conflist}",
+            "cniConf.name: \"../x.conflist\" is not a file name that ends in .conflist",
+        ),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),
     ];
     for (text, message) in table {

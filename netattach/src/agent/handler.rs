@@ -206,7 +206,7 @@ impl Handler for Served {
                 Err(error) => Response::Refused(Chain(&error).to_string()),
             },
             Request::Policy => Response::Policy(agent.reporter.policy(&agent.engine)),
-            Request::Status => Response::Status(agent.reporter.status(&agent.engine, &agent.intents)),
+            Request::Status => Response::Status(agent.reporter.status(&agent.engine)),
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The node agent: reads its configuration, brings the journal and the kernel together, serves the socket.
 
+mod cni_conf;
 pub mod config;
 mod dynamic;
 mod handler;
+mod readiness;
 mod report;
 mod run;
 mod serial;

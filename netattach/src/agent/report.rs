@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::attach::{Attached, Engine, IntentReader};
+use crate::attach::{Attached, Engine};
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::sync::{EnforceError, Enforcer};
-use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature, Kernel,
     Kind, PodName, PolicyReport, Readiness, State, Status, Traffic,
@@ -16,6 +15,7 @@ use crate::source::Source;
 pub(super) struct Reporter {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
+    readiness: Arc<super::readiness::Readiness>,
 }
 
 /// One attachment of one sandbox.
@@ -26,8 +26,12 @@ struct Row<'a> {
 }
 
 impl Reporter {
-    pub(super) fn new(source: Arc<dyn Source>, enforcer: Arc<Enforcer>) -> Self {
-        Self { source, enforcer }
+    pub(super) fn new(
+        source: Arc<dyn Source>,
+        enforcer: Arc<Enforcer>,
+        readiness: Arc<super::readiness::Readiness>,
+    ) -> Self {
+        Self { source, enforcer, readiness }
     }
 
     pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
@@ -88,15 +92,13 @@ impl Reporter {
         PolicyReport { attachments, conditions: conditions.collect() }
     }
 
-    pub(super) fn status(&self, engine: &Engine, intents: &IntentReader) -> Status {
+    pub(super) fn status(&self, engine: &Engine) -> Status {
         let objects = self.source.snapshot();
-        let default = intents.check_default();
-        let found = format!(
-            "{} pods, {} networks, {} policies",
-            objects.pods.len(),
-            objects.definitions.len(),
-            objects.policies.len()
-        );
+        let found = [
+            counted(objects.pods.len(), "pod", "pods"),
+            counted(objects.definitions.len(), "network", "networks"),
+            counted(objects.policies.len(), "policy", "policies"),
+        ];
         let problems = objects.problems.iter().map(|problem| Condition {
             object: problem.file.display().to_string(),
             problem: match problem.document {
@@ -104,21 +106,14 @@ impl Reporter {
                 None => problem.message.clone(),
             },
         });
+        let met =
+            |condition: &str, detail: String| Readiness { condition: condition.into(), met: true, detail };
+        let mut ready =
+            vec![met("dataplane", "programs and maps are pinned".into()), met("source", found.join(", "))];
+        ready.extend(self.readiness.conditions());
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            ready: vec![
-                Readiness {
-                    condition: "dataplane".into(),
-                    met: true,
-                    detail: "programs and maps are pinned".into(),
-                },
-                Readiness { condition: "source".into(), met: true, detail: found },
-                Readiness {
-                    condition: "default network".into(),
-                    met: default.is_ok(),
-                    detail: default.err().map(|error| Chain(&error).to_string()).unwrap_or_default(),
-                },
-            ],
+            ready,
             source: problems.collect(),
             kernel: Kernel { release: kernel_release(), features: Vec::<Feature>::new() },
             attach_mode: "clsact".into(),
@@ -194,6 +189,11 @@ fn each<T>(engine: &Engine, mut make: impl FnMut(&Row<'_>) -> Option<T>) -> Vec<
 
 fn traffic(counted: crate::bpf::Traffic) -> Traffic {
     Traffic { packets: counted.packets, bytes: counted.bytes }
+}
+
+/// `1 policy`, `2 policies`.
+fn counted(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
 }
 
 fn kernel_release() -> String {

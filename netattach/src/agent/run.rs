@@ -11,8 +11,10 @@ use tokio::sync::{oneshot, watch};
 
 use tracing_subscriber::EnvFilter;
 
+use super::cni_conf::CniConf;
 use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
+use super::readiness::Readiness;
 use super::report::Reporter;
 use crate::attach::{AttachError, Enforce, Engine, IntentReader, Node, StatusFiles};
 use crate::bpf::{self, BpfError, Dataplane};
@@ -148,7 +150,9 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     if let Err(error) = published.and_then(|()| status.withdraw_others(&attached)) {
         tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }
-    let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer));
+    let conf = CniConf::of(&settings)?;
+    let readiness = Arc::new(Readiness::new(Arc::clone(&engine), Arc::clone(&intents), conf));
+    let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&readiness));
     let agent = Arc::new(Agent::new(Arc::clone(&engine), intents, status, reporter, settings.parallel_adds));
     carry_out_pending(&agent, &settings.state_dir).await?;
 
@@ -159,6 +163,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         let _ = stopped.await;
     };
     let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
+    let readiness = tokio::spawn(readiness.follow(source.changes()));
     tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
 
     told(&mut terminate, &mut interrupt).await;
@@ -173,6 +178,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         tracing::error!(%error, "the server ended badly");
     }
     policies.abort();
+    readiness.abort();
     Ok(())
 }
 

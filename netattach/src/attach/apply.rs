@@ -82,15 +82,11 @@ impl Executor<'_> {
     /// is not ours to delete, and a plugin that is not installed could not be run for its DEL either.
     fn check_it_can_begin(&mut self, plan: &Plan) -> Result<(), AttachError> {
         let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
+        check_plugins(self.node, plan)?;
         for (_, attachment, step) in plan.steps() {
             let name = match step {
                 Step::CreateVeth(veth) => &veth.pod_name,
                 Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
-                Step::Delegate(delegate) => {
-                    let found = runner(self.node, &self.sandbox.cni_path).find(&delegate.plugin);
-                    found.map_err(|error| AttachError::step(Doing::Attach, attachment, "", error))?;
-                    continue;
-                }
                 _ => continue,
             };
             if present.iter().any(|link| link.name == *name) {
@@ -442,6 +438,17 @@ impl<'a> DelegateCall<'a> {
             stdin: stdin.as_bytes(),
         }
     }
+}
+
+/// Whether every plugin that the plan runs is installed.
+pub(super) fn check_plugins(node: &Node, plan: &Plan) -> Result<(), AttachError> {
+    for (_, attachment, step) in plan.steps() {
+        if let Step::Delegate(delegate) = step {
+            let found = runner(node, &plan.sandbox.cni_path).find(&delegate.plugin);
+            found.map_err(|error| AttachError::step(Doing::Attach, attachment, "", error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs plugins for a runtime: its search path comes before the agent's own.

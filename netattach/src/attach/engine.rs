@@ -26,7 +26,7 @@ pub struct Engine {
     pub(super) journal: Store,
     pub(super) registry: Registry,
     pub(super) options: Options,
-    own: NetnsId,
+    pub(super) own: NetnsId,
 }
 
 /// What was found at start.

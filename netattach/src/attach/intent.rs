@@ -77,6 +77,9 @@ pub enum IntentError {
     /// A network is not defined.
     #[error("network {0} is not defined")]
     UnknownNetwork(NetworkRef),
+    /// Nobody can be given the node's default network: not the pod's fault, so that it is tried again.
+    #[error("the node's default network is not ready")]
+    DefaultNotReady(#[source] Box<IntentError>),
     /// The pod's namespace may not use a network.
     #[error(transparent)]
     Forbidden(#[from] Forbidden),
@@ -150,7 +153,9 @@ impl From<IntentError> for CniError {
     fn from(error: IntentError) -> Self {
         let code = match &error {
             // The source may be behind the runtime.
-            IntentError::UnknownPod(_) | IntentError::OtherPod { .. } => code::TRY_AGAIN_LATER,
+            IntentError::UnknownPod(_) | IntentError::OtherPod { .. } | IntentError::DefaultNotReady(_) => {
+                code::TRY_AGAIN_LATER
+            }
             IntentError::Read { .. } => code::IO_FAILURE,
             IntentError::Annotation { .. }
             | IntentError::Selection(_)
@@ -178,7 +183,7 @@ impl IntentReader {
     pub fn read(&self, request: &cni::Request) -> Result<(Option<PodRef>, Intent), IntentError> {
         let objects = self.source.snapshot();
         let Some(pod) = pod_of(request) else {
-            let default = self.node_default(&objects)?;
+            let default = self.ready_default(&objects)?;
             return Ok((
                 None,
                 Intent { default, default_selection: None, selections: Vec::new(), warnings: Vec::new() },
@@ -189,7 +194,7 @@ impl IntentReader {
         let chosen = self.chosen_default(&pod, known, &mut warnings)?;
         let default = match &chosen {
             Some(selection) => self.network_for(&objects, &pod.namespace, &selection.network)?,
-            None => self.node_default(&objects)?,
+            None => self.ready_default(&objects)?,
         };
         let mut selections = Vec::new();
         for selection in self.selections(&pod, known, &mut warnings)? {
@@ -328,6 +333,10 @@ impl IntentReader {
                 Err(IntentError::Annotation { pod: pod.clone(), annotation, source: Box::new(source) })
             }
         }
+    }
+
+    fn ready_default(&self, objects: &Objects) -> Result<Network, IntentError> {
+        self.node_default(objects).map_err(|error| IntentError::DefaultNotReady(Box::new(error)))
     }
 
     fn node_default(&self, objects: &Objects) -> Result<Network, IntentError> {

@@ -15,6 +15,7 @@ mod error;
 mod gc;
 mod intent;
 mod registry;
+mod rehearse;
 mod routing;
 pub mod standalone;
 pub mod status;

@@ -8,15 +8,16 @@
 //!
 //! The name of a file follows from its content, so that a runtime that repeats a request does not add files.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
 use super::message::CniCall;
+use crate::durable;
 
 const SUFFIX: &str = ".del.json";
 const TEMPORARY_PREFIX: &str = ".writing-";
@@ -132,7 +133,7 @@ pub fn remove(path: &Path) -> Result<(), PendingError> {
     let failed = |source| PendingError::Remove { path: path.to_owned(), source };
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
-        _ => path.parent().map_or(Ok(()), sync_directory).map_err(failed),
+        _ => path.parent().map_or(Ok(()), durable::sync_directory).map_err(failed),
     }
 }
 
@@ -146,25 +147,10 @@ fn write(directory: &Path, call: &CniCall) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let name = format!("{:x}", Sha256::digest(&content));
     let path = directory.join(format!("{name}{SUFFIX}"));
-    let temporary = directory.join(format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id()));
-    let written = write_durably(&temporary, &content).and_then(|()| fs::rename(&temporary, &path));
-    if let Err(error) = written {
-        // Swept later where it cannot be removed now.
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
-    }
-    sync_directory(directory)?;
+    // Swept later where it is left.
+    let temporary = format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id());
+    durable::replace(&path, &temporary, &content, 0o600)?;
     Ok(path)
-}
-
-fn write_durably(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(content)?;
-    file.sync_all()
-}
-
-fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }
 
 fn read(path: &Path) -> Result<CniCall, UnreadableError> {
@@ -182,6 +168,7 @@ fn sweep(path: &Path, written: SystemTime) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;

@@ -1,0 +1,201 @@
+//! The configuration file that tells a container runtime to call netattach.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::config::Settings;
+use crate::cni::{self, NetworkList, Version};
+use crate::durable;
+
+/// Marks a file as the agent's own, which it may replace.
+const MANAGED: &str = "netattach.dev/managed";
+
+/// Readable by all: there is nothing secret in it.
+const MODE: u32 = 0o644;
+
+/// The file, and what does not depend on the default network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CniConf {
+    path: PathBuf,
+    network: String,
+    socket: PathBuf,
+    state_dir: PathBuf,
+}
+
+/// Why the file is not what it should be.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CniConfError {
+    /// Somebody else's.
+    #[error("{path} is not netattach's; remove it or choose another cniConf.name")]
+    Foreign {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The system refuses.
+    #[error("{action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl CniConf {
+    /// `None` where none is wanted.
+    ///
+    /// # Errors
+    /// The working directory, below which relative settings are, cannot be found.
+    pub(super) fn of(settings: &Settings) -> io::Result<Option<Self>> {
+        let conf = &settings.cni_conf;
+        if conf.dir.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            path: conf.dir.join(&conf.name),
+            network: conf.network.clone(),
+            socket: std::path::absolute(settings.socket())?,
+            state_dir: std::path::absolute(&settings.state_dir)?,
+        }))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sees to it that the file is there for this default network. Says whether it had to be written.
+    ///
+    /// # Errors
+    /// [`CniConfError`]; what was there is there still.
+    pub(super) fn ensure(&self, default: &NetworkList) -> Result<bool, CniConfError> {
+        let failed = |action| move |source| CniConfError::Io { action, path: self.path.clone(), source };
+        let mut wanted = cni::json::pretty(&self.render(default));
+        wanted.push('\n');
+        match std::fs::read(&self.path) {
+            Ok(present) if present == wanted.as_bytes() => return Ok(false),
+            // An empty file is the rest of a write by somebody without a sync.
+            Ok(present) if !present.is_empty() && !is_managed(&present) => {
+                return Err(CniConfError::Foreign { path: self.path.clone() });
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("read")(error)),
+            _ => {}
+        }
+        if let Some(directory) = self.path.parent() {
+            std::fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
+        }
+        // Runtimes read by the ending of the name.
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        durable::replace(&self.path, &format!(".{name}.new"), wanted.as_bytes(), MODE)
+            .map_err(failed("write"))?;
+        Ok(true)
+    }
+
+    fn render(&self, default: &NetworkList) -> Value {
+        let capabilities: Map<String, Value> = default
+            .plugins
+            .iter()
+            .flat_map(|plugin| plugin.capabilities())
+            .map(|c| (c.to_owned(), true.into()))
+            .collect();
+        // Lists exist since 0.3.0. A runtime that knows `cniVersion` only may be older than 1.1.0.
+        let base = default.version.clamp(Version::V0_3_1, Version::V1_0_0);
+        let offered: Vec<Version> = Version::ALL.into_iter().filter(|version| *version >= base).collect();
+        json!({
+            "cniVersion": base,
+            "cniVersions": offered,
+            "name": self.network,
+            "disableCheck": false,
+            MANAGED: true,
+            "plugins": [{
+                "type": "netattach",
+                "capabilities": capabilities,
+                "socket": self.socket,
+                "stateDir": self.state_dir,
+            }],
+        })
+    }
+}
+
+fn is_managed(content: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(content).is_ok_and(|conf| conf[MANAGED] == true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Chain;
+
+    fn conf(directory: &Path) -> CniConf {
+        CniConf {
+            path: directory.join("deep/00-netattach.conflist"),
+            network: "pods".into(),
+            socket: "/run/x/netattach.sock".into(),
+            state_dir: "/var/lib/x".into(),
+        }
+    }
+
+    fn default(version: &str) -> NetworkList {
+        let plugins = json!([
+            {"type": "a", "capabilities": {"portMappings": true, "mac": false}},
+            {"type": "b", "capabilities": {"bandwidth": true, "portMappings": true}},
+        ]);
+        let list = json!({"cniVersion": version, "name": "cbr0", "plugins": plugins});
+        NetworkList::parse(list.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_file_passes_on_what_the_default_network_can_do() {
+        let expected = |versions: Value| {
+            json!({
+                "cniVersion": versions[0], "cniVersions": versions, "name": "pods", "disableCheck": false,
+                "netattach.dev/managed": true,
+                "plugins": [{
+                    "type": "netattach", "capabilities": {"portMappings": true, "bandwidth": true},
+                    "socket": "/run/x/netattach.sock", "stateDir": "/var/lib/x"
+                }]
+            })
+        };
+        let table = [
+            ("0.3.1", json!(["0.3.1", "0.4.0", "1.0.0", "1.1.0"])),
+            ("1.0.0", json!(["1.0.0", "1.1.0"])),
+            ("1.1.0", json!(["1.0.0", "1.1.0"])),
+        ];
+        for (version, versions) in table {
+            assert_eq!(conf(Path::new("/")).render(&default(version)), expected(versions), "{version}");
+        }
+    }
+
+    #[test]
+    fn the_file_is_written_once_and_replaced_only_when_it_is_ours() {
+        let directory = tempfile::tempdir().unwrap();
+        let conf = conf(directory.path());
+        let read = || std::fs::read_to_string(conf.path()).unwrap();
+        assert!(conf.ensure(&default("1.0.0")).unwrap());
+        let first = read();
+        assert!(!conf.ensure(&default("1.0.0")).unwrap());
+        assert!(conf.ensure(&default("0.4.0")).unwrap());
+        assert_ne!(read(), first);
+        std::fs::write(conf.path(), "").unwrap();
+        assert!(conf.ensure(&default("1.0.0")).unwrap());
+        assert_eq!(read(), first);
+
+        for foreign in ["{}", "{", r#"{"netattach.dev/managed": false}"#] {
+            std::fs::write(conf.path(), foreign).unwrap();
+            assert_eq!(
+                Chain(&conf.ensure(&default("1.0.0")).unwrap_err()).to_string(),
+                format!(
+                    "{} is not netattach's; remove it or choose another cniConf.name",
+                    conf.path().display()
+                )
+            );
+            assert_eq!(read(), foreign);
+        }
+        let names: Vec<_> = std::fs::read_dir(conf.path().parent().unwrap()).unwrap().collect();
+        assert_eq!(names.len(), 1, "nothing temporary is left");
+    }
+}
