@@ -533,6 +533,7 @@ fn a_plugin_whose_del_fails_keeps_the_record_and_is_asked_again() {
     Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
 }
 
+/// Rows: EXE-17.
 #[test]
 fn a_type_listed_under_delegation_exec_is_executed() {
     let mut node = node();

@@ -103,7 +103,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-// EXE-05, REQ-20, REQ-21, REQ-22
+/// Rows: EXE-05, REQ-20, REQ-21, REQ-22.
 #[test]
 fn an_add_is_given_its_variables_and_its_stdin() {
     let rig = Rig::scripted(json!({"stderr": "warning: x\n"}));
@@ -121,7 +121,7 @@ fn an_add_is_given_its_variables_and_its_stdin() {
     assert_eq!(record["path"], json!(true));
 }
 
-// ENV-28
+/// Rows: ENV-28.
 #[test]
 fn the_override_is_passed_on() {
     let rig = Rig::scripted(json!({}));
@@ -129,7 +129,7 @@ fn the_override_is_passed_on() {
     assert_eq!(rig.records()[0]["env"]["CNI_NETNS_OVERRIDE"], json!("1"));
 }
 
-// REQ-23
+/// Rows: REQ-23.
 #[test]
 fn gc_and_status_name_no_attachment() {
     let rig = Rig::scripted(json!({}));
@@ -145,7 +145,7 @@ fn gc_and_status_name_no_attachment() {
     }
 }
 
-// EXE-15, RES-08, RES-09, RES-11
+/// Rows: EXE-15, RES-08, RES-09, RES-11.
 #[test]
 fn the_result_of_an_add_is_read_in_its_own_or_the_assumed_version() {
     for (printed, raw, ips) in [
@@ -167,7 +167,7 @@ fn the_result_of_an_add_is_read_in_its_own_or_the_assumed_version() {
     }
 }
 
-// REQ-03
+/// Rows: REQ-03.
 #[test]
 fn the_previous_result_passes_through_a_plugin_that_adds_nothing() {
     let rig = Rig::scripted(json!({"result": "prevResult"}));
@@ -178,7 +178,7 @@ fn the_previous_result_passes_through_a_plugin_that_adds_nothing() {
     assert_eq!(added.raw, prev);
 }
 
-// RES-10
+/// Rows: RES-10.
 #[test]
 fn a_result_of_an_unknown_version_is_refused() {
     let rig = Rig::scripted(json!({"result": {"cniVersion": "9.0.0"}}));
@@ -189,7 +189,7 @@ fn a_result_of_an_unknown_version_is_refused() {
     );
 }
 
-// EXE-06, EXE-16
+/// Rows: EXE-06, EXE-16.
 #[test]
 fn an_error_object_keeps_its_code_and_message() {
     let rig = Rig::scripted(json!({
@@ -204,7 +204,7 @@ fn an_error_object_keeps_its_code_and_message() {
     );
 }
 
-// EXE-06
+/// Rows: EXE-06.
 #[test]
 fn an_error_object_without_a_code_is_an_internal_error() {
     let rig = Rig::scripted(json!({"error": {"msg": "no"}}));
@@ -214,12 +214,11 @@ fn an_error_object_without_a_code_is_an_internal_error() {
     );
 }
 
+/// Rows: EXE-07, EXE-08.
 #[test]
 fn a_failure_without_output_says_how_the_plugin_ended() {
     for (script, expected, message) in [
-        // EXE-07
         (json!({"exit": 3, "stdout": ""}), exited(3), "with no error message: exit status: 3"),
-        // EXE-08
         (
             json!({"exit": 3, "stdout": " \n", "stderr": "bad \"x\"\n"}),
             exited(3),
@@ -240,7 +239,7 @@ fn a_failure_without_output_says_how_the_plugin_ended() {
     }
 }
 
-// EXE-09, EXE-10
+/// Rows: EXE-09, EXE-10.
 #[test]
 fn a_failure_with_something_else_than_an_error_object_quotes_it() {
     for (printed, cause) in [
@@ -270,7 +269,7 @@ fn garbage_from_a_success_is_an_error_where_a_result_is_due() {
     }
 }
 
-// EXE-14
+/// Rows: EXE-14.
 #[test]
 fn an_error_object_from_a_success_is_taken_for_a_result() {
     let rig = Rig::scripted(json!({"stdout": r#"{"code": 7, "msg": "x"}"#}));
@@ -278,7 +277,7 @@ fn an_error_object_from_a_success_is_taken_for_a_result() {
     assert_eq!(added.result, netattach::cni::CniResult::default());
 }
 
-// EXE-13, EXE-16
+/// Rows: EXE-13, EXE-16.
 #[test]
 fn a_plugin_that_hangs_is_killed_with_everything_it_started() {
     let rig = Rig::scripted(json!({"sleepMs": 600_000, "holdMs": 600_000, "stderr": "waiting for lease\n"}))
@@ -297,7 +296,7 @@ fn a_plugin_that_hangs_is_killed_with_everything_it_started() {
     wait_until("the plugin's child is dead", || !is_alive(held));
 }
 
-// EXE-16
+/// Rows: EXE-16.
 #[test]
 fn a_flood_on_stdout_is_cut_off() {
     let error = Rig::scripted(json!({"floodStdout": 1_u64 << 40})).refusal(Command::Add);
@@ -310,7 +309,7 @@ fn a_flood_on_stdout_is_cut_off() {
     );
 }
 
-// EXE-16
+/// Rows: EXE-16.
 #[test]
 fn the_longest_result_that_is_allowed_is_read_whole() {
     let text = format!("\"{}\"", "x".repeat(STDOUT_LIMIT - 2));
@@ -318,7 +317,7 @@ fn the_longest_result_that_is_allowed_is_read_whole() {
     assert_eq!(rig.run(Command::Add).unwrap().len(), STDOUT_LIMIT);
 }
 
-// EXE-16
+/// Rows: EXE-16.
 #[test]
 fn a_flood_on_stderr_neither_blocks_the_plugin_nor_fills_memory() {
     let rig = Rig::scripted(json!({"floodStderr": 50_000_000, "exit": 1, "stdout": ""}));
@@ -361,7 +360,7 @@ fn a_configuration_larger_than_a_pipe_arrives_whole() {
     assert_eq!(rig.records()[0]["stdin"].to_string().len(), stdin.len());
 }
 
-// EXE-04
+/// Rows: EXE-04.
 #[test]
 fn a_directory_of_the_plugins_name_is_not_a_plugin() {
     let rig = Rig::new();
@@ -378,7 +377,7 @@ fn a_directory_of_the_plugins_name_is_not_a_plugin() {
     );
 }
 
-// EXE-04
+/// Rows: EXE-04.
 #[test]
 fn a_file_that_cannot_be_executed_says_why() {
     let rig = Rig::new();
@@ -393,7 +392,7 @@ fn a_file_that_cannot_be_executed_says_why() {
     }
 }
 
-// EXE-11
+/// Rows: EXE-11.
 #[test]
 fn a_plugin_that_is_being_written_is_tried_again() {
     let rig = Rig::new();
@@ -416,7 +415,7 @@ fn a_plugin_that_is_being_written_is_tried_again() {
     });
 }
 
-// EXE-12
+/// Rows: EXE-12.
 #[test]
 fn a_plugin_that_stays_busy_is_an_error() {
     let rig = Rig::new().with_timeout(Duration::from_millis(200));
@@ -429,7 +428,7 @@ fn a_plugin_that_stays_busy_is_an_error() {
     assert_eq!(error.code(), 11);
 }
 
-// VER-12
+/// Rows: VER-12.
 #[test]
 fn the_version_probe_sends_the_latest_version_and_dummies() {
     let rig = Rig::scripted(json!({"versions": ["0.4.0", "9.0.0"]}));
@@ -445,14 +444,14 @@ fn the_version_probe_sends_the_latest_version_and_dummies() {
     );
 }
 
-// VER-11
+/// Rows: VER-11.
 #[test]
 fn a_plugin_older_than_the_version_verb_supports_the_first_version() {
     let rig = Rig::scripted(json!({"error": {"code": 4, "msg": "unknown CNI_COMMAND: VERSION"}}));
     assert_eq!(rig.delegate.version("fake").unwrap(), ["0.1.0"]);
 }
 
-// VER-08, VER-10
+/// Rows: VER-08, VER-10.
 #[test]
 fn an_answer_to_version_that_is_not_one_names_the_plugin() {
     let rig = Rig::scripted(json!({"stdout": "{}"}));
@@ -462,7 +461,7 @@ fn an_answer_to_version_that_is_not_one_names_the_plugin() {
     );
 }
 
-// VER-23
+/// Rows: VER-23.
 #[test]
 fn a_list_is_valid_when_every_plugin_supports_its_version() {
     let rig = Rig::scripted(json!({"versions": ["0.4.0", "1.0.0"]}));

@@ -284,3 +284,228 @@ fn the_setting_says_which_attachments_are_cached() {
         Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
     }
 }
+
+/// A started node whose definition `net` has no `spec.config`.
+fn undescribed() -> Node {
+    let mut node = plain(&json!({}));
+    let mut bare = network(NAMESPACE, "net", &json!({}));
+    bare["spec"] = json!({});
+    node.write("manifest-00", &bare).unwrap();
+    for name in ["list", "single", "inline", "first", "second"] {
+        node.plugin(name, &json!({})).unwrap();
+    }
+    node.start().unwrap();
+    node
+}
+
+/// The configuration directory holds these files and no others.
+fn on_disk(node: &Node, files: &[(&str, Value)]) {
+    // Absent before the first time.
+    let _ = fs::remove_dir_all(node.path("cni-conf"));
+    for (file, content) in files {
+        let path = node.path("cni-conf").join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let text = content.as_str().map_or_else(|| content.to_string(), str::to_owned);
+        fs::write(path, text).unwrap();
+    }
+}
+
+/// Rows: NPWG-3.2-noconfig-known-network, NPWG-3.4.1-r2-list-before-single, NPWG-3.4.1-r3-single.
+/// Rows: NPWG-3.4.1-other-file-broken, CFG-09, CFG-10, CFG-12, CFG-13, CFG-14, CFG-22.
+#[test]
+fn a_definition_without_a_configuration_means_the_one_on_disk() {
+    let node = undescribed();
+    let x = Pod::new("x").unwrap();
+    let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "list"}]});
+    let single = json!({"cniVersion": "1.0.0", "name": "net", "type": "single"});
+    let folder = |only: bool| {
+        json!({"cniVersion": "1.0.0", "name": "net", "loadOnlyInlinedPlugins": only,
+            "plugins": [{"type": "inline"}]})
+    };
+    for (files, called) in [
+        (vec![("10.conf", single.clone()), ("20.conflist", list.clone())], vec!["list"]),
+        (vec![("10.json", single.clone()), ("20.configlist", list)], vec!["list"]),
+        (vec![("00.conflist", json!("{")), ("01.conf", json!("[]")), ("10.config", single)], vec!["single"]),
+        (
+            vec![
+                ("a.conflist", folder(false)),
+                ("net/20.conf", json!({"type": "second"})),
+                ("net/10.conf", json!({"type": "first"})),
+            ],
+            vec!["inline", "first", "second"],
+        ),
+        (vec![("a.conflist", folder(true)), ("net/10.conf", json!({"type": "first"}))], vec!["inline"]),
+    ] {
+        on_disk(&node, &files);
+        node.add(&x).success();
+        let calls = node.take_calls().unwrap();
+        let expected: Vec<String> = called.iter().map(|plugin| format!("ADD {plugin} net1")).collect();
+        assert_eq!(verbs(&calls), expected);
+        assert!(calls.iter().all(|call| call["stdin"]["name"] == "net"));
+        node.del(&x).success();
+        node.take_calls().unwrap();
+    }
+}
+
+/// Rows: NPWG-3.4.1-r4-none-fails, CFG-15, CFG-16, CFG-17.
+#[test]
+fn a_definition_that_no_file_describes_fails_the_pod_by_its_name() {
+    let node = undescribed();
+    let x = Pod::new("x").unwrap();
+    let other = json!({"cniVersion": "1.0.0", "name": "other", "type": "single"});
+    for (files, why) in [
+        (vec![], "no network configuration in the directory"),
+        (
+            vec![("10.conf", other), ("20.conflist", json!("{"))],
+            "no network configuration with name \"net\" (unusable files: 20.conflist)",
+        ),
+        (
+            vec![("10.conflist", json!({"name": "net", "plugins": []}))],
+            "load network \"net\" from 10.conflist: key plugins: no plugins in list",
+        ),
+    ] {
+        on_disk(&node, &files);
+        let directory = node.path("cni-conf");
+        let message = format!("network shop/net has no spec.config, and {}: {why}", directory.display());
+        assert_eq!(node.add(&x).failure(), (7, message));
+        node.del(&x).success();
+        assert!(node.take_calls().unwrap().is_empty());
+        Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
+    }
+}
+
+/// Rows: NPWG-3.4.1-r1-config-wins, NPWG-3.4.2-inject-name-conf, NPWG-3.4.2-inject-name-list.
+/// Rows: NPWG-3.4.2-keep-name, NPWG-3.4.3-mismatch-allowed.
+#[test]
+fn a_configuration_without_a_name_gets_that_of_its_definition() {
+    let rows = [
+        ("single", json!({"cniVersion": "1.0.0", "type": "one"}), "single"),
+        (
+            "list",
+            json!({"cniVersion": "1.0.0", "name": "", "plugins": [{"type": "one"}, {"type": "one"}]}),
+            "list",
+        ),
+        ("kept", json!({"cniVersion": "1.0.0", "name": "own", "type": "one"}), "own"),
+        (
+            "kept-list",
+            json!({"cniVersion": "1.0.0", "name": "own", "plugins": [{"type": "one", "name": "x"}]}),
+            "own",
+        ),
+    ];
+    let mut node = Node::new(&[]).unwrap();
+    let mut files = Vec::new();
+    for (name, config, _) in &rows {
+        node.write(name, &network(NAMESPACE, name, config)).unwrap();
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!(name))).unwrap();
+        files.push((*name, json!({"cniVersion": "1.0.0", "name": name, "type": "nothing-such"})));
+    }
+    let files: Vec<(String, Value)> =
+        files.into_iter().map(|(name, config)| (format!("{name}.conf"), config)).collect();
+    let files: Vec<(&str, Value)> =
+        files.iter().map(|(file, config)| (file.as_str(), config.clone())).collect();
+    on_disk(&node, &files);
+    node.plugin("one", &json!({})).unwrap();
+    node.start().unwrap();
+    for (name, _, told) in &rows {
+        let pod = Pod::new(name).unwrap();
+        node.add(&pod).success();
+        node.del(&pod).success();
+        let calls = node.take_calls().unwrap();
+        assert!(calls.len() >= 2 && calls.iter().all(|call| call["stdin"]["name"] == *told), "{calls:#?}");
+    }
+}
+
+/// Two networks called `net` with one pool definition, of which each hands out addresses as if it were alone; the
+/// executed host-local finds the same pool. With a `name`, and with `separatePools: false`, there is one pool.
+#[test]
+fn networks_of_one_name_in_two_namespaces_have_pools_of_their_own() {
+    for (named, separate, addresses, pools) in [
+        (false, true, ["10.53.0.2", "10.53.0.2"], ["@shop/net", "@other/net"]),
+        (false, false, ["10.53.0.2", "10.53.0.3"], ["net", "net"]),
+        (true, true, ["10.53.0.2", "10.53.0.3"], ["own", "own"]),
+    ] {
+        let mut node = Node::new(&[pod("x", &json!({}), &json!("net,other/net,shop/odd"))]).unwrap();
+        let mut config = json!({
+            "cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.53.0.0/24"]),
+        });
+        if named {
+            config["name"] = json!("own");
+        }
+        for namespace in [NAMESPACE, "other"] {
+            node.write(namespace, &network(namespace, "net", &config)).unwrap();
+        }
+        let odd = json!({"cniVersion": "1.0.0", "type": "odd", "ipam": config["ipam"]});
+        node.write("odd", &network(NAMESPACE, "odd", &odd)).unwrap();
+        node.plugin("odd", &json!({})).unwrap();
+        node.set("separatePools", json!(separate));
+        node.start().unwrap();
+        let x = Pod::new("x").unwrap();
+        node.add(&x).success();
+        let leased = |at: usize| node.path("leases").join(pools[at]).join(addresses[at]);
+        assert_eq!(fs::read_to_string(leased(0)).unwrap(), "c-x\r\nnet1");
+        assert_eq!(fs::read_to_string(leased(1)).unwrap(), "c-x\r\nnet2");
+        let told = &node.take_calls().unwrap()[0]["stdin"]["ipam"]["dataDir"];
+        let expected = if separate { node.path("leases/@shop") } else { node.path("leases") };
+        assert_eq!(told, &json!(expected));
+        node.check(&x).success();
+        node.del(&x).success();
+        assert!(!leased(0).exists() && !leased(1).exists());
+        Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
+    }
+}
+
+/// Rows: CAC-12.
+#[test]
+fn what_was_attached_before_a_reboot_is_dead_and_leaves_the_cache() {
+    let mut node = plain(&json!({"cniVersion": "1.0.0", "type": "one"}));
+    node.plugin("one", &json!({})).unwrap();
+    node.start().unwrap();
+    let x = Pod::new("x").unwrap();
+    node.add(&x).success();
+    node.kill().unwrap();
+    let record = node.path("state/journal/c-x@eth0.jsonl");
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let text = fs::read_to_string(&record).unwrap();
+    assert!(text.contains(boot.trim()));
+    fs::write(&record, text.replace(boot.trim(), "an-earlier-boot")).unwrap();
+    assert!(cache(&node).read(&key("net1")).unwrap().is_some());
+    node.take_calls().unwrap();
+    node.start().unwrap();
+    assert_eq!(verbs(&node.take_calls().unwrap()), ["DEL one net1"]);
+    assert!(cache(&node).read(&key("net1")).unwrap().is_none());
+    assert!(!record.exists());
+}
+
+/// Rows: REQ-24.
+#[test]
+fn address_management_is_given_the_whole_configuration_of_its_interface() {
+    let mut node = plain(&json!({
+        "cniVersion": "1.0.0", "type": "veth", "mtu": 1400, "own": [BIG], "ipam": {"type": "pool", "deep": {"n": BIG}},
+    }));
+    node.plugin(
+        "pool",
+        &json!({"ADD": {"result": {"cniVersion": "1.0.0", "ips": [{"address": "10.54.0.2/24"}]}}}),
+    )
+    .unwrap();
+    node.start().unwrap();
+    let x = Pod::new("x").unwrap();
+    node.add(&x).success();
+    node.check(&x).success();
+    node.del(&x).success();
+    let calls = node.take_calls().unwrap();
+    assert_eq!(
+        calls.iter().map(|call| call["env"]["CNI_COMMAND"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["ADD", "CHECK", "DEL"]
+    );
+    for call in &calls {
+        let mut stdin = call["stdin"].clone();
+        stdin.as_object_mut().unwrap().remove("prevResult");
+        let given = json!({
+            "cniVersion": "1.0.0", "name": "net", "type": "veth", "mtu": 1400, "own": [BIG],
+            "ipam": {"type": "pool", "deep": {"n": BIG}},
+        });
+        assert_eq!(stdin, given);
+        assert_eq!(call["env"]["CNI_IFNAME"], "net1");
+    }
+    Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
+}

@@ -58,6 +58,10 @@ fn id(pod: &Pod, ifname: &str) -> Value {
     json!({"containerID": pod.container, "ifname": ifname})
 }
 
+/// Pools of configurations without a `name` lie below their namespace.
+const DEFAULT_POOL: &str = "@kube-system/default";
+const LAN_POOL: &str = "@shop/lan";
+
 fn leases(node: &Node, network: &str) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(node.path("leases").join(network))
         .unwrap()
@@ -221,23 +225,23 @@ fn a_lease_that_no_record_has_is_released_unless_the_runtime_knows_its_container
     node.start().unwrap();
     let (a, stranger) = (Pod::new("a").unwrap(), Pod::new("b").unwrap());
     node.add(&a).success();
-    let held = (leases(&node, "default"), leases(&node, "lan"));
+    let held = (leases(&node, DEFAULT_POOL), leases(&node, LAN_POOL));
     let reserve = |network: &str, address: &str, ifname: &str| {
         let content = format!("{}\r\n{ifname}", stranger.container);
         fs::write(node.path("leases").join(network).join(address), content).unwrap();
     };
     let plant = || {
-        reserve("default", "10.50.0.99", "eth0");
-        reserve("lan", "10.52.0.99", "net1");
+        reserve(DEFAULT_POOL, "10.50.0.99", "eth0");
+        reserve(LAN_POOL, "10.52.0.99", "net1");
     };
     let has = |network: &str, address: &str| leases(&node, network).contains(&address.to_owned());
 
     plant();
     gc(&node, &[&a, &stranger]).success();
-    assert!(has("default", "10.50.0.99"), "in use, says the runtime");
-    assert!(has("lan", "10.52.0.99"), "nobody knows whether its container has this network");
+    assert!(has(DEFAULT_POOL, "10.50.0.99"), "in use, says the runtime");
+    assert!(has(LAN_POOL, "10.52.0.99"), "nobody knows whether its container has this network");
     gc(&node, &[&a]).success();
-    assert_eq!((leases(&node, "default"), leases(&node, "lan")), held);
+    assert_eq!((leases(&node, DEFAULT_POOL), leases(&node, LAN_POOL)), held);
     node.check(&a).success();
     node.del(&a).success();
 }

@@ -44,7 +44,7 @@ mod tests {
             .clone()
     }
 
-    // REQ-06
+    /// Rows: REQ-06, REQ-07.
     #[test]
     fn a_plugin_receives_only_what_it_declares_as_true() {
         let list = list();
@@ -56,7 +56,7 @@ mod tests {
             runtime_config(&list.plugins[1], &requested()),
             json!({"portMappings": [], "mac": "02:00:00:00:00:01"}).as_object().unwrap().clone()
         );
-        assert_eq!(runtime_config(&list.plugins[0], &Map::new()), Map::new()); // REQ-07
+        assert_eq!(runtime_config(&list.plugins[0], &Map::new()), Map::new());
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn list_with(mut extra: Value) -> Value {
     extra
 }
 
-// CFG-20
+/// Rows: CFG-20.
 #[test]
 fn a_list_keeps_every_key_at_both_levels() {
     let value = json!({
@@ -39,7 +39,7 @@ fn a_list_keeps_every_key_at_both_levels() {
     assert_eq!(NetworkList::from_map(list.to_value().as_object().unwrap().clone()).unwrap(), list);
 }
 
-// CFG-13
+/// Rows: CFG-13.
 #[test]
 fn a_single_plugin_becomes_a_list_of_one_with_the_whole_object() {
     let value = json!({"cniVersion": "0.3.1", "name": "n", "type": "a", "mtu": 1400});
@@ -53,32 +53,34 @@ fn a_single_plugin_becomes_a_list_of_one_with_the_whole_object() {
     );
 }
 
+/// Rows: CFG-02, NPWG-3.4.2-inject-name-conf, NPWG-3.4.2-inject-name-list, NPWG-3.4.2-keep-name.
 #[test]
 fn a_configuration_without_a_name_takes_the_given_one() {
     for value in [json!({"type": "a"}), json!({"plugins": [{"type": "a"}], "name": ""})] {
         let bytes = value.to_string();
-        assert_eq!(parse(value).unwrap_err().to_string(), "key name: missing"); // CFG-02
+        assert_eq!(parse(value).unwrap_err().to_string(), "key name: missing");
         let list = NetworkList::parse_with_default_name(bytes.as_bytes(), "nad").unwrap();
-        assert_eq!(list.name, "nad"); // NPWG-3.4.2-inject-name-conf, NPWG-3.4.2-inject-name-list
+        assert_eq!(list.name, "nad");
     }
     let list = NetworkList::parse_with_default_name(br#"{"type":"a","name":"own"}"#, "nad").unwrap();
-    assert_eq!(list.name, "own"); // NPWG-3.4.2-keep-name
+    assert_eq!(list.name, "own");
 }
 
+/// Rows: CFG-02, CFG-03, CFG-04, CFG-07, CFG-08.
 #[test]
 fn what_is_wrong_is_named_by_its_key() {
     for (value, message) in [
         (json!([]), "key .: expected an object, found an array"),
         (json!({"name": "n"}), "neither key plugins nor key type is there"),
-        (json!({"name": 5, "type": "a"}), "key name: expected a string, found a number"), // CFG-02
-        (list_with(json!({"cniVersion": 1})), "key cniVersion: expected a string, found a number"), // CFG-03
-        (list_with(json!({"disableCheck": "yes"})), "key disableCheck: invalid value \"yes\""), // CFG-04
-        (list_with(json!({"disableGC": 1})), "key disableGC: expected a boolean, found a number"), // CFG-04
-        (list_with(json!({"plugins": {}})), "key plugins: expected an array, found an object"), // CFG-07
-        (list_with(json!({"plugins": []})), "key plugins: no plugins in list"),           // CFG-07
+        (json!({"name": 5, "type": "a"}), "key name: expected a string, found a number"),
+        (list_with(json!({"cniVersion": 1})), "key cniVersion: expected a string, found a number"),
+        (list_with(json!({"disableCheck": "yes"})), "key disableCheck: invalid value \"yes\""),
+        (list_with(json!({"disableGC": 1})), "key disableGC: expected a boolean, found a number"),
+        (list_with(json!({"plugins": {}})), "key plugins: expected an array, found an object"),
+        (list_with(json!({"plugins": []})), "key plugins: no plugins in list"),
         (
             list_with(json!({"plugins": [{"type": "a"}, {}]})),
-            "plugin 1 of the list: key type: expected a string, found null", // CFG-08
+            "plugin 1 of the list: key type: expected a string, found null",
         ),
         (list_with(json!({"plugins": [{"type": ""}]})), "plugin 0 of the list: key type: invalid value \"\""),
         (
@@ -98,46 +100,49 @@ fn what_is_wrong_is_named_by_its_key() {
     }
 }
 
-// CFG-18
+/// Rows: CFG-18.
 #[test]
 fn the_grammar_of_a_name_is_not_checked_here() {
     assert_eq!(parse(json!({"name": "a/b", "type": "t"})).unwrap().name, "a/b");
 }
 
+/// Rows: CFG-01.
 #[test]
 fn text_that_is_not_json_is_a_decoding_failure() {
-    // CFG-01
     let error = NetworkList::parse(b"{").unwrap_err();
     assert_eq!(error.to_string(), "parse network configuration");
     assert_eq!(CniError::from(error).code, code::DECODING_FAILURE);
 }
 
+/// Rows: CFG-06, CFG-05.
 #[test]
 fn a_list_file_may_leave_its_plugins_to_the_folder() {
-    assert_eq!(NetworkList::parse_list(br#"{"name":"n"}"#).unwrap().plugins, []); // CFG-06
-    let inlined = NetworkList::parse_list(br#"{"name":"n","loadOnlyInlinedPlugins":true}"#); // CFG-05
+    assert_eq!(NetworkList::parse_list(br#"{"name":"n"}"#).unwrap().plugins, []);
+    let inlined = NetworkList::parse_list(br#"{"name":"n","loadOnlyInlinedPlugins":true}"#);
     assert!(matches!(inlined, Err(ConfigError::NoPlugins)));
 }
 
+/// Rows: VER-02, VER-15, VER-16, VER-17, VER-18.
 #[test]
 fn the_newest_common_version_is_chosen() {
     for (value, version) in [
-        (json!({}), Version::V0_1_0),                                            // VER-02
-        (json!({"cniVersions": ["0.3.1", "1.1.0", "99.0.0"]}), Version::V1_1_0), // VER-15
-        (json!({"cniVersions": ["0.3.1"], "cniVersion": "1.0.0"}), Version::V1_0_0), // VER-16
-        (json!({"cniVersions": ["99.0.0"], "cniVersion": "1.0.0"}), Version::V1_0_0), // VER-17
-        (json!({"cniVersions": []}), Version::V0_1_0), // VER-18: sent as 0.1.0, which "" means
+        (json!({}), Version::V0_1_0),
+        (json!({"cniVersions": ["0.3.1", "1.1.0", "99.0.0"]}), Version::V1_1_0),
+        (json!({"cniVersions": ["0.3.1"], "cniVersion": "1.0.0"}), Version::V1_0_0),
+        (json!({"cniVersions": ["99.0.0"], "cniVersion": "1.0.0"}), Version::V1_0_0),
+        (json!({"cniVersions": []}), Version::V0_1_0), // Sent as 0.1.0, which "" means
         (json!({"cniVersions": ["1.0"]}), Version::V1_0_0),
     ] {
         assert_eq!(parse(list_with(value.clone())).unwrap().version, version, "{value}");
     }
 }
 
+/// Rows: VER-19, VER-20, VER-21.
 #[test]
 fn versions_that_cannot_be_used_are_refused_by_name() {
     let supported = "(supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0)";
     for (value, code, message) in [
-        // VER-14: refused here rather than by each plugin in turn; the outcome of ADD is the same.
+        // Refused here rather than by each plugin in turn; the outcome of ADD is the same.
         (
             json!({"cniVersion": "1.2.3"}),
             1,
@@ -148,16 +153,13 @@ fn versions_that_cannot_be_used_are_refused_by_name() {
             1,
             format!("key cniVersions: version \"99.0.0\" is not supported {supported}"),
         ),
-        // VER-19
         (
             json!({"cniVersions": ["1.0.0", "abc"]}),
             6,
             "key cniVersions[1]: \"abc\" is not a version such as 1.1.0".to_owned(),
         ),
-        // VER-20
         (json!({"cniVersions": "1.0.0"}), 7, "key cniVersions: expected an array, found a string".to_owned()),
         (json!({"cniVersions": [1]}), 7, "key cniVersions[0]: expected a string, found a number".to_owned()),
-        // VER-21
         (
             json!({"cniVersions": ["1.0.0"], "cniVersion": "x"}),
             6,

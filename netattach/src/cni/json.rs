@@ -100,7 +100,7 @@ mod tests {
         );
     }
 
-    // RES-06
+    /// Rows: RES-06.
     #[test]
     fn printing_indents_by_four_spaces() {
         let value = serde_json::json!({"a": [1], "b": {}});

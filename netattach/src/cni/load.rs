@@ -185,7 +185,7 @@ mod tests {
     const LIST_X: &str = r#"{"name":"x","plugins":[{"type":"from-list"}]}"#;
     const SINGLE_X: &str = r#"{"name":"x","type":"from-single"}"#;
 
-    // CFG-14, NPWG-3.4.1-r2-list-before-single
+    /// Rows: CFG-14, NPWG-3.4.1-r2-list-before-single.
     #[test]
     fn a_list_wins_over_a_single_plugin_that_sorts_first() {
         for list in ["20-x.conflist", "20-x.configlist"] {
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    // CFG-13, NPWG-3.4.1-r3-single
+    /// Rows: CFG-13, NPWG-3.4.1-r3-single.
     #[test]
     fn a_single_plugin_is_used_when_no_list_has_the_name() {
         for file in ["x.conf", "x.config", "x.json"] {
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    // CFG-12
+    /// Rows: CFG-12.
     #[test]
     fn the_first_file_by_name_wins_within_a_group() {
         let other = r#"{"name":"x","plugins":[{"type":"second"}]}"#;
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(types(&found), ["from-list"]);
     }
 
-    // NPWG-3.4.1-other-file-broken
+    /// Rows: NPWG-3.4.1-other-file-broken.
     #[test]
     fn a_broken_neighbour_is_reported_and_skipped() {
         let files = directory(&[("00.conflist", "{"), ("01.conf", r#"{"name":"y"}"#), ("10.conf", SINGLE_X)]);
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!((types(&found), skipped), (vec!["from-single"], vec!["00.conflist", "01.conf"]));
     }
 
-    // CFG-16, NPWG-3.4.1-r4-none-fails
+    /// Rows: CFG-16, NPWG-3.4.1-r4-none-fails.
     #[test]
     fn a_name_that_no_file_carries_is_an_error_that_lists_unusable_files() {
         let files = directory(&[("00.conflist", "{"), ("10.conf", SINGLE_X)]);
@@ -240,7 +240,7 @@ mod tests {
         );
     }
 
-    // CFG-15, CFG-17
+    /// Rows: CFG-15, CFG-17.
     #[test]
     fn a_directory_without_configurations_is_empty() {
         for files in [&[][..], &[("README", "x"), ("x.conf.bak", SINGLE_X), ("sub/x.conf", SINGLE_X)]] {
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    // CFG-09, CFG-10
+    /// Rows: CFG-09, CFG-10, CFG-06.
     #[test]
     fn the_folder_named_after_the_network_adds_plugins_after_the_inlined_ones() {
         let folder = [
@@ -261,13 +261,13 @@ mod tests {
         files.insert("a.conflist".into(), LIST_X.into());
         assert_eq!(types(&find(&files, "x").unwrap()), ["from-list", "first", "second"]);
         files.insert("a.conflist".into(), br#"{"name":"x"}"#.to_vec());
-        assert_eq!(types(&find(&files, "x").unwrap()), ["first", "second"]); // CFG-06
+        assert_eq!(types(&find(&files, "x").unwrap()), ["first", "second"]);
         let only = r#"{"name":"x","loadOnlyInlinedPlugins":true,"plugins":[{"type":"a"}]}"#;
         files.insert("a.conflist".into(), only.into());
         assert_eq!(types(&find(&files, "x").unwrap()), ["a"]);
     }
 
-    // CFG-09, CFG-11
+    /// Rows: CFG-09, CFG-11.
     #[test]
     fn a_folder_that_is_bad_or_empty_makes_its_list_unusable() {
         let files = directory(&[("a.conflist", r#"{"name":"x"}"#), ("x/1.conf", "{}")]);

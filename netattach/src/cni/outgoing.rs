@@ -97,6 +97,7 @@ mod tests {
         value.as_object().unwrap().clone()
     }
 
+    /// Rows: ADD-01, DEL-01, CHK-05, CHK-02, GCC-05, GCC-01, VER-25, STA-02, STA-01, CHK-01, VER-24.
     #[test]
     fn each_verb_calls_the_plugins_it_must_in_its_order() {
         let called = |version: &str, extra: Value, command: Command| {
@@ -108,26 +109,25 @@ mod tests {
             plugins.map(|plugins| plugins.iter().map(|plugin| plugin.plugin_type()).collect::<String>())
         };
         for (version, extra, command, expected) in [
-            ("0.1.0", json!({}), Command::Add, "abc"),   // ADD-01
-            ("0.1.0", json!({}), Command::Del, "cba"),   // DEL-01
-            ("0.4.0", json!({}), Command::Check, "abc"), // CHK-05
-            ("0.4.0", json!({"disableCheck": true}), Command::Check, ""), // CHK-02
-            ("1.1.0", json!({}), Command::Gc, "abc"),    // GCC-05
-            ("1.1.0", json!({"disableGC": true}), Command::Gc, ""), // GCC-01
-            ("1.0.0", json!({}), Command::Gc, ""),       // VER-25
-            ("1.1.0", json!({}), Command::Status, "abc"), // STA-02
-            ("1.0.0", json!({}), Command::Status, ""),   // STA-01
+            ("0.1.0", json!({}), Command::Add, "abc"),
+            ("0.1.0", json!({}), Command::Del, "cba"),
+            ("0.4.0", json!({}), Command::Check, "abc"),
+            ("0.4.0", json!({"disableCheck": true}), Command::Check, ""),
+            ("1.1.0", json!({}), Command::Gc, "abc"),
+            ("1.1.0", json!({"disableGC": true}), Command::Gc, ""),
+            ("1.0.0", json!({}), Command::Gc, ""),
+            ("1.1.0", json!({}), Command::Status, "abc"),
+            ("1.0.0", json!({}), Command::Status, ""),
         ] {
             assert_eq!(called(version, extra, command).unwrap(), expected, "{command} {version}");
         }
-        // CHK-01, VER-24
         assert_eq!(
             called("0.3.1", json!({}), Command::Check),
             Err(CniError::new(1, "configuration version 0.3.1 does not support the CHECK command"))
         );
     }
 
-    // REQ-01, REQ-02, REQ-05, REQ-08, VER-22
+    /// Rows: REQ-01, REQ-02, REQ-05, REQ-08, VER-22.
     #[test]
     fn name_and_version_of_the_list_replace_the_plugins_own() {
         let list = list(
@@ -143,7 +143,7 @@ mod tests {
         );
     }
 
-    // REQ-03, REQ-06
+    /// Rows: REQ-03, REQ-06.
     #[test]
     fn previous_result_and_runtime_config_are_added() {
         let list =
@@ -158,7 +158,7 @@ mod tests {
         );
     }
 
-    // REQ-07
+    /// Rows: REQ-07.
     #[test]
     fn a_static_runtime_config_passes_when_nothing_is_requested() {
         let list = list("1.0.0", json!({"type": "a", "runtimeConfig": {"ips": []}}));
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(config["runtimeConfig"], json!({"ips": []}));
     }
 
-    // REQ-09, REQ-10
+    /// Rows: REQ-09, REQ-10, REQ-11, REQ-12.
     #[test]
     fn gc_lists_attachments_under_both_keys() {
         let list = list("1.1.0", json!({"type": "a", "capabilities": {"mac": true}}));
@@ -181,7 +181,7 @@ mod tests {
         );
         let bare =
             map(json!({"type": "a", "capabilities": {"mac": true}, "name": "n", "cniVersion": "1.1.0"}));
-        assert_eq!(gc_config(&list, &list.plugins[0], None), bare); // REQ-11
-        assert_eq!(status_config(&list, &list.plugins[0]), bare); // REQ-12
+        assert_eq!(gc_config(&list, &list.plugins[0], None), bare);
+        assert_eq!(status_config(&list, &list.plugins[0]), bare);
     }
 }

@@ -101,7 +101,7 @@ fn shape(version: Version) -> Value {
     }
 }
 
-// CNV-01, CNV-02, CNV-04, CNV-07, CNV-10, RES-01, RES-03, RES-04
+/// Rows: CNV-01, CNV-02, CNV-04, CNV-07, CNV-10, RES-01, RES-03, RES-04, VER-27, VER-28, VER-30, VER-31.
 #[test]
 fn the_newest_result_is_written_in_the_shape_of_each_version() {
     for version in Version::ALL {
@@ -109,9 +109,10 @@ fn the_newest_result_is_written_in_the_shape_of_each_version() {
     }
 }
 
+/// Rows: CNV-01, CNV-02, CNV-03, CNV-04, CNV-05, CNV-06, CNV-07.
 #[test]
 fn every_pair_of_versions_converts_as_the_poorer_of_the_two() {
-    // CNV-01 to CNV-07: what arrives is what both shapes can express.
+    // What arrives is what both shapes can express.
     for from in Version::ALL {
         for to in Version::ALL {
             let read = CniResult::parse(&shape(from), Version::LATEST).unwrap();
@@ -125,7 +126,7 @@ fn every_pair_of_versions_converts_as_the_poorer_of_the_two() {
     }
 }
 
-// CNV-06
+/// Rows: CNV-06.
 #[test]
 fn the_oldest_shape_becomes_addresses_without_interface() {
     let read = CniResult::parse(&oldest("0.2.0"), Version::LATEST).unwrap();
@@ -141,7 +142,7 @@ fn the_oldest_shape_becomes_addresses_without_interface() {
     assert_eq!(read, expected);
 }
 
-// CNV-03, CNV-11
+/// Rows: CNV-03, CNV-11.
 #[test]
 fn what_the_middle_shape_cannot_hold_is_gone_after_a_round_trip() {
     let middle = full().to_value(Version::V0_4_0).unwrap();
@@ -153,7 +154,7 @@ fn what_the_middle_shape_cannot_hold_is_gone_after_a_round_trip() {
     assert_eq!(back, expected);
 }
 
-// CNV-05
+/// Rows: CNV-05.
 #[test]
 fn a_result_without_addresses_has_no_oldest_shape() {
     let link_only = CniResult { ips: vec![], ..full() };
@@ -163,7 +164,7 @@ fn a_result_without_addresses_has_no_oldest_shape() {
     }
 }
 
-// CNV-04
+/// Rows: CNV-04.
 #[test]
 fn routes_of_a_family_without_address_are_dropped_by_the_oldest_shape() {
     let only4 = CniResult { ips: vec![full().ips[0].clone()], ..full() };
@@ -172,7 +173,7 @@ fn routes_of_a_family_without_address_are_dropped_by_the_oldest_shape() {
     assert_eq!(value["ip4"]["routes"], json!([{"dst": "10.1.2.3/8", "gw": "10.1.2.1"}]));
 }
 
-// RES-02
+/// Rows: RES-02.
 #[test]
 fn an_empty_result_is_a_version_and_in_older_shapes_dns() {
     let empty = CniResult::default();
@@ -180,6 +181,7 @@ fn an_empty_result_is_a_version_and_in_older_shapes_dns() {
     assert_eq!(empty.to_value(Version::V0_3_1).unwrap(), json!({"cniVersion": "0.3.1", "dns": {}}));
 }
 
+/// Rows: RES-09, RES-11, RES-08.
 #[test]
 fn the_version_of_a_result_is_its_own_or_the_assumed_one() {
     let ip4 = json!({"ip": "10.0.0.2/24"});
@@ -187,21 +189,20 @@ fn the_version_of_a_result_is_its_own_or_the_assumed_one() {
     for value in
         [json!({"ip4": ip4}), json!({"cniVersion": "", "ip4": ip4}), json!({"cniVersion": null, "ip4": ip4})]
     {
-        assert_eq!(CniResult::parse(&value, Version::V0_2_0), Ok(one.clone())); // RES-09
+        assert_eq!(CniResult::parse(&value, Version::V0_2_0), Ok(one.clone()));
     }
     let value = json!({"cniVersion": "0.1.0", "ip4": ip4});
-    assert_eq!(CniResult::parse(&value, Version::V1_0_0), Ok(one)); // RES-11
-    assert_eq!(CniResult::parse(&Value::Null, Version::V1_0_0), Ok(CniResult::default())); // RES-08
+    assert_eq!(CniResult::parse(&value, Version::V1_0_0), Ok(one));
+    assert_eq!(CniResult::parse(&Value::Null, Version::V1_0_0), Ok(CniResult::default()));
 }
 
+/// Rows: RES-10, RES-05.
 #[test]
 fn what_cannot_be_decoded_is_named() {
     for (value, msg) in [
-        // RES-10
         (json!({"cniVersion": "9.0.0"}), "unsupported CNI result version \"9.0.0\""),
         (json!({"cniVersion": 1}), "CNI result: key cniVersion: expected a string, found a number"),
         (json!("x"), "CNI result is a string, not an object"),
-        // RES-05
         (
             json!({"ips": [{"address": "10.0.0.1"}]}),
             "CNI result: key ips[0].address: invalid IP address syntax",
@@ -218,6 +219,7 @@ fn what_cannot_be_decoded_is_named() {
     }
 }
 
+/// Rows: RES-07.
 #[test]
 fn empty_forms_that_go_prints_are_accepted() {
     let value = json!({
@@ -226,7 +228,7 @@ fn empty_forms_that_go_prints_are_accepted() {
     });
     let ips = ["10.0.0.1/8", "10.0.0.2/8"].map(|text| IpConfig::new(text.parse().unwrap())).to_vec();
     let expected = CniResult { ips, ..CniResult::default() };
-    assert_eq!(CniResult::parse(&value, Version::V1_0_0), Ok(expected)); // RES-07
+    assert_eq!(CniResult::parse(&value, Version::V1_0_0), Ok(expected));
     let value = json!({"interfaces": [{"name": "a", "mac": "", "sandbox": "", "mtu": 0}]});
     let expected = Interface { name: "a".into(), ..Interface::default() };
     assert_eq!(CniResult::parse(&value, Version::V1_1_0).unwrap().interfaces, [expected]);
@@ -298,7 +300,7 @@ fn any_result() -> impl Strategy<Value = CniResult> {
 }
 
 proptest! {
-    // CNV-01
+    /// Rows: CNV-01.
     #[test]
     fn the_newest_shapes_lose_nothing(result in any_result()) {
         for version in [Version::V1_0_0, Version::V1_1_0] {
@@ -307,7 +309,7 @@ proptest! {
         }
     }
 
-    // CNV-02, CNV-03
+    /// Rows: CNV-02, CNV-03.
     #[test]
     fn the_middle_shapes_lose_three_members_of_an_interface(result in any_result()) {
         let mut expected = result.clone();
@@ -320,7 +322,7 @@ proptest! {
         }
     }
 
-    // CNV-04, CNV-05, CNV-06
+    /// Rows: CNV-04, CNV-05, CNV-06.
     #[test]
     fn the_oldest_shapes_are_stable_after_the_first_loss(result in any_result()) {
         for version in [Version::V0_1_0, Version::V0_2_0] {

@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    // VER-01
+    /// Rows: VER-01.
     #[test]
     fn all_lists_the_seven_versions_in_order_and_ends_with_the_latest() {
         assert_eq!(Version::list(), "0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0");
@@ -157,9 +157,9 @@ mod tests {
         }
     }
 
+    /// Rows: VER-03, VER-04, CNV-09.
     #[test]
     fn missing_parts_are_zero_and_the_empty_text_is_the_first_version() {
-        // VER-03, VER-04, CNV-09
         for (text, version) in [
             ("", Version::V0_1_0),
             ("1", Version::V1_0_0),
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    // VER-05
+    /// Rows: VER-05, CNV-08.
     #[test]
     fn text_that_is_not_a_version_number_is_refused() {
         for text in
@@ -178,11 +178,11 @@ mod tests {
         {
             assert_eq!(text.parse::<Version>(), Err(VersionError::Malformed(text.to_owned())));
         }
-        // CNV-08: what is not in the enumeration cannot be asked for.
+        // What is not in the enumeration cannot be asked for.
         assert_eq!("1.2.3".parse::<Version>(), Err(VersionError::Unsupported("1.2.3".to_owned())));
     }
 
-    // VER-06
+    /// Rows: VER-06.
     #[test]
     fn numbers_are_compared_part_by_part() {
         let number = |text: &str| text.parse::<Number>().unwrap();
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(number("1.0"), number("1.0.0"));
     }
 
-    // VER-07
+    /// Rows: VER-07.
     #[test]
     fn membership_is_exact_text() {
         assert_eq!(Version::exact("1.1"), None);
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(Version::exact(""), Some(Version::V0_1_0));
     }
 
-    // VER-27 to VER-31
+    /// Rows: VER-29, VER-31.
     #[test]
     fn verbs_appear_with_their_version() {
         let since = |has: fn(Version) -> bool| Version::ALL.into_iter().find(|version| has(*version));

@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// Rows: CAC-08, CAC-10.
+    /// Rows: CAC-08, CAC-09, CAC-10.
     #[test]
     fn a_containers_attachments_are_told_by_content_in_the_order_of_their_files() {
         let (root, cache) = cache();

@@ -46,18 +46,18 @@ pub(super) fn join(search: &[PathBuf]) -> OsString {
 mod tests {
     use super::*;
 
+    /// Rows: EXE-01, EXE-02, EXE-03.
     #[test]
     fn a_name_that_is_no_file_name_is_refused() {
         let search = [PathBuf::from("/nowhere")];
-        assert!(matches!(plugin("", &search), Err(DelegateError::NoType))); // EXE-01
+        assert!(matches!(plugin("", &search), Err(DelegateError::NoType)));
         for name in ["a/b", "/bin/sh", "../sh", "..", ".", "a\0"] {
-            // EXE-02
             assert!(matches!(plugin(name, &search), Err(DelegateError::InvalidType { .. })), "{name:?}");
         }
-        assert!(matches!(plugin("a", &[]), Err(DelegateError::NoSearchPath { .. }))); // EXE-03
+        assert!(matches!(plugin("a", &[]), Err(DelegateError::NoSearchPath { .. })));
     }
 
-    // EXE-04
+    /// Rows: EXE-04.
     #[test]
     fn the_first_regular_file_in_the_search_path_is_taken() {
         let root = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ mod tests {
         );
     }
 
-    // REQ-22
+    /// Rows: REQ-22.
     #[test]
     fn the_search_path_is_joined_by_colons() {
         assert_eq!(join(&["/a".into(), "/b".into()]), "/a:/b");

@@ -143,6 +143,7 @@ mod tests {
     use super::*;
     use crate::report::Chain;
 
+    /// Rows: VER-09.
     #[test]
     fn the_answer_names_versions_as_text() {
         let texts = |value: Value| supported(&value).unwrap();
@@ -150,15 +151,15 @@ mod tests {
             texts(json!({"cniVersion": "1.0.0", "supportedVersions": ["0.4.0", "9.0.0"]})),
             ["0.4.0", "9.0.0"]
         );
-        assert_eq!(texts(json!({"cniVersion": "0.2.0"})), ["0.1.0", "0.2.0"]); // VER-09
+        assert_eq!(texts(json!({"cniVersion": "0.2.0"})), ["0.1.0", "0.2.0"]);
     }
 
+    /// Rows: VER-08, VER-10.
     #[test]
     fn an_answer_that_is_not_one_is_refused() {
         for (value, message) in [
-            (json!({"supportedVersions": ["1.0.0"]}), "key cniVersion: missing"), // VER-08
+            (json!({"supportedVersions": ["1.0.0"]}), "key cniVersion: missing"),
             (json!({"cniVersion": ""}), "key cniVersion: missing"),
-            // VER-10
             (
                 json!({"cniVersion": "1.0.0"}),
                 "key supportedVersions: missing in an answer of version \"1.0.0\"",
