@@ -13,6 +13,8 @@ pub trait Address: Copy + Ord {
     /// The address `0.0.0.0` or `::`.
     const UNSPECIFIED: Self;
 
+    /// The address as an IPv6 address; an IPv4 address becomes an IPv4-mapped one (RFC 4291, 2.5.5.2).
+    fn widen(&self) -> Ip6;
     /// Whether both are the same address (by words).
     fn same(&self, other: &Self) -> bool;
     /// Whether `self` is the smaller number (by words).
@@ -56,6 +58,11 @@ impl Address for Ip4 {
     const UNSPECIFIED: Self = Self { octets: [0; 4] };
 
     #[inline(always)]
+    fn widen(&self) -> Ip6 {
+        Ip6::from_words([0, 0, 0xffff_u32.to_be(), u32::from_ne_bytes(self.octets)])
+    }
+
+    #[inline(always)]
     fn same(&self, other: &Self) -> bool {
         u32::from_ne_bytes(self.octets) == u32::from_ne_bytes(other.octets)
     }
@@ -67,6 +74,13 @@ impl Address for Ip4 {
 }
 
 impl Ip6 {
+    /// The address of words as they lie in memory.
+    #[inline(always)]
+    const fn from_words(words: [u32; 4]) -> Self {
+        // SAFETY: same size, and every bit pattern is valid for both.
+        Self { octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) } }
+    }
+
     /// The address as words as they lie in memory.
     #[inline(always)]
     const fn words(&self) -> [u32; 4] {
@@ -78,6 +92,11 @@ impl Ip6 {
 impl Address for Ip6 {
     const BITS: u32 = 128;
     const UNSPECIFIED: Self = Self { octets: [0; 16] };
+
+    #[inline(always)]
+    fn widen(&self) -> Ip6 {
+        *self
+    }
 
     #[inline(always)]
     fn same(&self, other: &Self) -> bool {
@@ -191,6 +210,12 @@ mod tests {
             prop_assert_eq!((x.is_below(&y), x.same(&y)), (x < y, x == y));
             let mac = |o: [u8; 16]| Mac { octets: [o[0], o[1], o[2], o[3], o[4], o[5]] };
             prop_assert_eq!(mac(a).same(&mac(b)), mac(a) == mac(b));
+        }
+
+        #[test]
+        fn a_widened_address_is_the_mapped_one(a in any::<[u8; 4]>(), b in any::<[u8; 16]>()) {
+            prop_assert_eq!(Ip4 { octets: a }.widen(), Ip6::from(Ipv4Addr::from(a).to_ipv6_mapped()));
+            prop_assert_eq!(Ip6 { octets: b }.widen(), Ip6 { octets: b });
         }
 
         #[test]

@@ -37,6 +37,20 @@ pub mod flag {
     pub const CHECK_ADDRESS: u32 = 1 << 2;
     /// A policy is still to be loaded: only ARP, neighbour discovery and multicast listener messages pass.
     pub const PENDING: u32 = 1 << 3;
+    /// VLAN tags that `na_vlan` lists may pass. Without it no tagged frame does.
+    pub const VLANS: u32 = 1 << 4;
+    /// What the pod sends is limited (`Limits::from_pod`).
+    pub const LIMIT_FROM_POD: u32 = 1 << 5;
+    /// What the pod receives is limited (`Limits::to_pod`).
+    pub const LIMIT_TO_POD: u32 = 1 << 6;
+    /// A TCP or SCTP packet of no known connection is dropped unless it opens one.
+    pub const NO_MIDSTREAM: u32 = 1 << 7;
+    /// A flow that a policy has approved stays approved when the policy changes.
+    pub const KEEP_ESTABLISHED: u32 = 1 << 8;
+    /// ICMP passes whatever the policy says.
+    pub const ACCEPT_ICMP: u32 = 1 << 9;
+    /// ICMPv6 passes whatever the policy says.
+    pub const ACCEPT_ICMPV6: u32 = 1 << 10;
 }
 
 const _: () = {

@@ -7,7 +7,7 @@
 //! whether the approval still stands.
 
 use crate::address::{Address, Port};
-use crate::{Hook, protocol};
+use crate::{Hook, Traffic, protocol};
 
 /// Source and destination of a packet.
 ///
@@ -29,6 +29,18 @@ pub struct Tuple<A> {
 }
 
 impl<A: Address> Tuple<A> {
+    /// That of a packet the other way.
+    #[inline(always)]
+    pub fn reversed(&self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+            protocol: self.protocol,
+        }
+    }
+
     /// Whether the source is the endpoint that sorts lower.
     #[inline(always)]
     pub fn source_is_low(&self) -> bool {
@@ -56,20 +68,42 @@ pub struct FlowKey<A> {
     pub high_port: Port,
     /// IP protocol number.
     pub protocol: u8,
-    /// Zero.
-    pub pad: [u8; 3],
+    /// VLAN tags: see [`tags`]. Equal addresses in different VLANs are different hosts.
+    pub tags: [u8; 3],
+}
+
+/// Up to two VLAN ids of 12 bits as they stand in keys: the outer one in the upper half.
+#[inline(always)]
+pub const fn tags(outer: u16, inner: u16) -> [u8; 3] {
+    [(outer >> 4) as u8, ((outer & 15) << 4) as u8 | (inner >> 8) as u8 & 15, inner as u8]
 }
 
 impl<A: Address> FlowKey<A> {
-    /// The key of the flow that a packet belongs to.
+    /// The key of the flow that a packet with these VLAN tags belongs to.
     #[inline(always)]
-    pub fn new(zone: u32, tuple: &Tuple<A>) -> Self {
-        let (low, high, low_port, high_port) = if tuple.source_is_low() {
-            (tuple.source, tuple.destination, tuple.source_port, tuple.destination_port)
+    pub fn new(zone: u32, tags: [u8; 3], tuple: &Tuple<A>) -> Self {
+        let protocol = tuple.protocol;
+        if tuple.source_is_low() {
+            Self {
+                zone,
+                low: tuple.source,
+                high: tuple.destination,
+                low_port: tuple.source_port,
+                high_port: tuple.destination_port,
+                protocol,
+                tags,
+            }
         } else {
-            (tuple.destination, tuple.source, tuple.destination_port, tuple.source_port)
-        };
-        Self { zone, low, high, low_port, high_port, protocol: tuple.protocol, pad: [0; 3] }
+            Self {
+                zone,
+                low: tuple.destination,
+                high: tuple.source,
+                low_port: tuple.destination_port,
+                high_port: tuple.source_port,
+                protocol,
+                tags,
+            }
+        }
     }
 }
 
@@ -89,16 +123,30 @@ pub struct Flow {
     pub state: u8,
     /// Zero.
     pub pad: [u8; 2],
+    /// When the flow was entered, seconds of the same clock.
+    pub opened: u32,
+    /// The attachment at whose hooks the flow was entered; there it is counted.
+    pub attachment: u32,
+    /// What the opener sent. Two CPUs that count one direction at the same time may lose a packet.
+    pub forward: Traffic,
+    /// What the responder sent.
+    pub backward: Traffic,
 }
 
 /// Bits of [`Flow::state`].
 pub mod state {
     /// The responder has answered.
     pub const REPLIED: u8 = 1;
-    /// A TCP FIN was seen.
-    pub const FIN: u8 = 2;
-    /// A TCP RST was seen.
+    /// The opener is finished: TCP FIN, SCTP SHUTDOWN.
+    pub const OPENER_FIN: u8 = 2;
+    /// The connection was aborted: TCP RST, SCTP ABORT.
     pub const RST: u8 = 4;
+    /// The opener has confirmed the answer: the handshake is complete.
+    pub const ESTABLISHED: u8 = 8;
+    /// The responder is finished.
+    pub const RESPONDER_FIN: u8 = 16;
+    /// Both are.
+    pub const CLOSED: u8 = OPENER_FIN | RESPONDER_FIN;
 }
 
 /// TCP flags as in the header's fourteenth byte (RFC 9293, 3.1).
@@ -116,8 +164,9 @@ pub mod tcp {
 const _: () = {
     assert!(size_of::<FlowKey<crate::Ip4>>() == 20);
     assert!(size_of::<FlowKey<crate::Ip6>>() == 44);
-    assert!(size_of::<Flow>() == 16);
+    assert!(size_of::<Flow>() == 56);
     assert!(core::mem::offset_of!(Flow, opened_by_low) == 12);
+    assert!(core::mem::offset_of!(Flow, forward) == 24);
 };
 
 /// The part that an attachment's pod plays in a flow.
@@ -143,22 +192,33 @@ impl Leg {
 /// What a packet says about its flow beyond its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Signal {
-    /// TCP flags; 0 for other protocols.
-    pub tcp_flags: u8,
+    /// TCP flags, and what amounts to them in SCTP; 0 for other protocols.
+    pub flags: u8,
 }
 
 impl Signal {
+    /// What the first chunk of an SCTP packet (RFC 9260, 3.2) means, in TCP's terms. INIT stands alone in its packet.
+    #[inline(always)]
+    pub const fn of_chunk(kind: u8) -> Self {
+        // Half a byte for each type from 0 to 15, the lowest first: FIN, SYN and RST as in TCP, then ACK. INIT is SYN,
+        // INIT ACK both; ABORT is RST; SHUTDOWN, SHUTDOWN ACK and SHUTDOWN COMPLETE are FIN and ACK; the rest is ACK.
+        // A table, because the kernel's verifier would follow the outcome of each comparison to the program's end.
+        const TYPES: u64 = 0x8988_8889_9488_8a28;
+        let half = if kind < 16 { (TYPES >> (kind * 4)) as u8 & 15 } else { 8 };
+        Self { flags: half & 7 | (half & 8) << 1 }
+    }
+
     /// Whether the packet asks for a new connection (TCP SYN without ACK).
     #[inline(always)]
     pub const fn opens(self) -> bool {
-        self.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN
+        self.flags & (tcp::SYN | tcp::ACK) == tcp::SYN
     }
 
-    /// Whether the packet can belong to a TCP connection that was open before the flow table knew of it.
+    /// Whether the packet can belong to a connection that was open before the flow table knew of it.
     /// A SYN/ACK cannot: its SYN was either seen or denied.
     #[inline(always)]
     pub const fn is_midstream(self, protocol: u8) -> bool {
-        protocol == protocol::TCP && self.tcp_flags & tcp::SYN == 0
+        matches!(protocol, protocol::TCP | protocol::SCTP) && self.flags & tcp::SYN == 0
     }
 }
 
@@ -166,7 +226,7 @@ impl Flow {
     /// A flow whose first packet was just allowed. `opened_by_low`: by the endpoint that sorts lower;
     /// `leg`, `policy`: the leg that was judged, and by which policy (0 when the pod is not isolated there).
     #[inline(always)]
-    pub const fn opened(now: u32, opened_by_low: bool, leg: Leg, policy: u32, state: u8) -> Self {
+    pub const fn entered(now: u32, opened_by_low: bool, leg: Leg, policy: u32, state: u8) -> Self {
         let (opener, responder) = match leg {
             Leg::Opener => (policy, 0),
             Leg::Responder => (0, policy),
@@ -178,6 +238,10 @@ impl Flow {
             opened_by_low: opened_by_low as u8,
             state,
             pad: [0; 2],
+            opened: now,
+            attachment: 0,
+            forward: Traffic { packets: 0, bytes: 0 },
+            backward: Traffic { packets: 0, bytes: 0 },
         }
     }
 
@@ -209,7 +273,7 @@ impl Flow {
     /// old connection with a bare ACK, and would then be let in. A SYN on a closing flow is a reused port.
     #[inline(always)]
     pub const fn admits(&self, signal: Signal, forward: bool) -> bool {
-        !signal.opens() || (forward && self.state & (state::FIN | state::RST) == 0)
+        !signal.opens() || (forward && self.state & (state::CLOSED | state::RST) == 0)
     }
 
     /// State bits after a packet.
@@ -218,11 +282,13 @@ impl Flow {
         let mut next = current;
         if !forward {
             next |= state::REPLIED;
+        } else if current & state::REPLIED != 0 && signal.flags & (tcp::ACK | tcp::SYN) == tcp::ACK {
+            next |= state::ESTABLISHED;
         }
-        if signal.tcp_flags & tcp::FIN != 0 {
-            next |= state::FIN;
+        if signal.flags & tcp::FIN != 0 {
+            next |= if forward { state::OPENER_FIN } else { state::RESPONDER_FIN };
         }
-        if signal.tcp_flags & tcp::RST != 0 {
+        if signal.flags & tcp::RST != 0 {
             next |= state::RST;
         }
         next
@@ -233,14 +299,27 @@ impl Flow {
 #[inline(always)]
 pub const fn timeout(protocol: u8, state: u8) -> u32 {
     match protocol {
-        protocol::TCP if state & state::RST != 0 => 10,
-        protocol::TCP if state & state::FIN != 0 => 30,
-        protocol::TCP if state & state::REPLIED == 0 => 60,
-        protocol::TCP => 7200,
+        protocol::TCP | protocol::SCTP => connection_timeout(state),
         protocol::UDP if state & state::REPLIED == 0 => 30,
         protocol::UDP => 120,
         protocol::ICMP | protocol::ICMPV6 => 10,
         _ => 60,
+    }
+}
+
+/// Seconds for the states of TCP and SCTP. One end that is finished may go on receiving for long (RFC 9293, 3.6).
+#[inline(always)]
+const fn connection_timeout(state: u8) -> u32 {
+    if state & state::RST != 0 {
+        10
+    } else if state & state::CLOSED == state::CLOSED {
+        30
+    } else if state & state::CLOSED != 0 {
+        120
+    } else if state & state::ESTABLISHED != 0 {
+        7200
+    } else {
+        60
     }
 }
 
@@ -260,22 +339,29 @@ mod tests {
         }
     }
 
+    const ESTABLISHED: u8 = state::REPLIED | state::ESTABLISHED;
+
     fn signal(tcp_flags: u8) -> Signal {
-        Signal { tcp_flags }
+        Signal { flags: tcp_flags }
     }
 
     #[test]
     fn timeouts_follow_protocol_and_state() {
         let cases = [
             (protocol::TCP, 0, 60),
-            (protocol::TCP, state::REPLIED, 7200),
-            (protocol::TCP, state::REPLIED | state::FIN, 30),
-            (protocol::TCP, state::REPLIED | state::FIN | state::RST, 10),
+            (protocol::TCP, state::REPLIED, 60),
+            (protocol::TCP, ESTABLISHED, 7200),
+            (protocol::TCP, ESTABLISHED | state::OPENER_FIN, 120),
+            (protocol::TCP, ESTABLISHED | state::RESPONDER_FIN, 120),
+            (protocol::TCP, ESTABLISHED | state::CLOSED, 30),
+            (protocol::TCP, ESTABLISHED | state::CLOSED | state::RST, 10),
+            (protocol::TCP, state::RST, 10),
             (protocol::UDP, 0, 30),
             (protocol::UDP, state::REPLIED, 120),
             (protocol::ICMP, state::REPLIED, 10),
             (protocol::ICMPV6, 0, 10),
             (protocol::SCTP, state::REPLIED, 60),
+            (protocol::SCTP, ESTABLISHED, 7200),
             (47, 0, 60),
         ];
         for (protocol, state, seconds) in cases {
@@ -298,7 +384,7 @@ mod tests {
     #[test]
     fn a_syn_rides_only_forward_on_a_flow_that_is_not_closing() {
         let open = Flow { state: state::REPLIED, ..Flow::default() };
-        let closing = Flow { state: state::REPLIED | state::FIN, ..Flow::default() };
+        let closing = Flow { state: ESTABLISHED | state::OPENER_FIN, ..Flow::default() };
         let reset = Flow { state: state::RST, ..Flow::default() };
         let (syn, syn_ack) = (signal(tcp::SYN), signal(tcp::SYN | tcp::ACK));
         let cases = [
@@ -315,7 +401,72 @@ mod tests {
     }
 
     #[test]
-    fn only_tcp_without_syn_is_picked_up_midstream() {
+    fn a_connection_is_established_when_both_ends_have_confirmed() {
+        let (syn, syn_ack, ack) = (tcp::SYN, tcp::SYN | tcp::ACK, tcp::ACK);
+        let fin = tcp::FIN | tcp::ACK;
+        let conversations: [(&str, &[(u8, bool)], u8); 7] = [
+            ("unanswered", &[(syn, true), (syn, true)], 0),
+            ("an opener that goes on without an answer", &[(syn, true), (ack, true)], 0),
+            ("answered", &[(syn, true), (syn_ack, false)], state::REPLIED),
+            ("refused", &[(syn, true), (tcp::RST | ack, false)], state::REPLIED | state::RST),
+            ("complete", &[(syn, true), (syn_ack, false), (ack, true)], ESTABLISHED),
+            (
+                "half closed",
+                &[(syn, true), (syn_ack, false), (ack, true), (fin, false), (ack, true)],
+                ESTABLISHED | state::RESPONDER_FIN,
+            ),
+            (
+                "closed",
+                &[(syn, true), (syn_ack, false), (ack, true), (fin, true), (fin, false), (ack, true)],
+                ESTABLISHED | state::CLOSED,
+            ),
+        ];
+        for (what, packets, expected) in conversations {
+            let state = packets
+                .iter()
+                .fold(0, |state, (flags, forward)| Flow::state_after(state, signal(*flags), *forward));
+            assert_eq!(state, expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn sctp_chunks_say_what_tcp_flags_say() {
+        let (init, init_ack, cookie_echo, data, shutdown, abort) = (1, 2, 10, 0, 7, 6);
+        let after = |chunks: &[(u8, bool)]| {
+            chunks
+                .iter()
+                .fold(0, |state, (kind, forward)| Flow::state_after(state, Signal::of_chunk(*kind), *forward))
+        };
+        for kind in 0..=u8::MAX {
+            let flags = match kind {
+                1 => tcp::SYN,
+                2 => tcp::SYN | tcp::ACK,
+                6 => tcp::RST,
+                7 | 8 | 14 => tcp::FIN | tcp::ACK,
+                _ => tcp::ACK,
+            };
+            assert_eq!(Signal::of_chunk(kind), signal(flags), "chunk {kind}");
+        }
+        assert!(Signal::of_chunk(init).opens());
+        assert!(!Signal::of_chunk(init_ack).opens());
+        assert!(Signal::of_chunk(data).is_midstream(protocol::SCTP));
+        assert!(!Signal::of_chunk(init).is_midstream(protocol::SCTP));
+        let handshake = [(init, true), (init_ack, false), (cookie_echo, true)];
+        assert_eq!(after(&handshake), ESTABLISHED);
+        assert_eq!(after(&[&handshake[..], &[(shutdown, true)]].concat()), ESTABLISHED | state::OPENER_FIN);
+        assert_eq!(after(&[&handshake[..], &[(abort, false)]].concat()), ESTABLISHED | state::RST);
+    }
+
+    #[test]
+    fn vlan_ids_keep_their_bits_in_keys() {
+        assert_eq!(tags(0, 0), [0, 0, 0]);
+        assert_eq!(tags(0xabc, 0), [0xab, 0xc0, 0]);
+        assert_eq!(tags(0xabc, 0xdef), [0xab, 0xcd, 0xef]);
+        assert_eq!(tags(0, 4095), [0, 0x0f, 0xff]);
+    }
+
+    #[test]
+    fn only_connections_without_syn_are_picked_up_midstream() {
         assert!(signal(tcp::ACK).is_midstream(protocol::TCP));
         assert!(!signal(tcp::SYN).is_midstream(protocol::TCP));
         assert!(!signal(tcp::SYN | tcp::ACK).is_midstream(protocol::TCP));
@@ -328,7 +479,7 @@ mod tests {
             a in any::<[u8; 4]>(), b in any::<[u8; 4]>(), p in any::<u16>(), q in any::<u16>(), zone in any::<u32>(),
         ) {
             let (there, back) = (tuple(a, p, b, q), tuple(b, q, a, p));
-            prop_assert_eq!(FlowKey::new(zone, &there), FlowKey::new(zone, &back));
+            prop_assert_eq!(FlowKey::new(zone, tags(1, 2), &there), FlowKey::new(zone, tags(1, 2), &back));
             prop_assert!((a, p) == (b, q) || there.source_is_low() != back.source_is_low());
         }
     }

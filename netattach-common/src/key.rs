@@ -73,6 +73,16 @@ pub struct PortRule {
     pub prefix_len: u32,
 }
 
+/// Key of `na_vlan`: a VLAN that an attachment may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct VlanKey {
+    /// Attachment id.
+    pub attachment: u32,
+    /// VLAN id, 0 to 4095.
+    pub vlan: u32,
+}
+
 /// Key of `na_rule`: counts the flows that one rule allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
@@ -92,4 +102,5 @@ const _: () = {
     assert!(core::mem::offset_of!(PortKey, port) == 10);
     assert!(size_of::<PortRule>() == 8);
     assert!(size_of::<RuleKey>() == 8);
+    assert!(size_of::<VlanKey>() == 8);
 };

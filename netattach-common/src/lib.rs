@@ -5,30 +5,36 @@
 //! number in host order. Sizes and offsets are asserted at compile time; a change of any of them is a change
 //! of [`LAYOUT_VERSION`], which names the pin directory.
 //!
-//! The two decisions of the packet path live here as well, free of maps and packets, so that the kernel and
-//! the tests run the same code: [`decide`] (is this peer and port allowed by a policy) and [`flow`] (what a
-//! packet means to the flow it belongs to).
+//! The decisions of the packet path live here as well, free of maps and packets, so that the kernel and the
+//! tests run the same code: [`decide`] (is this peer and port allowed by a policy), [`flow`] (what a packet means
+//! to the flow it belongs to) and [`limit`] (is it one too many).
 #![cfg_attr(not(test), no_std)]
 
 pub mod address;
 pub mod attachment;
 pub mod decide;
 pub mod flow;
+pub mod fragment;
 pub mod key;
+pub mod limit;
 #[cfg(feature = "user")]
 mod pod;
 pub mod reason;
+pub mod record;
 pub mod stats;
 
 pub use address::{Address, Ip4, Ip6, Mac, Port};
 pub use attachment::{AttachmentRecord, PolicyIds};
 pub use flow::{Flow, FlowKey};
-pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey};
+pub use fragment::{FragmentKey, Fragmented};
+pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey, VlanKey};
+pub use limit::{Limits, Rate};
 pub use reason::DropReason;
+pub use record::Record;
 pub use stats::{Stats, Traffic};
 
 /// Version of every layout in this crate. The agent pins the maps below `<root>/v<LAYOUT_VERSION>`.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// IP protocol numbers (IANA) that the packet path tells apart.
 pub mod protocol {
@@ -87,4 +93,10 @@ pub mod capacity {
     pub const FLOWS_V4: usize = 262_144;
     /// `na_ct6`: IPv6 flows.
     pub const FLOWS_V6: usize = 131_072;
+    /// `na_vlan`: allowed VLAN ids of all attachments.
+    pub const VLANS: usize = 32_768;
+    /// `na_frag4`, `na_frag6`: fragmented packets on their way.
+    pub const FRAGMENTS: usize = 8192;
+    /// `na_record`: bytes of records that nobody has read yet.
+    pub const RECORD_BYTES: usize = 1 << 20;
 }

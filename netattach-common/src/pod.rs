@@ -1,8 +1,8 @@
 //! `aya::Pod` for every type that is a map key or value.
 
 use crate::{
-    AddressKey, AttachmentRecord, Config, Flow, FlowKey, Ip4, Ip6, PolicyAddress, PolicyIds, PortKey,
-    PortRule, RuleKey, Stats, Traffic,
+    AddressKey, AttachmentRecord, Config, Flow, FlowKey, FragmentKey, Fragmented, Ip4, Ip6, Limits,
+    PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record, RuleKey, Stats, Traffic, VlanKey,
 };
 
 macro_rules! pod {
@@ -23,12 +23,19 @@ pod!(
     Flow,
     FlowKey<Ip4>,
     FlowKey<Ip6>,
+    FragmentKey<Ip4>,
+    FragmentKey<Ip6>,
+    Fragmented,
+    Limits,
     PolicyAddress<Ip4>,
     PolicyAddress<Ip6>,
     PolicyIds,
     PortKey,
     PortRule,
+    Rate,
+    Record,
     RuleKey,
     Stats,
     Traffic,
+    VlanKey,
 );

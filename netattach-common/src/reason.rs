@@ -62,8 +62,8 @@ drop_reasons! {
     14 SourceRoute "source-route" "the packet asks for source routing",
     /// More IPv6 extension headers than the programs follow.
     15 ExtensionHeaders "extension-headers" "the packet has more IPv6 extension headers than are followed",
-    /// A later fragment, and no portless rule allows it.
-    16 FragmentPort "fragment-port" "a fragment without ports, and no rule without ports allows its peer",
+    /// A later fragment whose first one was not seen, and no portless rule allows it.
+    16 FragmentMiss "frag-miss" "a fragment whose first fragment was not seen, and no rule without ports allows its peer",
     /// Egress policy: the peer is in no rule.
     17 EgressPeer "egress-peer" "egress policy selects this pod and no rule allows the destination",
     /// Egress policy: the peer is known, not the port.
@@ -74,6 +74,14 @@ drop_reasons! {
     20 IngressPort "ingress-port" "ingress policy allows the source but not this protocol and port",
     /// An ICMP error about a flow that is not known.
     21 IcmpUnrelated "icmp-unrelated" "an ICMP error about no known flow",
+    /// A first fragment without the whole transport header, or a later one that overlaps it.
+    22 FragmentTiny "frag-tiny" "a fragment that splits or overlaps the transport header",
+    /// The attachment opens flows faster than it may.
+    23 FlowRate "ct-rate" "the attachment opens more flows per second than newFlowsPerSecond allows",
+    /// Neither of a known connection nor the beginning of one.
+    24 Midstream "midstream" "a packet of no known connection, and midstream is drop",
+    /// Beyond the attachment's bandwidth.
+    25 RateLimit "rate-limit" "beyond the bandwidth of the attachment",
 }
 
 impl DropReason {

@@ -28,11 +28,15 @@ pub struct Stats {
     pub new_flows: u64,
     /// Flows allowed but not remembered, because the flow table had no free entry.
     pub flows_not_stored: u64,
+    /// Records that were not written because the attachment had more than its share.
+    pub records_withheld: u64,
+    /// Records that were not written because nobody had read those before.
+    pub records_lost: u64,
     /// Dropped packets by [`DropReason`] number.
     pub drops: [u64; DropReason::SLOTS],
 }
 
-const _: () = assert!(size_of::<Stats>() == 336);
+const _: () = assert!(size_of::<Stats>() == 352);
 
 impl Default for Stats {
     fn default() -> Self {
@@ -44,6 +48,8 @@ impl Default for Stats {
             dropped_to_pod: none,
             new_flows: 0,
             flows_not_stored: 0,
+            records_withheld: 0,
+            records_lost: 0,
             drops: [0; DropReason::SLOTS],
         }
     }
@@ -63,6 +69,8 @@ impl Stats {
         }
         self.new_flows = self.new_flows.wrapping_add(other.new_flows);
         self.flows_not_stored = self.flows_not_stored.wrapping_add(other.flows_not_stored);
+        self.records_withheld = self.records_withheld.wrapping_add(other.records_withheld);
+        self.records_lost = self.records_lost.wrapping_add(other.records_lost);
         for (total, part) in self.drops.iter_mut().zip(other.drops) {
             *total = total.wrapping_add(part);
         }
@@ -83,7 +91,13 @@ mod tests {
 
     #[test]
     fn adding_sums_every_field() {
-        let mut one = Stats { new_flows: 1, flows_not_stored: 2, ..Stats::default() };
+        let mut one = Stats {
+            new_flows: 1,
+            flows_not_stored: 2,
+            records_withheld: 20,
+            records_lost: 30,
+            ..Stats::default()
+        };
         one.from_pod = Traffic { packets: 3, bytes: 4 };
         one.to_pod = Traffic { packets: 5, bytes: 6 };
         one.dropped_from_pod = Traffic { packets: 7, bytes: 8 };
@@ -91,7 +105,13 @@ mod tests {
         one.drops[DropReason::Malformed as usize] = 11;
         let mut two = one;
         two.add(&one);
-        let mut expected = Stats { new_flows: 2, flows_not_stored: 4, ..Stats::default() };
+        let mut expected = Stats {
+            new_flows: 2,
+            flows_not_stored: 4,
+            records_withheld: 40,
+            records_lost: 60,
+            ..Stats::default()
+        };
         expected.from_pod = Traffic { packets: 6, bytes: 8 };
         expected.to_pod = Traffic { packets: 10, bytes: 12 };
         expected.dropped_from_pod = Traffic { packets: 14, bytes: 16 };

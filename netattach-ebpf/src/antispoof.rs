@@ -9,8 +9,10 @@ use netattach_common::{Address, DropReason, Ip4, Ip6, Mac, attachment::flag, pro
 
 use crate::{
     classifier::Scope,
+    frame::{self, ETHERNET_LEN, Frame, ethertype},
+    icmp::icmpv6,
     maps::Family,
-    packet::{self, ETHERNET_LEN, Kind, Packet, ethertype, icmpv6},
+    packet::{Kind, Packet},
 };
 
 /// An ARP packet for Ethernet and IPv4 (RFC 826).
@@ -37,11 +39,11 @@ struct LinkLayerOption {
 
 /// Checks an ARP packet for Ethernet and IPv4 (RFC 826); a probe has no sender address yet (RFC 5227).
 #[inline(always)]
-pub(crate) fn arp(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), DropReason> {
+pub(crate) fn arp(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<(), DropReason> {
     if !scope.record.has(flag::CHECK_MAC) && !scope.record.has(flag::CHECK_ADDRESS) {
         return Ok(());
     }
-    let arp: &ArpPacket = packet::at(ctx, ETHERNET_LEN)?;
+    let arp: ArpPacket = frame::header(ctx, !frame.tagged, ETHERNET_LEN, frame.network)?;
     if arp.hardware_and_protocol != [1u16.to_be(), ethertype::IPV4.to_be()] || arp.lengths != [6, 4] {
         return Err(DropReason::Malformed);
     }
@@ -58,7 +60,12 @@ pub(crate) fn arp(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), DropReason> 
 
 /// Checks an IPv4 packet.
 #[inline(always)]
-pub(crate) fn ipv4(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip4>) -> Result<(), DropReason> {
+pub(crate) fn ipv4(
+    ctx: &TcContext,
+    scope: &Scope<'_>,
+    frame: &Frame,
+    packet: &Packet<Ip4>,
+) -> Result<(), DropReason> {
     if scope.record.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, &packet.tuple.source) {
         // A DHCP client has no address before it gets one (RFC 2131, 4.1).
         if !(packet.tuple.source.same(&Ip4::UNSPECIFIED) && is_udp(packet, 68, 67)) {
@@ -70,14 +77,14 @@ pub(crate) fn ipv4(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip4>) -> 
             return Err(DropReason::DhcpServer);
         }
         if packet.has_options {
-            return source_route(ctx, packet.transport);
+            return source_route(ctx, frame.network + 20, packet.transport());
         }
     }
     Ok(())
 }
 
 /// Checks an IPv6 packet.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn ipv6(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     let source = &packet.tuple.source;
     let is_icmp = packet.tuple.protocol == protocol::ICMPV6;
@@ -107,7 +114,7 @@ fn neighbour(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip6>) -> Result
         icmpv6::NEIGHBOUR_SOLICITATION => 24,
         icmpv6::NEIGHBOUR_ADVERTISEMENT => {
             if scope.record.has(flag::CHECK_ADDRESS) {
-                let target: Ip6 = packet::load(ctx, packet.transport + 8)?;
+                let target: Ip6 = frame::load(ctx, packet.transport() + 8)?;
                 if !is_own_ipv6(scope, &target) {
                     return Err(DropReason::NdTarget);
                 }
@@ -131,12 +138,12 @@ fn link_layer_options(
     const LIMIT: usize = 8;
     const SOURCE: u8 = 1;
     const TARGET: u8 = 2;
-    let mut offset = packet.transport + skip;
+    let mut offset = packet.transport() + skip;
     for _ in 0..LIMIT {
-        if offset >= packet.end {
+        if offset >= packet.end as usize {
             return Ok(());
         }
-        let option: LinkLayerOption = packet::load(ctx, offset)?;
+        let option: LinkLayerOption = frame::load(ctx, offset)?;
         if option.eights == 0 {
             return Err(DropReason::Malformed);
         }
@@ -145,7 +152,7 @@ fn link_layer_options(
         }
         offset += usize::from(option.eights) * 8;
     }
-    if offset >= packet.end { Ok(()) } else { Err(DropReason::Malformed) }
+    if offset >= packet.end as usize { Ok(()) } else { Err(DropReason::Malformed) }
 }
 
 /// The unspecified address, which stands for "none" in the record, is nobody's own.
@@ -170,27 +177,26 @@ fn is_udp<A>(packet: &Packet<A>, source_port: u16, destination_port: u16) -> boo
         && packet.tuple.destination_port.number() == destination_port
 }
 
-/// Looks for loose and strict source routing (RFC 791, 3.1) among the options before `transport`.
+/// Looks for loose and strict source routing (RFC 791, 3.1) among the options from `offset` to `transport`.
 #[inline(never)]
-fn source_route(ctx: &TcContext, transport: usize) -> Result<(), DropReason> {
+fn source_route(ctx: &TcContext, mut offset: usize, transport: usize) -> Result<(), DropReason> {
     const END: u8 = 0;
     const NO_OPERATION: u8 = 1;
     const LOOSE: u8 = 131;
     const STRICT: u8 = 137;
     /// More options than any header in use has; each costs the verifier.
     const LIMIT: usize = 12;
-    let mut offset = ETHERNET_LEN + 20;
     for _ in 0..LIMIT {
         if offset >= transport {
             return Ok(());
         }
-        let [kind]: [u8; 1] = packet::load(ctx, offset)?;
+        let [kind]: [u8; 1] = frame::load(ctx, offset)?;
         match kind {
             END => return Ok(()),
             NO_OPERATION => offset += 1,
             LOOSE | STRICT => return Err(DropReason::SourceRoute),
             _ => {
-                let [length]: [u8; 1] = packet::load(ctx, offset + 1)?;
+                let [length]: [u8; 1] = frame::load(ctx, offset + 1)?;
                 if length < 2 {
                     return Err(DropReason::Malformed);
                 }

@@ -1,20 +1,37 @@
 //! The two entry points and the order in which a packet is judged.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::{AttachmentRecord, DropReason, Hook, PolicyIds, attachment::flag};
+use netattach_common::{AttachmentRecord, DropReason, Hook, Ip4, Ip6, PolicyIds, attachment::flag};
 
 use crate::{
-    antispoof, conntrack, count,
+    antispoof, conntrack, count, fragment,
+    frame::{self, Frame, ethertype},
+    limit,
     maps::{self, Family},
-    packet::{self, Kind, Packet, ethertype},
+    packet::{self, Kind, Packet},
+    record,
 };
 
-/// Why a packet may go on, or not.
-type Verdict = Result<(), DropReason>;
+/// Why a packet must not go on.
+#[derive(Clone, Copy)]
+struct Denied {
+    reason: DropReason,
+    /// Whether the agent has been told, by someone who knew more about the packet.
+    told: bool,
+}
+
+impl From<DropReason> for Denied {
+    #[inline(always)]
+    fn from(reason: DropReason) -> Self {
+        Self { reason, told: false }
+    }
+}
 
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
@@ -28,12 +45,20 @@ pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
 
 #[inline(always)]
 fn run(ctx: &TcContext, hook: Hook) -> i32 {
-    let id = maps::attachment_of(packet::ifindex(ctx)).unwrap_or(0);
-    let verdict = judge(ctx, hook, id);
-    count::packet(id, hook, ctx.len(), verdict);
+    let id = maps::attachment_of(frame::ifindex(ctx)).unwrap_or(0);
+    let verdict = match Scope::of(id, hook) {
+        Some(scope) => judge(ctx, &scope).and_then(|()| Ok(limit::bytes(ctx, &scope)?)),
+        None => Err(DropReason::Unbound.into()),
+    };
+    count::packet(id, hook, ctx.len(), verdict.map_err(|denied| denied.reason));
     match verdict {
         Ok(()) => TC_ACT_UNSPEC,
-        Err(_) => TC_ACT_SHOT as i32,
+        Err(Denied { reason, told }) => {
+            if !told {
+                record::dropped_unread(ctx, id, hook, reason);
+            }
+            TC_ACT_SHOT as i32
+        }
     }
 }
 
@@ -49,46 +74,62 @@ pub(crate) struct Scope<'a> {
     pub(crate) hook: Hook,
 }
 
-#[inline(always)]
-fn judge(ctx: &TcContext, hook: Hook, id: u32) -> Verdict {
-    let record = maps::record(id).filter(|record| record.has(flag::PRESENT)).ok_or(DropReason::Unbound)?;
-    let scope = Scope { id, record, policies: maps::policies(id), hook };
-    let unguarded = scope.policies.none() && !record.has(flag::PENDING);
-    if hook == Hook::ToPod && unguarded {
-        return Ok(());
-    }
-    packet::pull(ctx);
-    let ethernet = packet::ethernet(ctx)?;
-    if ethernet.is_tagged(ctx) {
-        return Err(DropReason::VlanTagged);
-    }
-    if hook == Hook::FromPod && record.has(flag::CHECK_MAC) && !ethernet.source.same(&record.mac) {
-        return Err(DropReason::SourceMac);
-    }
-    match ethernet.ethertype() {
-        ethertype::ARP if hook == Hook::FromPod => antispoof::arp(ctx, &scope),
-        ethertype::ARP => Ok(()),
-        ethertype::IPV4 => {
-            let packet = packet::ipv4(ctx)?;
-            if hook == Hook::FromPod {
-                antispoof::ipv4(ctx, &scope, &packet)?;
-            }
-            judge_ip(ctx, &scope, &packet)
-        }
-        ethertype::IPV6 => {
-            let packet = packet::ipv6(ctx)?;
-            if hook == Hook::FromPod {
-                antispoof::ipv6(ctx, &scope, &packet)?;
-            }
-            judge_ip(ctx, &scope, &packet)
-        }
-        _ if record.has(flag::PENDING) => Err(DropReason::Pending),
-        _ => Ok(()),
+impl Scope<'_> {
+    #[inline(always)]
+    fn of(id: u32, hook: Hook) -> Option<Self> {
+        let record = maps::record(id).filter(|record| record.has(flag::PRESENT))?;
+        Some(Self { id, record, policies: maps::policies(id), hook })
     }
 }
 
 #[inline(always)]
-fn judge_ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>) -> Verdict {
+fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), Denied> {
+    let record = scope.record;
+    let unguarded = scope.policies.none() && !record.has(flag::PENDING);
+    if scope.hook == Hook::ToPod && unguarded {
+        return Ok(());
+    }
+    frame::pull(ctx, packet::HEADERS);
+    let mut room = MaybeUninit::<Frame>::uninit();
+    frame::read(ctx, scope, &mut room)?;
+    // SAFETY: `read` has written it unless it failed.
+    let frame = unsafe { room.assume_init_ref() };
+    let from_pod = scope.hook == Hook::FromPod;
+    if from_pod && record.has(flag::CHECK_MAC) && !frame.source.same(&record.mac) {
+        return Err(DropReason::SourceMac.into());
+    }
+    match frame.ethertype {
+        ethertype::ARP if from_pod => Ok(antispoof::arp(ctx, scope, frame)?),
+        ethertype::ARP => Ok(()),
+        ethertype::IPV4 => ip::<Ip4>(ctx, scope, frame),
+        ethertype::IPV6 => ip::<Ip6>(ctx, scope, frame),
+        _ if record.has(flag::PENDING) => Err(DropReason::Pending.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Judges an IP packet. Out of line: one of the two versions is on the stack at a time.
+#[inline(never)]
+fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<(), Denied> {
+    let mut room = MaybeUninit::<Packet<A>>::uninit();
+    A::read(ctx, frame, &mut room)?;
+    // SAFETY: `read` has written it unless it failed.
+    let packet = unsafe { room.assume_init_mut() };
+    let verdict = match scope.hook {
+        Hook::FromPod => A::check_sender(ctx, scope, frame, packet),
+        Hook::ToPod => Ok(()),
+    };
+    match verdict.and_then(|()| judge_ip(ctx, scope, packet)) {
+        Ok(()) => Ok(()),
+        Err(reason) => {
+            record::dropped(ctx, scope, packet, reason);
+            Err(Denied { reason, told: true })
+        }
+    }
+}
+
+#[inline(always)]
+fn judge_ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &mut Packet<A>) -> Result<(), DropReason> {
     if packet.kind == Kind::LinkControl {
         return Ok(());
     }
@@ -99,9 +140,18 @@ fn judge_ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>) -
         return Ok(());
     }
     match packet.kind {
+        Kind::FirstFragment => fragment::remember(scope, packet),
+        Kind::LaterFragment => fragment::recall(scope, packet),
+        _ => {}
+    }
+    if packet.tuple.protocol == A::ICMP && scope.record.has(A::ACCEPT_ICMP) {
+        return Ok(());
+    }
+    match packet.kind {
         Kind::LaterFragment => conntrack::fragment(scope, packet),
         Kind::IcmpError => conntrack::icmp_error(ctx, scope, packet),
-        _ => conntrack::flow(scope, packet),
+        _ if conntrack::known(ctx, scope, packet)? => Ok(()),
+        _ => conntrack::open(ctx, scope, packet),
     }
 }
 

@@ -17,8 +17,14 @@ pub(crate) fn packet(attachment: u32, hook: Hook, bytes: u32, verdict: Result<()
         traffic.packets += 1;
         traffic.bytes += u64::from(bytes);
         if let Err(reason) = verdict {
-            // The mask shows the verifier that the index is in range; no reason has a higher number.
-            stats.drops[reason as usize & (DropReason::SLOTS - 1)] += 1;
+            // Slot 0 is nobody's. Through it the number is forgotten by the verifier, which would follow each one to
+            // the end of the program, and by the compiler, which would leave out the mask that shows the index to be
+            // in range.
+            stats.drops[0] = reason as u64;
+            // SAFETY: a field of a value that is borrowed here.
+            let number = unsafe { core::ptr::read_volatile(&raw const stats.drops[0]) };
+            stats.drops[0] = 0;
+            stats.drops[number as usize & (DropReason::SLOTS - 1)] += 1;
         }
     });
 }
@@ -33,6 +39,18 @@ pub(crate) fn new_flow(attachment: u32, stored: bool) {
             stats.flows_not_stored += 1;
         }
     });
+}
+
+/// Counts a record that was not written because the attachment had its share.
+#[inline(always)]
+pub(crate) fn record_withheld(attachment: u32) {
+    with(attachment, |stats| stats.records_withheld += 1);
+}
+
+/// Counts a record for which there was no room.
+#[inline(always)]
+pub(crate) fn record_lost(attachment: u32) {
+    with(attachment, |stats| stats.records_lost += 1);
 }
 
 /// Credits a rule with a flow it allowed.

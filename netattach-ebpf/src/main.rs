@@ -13,14 +13,17 @@
 //!
 //! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
 //!    and attaches second.
-//! 2. From the pod: VLAN tags, source MAC, ARP, source address and neighbour discovery are checked
-//!    (`antispoof`).
+//! 2. VLAN tags are peeled off (`frame`). From the pod: source MAC, ARP, source address and neighbour discovery are
+//!    checked (`antispoof`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass. While the policy is pending nothing
 //!    else does. Other ethertypes than IP pass.
-//! 4. A pod isolated in any direction: the flow table, then the policy (`conntrack`, `policy`).
+//! 4. A pod isolated in any direction: the flow table, then the policy (`fragment`, `conntrack`, `policy`).
+//! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
-//! Every verdict is counted, drops by reason (`count`).
+//! Every verdict is counted, drops by reason (`count`); new flows and drops are told to the agent (`record`).
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
+// The target has atomic operations, which the standard library does not offer for it yet.
+#![cfg_attr(target_arch = "bpf", feature(core_intrinsics), allow(internal_features))]
 
 #[cfg(target_arch = "bpf")]
 mod antispoof;
@@ -31,11 +34,21 @@ mod conntrack;
 #[cfg(target_arch = "bpf")]
 mod count;
 #[cfg(target_arch = "bpf")]
+mod fragment;
+#[cfg(target_arch = "bpf")]
+mod frame;
+#[cfg(target_arch = "bpf")]
+mod icmp;
+#[cfg(target_arch = "bpf")]
+mod limit;
+#[cfg(target_arch = "bpf")]
 mod maps;
 #[cfg(target_arch = "bpf")]
 mod packet;
 #[cfg(target_arch = "bpf")]
 mod policy;
+#[cfg(target_arch = "bpf")]
+mod record;
 
 /// Any other target gets a program that only explains itself, so that the workspace builds everywhere.
 #[cfg(not(target_arch = "bpf"))]

@@ -15,21 +15,29 @@
 //! | `na_l4` | policy, class, protocol, port prefix | [`PortRule`] | agent | policy is refused whole |
 //! | `na_rule` | policy, rule | flows allowed, per CPU | agent adds the entry, programs count | policy is refused whole |
 //! | `na_ct4`, `na_ct6` | [`FlowKey`] | [`Flow`] | programs | least recently used flow is forgotten |
+//! | `na_frag4`, `na_frag6` | [`FragmentKey`] | [`Fragmented`] | programs | least recently used packet is forgotten |
+//! | `na_vlan` | attachment, VLAN id | 1 | agent | attachment is refused |
+//! | `na_limit` | attachment id | [`Limits`] | agent; programs charge | ids run out |
+//! | `na_record` | | [`Record`]s | programs; agent reads | records are lost and counted |
 //! | `na_stat` | attachment id | [`Stats`], per CPU | programs; agent clears | ids run out |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
 //! The hash maps that only the agent fills are not preallocated: their memory follows their use.
 
-use crate::packet::Embedded;
+use crate::packet::Version;
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, lpm_trie::Key},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, lpm_trie::Key},
     macros::btf_map,
+    maps::ring_buf::RingBufEntry,
 };
 use netattach_common::{
-    Address, AddressKey, AttachmentRecord, Config, Flow, FlowKey, Ip4, Ip6, PolicyAddress, PolicyIds,
-    PortKey, PortRule, RuleKey, Stats,
-    capacity::{ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, PEERS_V4, PEERS_V6, PORTS, RULES},
+    AddressKey, AttachmentRecord, Config, Flow, FlowKey, FragmentKey, Fragmented, Ip4, Ip6, Limits,
+    PolicyAddress, PolicyIds, PortKey, PortRule, Record, RuleKey, Stats, VlanKey,
+    capacity::{
+        ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, PEERS_V4, PEERS_V6, PORTS, RECORD_BYTES,
+        RULES, VLANS,
+    },
 };
 
 const SPARSE: usize = BPF_F_NO_PREALLOC as usize;
@@ -61,6 +69,16 @@ static RULE: PerCpuHashMap<RuleKey, u64, RULES, SPARSE> = PerCpuHashMap::new();
 static FLOW4: LruHashMap<FlowKey<Ip4>, Flow, FLOWS_V4> = LruHashMap::new();
 #[btf_map(name = "na_ct6")]
 static FLOW6: LruHashMap<FlowKey<Ip6>, Flow, FLOWS_V6> = LruHashMap::new();
+#[btf_map(name = "na_frag4")]
+static FRAGMENT4: LruHashMap<FragmentKey<Ip4>, Fragmented, FRAGMENTS> = LruHashMap::new();
+#[btf_map(name = "na_frag6")]
+static FRAGMENT6: LruHashMap<FragmentKey<Ip6>, Fragmented, FRAGMENTS> = LruHashMap::new();
+#[btf_map(name = "na_vlan")]
+static VLAN: HashMap<VlanKey, u32, VLANS, SPARSE> = HashMap::new();
+#[btf_map(name = "na_limit")]
+static LIMIT: Array<Limits, ATTACHMENTS> = Array::new();
+#[btf_map(name = "na_record")]
+static RECORD: RingBuf<Record, RECORD_BYTES> = RingBuf::new();
 #[btf_map(name = "na_stat")]
 static STATS: PerCpuArray<Stats, ATTACHMENTS> = PerCpuArray::new();
 #[btf_map(name = "na_cfg")]
@@ -108,8 +126,26 @@ pub(crate) fn port_rule(key: &PortKey, bits: u32) -> Option<u32> {
     PORT.get(&Key::new(bits, *key)).map(|entry| entry.rule)
 }
 
+/// Whether an attachment may use a VLAN.
+#[inline(always)]
+pub(crate) fn may_use_vlan(attachment: u32, vlan: u16) -> bool {
+    VLAN.get_ptr(&VlanKey { attachment, vlan: vlan.into() }).is_some()
+}
+
+/// The limits of an attachment, `None` when the id is out of range.
+#[inline(always)]
+pub(crate) fn limits(attachment: u32) -> Option<*mut Limits> {
+    LIMIT.get_ptr_mut(attachment)
+}
+
+/// Room for a record, `None` when those before have not been read.
+#[inline(always)]
+pub(crate) fn new_record() -> Option<RingBufEntry<Record>> {
+    RECORD.reserve(0)
+}
+
 /// The maps of one address family.
-pub(crate) trait Family: Address + Embedded {
+pub(crate) trait Family: Version {
     /// Whether the attachment may send from this address.
     fn is_own(attachment: u32, address: &Self) -> bool;
     /// Class of exactly this peer.
@@ -120,10 +156,14 @@ pub(crate) trait Family: Address + Embedded {
     fn flow(key: &FlowKey<Self>) -> Option<*mut Flow>;
     /// Enters or replaces a flow. `false`: no entry could be had.
     fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool;
+    /// What the first fragment of a packet said, in place.
+    fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented>;
+    /// Enters or replaces a first fragment. `false`: no entry could be had.
+    fn remember_fragment(key: &FragmentKey<Self>, said: &Fragmented) -> bool;
 }
 
 macro_rules! family {
-    ($address:ty, $own:ident, $exact:ident, $prefix:ident, $flow:ident) => {
+    ($address:ty, $own:ident, $exact:ident, $prefix:ident, $flow:ident, $fragment:ident) => {
         impl Family for $address {
             #[inline(always)]
             fn is_own(attachment: u32, address: &Self) -> bool {
@@ -151,9 +191,19 @@ macro_rules! family {
             fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool {
                 $flow.insert(key, flow, 0).is_ok()
             }
+
+            #[inline(always)]
+            fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented> {
+                $fragment.get_ptr(key)
+            }
+
+            #[inline(always)]
+            fn remember_fragment(key: &FragmentKey<Self>, said: &Fragmented) -> bool {
+                $fragment.insert(key, said, 0).is_ok()
+            }
         }
     };
 }
 
-family!(Ip4, ADDRESS4, PEER4, PREFIX4, FLOW4);
-family!(Ip6, ADDRESS6, PEER6, PREFIX6, FLOW6);
+family!(Ip4, ADDRESS4, PEER4, PREFIX4, FLOW4, FRAGMENT4);
+family!(Ip6, ADDRESS6, PEER6, PREFIX6, FLOW6, FRAGMENT6);

@@ -1,71 +1,152 @@
-//! From bytes to a [`Packet`]: the bounds-checked walk over Ethernet, IP, extension headers and transport.
-//!
-//! Headers at their usual place are read directly, after [`pull`] has made sure that they do not lie in a
-//! paged buffer; all others by `bpf_skb_load_bytes`. Whatever cannot be read is [`DropReason::Malformed`].
+//! From bytes to a [`Packet`]: the bounds-checked walk over IP, extension headers and transport.
+
+use core::mem::MaybeUninit;
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    Address, DropReason, Ip4, Ip6, Mac, Port,
+    Address, DropReason, Ip4, Ip6, Port,
+    attachment::flag,
     flow::{Signal, Tuple},
+    fragment,
     protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
 };
 
-/// Length of an Ethernet header without tags.
-pub(crate) const ETHERNET_LEN: usize = 14;
+use crate::{
+    antispoof,
+    classifier::Scope,
+    frame::{ETHERNET_LEN, Frame, ethertype, header, load},
+    icmp::{self, IcmpHeader},
+};
+
 const IPV4_LEN: usize = size_of::<Ipv4Header>();
-const IPV6_LEN: usize = size_of::<Ipv6Header>();
+/// Length of an IPv6 header.
+pub(crate) const IPV6_LEN: usize = size_of::<Ipv6Header>();
+/// Ethernet, IPv6 and the part of TCP that is read.
+pub(crate) const HEADERS: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
 
-/// EtherType numbers (IEEE 802).
-pub(crate) mod ethertype {
-    /// IPv4.
-    pub(crate) const IPV4: u16 = 0x0800;
-    /// ARP.
-    pub(crate) const ARP: u16 = 0x0806;
-    /// IPv6.
-    pub(crate) const IPV6: u16 = 0x86dd;
-    /// Customer VLAN tag.
-    pub(crate) const VLAN: u16 = 0x8100;
-    /// Service VLAN tag.
-    pub(crate) const QINQ: u16 = 0x88a8;
-    /// Service VLAN tag, as it was before it was standardised.
-    pub(crate) const OLD_QINQ: u16 = 0x9100;
+/// What differs between the versions of IP, apart from the bytes of their headers.
+pub(crate) trait Version: Address {
+    /// What Ethernet calls it.
+    const ETHERTYPE: u16;
+    /// Protocol number of its control messages.
+    const ICMP: u8;
+    /// The flag of attachments that get these messages whatever the policy says.
+    const ACCEPT_ICMP: u32;
+    /// Whether all fragments of a packet name the same protocol.
+    const FRAGMENTS_NAME_PROTOCOL: bool;
+    /// Reads a packet. Whoever calls it has room for it.
+    fn read(ctx: &TcContext, frame: &Frame, packet: &mut MaybeUninit<Packet<Self>>)
+    -> Result<(), DropReason>;
+    /// Checks what a pod says about itself.
+    fn check_sender(
+        ctx: &TcContext,
+        scope: &Scope<'_>,
+        frame: &Frame,
+        packet: &Packet<Self>,
+    ) -> Result<(), DropReason>;
+    /// The tuple of an answer to the packet that an ICMP error quotes at `offset`. `false`: it cannot be told.
+    fn answer_to_quoted(ctx: &TcContext, offset: usize, answer: &mut Tuple<Self>) -> bool;
 }
 
-/// ICMPv6 types (RFC 4443, 4861, 2710, 3810).
-pub(crate) mod icmpv6 {
-    /// The last of the error types in use.
-    pub(crate) const PARAMETER_PROBLEM: u8 = 4;
-    /// Echo request.
-    pub(crate) const ECHO_REQUEST: u8 = 128;
-    /// Echo reply.
-    pub(crate) const ECHO_REPLY: u8 = 129;
-    /// Multicast listener query.
-    pub(crate) const LISTENER_QUERY: u8 = 130;
-    /// Multicast listener done.
-    pub(crate) const LISTENER_DONE: u8 = 132;
-    /// Router solicitation.
-    pub(crate) const ROUTER_SOLICITATION: u8 = 133;
-    /// Router advertisement.
-    pub(crate) const ROUTER_ADVERTISEMENT: u8 = 134;
-    /// Neighbour solicitation.
-    pub(crate) const NEIGHBOUR_SOLICITATION: u8 = 135;
-    /// Neighbour advertisement.
-    pub(crate) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-    /// Redirect.
-    pub(crate) const REDIRECT: u8 = 137;
-    /// Multicast listener report, version 2.
-    pub(crate) const LISTENER_REPORT_2: u8 = 143;
+impl Version for Ip4 {
+    const ETHERTYPE: u16 = ethertype::IPV4;
+    const ICMP: u8 = ICMP;
+    const ACCEPT_ICMP: u32 = flag::ACCEPT_ICMP;
+    const FRAGMENTS_NAME_PROTOCOL: bool = true;
+
+    #[inline(always)]
+    fn read(
+        ctx: &TcContext,
+        frame: &Frame,
+        packet: &mut MaybeUninit<Packet<Self>>,
+    ) -> Result<(), DropReason> {
+        ipv4(ctx, frame, packet)
+    }
+
+    #[inline(always)]
+    fn check_sender(
+        ctx: &TcContext,
+        scope: &Scope<'_>,
+        frame: &Frame,
+        packet: &Packet<Self>,
+    ) -> Result<(), DropReason> {
+        antispoof::ipv4(ctx, scope, frame, packet)
+    }
+
+    #[inline(never)]
+    fn answer_to_quoted(ctx: &TcContext, offset: usize, answer: &mut Tuple<Self>) -> bool {
+        let Ok(header) = load::<Ipv4Header>(ctx, offset) else {
+            return false;
+        };
+        match header.shape() {
+            Ok((header_len, Part::Whole | Part::First)) => {
+                answer_ports(ctx, offset + header_len, header.tuple(), answer)
+            }
+            _ => false,
+        }
+    }
 }
 
-/// An Ethernet header (IEEE 802.3) without tags.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct EthernetHeader {
-    /// Destination address.
-    pub(crate) destination: Mac,
-    /// Source address.
-    pub(crate) source: Mac,
-    ethertype: u16,
+impl Version for Ip6 {
+    const ETHERTYPE: u16 = ethertype::IPV6;
+    const ICMP: u8 = ICMPV6;
+    const ACCEPT_ICMP: u32 = flag::ACCEPT_ICMPV6;
+    const FRAGMENTS_NAME_PROTOCOL: bool = false;
+
+    #[inline(always)]
+    fn read(
+        ctx: &TcContext,
+        frame: &Frame,
+        packet: &mut MaybeUninit<Packet<Self>>,
+    ) -> Result<(), DropReason> {
+        ipv6(ctx, frame, packet)
+    }
+
+    #[inline(always)]
+    fn check_sender(
+        ctx: &TcContext,
+        scope: &Scope<'_>,
+        _: &Frame,
+        packet: &Packet<Self>,
+    ) -> Result<(), DropReason> {
+        antispoof::ipv6(ctx, scope, packet)
+    }
+
+    #[inline(never)]
+    fn answer_to_quoted(ctx: &TcContext, offset: usize, answer: &mut Tuple<Self>) -> bool {
+        match load::<Ipv6Header>(ctx, offset) {
+            // A quoted packet with extension headers is too rare to walk twice for.
+            Ok(header) => answer_ports(ctx, offset + IPV6_LEN, header.tuple(), answer),
+            Err(_) => false,
+        }
+    }
+}
+
+#[inline(always)]
+fn answer_ports<A: Version>(
+    ctx: &TcContext,
+    transport: usize,
+    mut quoted: Tuple<A>,
+    answer: &mut Tuple<A>,
+) -> bool {
+    match quoted.protocol {
+        TCP | UDP | SCTP => {
+            let Ok(ports) = load::<Ports>(ctx, transport) else {
+                return false;
+            };
+            quoted.source_port = ports.source;
+            quoted.destination_port = ports.destination;
+        }
+        number if number == A::ICMP => {
+            let Ok(message) = load(ctx, transport) else {
+                return false;
+            };
+            icmp::set_echo(&mut quoted, &message);
+        }
+        _ => {}
+    }
+    *answer = quoted.reversed();
+    true
 }
 
 /// An IPv4 header (RFC 791, 3.1) without options.
@@ -108,7 +189,17 @@ struct TcpHeader {
     flags: u8,
 }
 
-/// What TCP, UDP and SCTP begin with.
+/// An SCTP packet (RFC 9260, 3) up to the type of its first chunk.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SctpHeader {
+    ports: Ports,
+    verification: [u16; 2],
+    checksum: [u16; 2],
+    chunk: u8,
+    chunk_flags: u8,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Ports {
@@ -116,28 +207,22 @@ struct Ports {
     destination: Port,
 }
 
-/// An ICMP header (RFC 792, RFC 4443).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct IcmpHeader {
-    kind: u8,
-    code: u8,
-    checksum: u16,
-    identifier: Port,
-    sequence: u16,
-}
-
-/// How a packet takes part in flows.
+/// How a packet takes part in flows. A number, not an enumeration: see [`Packet::forget`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) struct Kind(u8);
+
+#[allow(non_upper_case_globals, reason = "stand for the variants of an enumeration")]
+impl Kind {
     /// Ordinary traffic of a flow.
-    Flow,
+    pub(crate) const Flow: Self = Self(0);
+    /// The same, and the first fragment of it.
+    pub(crate) const FirstFragment: Self = Self(1);
     /// A fragment without the transport header.
-    LaterFragment,
+    pub(crate) const LaterFragment: Self = Self(2);
     /// An ICMP error about another packet.
-    IcmpError,
+    pub(crate) const IcmpError: Self = Self(3);
     /// Neighbour discovery or a multicast listener message on its link.
-    LinkControl,
+    pub(crate) const LinkControl: Self = Self(4);
 }
 
 /// What the programs need to know about an IP packet.
@@ -146,7 +231,7 @@ pub(crate) struct Packet<A> {
     pub(crate) tuple: Tuple<A>,
     /// How to judge it.
     pub(crate) kind: Kind,
-    /// TCP flags.
+    /// What it means to a connection.
     pub(crate) signal: Signal,
     /// Whether the ports in `tuple` are ports (rather than an echo identifier or nothing).
     pub(crate) has_ports: bool,
@@ -154,169 +239,157 @@ pub(crate) struct Packet<A> {
     pub(crate) has_options: bool,
     /// Type of an ICMP message.
     pub(crate) icmp_type: u8,
+    /// VLAN tags as they stand in keys.
+    pub(crate) tags: [u8; 3],
+    /// What the fragments of one packet share.
+    pub(crate) identification: u32,
     /// Offset of the transport header in the frame.
-    pub(crate) transport: usize,
+    transport: u32,
     /// Offset of the packet's end in the frame.
-    pub(crate) end: usize,
+    pub(crate) end: u32,
 }
 
-/// Index of the device, in the namespace of the device.
-#[inline(always)]
-pub(crate) fn ifindex(ctx: &TcContext) -> u32 {
-    // SAFETY: the context pointer is valid while the program runs.
-    unsafe { (*ctx.skb.skb).ifindex }
-}
-
-/// Makes the first headers readable in place. A packet shorter than they are stays as it is.
-#[inline(always)]
-pub(crate) fn pull(ctx: &TcContext) {
-    /// Ethernet, IPv6 and the part of TCP that is read.
-    const HEADERS: u32 = (ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>()) as u32;
-    if ctx.data() + (HEADERS as usize) > ctx.data_end() && ctx.data_end() < ctx.data() + ctx.len() as usize {
-        // On failure the reads below fail, and the packet counts as malformed.
-        let _ = ctx.pull_data(ctx.len().min(HEADERS));
-    }
-}
-
-/// Reads the Ethernet header.
-#[inline(always)]
-pub(crate) fn ethernet(ctx: &TcContext) -> Result<&EthernetHeader, DropReason> {
-    at(ctx, 0)
-}
-
-impl EthernetHeader {
-    /// What follows.
-    #[inline(always)]
-    pub(crate) fn ethertype(&self) -> u16 {
-        u16::from_be(self.ethertype)
-    }
-
-    /// Whether the frame has a VLAN tag. At ingress the kernel has moved the outer tag into the context; at
-    /// egress it may be in either place.
-    #[inline(always)]
-    pub(crate) fn is_tagged(&self, ctx: &TcContext) -> bool {
-        // SAFETY: the context pointer is valid while the program runs.
-        let beside = unsafe { (*ctx.skb.skb).vlan_present } != 0;
-        beside || matches!(self.ethertype(), ethertype::VLAN | ethertype::QINQ | ethertype::OLD_QINQ)
-    }
-}
-
-/// Reads an IPv4 packet.
-#[inline(always)]
-pub(crate) fn ipv4(ctx: &TcContext) -> Result<Packet<Ip4>, DropReason> {
-    let header: &Ipv4Header = at(ctx, ETHERNET_LEN)?;
-    let (header_len, fragment) = header.shape()?;
-    let transport = ETHERNET_LEN + header_len;
-    let place = Place { fragment, hop_limit: header.hop_limit };
-    let end = ETHERNET_LEN + usize::from(u16::from_be(header.total_len));
-    let mut packet = Packet::new(header.tuple(), transport, end);
-    packet.has_options = header_len != IPV4_LEN;
-    read_transport(ctx, &mut packet, &place, ETHERNET_LEN + IPV4_LEN)?;
-    Ok(packet)
-}
-
-/// Reads an IPv6 packet, extension headers included (RFC 8200, 4).
-#[inline(always)]
-pub(crate) fn ipv6(ctx: &TcContext) -> Result<Packet<Ip6>, DropReason> {
-    let header: &Ipv6Header = at(ctx, ETHERNET_LEN)?;
-    if header.version_and_class >> 4 != 6 {
-        return Err(DropReason::Malformed);
-    }
-    let hop_limit = header.hop_limit;
-    let end = ETHERNET_LEN + IPV6_LEN + usize::from(u16::from_be(header.payload_len));
-    let mut packet = Packet::new(header.tuple(), ETHERNET_LEN + IPV6_LEN, end);
-    let fragment = extension_headers(ctx, &mut packet)?;
-    read_transport(ctx, &mut packet, &Place { fragment, hop_limit }, ETHERNET_LEN + IPV6_LEN)?;
-    Ok(packet)
-}
-
-impl<A: Address> Packet<A> {
-    #[inline(always)]
-    fn new(tuple: Tuple<A>, transport: usize, end: usize) -> Self {
-        Self {
-            tuple,
-            kind: Kind::Flow,
-            signal: Signal { tcp_flags: 0 },
-            has_ports: false,
-            has_options: false,
-            icmp_type: 0,
-            transport,
-            end,
-        }
-    }
-}
-
-/// Reads packets that an ICMP error quotes.
-pub(crate) trait Embedded: Sized {
-    /// The tuple of the packet quoted at `offset`, `None` when it cannot be told.
-    fn embedded(ctx: &TcContext, offset: usize) -> Option<Tuple<Self>>;
-}
-
-impl Embedded for Ip4 {
-    #[inline(always)]
-    fn embedded(ctx: &TcContext, offset: usize) -> Option<Tuple<Self>> {
-        let header: Ipv4Header = load(ctx, offset).ok()?;
-        let (header_len, fragment) = header.shape().ok()?;
-        if fragment == Fragment::Later {
-            return None;
-        }
-        embedded_ports(ctx, offset + header_len, header.tuple())
-    }
-}
-
-impl Embedded for Ip6 {
-    #[inline(always)]
-    fn embedded(ctx: &TcContext, offset: usize) -> Option<Tuple<Self>> {
-        let header: Ipv6Header = load(ctx, offset).ok()?;
-        // A quoted packet with extension headers is too rare to walk twice for.
-        embedded_ports(ctx, offset + IPV6_LEN, header.tuple())
-    }
-}
-
-#[inline(always)]
-fn embedded_ports<A>(ctx: &TcContext, transport: usize, mut tuple: Tuple<A>) -> Option<Tuple<A>> {
-    match tuple.protocol {
-        TCP | UDP | SCTP => {
-            let ports: Ports = load(ctx, transport).ok()?;
-            tuple.source_port = ports.source;
-            tuple.destination_port = ports.destination;
-        }
-        ICMP | ICMPV6 => set_echo(&mut tuple, &load(ctx, transport).ok()?),
-        _ => {}
-    }
-    Some(tuple)
-}
-
+/// Which part of a packet a fragment is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fragment {
-    /// The whole packet.
-    Not,
+pub(crate) enum Part {
+    /// All of it.
+    Whole,
     /// Begins with the transport header.
     First,
     /// Does not.
-    Later,
+    Later {
+        /// Bytes of the packet before it.
+        offset: u16,
+    },
 }
 
 /// What the IP header says about the transport header.
-struct Place {
-    fragment: Fragment,
-    hop_limit: u8,
+pub(crate) struct Place {
+    /// How much of the packet it follows.
+    pub(crate) part: Part,
+    /// TTL or hop limit.
+    pub(crate) hop_limit: u8,
+    /// Whether it is where it usually is: no tags, options or extension headers before it.
+    plain: bool,
+    /// And where that is.
+    usual: usize,
+}
+
+/// Whether a protocol's transport header begins with two ports.
+#[inline(always)]
+pub(crate) fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, TCP | UDP | SCTP)
+}
+
+/// Reads an IPv4 packet. Out of line, as its twin: the headers need not stay on the stack, which is small.
+#[inline(never)]
+fn ipv4(ctx: &TcContext, frame: &Frame, room: &mut MaybeUninit<Packet<Ip4>>) -> Result<(), DropReason> {
+    let ip: Ipv4Header = header(ctx, !frame.tagged, ETHERNET_LEN, frame.network)?;
+    let (header_len, part) = ip.shape()?;
+    let packet = room.write(Packet::new(frame, ip.tuple(), header_len, u16::from_be(ip.total_len).into()));
+    packet.has_options = header_len != IPV4_LEN;
+    packet.identification = ip.identification.into();
+    let plain = !frame.tagged && !packet.has_options;
+    let place = Place { part, hop_limit: ip.hop_limit, plain, usual: ETHERNET_LEN + IPV4_LEN };
+    read_transport(ctx, packet, &place)?;
+    packet.forget(ctx);
+    Ok(())
+}
+
+/// Reads an IPv6 packet, extension headers included (RFC 8200, 4).
+#[inline(never)]
+fn ipv6(ctx: &TcContext, frame: &Frame, room: &mut MaybeUninit<Packet<Ip6>>) -> Result<(), DropReason> {
+    let ip: Ipv6Header = header(ctx, !frame.tagged, ETHERNET_LEN, frame.network)?;
+    if ip.version_and_class >> 4 != 6 {
+        return Err(DropReason::Malformed);
+    }
+    let length = IPV6_LEN as u32 + u32::from(u16::from_be(ip.payload_len));
+    let packet = room.write(Packet::new(frame, ip.tuple(), IPV6_LEN, length));
+    let extended = is_extension(ip.next_header);
+    let part = if extended { extension_headers(ctx, packet)? } else { Part::Whole };
+    let plain = !frame.tagged && !extended;
+    let place = Place { part, hop_limit: ip.hop_limit, plain, usual: ETHERNET_LEN + IPV6_LEN };
+    read_transport(ctx, packet, &place)?;
+    packet.forget(ctx);
+    Ok(())
+}
+
+impl<A: Version> Packet<A> {
+    /// Has the verifier forget what it knows about the fields that later code branches on, or that are zero in some
+    /// packets: it would follow each way through the headers to the end of the program. Words read from the socket
+    /// buffer's scratch area can be anything.
+    #[inline(always)]
+    fn forget(&mut self, ctx: &TcContext) {
+        let [a, b, c] = self.tags;
+        let [s, t] = self.tuple.source_port.octets;
+        let [d, e] = self.tuple.destination_port.octets;
+        let known = [
+            u32::from_le_bytes([self.tuple.protocol, self.signal.flags, self.kind.0, self.icmp_type]),
+            u32::from_le_bytes([a, b, c, u8::from(self.has_ports) | u8::from(self.has_options) << 1]),
+            u32::from_le_bytes([s, t, d, e]),
+            self.identification,
+        ];
+        // SAFETY: the context pointer is valid while the program runs; the scratch area is this program's.
+        let [first, second, ports, identification] = unsafe {
+            let scratch = (&raw mut (*ctx.skb.skb).cb).cast::<u32>();
+            [0, 1, 2, 3].map(|word| {
+                scratch.add(word).write_volatile(known[word]);
+                scratch.add(word).read_volatile()
+            })
+        };
+        let [protocol, flags, kind, icmp_type] = first.to_le_bytes();
+        let [a, b, c, has] = second.to_le_bytes();
+        let [s, t, d, e] = ports.to_le_bytes();
+        self.tuple.protocol = protocol;
+        self.tuple.source_port = Port { octets: [s, t] };
+        self.tuple.destination_port = Port { octets: [d, e] };
+        self.signal = Signal { flags };
+        self.kind = Kind(kind);
+        self.icmp_type = icmp_type;
+        self.tags = [a, b, c];
+        self.has_ports = has & 1 != 0;
+        self.has_options = has & 2 != 0;
+        self.identification = identification;
+    }
+
+    /// Offset of the transport header in the frame.
+    #[inline(always)]
+    pub(crate) fn transport(&self) -> usize {
+        self.transport as usize
+    }
+
+    /// Lengths in bytes from the beginning of the IP header.
+    #[inline(always)]
+    fn new(frame: &Frame, tuple: Tuple<A>, header_len: usize, length: u32) -> Self {
+        Self {
+            tuple,
+            kind: Kind::Flow,
+            signal: Signal { flags: 0 },
+            has_ports: false,
+            has_options: false,
+            icmp_type: 0,
+            tags: frame.tags,
+            identification: 0,
+            transport: (frame.network + header_len) as u32,
+            end: frame.network as u32 + length,
+        }
+    }
 }
 
 impl Ipv4Header {
     /// Length of the header with its options, and which part of the packet follows.
     #[inline(always)]
-    fn shape(&self) -> Result<(usize, Fragment), DropReason> {
+    fn shape(&self) -> Result<(usize, Part), DropReason> {
         let words = usize::from(self.version_and_words & 15);
         if self.version_and_words >> 4 != 4 || words < 5 {
             return Err(DropReason::Malformed);
         }
-        let fragment = match u16::from_be(self.fragment) & 0x3fff {
-            0 => Fragment::Not,
-            0x2000 => Fragment::First,
-            _ => Fragment::Later,
+        let part = match u16::from_be(self.fragment) & 0x3fff {
+            0 => Part::Whole,
+            0x2000 => Part::First,
+            position => Part::Later { offset: position << 3 },
         };
-        Ok((words * 4, fragment))
+        Ok((words * 4, part))
     }
 
     #[inline(always)]
@@ -344,37 +417,47 @@ impl Ipv6Header {
     }
 }
 
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION: u8 = 60;
+const MOBILITY: u8 = 135;
+
+/// Whether a "next header" is one that has a next one.
+#[inline(always)]
+fn is_extension(number: u8) -> bool {
+    matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION | MOBILITY)
+}
+
 /// Moves the packet's protocol and transport offset behind the extension headers.
 #[inline(always)]
-fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Fragment, DropReason> {
-    const HOP_BY_HOP: u8 = 0;
-    const ROUTING: u8 = 43;
-    const FRAGMENT: u8 = 44;
-    const AUTHENTICATION: u8 = 51;
-    const DESTINATION: u8 = 60;
-    const MOBILITY: u8 = 135;
+fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Part, DropReason> {
     const LIMIT: usize = 8;
-    let mut fragment = Fragment::Not;
+    let mut part = Part::Whole;
     for _ in 0..LIMIT {
         let protocol = packet.tuple.protocol;
-        match protocol {
-            HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION | MOBILITY => {}
-            _ => return Ok(fragment),
+        if !is_extension(protocol) {
+            return Ok(part);
         }
-        let [next, length, third, fourth]: [u8; 4] = load(ctx, packet.transport)?;
-        let length = usize::from(length);
+        // No header is shorter.
+        let [next, length, third, fourth, identification @ ..]: [u8; 8] = load(ctx, packet.transport())?;
+        let length = u32::from(length);
         packet.tuple.protocol = next;
         packet.transport += match protocol {
             // Type 0 lets a sender choose the way (deprecated by RFC 5095).
             ROUTING if third == 0 => return Err(DropReason::SourceRoute),
+            // A fragment of a fragment: one of the two would be judged by the wrong packet's ports.
+            FRAGMENT if part == Part::First => return Err(DropReason::Malformed),
             FRAGMENT => {
                 let position = u16::from_be_bytes([third, fourth]);
+                packet.identification = u32::from_ne_bytes(identification);
                 if position & 0xfff8 != 0 {
-                    return Ok(Fragment::Later);
+                    return Ok(Part::Later { offset: position & 0xfff8 });
                 }
                 // Without the "more" bit it is an atomic fragment (RFC 6946), a whole packet.
                 if position & 1 != 0 {
-                    fragment = Fragment::First;
+                    part = Part::First;
                 }
                 8
             }
@@ -385,34 +468,54 @@ fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Fragme
     Err(DropReason::ExtensionHeaders)
 }
 
-/// Fills in what the transport header says. `usual`: where it lies without options or extension headers.
+/// Fills in what the transport header says.
 #[inline(always)]
-fn read_transport<A>(
+fn read_transport<A: Version>(
     ctx: &TcContext,
     packet: &mut Packet<A>,
     place: &Place,
-    usual: usize,
 ) -> Result<(), DropReason> {
-    if place.fragment == Fragment::Later {
-        packet.kind = Kind::LaterFragment;
-        return Ok(());
-    }
-    let offset = packet.transport;
-    match packet.tuple.protocol {
-        TCP => {
-            let header: TcpHeader = transport_header(ctx, offset, usual)?;
-            set_ports(packet, header.ports);
-            packet.signal = Signal { tcp_flags: header.flags };
+    let offset = packet.transport();
+    let protocol = packet.tuple.protocol;
+    match place.part {
+        Part::Whole => {}
+        Part::First => {
+            let end = packet.end.min(ctx.len());
+            if packet.transport + u32::from(fragment::header_len(protocol)) > end {
+                return Err(DropReason::FragmentTiny);
+            }
+            packet.kind = Kind::FirstFragment;
         }
-        UDP | SCTP => {
-            let ports = transport_header(ctx, offset, usual)?;
+        Part::Later { offset } => {
+            if offset < fragment::header_len(protocol) {
+                return Err(DropReason::FragmentTiny);
+            }
+            packet.kind = Kind::LaterFragment;
+            return Ok(());
+        }
+    }
+    match protocol {
+        TCP => {
+            let tcp: TcpHeader = header(ctx, place.plain, place.usual, offset)?;
+            set_ports(packet, tcp.ports);
+            packet.signal = Signal { flags: tcp.flags };
+        }
+        UDP => {
+            let ports = header(ctx, place.plain, place.usual, offset)?;
             set_ports(packet, ports);
         }
-        ICMP | ICMPV6 => {
-            let header: IcmpHeader = transport_header(ctx, offset, usual)?;
-            packet.icmp_type = header.kind;
-            packet.kind = icmp_kind(packet.tuple.protocol, header.kind, place)?;
-            set_echo(&mut packet.tuple, &header);
+        SCTP => {
+            let sctp: SctpHeader = header(ctx, place.plain, place.usual, offset)?;
+            set_ports(packet, sctp.ports);
+            packet.signal = Signal::of_chunk(sctp.chunk);
+        }
+        number if number == A::ICMP => {
+            let message: IcmpHeader = header(ctx, place.plain, place.usual, offset)?;
+            packet.icmp_type = message.kind;
+            icmp::set_echo(&mut packet.tuple, &message);
+            if let Some(kind) = icmp::kind_of::<A>(message.kind, place)? {
+                packet.kind = kind;
+            }
         }
         _ => {}
     }
@@ -424,67 +527,4 @@ fn set_ports<A>(packet: &mut Packet<A>, ports: Ports) {
     packet.tuple.source_port = ports.source;
     packet.tuple.destination_port = ports.destination;
     packet.has_ports = true;
-}
-
-/// Gives an echo its identifier as the requester's port.
-#[inline(always)]
-fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
-    const ECHO_REPLY: u8 = 0;
-    const ECHO_REQUEST: u8 = 8;
-    match (tuple.protocol, header.kind) {
-        (ICMP, ECHO_REQUEST) | (ICMPV6, icmpv6::ECHO_REQUEST) => tuple.source_port = header.identifier,
-        (ICMP, ECHO_REPLY) | (ICMPV6, icmpv6::ECHO_REPLY) => tuple.destination_port = header.identifier,
-        _ => {}
-    }
-}
-
-#[inline(always)]
-fn icmp_kind(protocol: u8, icmp_type: u8, place: &Place) -> Result<Kind, DropReason> {
-    if protocol == ICMP {
-        // Destination unreachable, source quench, redirect, time exceeded, parameter problem (RFC 792).
-        return Ok(if matches!(icmp_type, 3 | 4 | 5 | 11 | 12) { Kind::IcmpError } else { Kind::Flow });
-    }
-    Ok(match icmp_type {
-        1..=icmpv6::PARAMETER_PROBLEM => Kind::IcmpError,
-        icmpv6::ROUTER_SOLICITATION..=icmpv6::REDIRECT => {
-            // Fragmented neighbour discovery hides its options and must be ignored (RFC 6980, 5).
-            if place.fragment == Fragment::First {
-                return Err(DropReason::Malformed);
-            }
-            // Whatever has crossed a router is not about this link (RFC 4861, 6.1 and 7.1).
-            if place.hop_limit == 255 { Kind::LinkControl } else { Kind::Flow }
-        }
-        icmpv6::LISTENER_QUERY..=icmpv6::LISTENER_DONE | icmpv6::LISTENER_REPORT_2
-            if place.hop_limit == 1 =>
-        {
-            Kind::LinkControl
-        }
-        _ => Kind::Flow,
-    })
-}
-
-/// Reads at an offset that is mostly `usual`, a constant.
-#[inline(always)]
-fn transport_header<T: Copy>(ctx: &TcContext, offset: usize, usual: usize) -> Result<T, DropReason> {
-    if offset == usual { at(ctx, usual).copied() } else { load(ctx, offset) }
-}
-
-/// A header at a constant offset, in place.
-#[inline(always)]
-pub(crate) fn at<T: Copy>(ctx: &TcContext, offset: usize) -> Result<&T, DropReason> {
-    let start = ctx.data() + offset;
-    if start + size_of::<T>() > ctx.data_end() {
-        return Err(DropReason::Malformed);
-    }
-    // SAFETY: the bytes lie within the packet (checked above, and again by the verifier), which nothing
-    // changes while the program runs; the header types hold integers and byte arrays only. IP headers
-    // follow 14 bytes of Ethernet and are aligned for these types wherever the kernel needs it
-    // (`NET_IP_ALIGN`); elsewhere a BPF load needs no alignment.
-    Ok(unsafe { &*(start as *const T) })
-}
-
-/// A copy of a header at any offset.
-#[inline(always)]
-pub(crate) fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, DropReason> {
-    ctx.load(offset).map_err(|_| DropReason::Malformed)
 }

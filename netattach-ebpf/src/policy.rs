@@ -32,16 +32,17 @@ impl<A: Family> Tables<A> for Maps<A> {
     }
 }
 
-/// Whether `policy` (0: not isolated) allows the query; `leg` says whose words a denial is put in.
+/// The rule by which `policy` allows the query, 0 without a policy: not isolated. `leg` says whose words a denial is
+/// put in.
 #[inline(always)]
-pub(crate) fn allows<A: Family>(policy: u32, leg: Leg, query: &Query<A>) -> Result<(), DropReason> {
+pub(crate) fn allows<A: Family>(policy: u32, leg: Leg, query: &Query<A>) -> Result<u32, DropReason> {
     if policy == 0 {
-        return Ok(());
+        return Ok(0);
     }
     match (decide(&Maps(PhantomData), policy, query), leg) {
         (Verdict::Allow { rule }, _) => {
             count::rule(policy, rule);
-            Ok(())
+            Ok(rule)
         }
         (Verdict::UnknownPeer, Leg::Opener) => Err(DropReason::EgressPeer),
         (Verdict::UnknownPort, Leg::Opener) => Err(DropReason::EgressPort),

@@ -37,6 +37,8 @@ pub struct Packet {
     extensions: Vec<(u8, Vec<u8>)>,
     /// Offset in units of 8 bytes, and whether more follow.
     fragment: Option<(u16, bool)>,
+    /// What the fragments of a packet share.
+    identification: u16,
     payload: Vec<u8>,
 }
 
@@ -53,6 +55,7 @@ impl Packet {
             options: Vec::new(),
             extensions: Vec::new(),
             fragment: None,
+            identification: 1,
             payload: Vec::new(),
         }
     }
@@ -88,6 +91,12 @@ impl Packet {
         self
     }
 
+    /// With what its fragments share; 1 unless told.
+    pub fn identification(mut self, number: u16) -> Self {
+        self.identification = number;
+        self
+    }
+
     /// As a fragment at `offset` (in units of 8 bytes).
     pub fn fragment(mut self, offset: u16, more: bool) -> Self {
         self.fragment = Some((offset, more));
@@ -113,12 +122,12 @@ impl Packet {
         self.payload(UDP, &datagram)
     }
 
-    /// Carrying an SCTP INIT.
-    pub fn sctp(self, source: u16, destination: u16) -> Self {
+    /// Carrying an SCTP packet whose first chunk is of this type.
+    pub fn sctp(self, source: u16, destination: u16, chunk: u8) -> Self {
         let mut header = [0; 16];
         header[..2].copy_from_slice(&source.to_be_bytes());
         header[2..4].copy_from_slice(&destination.to_be_bytes());
-        header[12] = 1;
+        header[12] = chunk;
         self.payload(132, &header)
     }
 
@@ -193,6 +202,9 @@ impl Packet {
         packet[0] = 0x40 | (header_len / 4) as u8;
         packet[2..4].copy_from_slice(&((header_len + self.payload.len()) as u16).to_be_bytes());
         let fragment = self.fragment.map_or(0x4000, |(offset, more)| offset | u16::from(more) << 13);
+        if self.fragment.is_some() {
+            packet[4..6].copy_from_slice(&self.identification.to_be_bytes());
+        }
         packet[6..8].copy_from_slice(&fragment.to_be_bytes());
         packet[8] = self.hop_limit;
         packet[9] = self.protocol;
@@ -209,7 +221,8 @@ impl Packet {
         let mut extensions = self.extensions.clone();
         if let Some((offset, more)) = self.fragment {
             let field = (offset << 3 | u16::from(more)).to_be_bytes();
-            extensions.push((FRAGMENT, [&[0], &field[..], &[0, 0, 0, 1]].concat()));
+            let [high, low] = self.identification.to_be_bytes();
+            extensions.push((FRAGMENT, [&[0], &field[..], &[0, 0, high, low]].concat()));
         }
         let mut body = Vec::new();
         for (index, (_, rest)) in extensions.iter().enumerate() {

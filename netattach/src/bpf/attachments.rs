@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use aya::maps::{Array, HashMap, MapData};
 use netattach_common::attachment::flag;
-use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6};
+use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Rate, VlanKey};
 
 use super::BpfError;
 use super::pin::{Pins, map_name};
@@ -24,6 +24,10 @@ pub struct Attachment {
     pub zone: u32,
     /// What is checked.
     pub flags: Checks,
+    /// VLAN ids (0 to 4095) that tagged frames may have; without any, tagged frames are dropped.
+    pub vlans: BTreeSet<u16>,
+    /// How much of what passes per second.
+    pub limits: Limits,
 }
 
 /// What is checked of an attachment's traffic.
@@ -36,11 +40,26 @@ pub struct Checks {
     /// A policy is still to be loaded: only ARP and neighbour discovery pass, until the attachment is put
     /// again without this.
     pub pending: bool,
+    /// A connection must begin with its first packet; otherwise one that is older than the flow table is picked up.
+    pub strict_connections: bool,
+    /// Flows stay approved when the policy that approved them is replaced.
+    pub keep_established: bool,
+    /// ICMP passes whatever the policy says.
+    pub accept_icmp: bool,
+    /// ICMPv6 passes whatever the policy says.
+    pub accept_icmpv6: bool,
 }
+
+/// How many records of drops on devices that are nobody's there may be, per second.
+const STRANGERS_RECORDS: u64 = 100;
 
 impl Checks {
     fn bits(self) -> u32 {
         [
+            (self.strict_connections, flag::NO_MIDSTREAM),
+            (self.keep_established, flag::KEEP_ESTABLISHED),
+            (self.accept_icmp, flag::ACCEPT_ICMP),
+            (self.accept_icmpv6, flag::ACCEPT_ICMPV6),
             (self.source_mac, flag::CHECK_MAC),
             (self.source_address, flag::CHECK_ADDRESS),
             (self.pending, flag::PENDING),
@@ -57,6 +76,10 @@ pub(super) struct Attachments {
     records: Array<MapData, AttachmentRecord>,
     addresses_v4: HashMap<MapData, AddressKey<Ip4>, u32>,
     addresses_v6: HashMap<MapData, AddressKey<Ip6>, u32>,
+    vlan_map: HashMap<MapData, VlanKey, u32>,
+    limits: Array<MapData, Limits>,
+    /// Every allowed VLAN in the maps.
+    vlans: BTreeMap<u32, BTreeSet<u16>>,
     /// Every allowed address in the maps, also of ids without a record.
     addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
     /// Device to attachment.
@@ -81,8 +104,30 @@ impl Attachments {
             .iter()
             .collect::<Result<_, _>>()
             .map_err(|source| BpfError::ReadMap { map: map_name::LINK, source })?;
+        let vlan_map: HashMap<_, VlanKey, u32> = pins.open(map_name::VLAN)?;
+        let mut vlans: BTreeMap<u32, BTreeSet<u16>> = BTreeMap::new();
+        for key in keys(vlan_map.keys(), map_name::VLAN, |_| true)? {
+            // The programs look up 12 bits only; whatever else is in the map is nobody's.
+            vlans.entry(key.attachment).or_default().extend(u16::try_from(key.vlan));
+        }
         let records = pins.open(map_name::ATTACHMENT)?;
-        Ok(Self { links, records, addresses_v4, addresses_v6, addresses, bound, max })
+        let limits = pins.open(map_name::LIMIT)?;
+        let mut opened = Self {
+            links,
+            records,
+            addresses_v4,
+            addresses_v6,
+            vlan_map,
+            limits,
+            vlans,
+            addresses,
+            bound,
+            max,
+        };
+        let strangers =
+            Limits { drop_records: Rate::new(STRANGERS_RECORDS, STRANGERS_RECORDS), ..Limits::default() };
+        opened.write_limits(0, strangers)?;
+        Ok(opened)
     }
 
     /// Creates or changes an attachment: new addresses, then the record, then without the old addresses.
@@ -93,8 +138,15 @@ impl Attachments {
         for address in wanted.difference(&present) {
             self.allow(id, *address)?;
         }
+        let no_vlans = BTreeSet::new();
+        let vlans = self.vlans.get(&id).unwrap_or(&no_vlans).clone();
+        for vlan in attachment.vlans.difference(&vlans) {
+            self.allow_vlan(id, *vlan)?;
+        }
+        self.write_limits(id, attachment.limits)?;
         let mac = netattach_common::Mac { octets: attachment.mac.0 };
-        let mut record = AttachmentRecord::new(mac, attachment.zone, attachment.flags.bits());
+        let flags = attachment.flags.bits() | passage_bits(attachment);
+        let mut record = AttachmentRecord::new(mac, attachment.zone, flags);
         record.host_ifindex = self.device_of(id).unwrap_or(0);
         for address in attachment.addresses.iter().rev() {
             match address {
@@ -105,6 +157,9 @@ impl Attachments {
         self.write_record(id, record)?;
         for address in present.difference(&wanted) {
             self.disallow(id, *address)?;
+        }
+        for vlan in vlans.difference(&attachment.vlans) {
+            self.disallow_vlan(id, *vlan)?;
         }
         Ok(())
     }
@@ -149,7 +204,10 @@ impl Attachments {
         for address in self.addresses.get(&id).cloned().unwrap_or_default() {
             self.disallow(id, address)?;
         }
-        Ok(())
+        for vlan in self.vlans.get(&id).cloned().unwrap_or_default() {
+            self.disallow_vlan(id, vlan)?;
+        }
+        self.write_limits(id, Limits::default())
     }
 
     /// Every attachment with a record.
@@ -196,6 +254,39 @@ impl Attachments {
         self.records.set(id, record, 0).map_err(failed)
     }
 
+    /// Writes limits. What is used up of a rate that stays the same stays used up.
+    fn write_limits(&mut self, id: u32, wanted: Limits) -> Result<(), BpfError> {
+        let present: Limits =
+            self.limits.get(&id, 0).map_err(|source| BpfError::ReadMap { map: map_name::LIMIT, source })?;
+        let keep = |wanted: Rate, present: Rate| Rate {
+            arrival: if wanted.interval == present.interval { present.arrival } else { 0 },
+            ..wanted
+        };
+        let limits = Limits {
+            from_pod: keep(wanted.from_pod, present.from_pod),
+            to_pod: keep(wanted.to_pod, present.to_pod),
+            flows: keep(wanted.flows, present.flows),
+            flow_records: keep(wanted.flow_records, present.flow_records),
+            drop_records: keep(wanted.drop_records, present.drop_records),
+        };
+        self.limits.set(id, limits, 0).map_err(|source| BpfError::WriteMap { map: map_name::LIMIT, source })
+    }
+
+    fn allow_vlan(&mut self, id: u32, vlan: u16) -> Result<(), BpfError> {
+        let key = VlanKey { attachment: id, vlan: vlan.into() };
+        insert(&mut self.vlan_map, map_name::VLAN, key, 1)?;
+        self.vlans.entry(id).or_default().insert(vlan);
+        Ok(())
+    }
+
+    fn disallow_vlan(&mut self, id: u32, vlan: u16) -> Result<(), BpfError> {
+        let failed = |source| BpfError::WriteMap { map: map_name::VLAN, source };
+        let key = VlanKey { attachment: id, vlan: vlan.into() };
+        self.vlan_map.remove(&key).or_else(absent).map_err(failed)?;
+        forget(&mut self.vlans, id, &vlan);
+        Ok(())
+    }
+
     fn allow(&mut self, id: u32, address: IpAddr) -> Result<(), BpfError> {
         match address {
             IpAddr::V4(v4) => {
@@ -223,12 +314,29 @@ impl Attachments {
             }
         };
         result.or_else(absent).map_err(|source| BpfError::WriteMap { map, source })?;
-        if let Some(addresses) = self.addresses.get_mut(&id) {
-            addresses.remove(&address);
-            if addresses.is_empty() {
-                self.addresses.remove(&id);
-            }
-        }
+        forget(&mut self.addresses, id, &address);
         Ok(())
     }
+}
+
+/// Removes one entry of an attachment, and the attachment with its last.
+fn forget<T: Ord>(entries: &mut BTreeMap<u32, BTreeSet<T>>, id: u32, entry: &T) {
+    if let Some(of_one) = entries.get_mut(&id) {
+        of_one.remove(entry);
+        if of_one.is_empty() {
+            entries.remove(&id);
+        }
+    }
+}
+
+/// The flags that follow from what an attachment has, so that the programs look for nothing that is not there.
+fn passage_bits(attachment: &Attachment) -> u32 {
+    [
+        (!attachment.vlans.is_empty(), flag::VLANS),
+        (attachment.limits.from_pod.is_limited(), flag::LIMIT_FROM_POD),
+        (attachment.limits.to_pod.is_limited(), flag::LIMIT_TO_POD),
+    ]
+    .into_iter()
+    .filter(|(set, _)| *set)
+    .fold(0, |bits, (_, bit)| bits | bit)
 }

@@ -15,6 +15,7 @@ use netattach_common::{AttachmentRecord, Hook, LAYOUT_VERSION, PolicyIds, Stats,
 use super::attachments::{Attachment, Attachments};
 use super::pin::{Found, Pins, exists, map_name, specs};
 use super::policies::Policies;
+use super::records::Records;
 use super::sys::SharedWords;
 use super::{BpfError, load, object};
 use crate::policy::compiled::{CompiledPolicy, RuleId};
@@ -41,6 +42,12 @@ pub struct Config {
     pub max_flows_v4: u32,
     /// IPv6 flows that are remembered.
     pub max_flows_v6: u32,
+    /// Fragmented packets that are remembered, per family.
+    pub max_fragments: u32,
+    /// Allowed VLAN ids of all attachments.
+    pub max_vlans: u32,
+    /// Bytes of records that wait for the agent, a power of two and whole pages.
+    pub record_bytes: u32,
 }
 
 impl Config {
@@ -56,6 +63,9 @@ impl Config {
             max_rules: capacity::RULES as u32,
             max_flows_v4: capacity::FLOWS_V4 as u32,
             max_flows_v6: capacity::FLOWS_V6 as u32,
+            max_fragments: capacity::FRAGMENTS as u32,
+            max_vlans: capacity::VLANS as u32,
+            record_bytes: capacity::RECORD_BYTES as u32,
         }
     }
 }
@@ -71,6 +81,7 @@ pub struct Dataplane {
     policy_words: SharedWords,
     stats: Mutex<PerCpuArray<MapData, Stats>>,
     cpus: usize,
+    pins: Pins,
 }
 
 impl Dataplane {
@@ -112,6 +123,7 @@ impl Dataplane {
             policy_words,
             stats: Mutex::new(pins.open(map_name::STATS)?),
             cpus,
+            pins,
         })
     }
 
@@ -207,6 +219,11 @@ impl Dataplane {
             total.add(part);
         }
         Ok(total)
+    }
+
+    /// What the programs tell about packets, from where the last reader stopped. One reader at a time.
+    pub fn records(&self) -> Result<Records, BpfError> {
+        Records::open(&self.pins)
     }
 
     /// Every attachment that has a record, for recovery.

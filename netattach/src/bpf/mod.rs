@@ -1,8 +1,8 @@
 //! The only module that talks to BPF: the packet programs, their maps, and where both are pinned.
 //!
 //! ```text
-//! <root>/v1/na_link, na_att, ...        maps: the whole state of the packet path
-//! <root>/v1/prog/na_from_pod, na_to_pod programs, attached to every host-side device
+//! <root>/v2/na_link, na_att, ...        maps: the whole state of the packet path
+//! <root>/v2/prog/na_from_pod, na_to_pod programs, attached to every host-side device
 //! ```
 //!
 //! [`Dataplane::open`] loads the programs once and finds them again after a restart; adding an attachment
@@ -19,11 +19,15 @@ mod load;
 mod object;
 mod pin;
 mod policies;
+mod records;
 mod rows;
 pub mod sys;
 
 pub use attachments::{Attachment, Checks};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
-pub use netattach_common::{AttachmentRecord, DropReason, Hook, PolicyIds, Stats, Traffic};
+pub use netattach_common::{
+    AttachmentRecord, DropReason, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
+};
 pub use pin::remove_all_pins;
+pub use records::Records;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use aya::maps::{Map, MapData, MapInfo};
 use netattach_common as common;
-use netattach_common::{AddressKey, FlowKey, Hook, Ip4, Ip6, LAYOUT_VERSION, PolicyAddress};
+use netattach_common::{AddressKey, FlowKey, FragmentKey, Hook, Ip4, Ip6, LAYOUT_VERSION, PolicyAddress};
 
 use super::{BpfError, Config, MapProperty};
 
@@ -32,6 +32,11 @@ pub(super) mod map_name {
     pub(in super::super) const RULE: &str = "na_rule";
     pub(in super::super) const FLOW4: &str = "na_ct4";
     pub(in super::super) const FLOW6: &str = "na_ct6";
+    pub(in super::super) const FRAGMENT4: &str = "na_frag4";
+    pub(in super::super) const FRAGMENT6: &str = "na_frag6";
+    pub(in super::super) const VLAN: &str = "na_vlan";
+    pub(in super::super) const LIMIT: &str = "na_limit";
+    pub(in super::super) const RECORD: &str = "na_record";
     pub(in super::super) const STATS: &str = "na_stat";
     pub(in super::super) const CONFIG: &str = "na_cfg";
 }
@@ -67,6 +72,8 @@ enum MapKind {
     PerCpuArray,
     LruHash,
     LpmTrie,
+    /// No keys; the size in bytes instead of entries.
+    RingBuffer,
 }
 
 impl MapKind {
@@ -79,12 +86,13 @@ impl MapKind {
             Self::PerCpuArray => (6, 0),
             Self::LruHash => (9, 0),
             Self::LpmTrie => (11, BPF_F_NO_PREALLOC),
+            Self::RingBuffer => (27, 0),
         }
     }
 }
 
 /// All maps, with the capacities of `config`.
-pub(super) fn specs(config: &Config) -> [MapSpec; 15] {
+pub(super) fn specs(config: &Config) -> [MapSpec; 20] {
     use map_name as name;
 
     fn spec<K, V>(name: &'static str, kind: MapKind, max_entries: u32) -> MapSpec {
@@ -106,6 +114,11 @@ pub(super) fn specs(config: &Config) -> [MapSpec; 15] {
         spec::<common::RuleKey, u64>(name::RULE, MapKind::PerCpuHash, config.max_rules),
         spec::<FlowKey<Ip4>, common::Flow>(name::FLOW4, MapKind::LruHash, config.max_flows_v4),
         spec::<FlowKey<Ip6>, common::Flow>(name::FLOW6, MapKind::LruHash, config.max_flows_v6),
+        spec::<FragmentKey<Ip4>, common::Fragmented>(name::FRAGMENT4, MapKind::LruHash, config.max_fragments),
+        spec::<FragmentKey<Ip6>, common::Fragmented>(name::FRAGMENT6, MapKind::LruHash, config.max_fragments),
+        spec::<common::VlanKey, u32>(name::VLAN, MapKind::Hash, config.max_vlans),
+        spec::<u32, common::Limits>(name::LIMIT, MapKind::Array, config.max_attachments),
+        spec::<(), ()>(name::RECORD, MapKind::RingBuffer, config.record_bytes),
         spec::<u32, common::Stats>(name::STATS, MapKind::PerCpuArray, config.max_attachments),
         spec::<u32, common::Config>(name::CONFIG, MapKind::Array, 1),
     ]

@@ -11,7 +11,7 @@ use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
 use super::index::Endpoint;
 use super::model::Severity;
 use crate::attach::Enforce;
-use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, PolicyIds};
+use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, Limits, PolicyIds};
 use crate::mac::Mac;
 use crate::netlink::{self, Handle, Hook};
 use crate::netns::{Netns, NetnsError};
@@ -117,8 +117,10 @@ impl Guarded {
                 flags: Checks {
                     source_mac: protect.check_mac,
                     source_address: protect.check_addresses,
-                    pending: false,
+                    ..Checks::default()
                 },
+                vlans: BTreeSet::new(),
+                limits: Limits::default(),
             },
             host_index: host.index,
             pod: sandbox.pod.clone(),

@@ -1,0 +1,186 @@
+//! The link layer: reading bytes, Ethernet, VLAN tags.
+//!
+//! Headers at their usual place are read directly, after [`pull`] has made sure that they do not lie in a
+//! paged buffer; all others by `bpf_skb_load_bytes`. Whatever cannot be read is [`DropReason::Malformed`].
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::programs::TcContext;
+use netattach_common::{DropReason, Mac, attachment::flag, flow};
+
+use crate::{classifier::Scope, maps};
+
+/// Length of an Ethernet header without tags.
+pub(crate) const ETHERNET_LEN: usize = 14;
+/// Length of a VLAN tag.
+const TAG_LEN: usize = 4;
+
+/// EtherType numbers (IEEE 802).
+pub(crate) mod ethertype {
+    /// IPv4.
+    pub(crate) const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub(crate) const ARP: u16 = 0x0806;
+    /// IPv6.
+    pub(crate) const IPV6: u16 = 0x86dd;
+    /// Customer VLAN tag.
+    pub(crate) const VLAN: u16 = 0x8100;
+    /// Service VLAN tag.
+    pub(crate) const QINQ: u16 = 0x88a8;
+    /// Service VLAN tag, as it was before it was standardised.
+    pub(crate) const OLD_QINQ: u16 = 0x9100;
+}
+
+/// An Ethernet header (IEEE 802.3) without tags.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct EthernetHeader {
+    destination: Mac,
+    source: Mac,
+    ethertype: u16,
+}
+
+/// A VLAN tag (IEEE 802.1Q) behind its ethertype, and the ethertype of what follows.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Tag {
+    control: u16,
+    ethertype: u16,
+}
+
+/// What the programs need to know about a frame.
+#[derive(Clone, Copy)]
+pub(crate) struct Frame {
+    /// Source address.
+    pub(crate) source: Mac,
+    /// What follows the tags.
+    pub(crate) ethertype: u16,
+    /// Where it begins.
+    pub(crate) network: usize,
+    /// Whether there are tags inside the frame, so that it does not begin at the usual place.
+    pub(crate) tagged: bool,
+    /// The VLAN tags as they stand in keys.
+    pub(crate) tags: [u8; 3],
+}
+
+/// Index of the device, in the namespace of the device.
+#[inline(always)]
+pub(crate) fn ifindex(ctx: &TcContext) -> u32 {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe { (*ctx.skb.skb).ifindex }
+}
+
+/// Makes the first `headers` bytes readable in place. A packet shorter than that stays as it is.
+#[inline(always)]
+pub(crate) fn pull(ctx: &TcContext, headers: usize) {
+    if ctx.data() + headers > ctx.data_end() && ctx.data_end() < ctx.data() + ctx.len() as usize {
+        // On failure the reads below fail, and the packet counts as malformed.
+        let _ = ctx.pull_data(ctx.len().min(headers as u32));
+    }
+}
+
+/// Reads the Ethernet header and the VLAN tags. Each tag must be one that the attachment may use. Whoever calls it
+/// has room for the outcome.
+#[inline(never)]
+pub(crate) fn read(
+    ctx: &TcContext,
+    scope: &Scope<'_>,
+    room: &mut MaybeUninit<Frame>,
+) -> Result<(), DropReason> {
+    let header: &EthernetHeader = at(ctx, 0)?;
+    let source = header.source;
+    let ethertype = u16::from_be(header.ethertype);
+    // SAFETY: the context pointer is valid while the program runs.
+    let beside = unsafe { (*ctx.skb.skb).vlan_present } != 0;
+    let tagged = beside || is_tag(ethertype);
+    let frame = room.write(Frame { source, ethertype, network: ETHERNET_LEN, tagged, tags: [0; 3] });
+    if tagged { peel(ctx, scope, frame) } else { Ok(()) }
+}
+
+/// Walks over at most two tags. At ingress the kernel has moved the outer one into the context; at egress it may be
+/// in either place.
+#[inline(always)]
+fn peel(ctx: &TcContext, scope: &Scope<'_>, frame: &mut Frame) -> Result<(), DropReason> {
+    let (mut ethertype, mut offset) = (frame.ethertype, frame.network);
+    let mut ids = [0u16; 2];
+    let mut found = 0usize;
+    // SAFETY: the context pointer is valid while the program runs.
+    let (present, beside) = unsafe { ((*ctx.skb.skb).vlan_present, (*ctx.skb.skb).vlan_tci) };
+    if present != 0 {
+        ids[0] = allowed(scope, beside as u16)?;
+        found = 1;
+    }
+    if is_tag(ethertype) {
+        let tag: Tag = load(ctx, offset)?;
+        let id = allowed(scope, u16::from_be(tag.control))?;
+        if found == 0 {
+            ids[0] = id
+        } else {
+            ids[1] = id
+        }
+        found += 1;
+        ethertype = u16::from_be(tag.ethertype);
+        offset += TAG_LEN;
+    }
+    if is_tag(ethertype) && found == 1 {
+        let tag: Tag = load(ctx, offset)?;
+        ids[1] = allowed(scope, u16::from_be(tag.control))?;
+        ethertype = u16::from_be(tag.ethertype);
+        offset += TAG_LEN;
+    }
+    if is_tag(ethertype) {
+        return Err(DropReason::VlanTagged);
+    }
+    frame.ethertype = ethertype;
+    frame.network = offset;
+    frame.tags = flow::tags(ids[0], ids[1]);
+    Ok(())
+}
+
+/// The VLAN id of a tag's control information (priority bits left out), when the attachment may use it.
+#[inline(always)]
+fn allowed(scope: &Scope<'_>, control: u16) -> Result<u16, DropReason> {
+    let id = control & 0xfff;
+    if scope.record.has(flag::VLANS) && maps::may_use_vlan(scope.id, id) {
+        Ok(id)
+    } else {
+        Err(DropReason::VlanTagged)
+    }
+}
+
+#[inline(always)]
+fn is_tag(number: u16) -> bool {
+    matches!(number, ethertype::VLAN | ethertype::QINQ | ethertype::OLD_QINQ)
+}
+
+/// Reads a header that mostly lies at `usual`, a constant. `plain` says whether it does: the verifier would follow
+/// each offset that is compared on its own.
+#[inline(always)]
+pub(crate) fn header<T: Copy>(
+    ctx: &TcContext,
+    plain: bool,
+    usual: usize,
+    offset: usize,
+) -> Result<T, DropReason> {
+    if plain { at(ctx, usual).copied() } else { load(ctx, offset) }
+}
+
+/// A header at a constant offset, in place.
+#[inline(always)]
+fn at<T: Copy>(ctx: &TcContext, offset: usize) -> Result<&T, DropReason> {
+    let start = ctx.data() + offset;
+    if start + size_of::<T>() > ctx.data_end() {
+        return Err(DropReason::Malformed);
+    }
+    // SAFETY: the bytes lie within the packet (checked above, and again by the verifier), which nothing
+    // changes while the program runs; the header types hold integers and byte arrays only. IP headers
+    // follow 14 bytes of Ethernet and are aligned for these types wherever the kernel needs it
+    // (`NET_IP_ALIGN`); elsewhere a BPF load needs no alignment.
+    Ok(unsafe { &*(start as *const T) })
+}
+
+/// A copy of a header at any offset.
+#[inline(always)]
+pub(crate) fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, DropReason> {
+    ctx.load(offset).map_err(|_| DropReason::Malformed)
+}

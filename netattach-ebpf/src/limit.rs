@@ -1,0 +1,119 @@
+//! Limits of one attachment: bytes, flows, records.
+
+use aya_ebpf::{
+    helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
+    programs::TcContext,
+};
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
+use netattach_common::{DropReason, Hook, Limits, Rate, attachment::flag, limit::wire_length};
+
+use crate::{classifier::Scope, maps};
+
+/// Charges a packet that may pass otherwise to the attachment's bandwidth.
+#[inline(always)]
+pub(crate) fn bytes(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), DropReason> {
+    let limited = match scope.hook {
+        Hook::FromPod => flag::LIMIT_FROM_POD,
+        Hook::ToPod => flag::LIMIT_TO_POD,
+    };
+    if !scope.record.has(limited) || charge_packet(ctx, scope) { Ok(()) } else { Err(DropReason::RateLimit) }
+}
+
+#[inline(never)]
+fn charge_packet(ctx: &TcContext, scope: &Scope<'_>) -> bool {
+    let Some(limits) = maps::limits(scope.id) else {
+        return true;
+    };
+    let rate = match scope.hook {
+        // SAFETY: the map's values stay in place as long as the map does.
+        Hook::FromPod => unsafe { &raw mut (*limits).from_pod },
+        // SAFETY: as above.
+        Hook::ToPod => unsafe { &raw mut (*limits).to_pod },
+    };
+    // SAFETY: the helper takes nothing.
+    charge(rate, on_the_wire(ctx), unsafe { bpf_ktime_get_ns() })
+}
+
+/// Whether the attachment may enter one more flow.
+#[inline(never)]
+pub(crate) fn flow(attachment: u32) -> bool {
+    one(attachment, |limits| &raw mut limits.flows)
+}
+
+/// Whether the attachment may have one more record of a new flow.
+#[inline(never)]
+pub(crate) fn flow_record(attachment: u32) -> bool {
+    one(attachment, |limits| &raw mut limits.flow_records)
+}
+
+/// Whether the attachment may have one more record of a drop.
+#[inline(never)]
+pub(crate) fn drop_record(attachment: u32) -> bool {
+    one(attachment, |limits| &raw mut limits.drop_records)
+}
+
+#[inline(always)]
+fn one(attachment: u32, select: impl FnOnce(&mut Limits) -> *mut Rate) -> bool {
+    // SAFETY: the map's values stay in place as long as the map does; the reference only serves to take the
+    // address of a field.
+    let Some(limits) = maps::limits(attachment).map(|limits| unsafe { &mut *limits }) else {
+        return true;
+    };
+    charge(select(limits), 1, coarse_now())
+}
+
+/// Nanoseconds of the monotonic clock, as of the last timer tick: no clock device is read.
+#[inline(always)]
+pub(crate) fn coarse_now() -> u64 {
+    // SAFETY: the helper takes nothing and exists since Linux 5.11.
+    unsafe { bpf_ktime_get_coarse_ns() }
+}
+
+/// Charges `units` to a rate that other CPUs charge at the same time. `false`: one too many.
+#[inline(always)]
+fn charge(rate: *mut Rate, units: u32, now: u64) -> bool {
+    // SAFETY: `rate` points into a map value. Interval and tolerance are only written by the agent, each as one
+    // aligned word; a packet that sees one old and one new is judged by a mixture once.
+    let view = unsafe { Rate { arrival: 0, interval: (*rate).interval, tolerance: (*rate).tolerance } };
+    if !view.is_limited() {
+        return true;
+    }
+    // SAFETY: as above; `arrival` is only changed by the atomic operations below.
+    let word = unsafe { &raw mut (*rate).arrival };
+    // SAFETY: an aligned word of a map value.
+    let arrival = unsafe { word.read_volatile() };
+    let Some(next) = view.admit(arrival, units, now) else {
+        return false;
+    };
+    // SAFETY: as above.
+    let (_, swapped) = unsafe {
+        atomic_cxchg::<u64, { AtomicOrdering::Relaxed }, { AtomicOrdering::Relaxed }>(word, arrival, next)
+    };
+    if swapped {
+        return true;
+    }
+    // Another CPU was faster. What it left is not looked at again, but paid on top of: whoever comes next waits for both.
+    // SAFETY: as above.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(word, view.cost(units)) };
+    true
+}
+
+/// Bytes of the packet on the wire. The kernel says so at egress; at ingress it counts a packet that is still to be
+/// cut into segments as one.
+#[inline(always)]
+fn on_the_wire(ctx: &TcContext) -> u32 {
+    /// Ethernet, IP and TCP with timestamps: what nearly all such packets begin with.
+    const HEADERS_V4: u32 = 14 + 20 + 32;
+    const HEADERS_V6: u32 = 14 + 40 + 32;
+    /// More than any packet has; [`Rate::cost`] needs a bound.
+    const MOST: u32 = 1 << 20;
+    // SAFETY: the context pointer is valid while the program runs.
+    let (said, segment, protocol) =
+        unsafe { ((*ctx.skb.skb).wire_len, (*ctx.skb.skb).gso_size, (*ctx.skb.skb).protocol) };
+    let length = ctx.len();
+    if said > length {
+        return said.min(MOST);
+    }
+    let headers = if protocol == u32::from(0x86dd_u16.to_be()) { HEADERS_V6 } else { HEADERS_V4 };
+    wire_length(length, headers, segment).min(MOST)
+}

@@ -1,0 +1,107 @@
+//! Tells the agent about single packets: those that open a flow, and those that are dropped.
+//!
+//! Nobody is woken: the agent looks several times a second. What does not fit, or is more than the attachment's
+//! share, is counted instead.
+
+use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, programs::TcContext};
+use netattach_common::{Address, DropReason, Hook, Ip6, Port, Record, flow::Leg};
+
+use crate::{
+    classifier::Scope,
+    count, frame, limit,
+    maps::{self, Family},
+    packet::Packet,
+};
+
+/// Tells of a packet that opened a flow, allowed by a rule of the policy of `leg`; rule 0: nobody had to.
+#[inline(always)]
+pub(crate) fn opened<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>, leg: Leg, rule: u32) {
+    if limit::flow_record(scope.id) {
+        write(ctx, scope, packet, u32::from(leg == Leg::Responder) << 8, rule);
+    } else {
+        count::record_withheld(scope.id);
+    }
+}
+
+/// Tells of a packet that is dropped.
+#[inline(always)]
+pub(crate) fn dropped<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>, reason: DropReason) {
+    if limit::drop_record(scope.id) {
+        write(ctx, scope, packet, reason as u32, 0);
+    } else {
+        count::record_withheld(scope.id);
+    }
+}
+
+/// Tells of a packet that is dropped before its addresses are known.
+#[inline(always)]
+pub(crate) fn dropped_unread(ctx: &TcContext, attachment: u32, hook: Hook, reason: DropReason) {
+    if limit::drop_record(attachment) {
+        write_unread(ctx, attachment, hook, reason as u32);
+    } else {
+        count::record_withheld(attachment);
+    }
+}
+
+/// `outcome`: the reason's number in the lower byte, and above it whether the pod is the responder.
+#[inline(never)]
+fn write<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>, outcome: u32, rule: u32) {
+    let tuple = &packet.tuple;
+    submit(ctx, scope.id, |record| {
+        record.ingress = scope.policies.ingress;
+        record.egress = scope.policies.egress;
+        record.rule = rule;
+        record.source = tuple.source.widen();
+        record.destination = tuple.destination.widen();
+        record.source_port = tuple.source_port;
+        record.destination_port = tuple.destination_port;
+        record.ethertype = A::ETHERTYPE;
+        record.vlan = u16::from(packet.tags[0]) << 4 | u16::from(packet.tags[1]) >> 4;
+        record.reason = outcome as u8;
+        record.responder = (outcome >> 8) as u8;
+        record.to_pod = u8::from(scope.hook == Hook::ToPod);
+        record.protocol = tuple.protocol;
+        record.flags = packet.signal.flags;
+        record.parsed = 1;
+    });
+}
+
+#[inline(never)]
+fn write_unread(ctx: &TcContext, attachment: u32, hook: Hook, reason: u32) {
+    submit(ctx, attachment, |record| {
+        record.ingress = 0;
+        record.egress = 0;
+        record.rule = 0;
+        record.source = Ip6::UNSPECIFIED;
+        record.destination = Ip6::UNSPECIFIED;
+        record.source_port = Port::NONE;
+        record.destination_port = Port::NONE;
+        record.ethertype = 0;
+        record.vlan = 0;
+        record.reason = reason as u8;
+        record.to_pod = u8::from(hook == Hook::ToPod);
+        record.protocol = 0;
+        record.flags = 0;
+        record.parsed = 0;
+        record.responder = 0;
+    });
+}
+
+/// Fills a record in place. `fill` writes every field that this does not.
+#[inline(always)]
+fn submit(ctx: &TcContext, attachment: u32, fill: impl FnOnce(&mut Record)) {
+    let Some(mut entry) = maps::new_record() else {
+        count::record_lost(attachment);
+        return;
+    };
+    // SAFETY: the memory is the record's size and 8-aligned; integers and byte arrays have no invalid values, and
+    // every byte is written before the record is submitted.
+    let record = unsafe { &mut *entry.as_mut_ptr() };
+    record.time = limit::coarse_now();
+    record.attachment = attachment;
+    record.ifindex = frame::ifindex(ctx);
+    record.length = ctx.len();
+    record.pad = [0; 2];
+    fill(record);
+    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+}

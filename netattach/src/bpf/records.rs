@@ -1,0 +1,39 @@
+//! The reading end of the ring buffer through which the programs tell about packets.
+
+use std::fmt;
+
+use aya::maps::{MapData, RingBuf};
+use netattach_common::Record;
+
+use super::BpfError;
+use super::pin::{Pins, map_name};
+
+/// Reads records in the order in which they were written.
+pub struct Records {
+    ring: RingBuf<MapData>,
+}
+
+impl Records {
+    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
+        Ok(Self { ring: pins.open(map_name::RECORD)? })
+    }
+
+    /// The oldest record that was not read yet; `None` when there is none at the moment.
+    #[allow(clippy::should_implement_trait, reason = "an iterator that has ended does not go on")]
+    pub fn next(&mut self) -> Option<Record> {
+        loop {
+            let item = self.ring.next()?;
+            // Programs of this layout write nothing else; an entry of another length is passed over.
+            if item.len() == size_of::<Record>() {
+                // SAFETY: as many bytes as a record has, of which any make a valid one; no alignment is assumed.
+                return Some(unsafe { std::ptr::read_unaligned(item.as_ptr().cast()) });
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records").finish_non_exhaustive()
+    }
+}

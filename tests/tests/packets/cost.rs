@@ -1,0 +1,42 @@
+//! What a packet costs.
+
+use super::*;
+
+/// Not a test of anything: prints what a packet costs. `cargo test --release -- --ignored --nocapture`.
+#[test]
+#[ignore = "prints nanoseconds per packet"]
+#[allow(clippy::print_stdout, reason = "its whole purpose")]
+fn nanoseconds_per_packet() {
+    const REPEAT: u32 = 1_000_000;
+    let print = |what: &str, rig: &Rig, hook, frame: &[u8]| {
+        let once = rig.test_run(hook, frame, 1);
+        let result = rig.test_run(hook, frame, REPEAT);
+        println!("{what:44} {:>5} ns  verdict {}", result.duration.as_nanos(), once.return_value as i32);
+    };
+    let started = std::time::Instant::now();
+    let open = Rig::new();
+    println!("loaded in {:?}", started.elapsed());
+    for program in [&open.from_pod, &open.to_pod] {
+        let info = program.info().unwrap();
+        println!(
+            "{} verified instructions {:?}",
+            info.name_as_str().unwrap(),
+            info.verified_instruction_count()
+        );
+    }
+    print("not isolated, to the pod", &open, ToPod, &to_pod().tcp(1, 2, ACK).frame());
+    print("not isolated, from the pod, IPv4", &open, FromPod, &from_pod().tcp(1, 2, ACK).frame());
+    print("not isolated, from the pod, IPv6", &open, FromPod, &from_pod6().tcp(1, 2, ACK).frame());
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    print("established, to the pod, IPv4", &rig, ToPod, &to_pod().tcp(1, 2, ACK).frame());
+    print("established, from the pod, IPv4", &rig, FromPod, &from_pod().tcp(1, 2, ACK).frame());
+    print("established, to the pod, IPv6", &rig, ToPod, &to_pod6().tcp(1, 2, ACK).frame());
+    print("established, from the pod, IPv6", &rig, FromPod, &from_pod6().tcp(1, 2, ACK).frame());
+    // A SYN on a closing flow is judged and entered anew each time.
+    let flags = SYN | tcp::FIN;
+    print("new flow, to the pod, IPv4", &rig, ToPod, &to_pod().tcp(3, 2, flags).frame());
+    print("new flow, from the pod, IPv4", &rig, FromPod, &from_pod().tcp(4, 2, flags).frame());
+    print("new flow, to the pod, IPv6", &rig, ToPod, &to_pod6().tcp(3, 2, flags).frame());
+    rig.enforce(Some(&deny_all()), None);
+    print("denied, to the pod, IPv4", &rig, ToPod, &to_pod().tcp(9, 2, SYN).frame());
+}

@@ -1,0 +1,145 @@
+//! What the flow table remembers.
+
+use super::*;
+
+/// Rows: C78.
+#[test]
+fn replies_pass_whatever_the_other_direction_says() {
+    let rig = Rig::isolated(Some(&web_from_peer()), Some(&deny_all()));
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Err(DropReason::EgressPeer));
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, SYN).frame()), Ok(()));
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()));
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, ACK).frame()), Ok(()));
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(81, 2001, ACK).frame()), Err(DropReason::EgressPeer));
+    assert_eq!(rig.run(ToPod, &to_pod6().tcp(2000, 80, SYN).frame()), Ok(()));
+    assert_eq!(rig.run(FromPod, &from_pod6().tcp(80, 2000, SYN | ACK).frame()), Ok(()));
+}
+
+#[test]
+fn sctp_and_echo_have_replies_too() {
+    let compiled = policy(&[("10.0.0.2/32", 1), ("fd00::2/128", 1)], &[(1, any())]);
+    let rig = Rig::isolated(Some(&deny_all()), Some(&compiled));
+    assert_eq!(rig.run(FromPod, &from_pod().sctp(5, 6, INIT).frame()), Ok(()));
+    assert_eq!(rig.run(ToPod, &to_pod().sctp(6, 5, INIT_ACK).frame()), Ok(()));
+    for (out, into) in [(from_pod(), to_pod()), (from_pod6(), to_pod6())] {
+        assert_eq!(rig.run(FromPod, &out.clone().ping(9).frame()), Ok(()));
+        assert_eq!(rig.run(ToPod, &into.clone().pong(9).frame()), Ok(()));
+        assert_eq!(rig.run(ToPod, &into.clone().pong(8).frame()), Err(DropReason::IngressPeer));
+        // The peer's own echo with the same identifier is another flow.
+        assert_eq!(rig.run(ToPod, &into.ping(9).frame()), Err(DropReason::IngressPeer));
+        let _ = out;
+    }
+}
+
+#[test]
+fn both_ends_of_a_flow_are_judged_in_one_entry() {
+    const SERVER: u32 = 8;
+    let rig = Rig::isolated(None, Some(&web_from_peer()));
+    let server =
+        Attachment { mac: Mac([2, 0, 0, 0, 0, 2]), addresses: vec![PEER_V4.parse().unwrap()], ..bare() };
+    rig.dataplane.put_attachment(SERVER, &server).unwrap();
+    let denied = rig.dataplane.allocate_policy_id().unwrap();
+    rig.dataplane.install_policy(denied, &deny_all()).unwrap();
+    rig.dataplane.set_policy(SERVER, PolicyIds { ingress: denied, egress: 0 }).unwrap();
+
+    let (syn, syn_ack) = (from_pod().tcp(3000, 80, SYN).frame(), to_pod().tcp(80, 3000, SYN | ACK).frame());
+    let at = |attachment, hook, frame: &[u8]| {
+        rig.dataplane.bind_link(DEVICE, attachment).unwrap();
+        rig.run_as(attachment, hook, frame)
+    };
+    assert_eq!(at(POD, FromPod, &syn), Ok(()));
+    assert_eq!(at(SERVER, ToPod, &syn), Err(DropReason::IngressPeer));
+    assert_eq!(at(SERVER, FromPod, &syn_ack), Err(DropReason::IngressPeer), "no reply before the call");
+
+    let web = rig.dataplane.allocate_policy_id().unwrap();
+    rig.dataplane.install_policy(web, &policy(&[("10.0.0.1/32", 1)], &[(1, port(6, 80))])).unwrap();
+    rig.dataplane.set_policy(SERVER, PolicyIds { ingress: web, egress: denied }).unwrap();
+    assert_eq!(at(SERVER, ToPod, &syn), Ok(()));
+    assert_eq!(at(SERVER, FromPod, &syn_ack), Ok(()));
+    assert_eq!(at(POD, ToPod, &syn_ack), Ok(()));
+    let flow = rig.only_flow();
+    let egress = rig.dataplane.policy(POD).unwrap().egress;
+    assert_eq!((flow.opener_approved_by, flow.responder_approved_by), (egress, web));
+
+    let elsewhere = Attachment { zone: 2, ..server };
+    rig.dataplane.put_attachment(SERVER, &elsewhere).unwrap();
+    assert_eq!(at(SERVER, FromPod, &syn_ack), Err(DropReason::EgressPeer), "another network, another flow");
+}
+
+/// Rows: C85.
+#[test]
+fn a_tighter_policy_ends_live_flows_and_a_wider_one_resumes_them() {
+    let rig = Rig::isolated(Some(&web_from_peer()), None);
+    let (segment, reply) = (to_pod().tcp(2000, 80, ACK).frame(), from_pod().tcp(80, 2000, ACK).frame());
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, SYN).frame()), Ok(()));
+    assert_eq!(rig.run(ToPod, &segment), Ok(()));
+    rig.enforce(Some(&deny_all()), Some(&deny_all()));
+    assert_eq!(rig.run(ToPod, &segment), Err(DropReason::IngressPeer));
+    assert_eq!(rig.run(FromPod, &reply), Err(DropReason::IngressPeer), "the leg's policy, not egress");
+    let ids = rig.enforce(Some(&web_from_peer()), Some(&deny_all()));
+    assert_eq!(rig.run(FromPod, &reply), Ok(()));
+    assert_eq!(rig.only_flow().responder_approved_by, ids.ingress);
+    rig.dataplane.set_policy(POD, PolicyIds::default()).unwrap();
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(9, 9, SYN).frame()), Ok(()));
+}
+
+#[test]
+fn old_connections_are_picked_up_in_either_direction() {
+    let rig = Rig::isolated(Some(&web_from_peer()), Some(&deny_all()));
+    // The pod is the server: first its answer is seen, then the caller's segment.
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, ACK).frame()), Ok(()));
+    let flow = rig.only_flow();
+    assert_eq!((flow.opened_by_low, flow.opener_approved_by), (0, 0), "the peer, 10.0.0.2, opened it");
+    assert_eq!(flow.responder_approved_by, rig.dataplane.policy(POD).unwrap().ingress);
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, ACK).frame()), Ok(()));
+    // Forward.
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2001, 80, ACK).frame()), Ok(()));
+    // Neither direction allows these.
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(81, 2000, ACK).frame()), Err(DropReason::EgressPeer));
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 81, ACK).frame()), Err(DropReason::IngressPort));
+    // These begin something, or answer a SYN that was never allowed.
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2002, SYN).frame()), Err(DropReason::EgressPeer));
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2002, SYN | ACK).frame()), Err(DropReason::EgressPeer));
+    assert_eq!(rig.run(FromPod, &from_pod().udp(80, 2002).frame()), Err(DropReason::EgressPeer));
+}
+
+#[test]
+fn a_pretended_old_connection_does_not_let_a_new_one_in() {
+    let rig = Rig::isolated(Some(&deny_all()), None);
+    let (bare_ack, syn) = (to_pod().tcp(2000, 22, ACK).frame(), to_pod().tcp(2000, 22, SYN).frame());
+    assert_eq!(rig.run(ToPod, &bare_ack), Ok(()), "it might be the pod's own call");
+    assert_eq!(rig.run(ToPod, &syn), Err(DropReason::IngressPeer));
+}
+
+#[test]
+fn a_reused_port_is_a_new_connection() {
+    let rig = Rig::isolated(Some(&web_from_peer()), None);
+    let syn = to_pod().tcp(2000, 80, SYN).frame();
+    assert_eq!(rig.run(ToPod, &syn), Ok(()));
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()));
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, tcp::FIN | ACK).frame()), Ok(()));
+    let closing = rig.only_flow();
+    use netattach_common::flow::state::{ESTABLISHED, OPENER_FIN, REPLIED};
+    assert_eq!(closing.state, REPLIED | ESTABLISHED | OPENER_FIN);
+    assert_eq!(rig.run(ToPod, &syn), Ok(()));
+    assert_eq!(rig.only_flow().state, 0);
+    assert_eq!(rig.dataplane.stats(POD).unwrap().new_flows, 2);
+    rig.enforce(Some(&deny_all()), None);
+    assert_eq!(rig.run(ToPod, &syn), Err(DropReason::IngressPeer));
+}
+
+#[test]
+fn an_expired_flow_is_no_flow() {
+    let rig = Rig::isolated(Some(&deny_all()), None);
+    let (query, answer) = (from_pod().udp(1000, 53).frame(), to_pod().udp(53, 1000).frame());
+    assert_eq!(rig.run(FromPod, &query), Ok(()));
+    rig.age(29);
+    assert_eq!(rig.run(ToPod, &answer), Ok(()), "just in time");
+    rig.age(119);
+    assert_eq!(rig.run(ToPod, &answer), Ok(()), "answered flows live longer");
+    rig.age(125);
+    assert_eq!(rig.run(ToPod, &answer), Err(DropReason::IngressPeer));
+    assert_eq!(rig.run(FromPod, &query), Ok(()));
+    assert_eq!(rig.run(ToPod, &answer), Ok(()));
+    assert_eq!(rig.dataplane.stats(POD).unwrap().new_flows, 2);
+}

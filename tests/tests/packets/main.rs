@@ -1,0 +1,38 @@
+//! Whole packets through the real programs and maps (`BPF_PROG_TEST_RUN`).
+//!
+//! Needs root. Every test has its own pins below `/sys/fs/bpf` and removes them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use aya::maps::{Array, HashMap, Map, MapData};
+use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use netattach::bpf::{
+    Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, Limits, MapProperty, PolicyIds, Rate,
+    Record, Stats, Traffic, remove_all_pins, sys,
+};
+use netattach::mac::Mac;
+use netattach::policy::compiled::{self, CompiledPolicy, PortPrefix};
+use netattach_common::decide::NOTHING;
+use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, Port};
+use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp};
+
+use Hook::{FromPod, ToPod};
+
+mod cost;
+mod flows;
+mod fragments;
+mod limits;
+mod pins;
+mod policies;
+mod rig;
+mod sender;
+mod vlans;
+
+use rig::*;

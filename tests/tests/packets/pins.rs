@@ -1,0 +1,190 @@
+//! What outlives the agent, and what is refused.
+
+use super::*;
+
+#[test]
+fn a_successor_adopts_everything_and_disturbs_nothing() {
+    let rig = Rig::isolated(Some(&web_from_peer()), Some(&deny_all()));
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, SYN).frame()), Ok(()));
+    let ids = rig.dataplane.policy(POD).unwrap();
+    let stats = rig.dataplane.stats(POD).unwrap();
+    let program_id =
+        |path: &str| SchedClassifier::from_pin(rig.root.join(path)).unwrap().info().unwrap().id();
+    let programs = ["v2/prog/na_from_pod", "v2/prog/na_to_pod"].map(program_id);
+
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert_eq!(["v2/prog/na_from_pod", "v2/prog/na_to_pod"].map(program_id), programs);
+    assert!(!successor.programs_changed().unwrap());
+    assert_eq!(successor.policy(POD).unwrap(), ids);
+    assert_eq!(successor.installed_policies(), [ids.ingress].into(), "deny-all has no entries");
+    assert_eq!(successor.stats(POD).unwrap(), stats);
+    assert_eq!(successor.links_dump(), [(DEVICE, POD)].into());
+    let record = successor.attachments_dump().unwrap()[&POD];
+    assert_eq!((record.mac.octets, record.host_ifindex, record.zone), (POD_MAC.0, DEVICE, 1));
+    let addresses: Vec<IpAddr> = vec![POD_V4.parse().unwrap(), POD_V6.parse().unwrap()];
+    assert_eq!(successor.addresses_dump(), [(POD, addresses.into_iter().collect())].into());
+    assert!(successor.allocate_policy_id().unwrap() > ids.ingress.max(ids.egress));
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()), "the flow lives");
+}
+
+#[test]
+fn other_programs_replace_the_pinned_ones_and_ask_to_be_attached() {
+    let rig = Rig::isolated(Some(&web_from_peer()), None);
+    assert!(!rig.dataplane.programs_changed().unwrap(), "nothing was attached before the first start");
+    // As if another object had been loaded, by an agent that was killed half way through a replacement.
+    let old = SchedClassifier::from_pin(rig.root.join("v2/prog/na_to_pod")).unwrap();
+    sys::pin(old.fd().unwrap().as_fd(), &rig.root.join("v2/prog/next_na_to_pod")).unwrap();
+    rig.set_memory(|memory| memory.object_tag ^= 1);
+
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert!(successor.programs_changed().unwrap());
+    let new = SchedClassifier::from_pin(rig.root.join("v2/prog/na_to_pod")).unwrap();
+    assert_ne!(new.info().unwrap().id(), old.info().unwrap().id());
+    assert_eq!(new.info().unwrap().map_ids().unwrap(), old.info().unwrap().map_ids().unwrap());
+    assert!(!rig.root.join("v2/prog/next_na_to_pod").exists());
+
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert!(successor.programs_changed().unwrap(), "until someone says that they are attached");
+    successor.programs_attached().unwrap();
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert!(!successor.programs_changed().unwrap());
+    assert_eq!(successor.policy(POD).unwrap(), rig.dataplane.policy(POD).unwrap());
+}
+
+#[test]
+fn policy_ids_are_not_reused_even_when_the_memory_is_lost() {
+    let rig = Rig::new();
+    let ids = rig.enforce(Some(&deny_all()), Some(&deny_all()));
+    rig.set_memory(|memory| *memory = netattach_common::Config::default());
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert_eq!(successor.allocate_policy_id().unwrap(), ids.ingress.max(ids.egress) + 1);
+    rig.set_memory(|memory| memory.next_policy_id = u32::MAX);
+    assert!(matches!(successor.allocate_policy_id(), Err(BpfError::PolicyIdsUsedUp)));
+}
+
+#[test]
+fn a_tcx_link_outlives_its_maker_and_takes_new_programs() {
+    let rig = Rig::new();
+    let root = rig.root.clone();
+    let attach = |hook| {
+        // SAFETY: only the network namespace of this short-lived thread changes; it opened no sockets.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+        let link = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, hook).unwrap();
+        let twice = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, hook).unwrap_err();
+        assert_eq!(twice.kind(), std::io::ErrorKind::AlreadyExists);
+        sys::pin(link.as_fd(), &root.join("link")).unwrap();
+        drop(link);
+        let link = sys::open_pin(&root.join("link")).unwrap();
+        let info = sys::link_info(link.as_fd()).unwrap();
+        assert_eq!((info.ifindex, info.program_id), (DEVICE, rig.from_pod.info().unwrap().id()));
+        sys::link_update(link.as_fd(), rig.dataplane.program(ToPod)).unwrap();
+        let info = sys::link_info(link.as_fd()).unwrap();
+        assert_eq!(info.program_id, rig.to_pod.info().unwrap().id());
+    };
+    std::thread::scope(|scope| scope.spawn(|| attach(FromPod)).join()).unwrap();
+}
+
+#[test]
+fn removing_an_attachment_leaves_no_trace_of_it() {
+    let rig = Rig::isolated(Some(&deny_all()), None);
+    assert_eq!(rig.run(ToPod, &to_pod().udp(1, 2).frame()), Err(DropReason::IngressPeer));
+    rig.dataplane.remove_attachment(POD).unwrap();
+    rig.dataplane.remove_attachment(POD).unwrap();
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert_eq!(successor.attachments_dump().unwrap(), [].into());
+    assert_eq!(successor.addresses_dump(), [].into());
+    assert_eq!(successor.links_dump(), [].into());
+    assert_eq!(successor.policy(POD).unwrap(), PolicyIds::default());
+    assert_eq!(successor.stats(POD).unwrap(), Stats::default());
+}
+
+#[test]
+fn a_removed_policy_frees_its_entries_and_no_other() {
+    let rig = Rig::new();
+    let ids = rig.enforce(Some(&web_from_peer()), Some(&allow_all()));
+    rig.dataplane.set_policy(POD, PolicyIds { ingress: 0, ..ids }).unwrap();
+    rig.dataplane.remove_policy(ids.ingress).unwrap();
+    rig.dataplane.remove_policy(ids.ingress).unwrap();
+    assert_eq!(rig.dataplane.installed_policies(), [ids.egress].into());
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert_eq!(successor.installed_policies(), [ids.egress].into());
+    assert_eq!(rig.run(FromPod, &from_pod().udp(1, 2).frame()), Ok(()));
+}
+
+#[test]
+fn a_policy_that_does_not_fit_is_refused_whole() {
+    let rig = Rig::new();
+    let hosts: Vec<String> = (0..200).map(|host| format!("10.7.0.{host}/32")).collect();
+    let peers: Vec<(&str, u32)> = hosts.iter().map(|host| (host.as_str(), 1)).collect();
+    let large = policy(&peers, &[(1, any())]);
+    rig.dataplane.install_policy(1, &large).unwrap();
+    let error = rig.dataplane.install_policy(2, &large).unwrap_err();
+    assert!(matches!(error, BpfError::OverCapacity { map: "na_peer4", needed: 200, free: 56 }), "{error}");
+    assert_eq!(rig.dataplane.installed_policies(), [1].into());
+    rig.dataplane.remove_policy(1).unwrap();
+    rig.dataplane.install_policy(2, &large).unwrap();
+    assert!(matches!(rig.dataplane.install_policy(2, &large), Err(BpfError::PolicyExists(2))));
+    assert!(matches!(rig.dataplane.install_policy(0, &large), Err(BpfError::PolicyZero)));
+}
+
+#[test]
+fn a_policy_that_fails_half_way_is_taken_back() {
+    let rig = Rig::new();
+    // A successor does not see what its predecessor writes after it took stock: the kernel says no, late.
+    let predecessor = Dataplane::open(&config(&rig.root)).unwrap();
+    let hosts: Vec<String> = (0..200).map(|host| format!("10.7.0.{host}/32")).collect();
+    let peers: Vec<(&str, u32)> = hosts.iter().map(|host| (host.as_str(), 1)).collect();
+    let large = policy(&peers, &[(1, any())]);
+    predecessor.install_policy(1, &large).unwrap();
+    let error = rig.dataplane.install_policy(2, &large).unwrap_err();
+    assert!(matches!(error, BpfError::WriteMap { map: "na_peer4", .. }), "{error}");
+    assert_eq!(Dataplane::open(&config(&rig.root)).unwrap().installed_policies(), [1].into());
+}
+
+#[test]
+fn ids_out_of_range_and_without_record_are_refused() {
+    let rig = Rig::new();
+    let attachment = bare();
+    for id in [0, 64, u32::MAX] {
+        let refused = |result: Result<(), BpfError>| {
+            assert!(matches!(result, Err(BpfError::InvalidAttachment { max: 63, .. })), "{result:?}");
+        };
+        refused(rig.dataplane.put_attachment(id, &attachment));
+        refused(rig.dataplane.bind_link(DEVICE, id));
+        refused(rig.dataplane.set_policy(id, PolicyIds { ingress: 1, egress: 1 }));
+        refused(rig.dataplane.remove_attachment(id));
+    }
+    assert!(matches!(rig.dataplane.bind_link(DEVICE, 9), Err(BpfError::UnknownAttachment(9))));
+}
+
+#[test]
+fn a_foreign_map_at_a_pin_is_refused_and_left_alone() {
+    let rig = Rig::new();
+    let larger = Config { max_flows_v4: 2048, ..config(&rig.root) };
+    let error = Dataplane::open(&larger).unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            BpfError::ForeignMap { path, property: MapProperty::MaxEntries, expected: 2048, found: 1024 }
+                if *path == rig.root.join("v2/na_ct4")
+        ),
+        "{error}"
+    );
+    fs::remove_file(rig.root.join("v2/na_ct4")).unwrap();
+    let statistics = MapData::from_pin(rig.root.join("v2/na_stat")).unwrap();
+    sys::pin(statistics.fd().as_fd(), &rig.root.join("v2/na_ct4")).unwrap();
+    let error = Dataplane::open(&config(&rig.root)).unwrap_err();
+    assert!(matches!(error, BpfError::ForeignMap { property: MapProperty::Type, .. }), "{error}");
+    assert!(rig.root.join("v2/na_ct4").exists());
+}
+
+#[test]
+fn a_missing_pin_is_made_again() {
+    let rig = Rig::isolated(Some(&web_from_peer()), None);
+    fs::remove_file(rig.root.join("v2/na_ct6")).unwrap();
+    fs::remove_file(rig.root.join("v2/prog/na_to_pod")).unwrap();
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert_eq!(successor.policy(POD).unwrap(), rig.dataplane.policy(POD).unwrap());
+    assert!(rig.root.join("v2/na_ct6").exists());
+    assert!(rig.root.join("v2/prog/na_to_pod").exists());
+}

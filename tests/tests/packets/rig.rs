@@ -1,0 +1,254 @@
+//! One attachment under the real programs.
+
+use super::*;
+
+/// `lo`, the device that test runs pretend to be on: index 1 in every namespace.
+pub(super) const DEVICE: u32 = 1;
+/// The attachment under test.
+pub(super) const POD: u32 = 7;
+pub(super) const POD_V4: &str = "10.0.0.1";
+pub(super) const POD_V6: &str = "fd00::1";
+pub(super) const PEER_V4: &str = "10.0.0.2";
+pub(super) const PEER_V6: &str = "fd00::2";
+
+/// What became of a packet.
+pub(super) type Outcome = Result<(), DropReason>;
+
+pub(super) struct Rig {
+    pub(super) root: PathBuf,
+    pub(super) dataplane: Dataplane,
+    pub(super) from_pod: SchedClassifier,
+    pub(super) to_pod: SchedClassifier,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Err(error) = remove_all_pins(&self.root) {
+            eprintln!("{}", netattach::report::Chain(&error));
+        }
+    }
+}
+
+impl Rig {
+    /// An attachment with one address per family, everything checked, no policy.
+    pub(super) fn new() -> Self {
+        let root = unused_root();
+        let dataplane = Dataplane::open(&config(&root)).expect("open the dataplane");
+        let program = |name: &str| {
+            SchedClassifier::from_pin(root.join("v2/prog").join(name)).expect("open a pinned program")
+        };
+        let (from_pod, to_pod) = (program("na_from_pod"), program("na_to_pod"));
+        let rig = Self { root, dataplane, from_pod, to_pod };
+        rig.put(Checks { source_mac: true, source_address: true, ..Checks::default() });
+        rig.dataplane.bind_link(DEVICE, POD).unwrap();
+        rig
+    }
+
+    /// As `new`, with these policies.
+    pub(super) fn isolated(ingress: Option<&CompiledPolicy>, egress: Option<&CompiledPolicy>) -> Self {
+        let rig = Self::new();
+        rig.enforce(ingress, egress);
+        rig
+    }
+
+    pub(super) fn put(&self, flags: Checks) {
+        let addresses = vec![POD_V4.parse().unwrap(), POD_V6.parse().unwrap()];
+        let attachment = Attachment { addresses, flags, ..bare() };
+        self.dataplane.put_attachment(POD, &attachment).unwrap();
+    }
+
+    pub(super) fn enforce(
+        &self,
+        ingress: Option<&CompiledPolicy>,
+        egress: Option<&CompiledPolicy>,
+    ) -> PolicyIds {
+        let install = |compiled: Option<&CompiledPolicy>| match compiled {
+            None => 0,
+            Some(compiled) => {
+                let id = self.dataplane.allocate_policy_id().unwrap();
+                self.dataplane.install_policy(id, compiled).unwrap();
+                id
+            }
+        };
+        let ids = PolicyIds { ingress: install(ingress), egress: install(egress) };
+        self.dataplane.set_policy(POD, ids).unwrap();
+        ids
+    }
+
+    /// Runs a packet, and checks that exactly the counters of its outcome moved.
+    pub(super) fn run(&self, hook: Hook, frame: &[u8]) -> Outcome {
+        self.run_as(POD, hook, frame)
+    }
+
+    pub(super) fn run_as(&self, counted_for: u32, hook: Hook, frame: &[u8]) -> Outcome {
+        let before = self.dataplane.stats(counted_for).unwrap();
+        let result = self.test_run(hook, frame, 1);
+        let after = self.dataplane.stats(counted_for).unwrap();
+        let dropped = DropReason::ALL
+            .iter()
+            .copied()
+            .find(|reason| after.drops[*reason as usize] > before.drops[*reason as usize]);
+        let mut expected = Stats {
+            new_flows: after.new_flows,
+            flows_not_stored: after.flows_not_stored,
+            records_withheld: after.records_withheld,
+            records_lost: after.records_lost,
+            ..before
+        };
+        let traffic = match (hook, dropped) {
+            (FromPod, None) => &mut expected.from_pod,
+            (ToPod, None) => &mut expected.to_pod,
+            (FromPod, Some(_)) => &mut expected.dropped_from_pod,
+            (ToPod, Some(_)) => &mut expected.dropped_to_pod,
+        };
+        traffic.packets += 1;
+        traffic.bytes += frame.len() as u64;
+        if let Some(reason) = dropped {
+            expected.drops[reason as usize] += 1;
+        }
+        assert_eq!(after, expected);
+        match (result.return_value as i32, dropped) {
+            (-1, None) => Ok(()),
+            (2, Some(reason)) => Err(reason),
+            other => panic!("verdict and counters disagree: {other:?}"),
+        }
+    }
+
+    pub(super) fn test_run(&self, hook: Hook, frame: &[u8], repeat: u32) -> aya::TestRunResult {
+        let program = match hook {
+            FromPod => &self.from_pod,
+            ToPod => &self.to_pod,
+        };
+        let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::new() };
+        program.test_run(options).expect("run the program")
+    }
+
+    /// The flow table as the agent would read it.
+    pub(super) fn flows(&self) -> HashMap<MapData, FlowKey<Ip4>, Flow> {
+        let data = MapData::from_pin(self.root.join("v2/na_ct4")).unwrap();
+        Map::from_map_data(data).unwrap().try_into().unwrap()
+    }
+
+    /// Changes what the agent remembers.
+    pub(super) fn set_memory(&self, change: impl FnOnce(&mut netattach_common::Config)) {
+        let data = MapData::from_pin(self.root.join("v2/na_cfg")).unwrap();
+        let mut map: Array<_, netattach_common::Config> =
+            Map::from_map_data(data).unwrap().try_into().unwrap();
+        let mut memory = map.get(&0, 0).unwrap();
+        change(&mut memory);
+        map.set(0, memory, 0).unwrap();
+    }
+
+    /// The only IPv4 flow.
+    pub(super) fn only_flow(&self) -> Flow {
+        let flows: Vec<_> = self.flows().iter().map(|flow| flow.unwrap().1).collect();
+        assert_eq!(flows.len(), 1, "{flows:?}");
+        flows[0]
+    }
+
+    /// Makes every IPv4 flow this much older.
+    pub(super) fn age(&self, seconds: u32) {
+        let mut flows = self.flows();
+        let entries: Vec<_> = flows.iter().map(Result::unwrap).collect();
+        for (key, flow) in entries {
+            let older = Flow { last_seen: flow.last_seen.wrapping_sub(seconds), ..flow };
+            flows.insert(key, older, 0).unwrap();
+        }
+    }
+}
+
+/// An attachment of the pod's MAC address and nothing else.
+pub(super) fn bare() -> Attachment {
+    Attachment {
+        mac: POD_MAC,
+        addresses: Vec::new(),
+        zone: 1,
+        flags: Checks::default(),
+        vlans: BTreeSet::new(),
+        limits: Limits::default(),
+    }
+}
+
+pub(super) fn config(root: &Path) -> Config {
+    Config {
+        max_attachments: 64,
+        max_addresses: 64,
+        max_peers_v4: 256,
+        max_peers_v6: 256,
+        max_ports: 256,
+        max_rules: 64,
+        max_flows_v4: 1024,
+        max_flows_v6: 1024,
+        record_bytes: 65_536,
+        ..Config::new(root)
+    }
+}
+
+/// A directory on the BPF filesystem that no other test uses, mounting that filesystem where it is missing.
+pub(super) fn unused_root() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    assert!(rustix::process::geteuid().is_root(), "these tests load BPF programs: run them as root");
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    if !mounts.lines().any(|line| line.split(' ').nth(1) == Some("/sys/fs/bpf")) {
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("bpf", "/sys/fs/bpf", "bpf", flags, None).expect("mount /sys/fs/bpf");
+    }
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    PathBuf::from(format!("/sys/fs/bpf/netattach-test-{}-{number}", std::process::id()))
+}
+
+/// A policy from peers with classes and classes with traffic; rule ids count from 1, and so do classes here: in
+/// the maps they come after the one that allows nothing.
+pub(super) fn policy(peers: &[(&str, u32)], ports: &[(u32, compiled::Traffic)]) -> CompiledPolicy {
+    let numbered = || (1..).zip(ports);
+    let number = |class: &u32| NOTHING + class;
+    CompiledPolicy {
+        peers: peers.iter().map(|(peer, class)| (peer.parse().unwrap(), number(class))).collect(),
+        ports: numbered()
+            .map(|(rule, (class, traffic))| (PortPrefix { class: number(class), traffic: *traffic }, rule))
+            .collect(),
+        rules: numbered().map(|(rule, _)| (rule, format!("test/policy rule {rule}"))).collect(),
+    }
+}
+
+pub(super) fn any() -> compiled::Traffic {
+    compiled::Traffic::Any
+}
+
+pub(super) fn port(protocol: u8, port: u16) -> compiled::Traffic {
+    compiled::Traffic::Ports { protocol, port, bits: 16 }
+}
+
+pub(super) fn deny_all() -> CompiledPolicy {
+    CompiledPolicy::default()
+}
+
+pub(super) fn allow_all() -> CompiledPolicy {
+    policy(&[("0.0.0.0/0", 1), ("::/0", 1)], &[(1, any())])
+}
+
+/// TCP 80 for the peer, in both families.
+pub(super) fn web_from_peer() -> CompiledPolicy {
+    policy(&[("10.0.0.2/32", 1), ("fd00::2/128", 1)], &[(1, port(6, 80))])
+}
+
+pub(super) fn from_pod() -> Packet {
+    Packet::between(POD_V4, PEER_V4)
+}
+
+pub(super) fn to_pod() -> Packet {
+    Packet::between(PEER_V4, POD_V4)
+}
+
+pub(super) fn from_pod6() -> Packet {
+    Packet::between(POD_V6, PEER_V6)
+}
+
+pub(super) fn to_pod6() -> Packet {
+    Packet::between(PEER_V6, POD_V6)
+}
+
+pub(super) const SYN: u8 = tcp::SYN;
+pub(super) const ACK: u8 = tcp::ACK;
+pub(super) const INIT: u8 = 1;
+pub(super) const INIT_ACK: u8 = 2;
