@@ -355,14 +355,17 @@ fn nothing_outlasts_a_test_that_fails() {
         let containerd = Containerd::start(machine, Version::V1_6).unwrap();
         let _container = containerd.run("first").unwrap();
         let netns = shown(&containerd.machine.take_calls().unwrap()[0])[2].clone();
-        tell.send((directory, Netns::open(&netns).unwrap().id(), netns)).unwrap();
+        let cgroups = containerd.machine.cgroups();
+        assert!(!cgroups.is_empty());
+        tell.send((directory, cgroups, Netns::open(&netns).unwrap().id(), netns)).unwrap();
         panic!("as a test that fails");
     });
     let failed = failing.join().is_err();
     // Nothing was told when the runtimes are not there.
-    let Ok((directory, id, netns)) = told.recv() else { return assert!(!failed) };
+    let Ok((directory, cgroups, id, netns)) = told.recv() else { return assert!(!failed) };
     assert!(failed);
-    assert!(!directory.exists());
+    let left: Vec<_> = cgroups.into_iter().chain([directory]).filter(|path| path.exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
     // The number of the container's process may have been given out again.
     assert!(Netns::open(netns).map_or(true, |other| other.id() != id));
 }

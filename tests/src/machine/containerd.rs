@@ -129,9 +129,11 @@ impl Containerd {
     /// A client of the container runtime interface.
     ///
     /// # Errors
-    /// No connection.
+    /// No connection, or nobody serves it.
     pub fn cri(&self) -> Result<cri::Client> {
-        cri::Client::connect(SOCKET, self.machine.cgroup_parent())
+        let mut client = cri::Client::connect(SOCKET, self.machine.cgroup_parent())?;
+        ensure!(eventually(START, || client.is_served()), "the interface for Kubernetes does not get ready");
+        Ok(client)
     }
 
     /// `ctr run --cni`: a container with a network, outside of Kubernetes. Returns when it runs.

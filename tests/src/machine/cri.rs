@@ -143,6 +143,11 @@ impl Client {
         Ok((network.status, network.message))
     }
 
+    /// Whether the runtime, which may have just been started, takes requests: it lists its sandboxes.
+    pub(super) fn is_served(&mut self) -> bool {
+        self.call::<_, Empty>("/runtime.v1.RuntimeService/ListPodSandbox", Empty {}).is_ok()
+    }
+
     fn config(&self, pod: Pod<'_>) -> PodSandboxConfig {
         let metadata = PodSandboxMetadata {
             name: pod.name.to_owned(),

@@ -1,6 +1,7 @@
 //! A machine with container runtimes: a [`Node`] and, on mounts of its own, containerd and podman as Debian ships
 //! them, with everything at its usual place. Nothing is installed, and nothing outlasts the value.
 
+mod cgroups;
 pub mod containerd;
 pub mod cri;
 mod image;
@@ -143,6 +144,11 @@ impl Machine {
         Ok(command)
     }
 
+    /// The control groups that containers of this machine have at present.
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        cgroups::named(&self.name)
+    }
+
     /// Where containers have to put their control groups, so that these can be told from others.
     fn cgroup_parent(&self) -> String {
         format!("/{}", self.name)
@@ -169,7 +175,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.mounts.end_processes();
-        remove_cgroups(Path::new("/sys/fs/cgroup"), &self.name, 2);
+        cgroups::remove(&self.name);
     }
 }
 
@@ -235,26 +241,4 @@ fn content(mut file: File) -> Result<String> {
 
 fn absent_is_fine(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
-}
-
-/// Removes the control groups of that name, which are at the top of one hierarchy or of each.
-fn remove_cgroups(directory: &Path, name: &str, depth: u32) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        if entry.file_name() == *name {
-            remove_cgroup(&entry.path());
-        } else if depth > 1 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_cgroups(&entry.path(), name, depth - 1);
-        }
-    }
-}
-
-/// Its files cannot be removed and need not be.
-fn remove_cgroup(directory: &Path) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_cgroup(&entry.path());
-        }
-    }
-    // What stays is seen by the test that looks for leftovers.
-    let _ = fs::remove_dir(directory);
 }
