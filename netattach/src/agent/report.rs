@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use crate::attach::{Attached, Engine};
+use crate::bpf;
+use crate::netlink::{Handle, LOOPBACK};
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::sync::{EnforceError, Enforcer};
+use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature, Kernel,
     Kind, PodName, PolicyReport, Readiness, State, Status, Traffic,
@@ -115,7 +118,7 @@ impl Reporter {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready,
             source: problems.collect(),
-            kernel: Kernel { release: kernel_release(), features: Vec::<Feature>::new() },
+            kernel: Kernel { release: kernel_release(), features: features() },
             attach_mode: "clsact".into(),
             memory_bytes: resident_memory(),
             attachments: each(engine, |_| Some(())).len() as u64,
@@ -194,6 +197,27 @@ fn traffic(counted: crate::bpf::Traffic) -> Traffic {
 /// `1 policy`, `2 policies`.
 fn counted(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// What the kernel can do, probed now.
+fn features() -> Vec<Feature> {
+    let shown = |name: &str, absence: &str, present: Result<bool, String>| Feature {
+        name: name.to_owned(),
+        detail: match &present {
+            Ok(true) => String::new(),
+            Ok(false) => absence.to_owned(),
+            Err(problem) => format!("cannot be told: {problem}"),
+        },
+        present: present == Ok(true),
+    };
+    let clsact = Handle::open()
+        .map_err(|error| Chain(&error).to_string())
+        .and_then(|mut node| node.has_clsact().map_err(|error| Chain(&error).to_string()));
+    let mut features = vec![shown("clsact", "nothing can be enforced; since 4.5", clsact)];
+    features.extend(bpf::probe::features(LOOPBACK).into_iter().map(|feature| {
+        shown(feature.name, feature.absence, feature.present.map_err(|error| error.to_string()))
+    }));
+    features
 }
 
 fn kernel_release() -> String {

@@ -19,6 +19,7 @@ mod load;
 mod object;
 mod pin;
 mod policies;
+pub mod probe;
 mod records;
 mod rows;
 pub mod sys;

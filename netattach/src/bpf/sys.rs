@@ -194,10 +194,14 @@ pub(super) fn release_free_memory() {
 /// `enum bpf_cmd`.
 #[derive(Clone, Copy)]
 #[repr(i32)]
-enum Command {
+pub(super) enum Command {
+    MapCreate = 0,
     ObjectPin = 6,
     ObjectGet = 7,
     ObjectInfo = 15,
+    ProgQuery = 16,
+    BtfLoad = 18,
+    MapLookupBatch = 24,
     LinkCreate = 28,
     LinkUpdate = 29,
 }
@@ -217,7 +221,7 @@ fn attach_type(hook: Hook) -> u32 {
     }
 }
 
-fn raw(fd: BorrowedFd<'_>) -> u32 {
+pub(super) fn raw(fd: BorrowedFd<'_>) -> u32 {
     // A descriptor that is open is never negative.
     fd.as_raw_fd().unsigned_abs()
 }
@@ -228,7 +232,7 @@ fn raw(fd: BorrowedFd<'_>) -> u32 {
 ///
 /// `T` must be laid out as the member of `union bpf_attr` that `command` reads, and its pointers must be valid
 /// for what the kernel reads and writes through them.
-unsafe fn bpf<T>(command: Command, attributes: &T) -> io::Result<i32> {
+pub(super) unsafe fn bpf<T>(command: Command, attributes: &T) -> io::Result<i32> {
     // SAFETY: the kernel copies `size_of::<T>()` bytes from `attributes`; the rest is the caller's promise.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command as i32, std::ptr::from_ref(attributes), size_of::<T>())
@@ -241,7 +245,7 @@ unsafe fn bpf<T>(command: Command, attributes: &T) -> io::Result<i32> {
 /// # Safety
 ///
 /// As for [`bpf`].
-unsafe fn bpf_fd<T>(command: Command, attributes: &T) -> io::Result<OwnedFd> {
+pub(super) unsafe fn bpf_fd<T>(command: Command, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: the caller's promise.
     let fd = unsafe { bpf(command, attributes) }?;
     // SAFETY: the kernel has just created this descriptor for us alone.

@@ -9,9 +9,10 @@ use crate::rpc::message::Status;
 pub(super) fn render(status: &Status) -> String {
     let ready = if readiness(status).is_ok() { "ready" } else { "not ready" };
     let mut text = format!(
-        "netattachd {}: {ready}, {} attachments, {} MiB resident\nkernel {}, programs attached by {}\n",
+        "netattachd {}: {ready}, {} attachment{}, {} MiB resident\nkernel {}, programs attached by {}\n",
         status.version,
         status.attachments,
+        if status.attachments == 1 { "" } else { "s" },
         mebibytes(status.memory_bytes),
         status.kernel.release,
         status.attach_mode

@@ -15,7 +15,7 @@ pub use error::{Error, Refused};
 pub use link::{Ensured, LinkState};
 pub use route::RouteState;
 pub use rule::Rule;
-pub use tc::{FilterState, Hook};
+pub use tc::{FilterState, Hook, LOOPBACK};
 
 use crate::netns::{Netns, NetnsError, within};
 

@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 
@@ -16,6 +17,10 @@ const PRIORITY: u32 = 1;
 /// Handle of our filter within its priority. A fixed one makes attaching again a replacement.
 const FILTER_HANDLE: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
+/// Index of the loopback device in every namespace.
+pub const LOOPBACK: u32 = 1;
+/// `linux/rtnetlink.h`.
+const TCA_INGRESS_BLOCK: u16 = 13;
 
 /// A direction of a device, seen from the node's stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,6 +63,18 @@ impl Handle {
             reply?;
         }
         Ok(())
+    }
+
+    /// Whether the kernel has the `clsact` queueing discipline. Asks for one that has to be refused, with a filter block
+    /// of number 0 on the loopback device: a kernel that does not know the kind says so first.
+    pub fn has_clsact(&mut self) -> Result<bool, Error> {
+        let RouteNetlinkMessage::NewQueueDiscipline(mut message) = clsact(LOOPBACK) else { return Ok(false) };
+        message.attributes.push(TcAttribute::Other(DefaultNla::new(TCA_INGRESS_BLOCK, vec![0; 4])));
+        let request = Request::new(RouteNetlinkMessage::NewQueueDiscipline(message), CREATE | EXCL);
+        match self.socket.batch(vec![request])?.into_iter().next() {
+            Some(Err(refused)) if refused.errno == rustix::io::Errno::NOENT.raw_os_error() => Ok(false),
+            _ => Ok(true),
+        }
     }
 
     /// Our filter on that hook of the device, if it is there.

@@ -310,19 +310,20 @@ fn definition(document: &Value) -> Result<Object, ManifestError> {
     #[derive(Deserialize)]
     struct Written {
         metadata: Metadata,
-        spec: Option<Spec>,
-    }
-    #[derive(Deserialize)]
-    struct Spec {
-        config: Option<String>,
+        // As a map: serde would read a list as a struct, by position.
+        spec: Option<serde_json::Map<String, Value>>,
     }
     const KIND: &str = "NetworkAttachmentDefinition";
     let Written { metadata, spec } = shape(KIND, document)?;
+    let config: Option<String> = match spec.as_ref().and_then(|spec| spec.get("config")) {
+        Some(config) => shape(KIND, config)?,
+        None => None,
+    };
     let ObjectName { namespace, name } = metadata.object_name(KIND)?;
     Ok(Object::Definition(Definition {
         namespace,
         name,
-        config: spec.and_then(|spec| spec.config).filter(|config| !config.trim().is_empty()),
+        config: config.filter(|config| !config.trim().is_empty()),
         annotations: metadata.annotations.unwrap_or_default(),
     }))
 }
@@ -340,6 +341,10 @@ fn multi_network_policy(document: &Value) -> Result<Object, ManifestError> {
     let policy = policy::read(name, &annotations, &spec).map_err(ManifestError::Policy)?;
     Ok(Object::Policy(Box::new(policy)))
 }
+
+#[cfg(test)]
+#[path = "crd_tests.rs"]
+mod crd_tests;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,189 @@
+//! What this kernel's BPF can do, found out by trying. Version numbers say little: distributions take features back,
+//! and leave others out. Nothing is attached, and what is made is gone when the probe ends; each takes some 50 us.
+
+use std::cell::UnsafeCell;
+use std::io;
+
+use aya::maps::MapType;
+use aya::programs::ProgramType;
+use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported};
+
+use super::sys::{self, Command};
+
+/// Something that a kernel may lack.
+#[derive(Debug)]
+pub struct Feature {
+    /// Short name.
+    pub name: &'static str,
+    /// What its absence means, and which kernel brought it.
+    pub absence: &'static str,
+    /// Whether it is there, or why that cannot be told.
+    pub present: io::Result<bool>,
+}
+
+/// Everything that is probed here, in the order in which it matters. `loopback` is the index of a device of the calling
+/// thread's network namespace that is not a netkit device.
+pub fn features(loopback: u32) -> Vec<Feature> {
+    let feature = |name, absence, present| Feature { name, absence, present };
+    let helper = |helper| found(is_helper_supported(ProgramType::SchedClassifier, helper));
+    vec![
+        feature(
+            "bpf",
+            "no program can be loaded, nothing is enforced",
+            found(is_program_supported(ProgramType::SchedClassifier)),
+        ),
+        feature("btf", "maps cannot be shown field by field; since 4.18", has_btf()),
+        feature("tcx", "clsact is used in any case; since 6.6", has_hook(loopback, TCX_INGRESS)),
+        feature("netkit", "veth is used in any case; since 6.7", has_hook(loopback, NETKIT_PRIMARY)),
+        feature("redirect_peer", "not used yet; since 5.10", helper(BpfHelper::BPF_FUNC_redirect_peer)),
+        feature("ringbuf", "not used yet; since 5.8", found(is_map_supported(MapType::RingBuf))),
+        feature("netns_cookie", "not used yet", helper(BpfHelper::BPF_FUNC_get_netns_cookie)),
+        feature("batch", "maps are read entry by entry in any case; since 5.6", has_batch()),
+    ]
+}
+
+/// `enum bpf_attach_type`.
+const TCX_INGRESS: u32 = 46;
+const NETKIT_PRIMARY: u32 = 54;
+
+fn found<E: std::error::Error + Send + Sync + 'static>(answer: Result<bool, E>) -> io::Result<bool> {
+    answer.map_err(io::Error::other)
+}
+
+/// Whether programs of a device can be asked for by this attach type: a kernel without it says `EINVAL`, one with it
+/// lists them, or says that there are none (`ENOENT`) or that the device is of another kind (`ENXIO`).
+fn has_hook(device: u32, attach_type: u32) -> io::Result<bool> {
+    /// The `query` member of `union bpf_attr`, to its end in Linux 6.18: the kernel writes counts back.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Query {
+        target_ifindex: u32,
+        attach_type: u32,
+        query_flags: u32,
+        attach_flags: u32,
+        prog_ids: u64,
+        count: u32,
+        pad: u32,
+        prog_attach_flags: u64,
+        link_ids: u64,
+        link_attach_flags: u64,
+        revision: u64,
+    }
+    let query = UnsafeCell::new(Query { target_ifindex: device, attach_type, ..Query::default() });
+    // SAFETY: the member that the command reads, without pointers; the kernel writes into it and not beyond, and the
+    // cell allows that.
+    match unsafe { sys::bpf(Command::ProgQuery, &query) } {
+        Ok(_) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENXIO) => Ok(true),
+            Some(libc::EINVAL | libc::EOPNOTSUPP) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Loads the description of one type, `int`.
+fn has_btf() -> io::Result<bool> {
+    /// Header (24 bytes), one type, strings; numbers in the byte order of the machine.
+    #[repr(C)]
+    struct Blob {
+        magic: u16,
+        version: u8,
+        flags: u8,
+        lengths: [u32; 5],
+        int: [u32; 4],
+        strings: [u8; 8],
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Load {
+        btf: u64,
+        log: u64,
+        size: u32,
+        log_size: u32,
+        log_level: u32,
+        pad: u32,
+    }
+    let blob = Blob {
+        magic: 0xeb9f,
+        version: 1,
+        flags: 0,
+        // Length of the header; offset and length of the types, then of the strings, counted from its end.
+        lengths: [24, 0, 16, 16, 5],
+        // Name at offset 1, kind 1 (integer), 4 bytes, signed with 32 bits.
+        int: [1, 1 << 24, 4, 1 << 24 | 32],
+        strings: *b"\0int\0\0\0\0",
+    };
+    let load = Load { btf: (&raw const blob) as u64, size: 24 + 16 + 5, ..Load::default() };
+    // SAFETY: the `btf_load` member of `union bpf_attr`; `btf` is valid for `size` bytes during the call.
+    absent_if_invalid(unsafe { sys::bpf_fd(Command::BtfLoad, &load) }.map(drop))
+}
+
+/// Looks up a batch of an empty hash map.
+fn has_batch() -> io::Result<bool> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Create {
+        map_type: u32,
+        key_size: u32,
+        value_size: u32,
+        max_entries: u32,
+        flags: u32,
+    }
+    /// `BPF_MAP_TYPE_HASH`.
+    const HASH: u32 = 1;
+    #[repr(C)]
+    #[derive(Default)]
+    struct Batch {
+        in_batch: u64,
+        out_batch: u64,
+        keys: u64,
+        values: u64,
+        count: u32,
+        map_fd: u32,
+        elem_flags: u64,
+        flags: u64,
+    }
+    let create = Create { map_type: HASH, key_size: 4, value_size: 4, max_entries: 1, flags: 0 };
+    // SAFETY: the beginning of the `map_create` member of `union bpf_attr`, which holds no pointers.
+    let map = unsafe { sys::bpf_fd(Command::MapCreate, &create) }?;
+    let (mut next, mut key, mut value) = (0_u32, 0_u32, 0_u32);
+    let batch = UnsafeCell::new(Batch {
+        out_batch: (&raw mut next) as u64,
+        keys: (&raw mut key) as u64,
+        values: (&raw mut value) as u64,
+        count: 1,
+        map_fd: sys::raw(std::os::fd::AsFd::as_fd(&map)),
+        ..Batch::default()
+    });
+    // SAFETY: the `batch` member of `union bpf_attr`; the pointers are valid for one key and one value of four bytes, the
+    // kernel writes into the member and not beyond, and the cell allows that.
+    match unsafe { sys::bpf(Command::MapLookupBatch, &batch) } {
+        // The map is empty.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
+        answer => absent_if_invalid(answer.map(drop)),
+    }
+}
+
+fn absent_if_invalid(answer: io::Result<()>) -> io::Result<bool> {
+    /// `ENOTSUPP`, which is the kernel's own and has no name outside of it.
+    const NOT_SUPPORTED: i32 = 524;
+    match answer {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | NOT_SUPPORTED)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which features there are depends on the kernel; that each can be told does not. Needs root, as the agent does.
+    #[test]
+    fn every_feature_is_either_there_or_not() {
+        for feature in features(1) {
+            assert!(feature.present.is_ok(), "{feature:?}");
+        }
+    }
+}
