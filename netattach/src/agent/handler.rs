@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::health::Health;
 use super::report::Reporter;
 use super::serial::{Turn, Turns};
 use crate::attach::{Engine, IntentReader, StatusFiles};
@@ -29,6 +30,7 @@ pub(super) struct Agent {
     pub(super) intents: Arc<IntentReader>,
     pub(super) status: StatusFiles,
     pub(super) reporter: Reporter,
+    health: Arc<Health>,
     turns: Turns,
     pub(super) adds: Semaphore,
     pub(super) dels: Semaphore,
@@ -40,6 +42,7 @@ impl Agent {
         intents: Arc<IntentReader>,
         status: StatusFiles,
         reporter: Reporter,
+        health: Arc<Health>,
         parallel_adds: usize,
     ) -> Self {
         Self {
@@ -47,6 +50,7 @@ impl Agent {
             intents,
             status,
             reporter,
+            health,
             turns: Turns::default(),
             adds: Semaphore::new(parallel_adds),
             dels: Semaphore::new(PARALLEL_DELS),
@@ -74,7 +78,7 @@ impl Agent {
         let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
         let lane = match request.command {
             Command::Version => return Ok(cni::json::pretty(&cni::request::version_reply())),
-            Command::Status => return self.status_verb(),
+            Command::Status => return self.health.answer(&request.path).map(|()| String::new()),
             Command::Gc => return self.gc(request).await,
             Command::Del => &self.dels,
             Command::Add | Command::Check => &self.adds,
@@ -171,11 +175,6 @@ impl Agent {
             collected.outcome().map(|()| String::new())
         })
         .await
-    }
-
-    fn status_verb(&self) -> Result<String, CniError> {
-        self.intents.check_default().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
-        Ok(String::new())
     }
 }
 

@@ -4,6 +4,7 @@ mod cni_conf;
 pub mod config;
 mod dynamic;
 mod handler;
+mod health;
 mod readiness;
 mod report;
 mod run;

@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use super::cni_conf::CniConf;
 use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
+use super::health::Health;
 use super::readiness::Readiness;
 use super::report::Reporter;
 use crate::attach::{AttachError, Enforce, Engine, IntentReader, Node, StatusFiles};
@@ -153,9 +154,15 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let conf = CniConf::of(&settings)?;
     let readiness = Arc::new(Readiness::new(Arc::clone(&engine), Arc::clone(&intents), conf));
     let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&readiness));
-    let agent = Arc::new(Agent::new(Arc::clone(&engine), intents, status, reporter, settings.parallel_adds));
+    let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents)));
+    let parallel_adds = settings.parallel_adds;
+    let agent =
+        Agent::new(Arc::clone(&engine), intents, status, reporter, Arc::clone(&health), parallel_adds);
+    let agent = Arc::new(agent);
     carry_out_pending(&agent, &settings.state_dir).await?;
 
+    health.look_first();
+    let looks = tokio::spawn(health.keep_looking(source.changes()));
     let policies = tokio::spawn(follow_policies(enforcer, source.changes()));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
@@ -179,6 +186,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     }
     policies.abort();
     readiness.abort();
+    looks.abort();
     Ok(())
 }
 

@@ -3,15 +3,15 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::{AttachError, Doing, Node, StepError, routing};
+use super::{AttachError, Doing, Node, StepError, guard, routing};
 use crate::cni::{Command, Value};
 use crate::journal::Record;
-use crate::netlink::{Handle, Hook, LinkState};
+use crate::link::spec::Route;
+use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::expect::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
-use crate::policy::sync::{FROM_POD, TO_POD};
 
 /// Compares the kernel with the record, and asks every other plugin.
 ///
@@ -22,11 +22,20 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
     let mut pod = Handle::open_in(netns)?;
     let sandbox = &record.plan.sandbox;
     for (number, attachment) in record.plan.attachments.iter().enumerate() {
+        if attachment.disable_check {
+            continue;
+        }
         // Attachment numbers fit: see `Plan::steps`.
         let number = number as u16;
         let last = result::result(sandbox, number, attachment, &record.outputs)?;
-        let want = expected(number, attachment, &record.outputs, &last)?;
+        let want = expected(number, attachment, &record.outputs, &last, &sandbox.netns)?;
         let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod);
+        let looked = looked.and_then(|difference| match (difference, &node.enforcer) {
+            (None, Some(enforcer)) => {
+                guard::difference(enforcer.as_ref(), &record.plan, &record.outputs, attachment, &mut host)
+            }
+            (difference, _) => Ok(difference),
+        });
         if let Some(what) = looked
             .map_err(|source| AttachError::step(Doing::Check, attachment, "look at the kernel", source))?
         {
@@ -61,7 +70,7 @@ pub(super) fn compare(
         Found::NotWanted => None,
         Found::AsWanted(link) => Some(link),
     };
-    if let Some(difference) = compare_host_end(node, want, found.as_ref(), host)? {
+    if let Some(difference) = compare_host_end(want, found.as_ref(), host)? {
         return Ok(Some(difference));
     }
     if let Some(difference) = routing::compare(want, pod)? {
@@ -93,8 +102,12 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         let shown = link.mac.map_or_else(|| "none".into(), |mac| mac.to_string());
         return differs(format!("has Ethernet address {shown}"));
     }
-    if !link.up {
+    // Another plugin's interface may be meant to stay down.
+    if !link.up && want.kind.is_some() {
         return differs("is down".into());
+    }
+    if wanted.mtu != 0 && link.mtu != wanted.mtu {
+        return differs(format!("has MTU {}, not {}", link.mtu, wanted.mtu));
     }
     if want.macvlan_mode.is_some() && link.macvlan_mode != want.macvlan_mode {
         return differs("has another macvlan mode".into());
@@ -103,19 +116,32 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
     if let Some(missing) = want.addresses.iter().find(|address| !addresses.contains(address)) {
         return differs(format!("lacks address {missing}"));
     }
-    let routes = pod.routes()?;
-    let present = |route: &crate::link::spec::Route| {
-        routes.iter().any(|found| {
-            found.destination == route.destination.trunc()
-                && found.gateway == route.gateway
-                && found.interface == Some(link.index)
-        })
-    };
-    let main = want.routes.iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE));
-    Ok(match main.into_iter().find(|route| !present(route)) {
+    Ok(match missing_route(&want.routes, link.index, pod)? {
         Some(route) => Found::Differs(format!("the route to {} is gone", route.destination)),
         None => Found::AsWanted(link),
     })
+}
+
+/// The first of the routes in the main table that does not lead over the interface any more.
+fn missing_route<'r>(
+    wanted: &'r [Route],
+    interface: u32,
+    namespace: &mut Handle,
+) -> Result<Option<&'r Route>, StepError> {
+    let mut main =
+        wanted.iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE)).peekable();
+    if main.peek().is_none() {
+        return Ok(None);
+    }
+    let routes = namespace.routes()?;
+    let is_there = |route: &Route| {
+        routes.iter().any(|found| {
+            found.destination == route.destination.trunc()
+                && found.gateway == route.gateway
+                && found.interface == Some(interface)
+        })
+    };
+    Ok(main.find(|route| !is_there(route)))
 }
 
 /// Whether a link has the name of what was made, and is something else.
@@ -124,7 +150,6 @@ fn is_another(link: &LinkState, made: &Interface) -> bool {
 }
 
 fn compare_host_end(
-    node: &Node,
     want: &Expected,
     pod: Option<&LinkState>,
     host: &mut Handle,
@@ -141,20 +166,19 @@ fn compare_host_end(
     if is_another(&link, wanted) || pod.is_some_and(|pod| link.link != Some(pod.index)) {
         return Ok(Some(format!("link {} is not the other end of the pod's interface", wanted.name)));
     }
-    if let Some(difference) = compare_bridge(want, &link, host)? {
-        return Ok(Some(difference));
+    if !link.up {
+        return Ok(Some(format!("link {} of the node is down", wanted.name)));
     }
-    if let (Some(id), Some(enforcer)) = (want.protected, &node.enforcer) {
-        if !enforcer.is_bound(link.index, id) {
-            return Ok(Some("the dataplane does not know the attachment".into()));
+    if let Some(side) = &want.host_side {
+        let addresses = host.addresses(link.index)?;
+        if let Some(missing) = side.addresses.iter().find(|address| !addresses.contains(address)) {
+            return Ok(Some(format!("link {} of the node lacks address {missing}", wanted.name)));
         }
-        for (hook, name) in [(Hook::Ingress, FROM_POD), (Hook::Egress, TO_POD)] {
-            if host.find_program(link.index, hook)?.is_none() {
-                return Ok(Some(format!("program {name} is not attached to {}", wanted.name)));
-            }
+        if let Some(route) = missing_route(&side.routes, link.index, host)? {
+            return Ok(Some(format!("the node's route to {} is gone", route.destination)));
         }
     }
-    Ok(None)
+    compare_bridge(want, &link, host)
 }
 
 fn compare_bridge(want: &Expected, port: &LinkState, host: &mut Handle) -> Result<Option<String>, StepError> {

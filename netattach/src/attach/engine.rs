@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use super::apply::apply;
 use super::check::check;
+use super::guard::guards;
 use super::registry::{Attached, Reservation};
 use super::undo::undo;
 use super::{AttachError, Node, Registry};
@@ -15,7 +16,6 @@ use crate::journal::{Key, Loaded, Pool, Record, State, Store};
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Numbers, Options, resolve};
 use crate::plan::{Plan, PodRef, Sandbox, Step, result};
-use crate::policy::sync::Guarded;
 use crate::report::Chain;
 
 /// Attaches and detaches sandboxes. One operation per (container, interface) at a time: callers serialise by
@@ -247,7 +247,7 @@ impl Engine {
                 Ok(Loaded::Whole(record))
                     if record.state == State::Attached && !record.is_of_earlier_boot() =>
                 {
-                    guarded.extend(guards(&record));
+                    guarded.extend(guards(&record.plan, &record.outputs).map(|(_, guarded)| guarded));
                     self.registry.insert(Attached::from(&*record));
                     recovery.adopted += 1;
                 }
@@ -327,24 +327,4 @@ impl Engine {
 
 fn key(request: &cni::Request) -> Key {
     Key { container_id: request.container_id.clone(), ifname: request.ifname.clone() }
-}
-
-/// What the dataplane has to be told of a recorded sandbox.
-fn guards(record: &Record) -> Vec<Guarded> {
-    let mut found = Vec::new();
-    for (number, attachment) in record.plan.attachments.iter().enumerate() {
-        // Attachment numbers fit: see `Plan::steps`.
-        let number = number as u16;
-        let leased = result::leased(number, attachment, &record.outputs).unwrap_or_default();
-        let link = result::link(number, attachment, &record.outputs);
-        let Some((Some(host), pod)) = link else { continue };
-        for step in &attachment.steps {
-            if let Step::Protect(protect) = step {
-                found.extend(
-                    Guarded::new(protect, &record.plan.sandbox, attachment, &leased, &host, &pod).ok(),
-                );
-            }
-        }
-    }
-    found
 }

@@ -5,6 +5,7 @@
 //! nothing else. The choices were made in `plan`: what is left here is in order, and boring.
 
 pub mod apply;
+mod available;
 mod check;
 mod conf_dir;
 mod default_network;
@@ -13,6 +14,7 @@ mod dynamic;
 mod engine;
 mod error;
 mod gc;
+mod guard;
 mod intent;
 mod registry;
 mod rehearse;
@@ -70,8 +72,16 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError>;
     /// The numbers of the attachments that the dataplane has records of.
     fn recorded(&self) -> Vec<u32>;
-    /// Whether the programs take packets of the link with this index to be the attachment's.
-    fn is_bound(&self, index: u32, id: u32) -> bool;
+    /// What is missing of the attachment's enforcement, in words: record, addresses, policy or programs.
+    ///
+    /// # Errors
+    /// It could not be looked at.
+    fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError>;
+    /// What is missing of what all attachments share, in words.
+    ///
+    /// # Errors
+    /// It could not be looked at.
+    fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
 }
 
 /// Where the progress of a plan is kept.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use aya::maps::{Array, HashMap, MapData};
+use aya::maps::{Array, HashMap, MapData, MapError};
 use netattach_common::attachment::flag;
 use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Rate, VlanKey};
 
@@ -144,17 +144,7 @@ impl Attachments {
             self.allow_vlan(id, *vlan)?;
         }
         self.write_limits(id, attachment.limits)?;
-        let mac = netattach_common::Mac { octets: attachment.mac.0 };
-        let flags = attachment.flags.bits() | passage_bits(attachment);
-        let mut record = AttachmentRecord::new(mac, attachment.zone, flags);
-        record.host_ifindex = self.device_of(id).unwrap_or(0);
-        for address in attachment.addresses.iter().rev() {
-            match address {
-                IpAddr::V4(v4) => record.ipv4 = Ip4::from(*v4),
-                IpAddr::V6(v6) => record.ipv6 = Ip6::from(*v6),
-            }
-        }
-        self.write_record(id, record)?;
+        self.write_record(id, Self::record_of(attachment, self.device_of(id).unwrap_or(0)))?;
         for address in present.difference(&wanted) {
             self.disallow(id, *address)?;
         }
@@ -210,6 +200,45 @@ impl Attachments {
         self.write_limits(id, Limits::default())
     }
 
+    /// What the kernel's maps have otherwise than it was put and bound, in words.
+    pub(super) fn difference(
+        &self,
+        id: u32,
+        ifindex: u32,
+        attachment: &Attachment,
+    ) -> Result<Option<String>, BpfError> {
+        let found = self.record(id)?;
+        let wanted = Self::record_of(attachment, ifindex);
+        if !found.has(flag::PRESENT) {
+            return Ok(Some(format!("the dataplane has no record of attachment {id}")));
+        }
+        if found != wanted {
+            return Ok(Some(format!("the dataplane's record of attachment {id} is another")));
+        }
+        let reading = |map| move |source| BpfError::ReadMap { map, source };
+        if present(self.links.get(&ifindex, 0)).map_err(reading(map_name::LINK))? != Some(id) {
+            return Ok(Some(format!("the dataplane does not bind device {ifindex} to attachment {id}")));
+        }
+        for address in &attachment.addresses {
+            let allowed = match address {
+                IpAddr::V4(v4) => {
+                    let key = AddressKey { attachment: id, address: Ip4::from(*v4) };
+                    present(self.addresses_v4.get(&key, 0)).map_err(reading(map_name::ADDRESS4))?
+                }
+                IpAddr::V6(v6) => {
+                    let key = AddressKey { attachment: id, address: Ip6::from(*v6) };
+                    present(self.addresses_v6.get(&key, 0)).map_err(reading(map_name::ADDRESS6))?
+                }
+            };
+            if allowed.is_none() {
+                return Ok(Some(format!(
+                    "the dataplane does not allow attachment {id} the source {address}"
+                )));
+            }
+        }
+        Ok(None)
+    }
+
     /// Every attachment with a record.
     pub(super) fn records(&self) -> Result<BTreeMap<u32, AttachmentRecord>, BpfError> {
         let mut present = BTreeMap::new();
@@ -243,6 +272,20 @@ impl Attachments {
 
     fn device_of(&self, id: u32) -> Option<u32> {
         self.bound.iter().find(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex)
+    }
+
+    fn record_of(attachment: &Attachment, host_ifindex: u32) -> AttachmentRecord {
+        let mac = netattach_common::Mac { octets: attachment.mac.0 };
+        let flags = attachment.flags.bits() | passage_bits(attachment);
+        let mut record = AttachmentRecord::new(mac, attachment.zone, flags);
+        record.host_ifindex = host_ifindex;
+        for address in attachment.addresses.iter().rev() {
+            match address {
+                IpAddr::V4(v4) => record.ipv4 = Ip4::from(*v4),
+                IpAddr::V6(v6) => record.ipv6 = Ip6::from(*v6),
+            }
+        }
+        record
     }
 
     fn record(&self, id: u32) -> Result<AttachmentRecord, BpfError> {
@@ -339,4 +382,13 @@ fn passage_bits(attachment: &Attachment) -> u32 {
     .into_iter()
     .filter(|(set, _)| *set)
     .fold(0, |bits, (_, bit)| bits | bit)
+}
+
+/// A key that is not there is an answer.
+fn present<T>(read: Result<T, MapError>) -> Result<Option<T>, MapError> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

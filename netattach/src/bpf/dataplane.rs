@@ -76,12 +76,12 @@ pub struct Dataplane {
     from_pod: ProgramFd,
     to_pod: ProgramFd,
     object_tag: u64,
+    pins: Pins,
     attachments: Mutex<Attachments>,
     policies: Mutex<Policies>,
     policy_words: SharedWords,
     stats: Mutex<PerCpuArray<MapData, Stats>>,
     cpus: usize,
-    pins: Pins,
 }
 
 impl Dataplane {
@@ -151,6 +151,27 @@ impl Dataplane {
     /// Creates or changes an attachment. Its devices and policies stay as they are.
     pub fn put_attachment(&self, id: u32, attachment: &Attachment) -> Result<(), BpfError> {
         self.attachments().put(id, attachment)
+    }
+
+    /// What the kernel's maps have otherwise than an attachment was put and bound, in words; its policies are not
+    /// looked at.
+    pub fn difference(
+        &self,
+        id: u32,
+        ifindex: u32,
+        attachment: &Attachment,
+    ) -> Result<Option<String>, BpfError> {
+        self.attachments().difference(id, ifindex, attachment)
+    }
+
+    /// The first pin that is gone. What was pinned works on, but no later agent would find it.
+    pub fn missing_pin(&self) -> Result<Option<PathBuf>, BpfError> {
+        for path in self.pins.all() {
+            if !exists(&path)? {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
     }
 
     /// Makes a host-side device an attachment's. Until then its packets are dropped, so bind before attaching.

@@ -39,6 +39,11 @@ pub(super) mod map_name {
     pub(in super::super) const RECORD: &str = "na_record";
     pub(in super::super) const STATS: &str = "na_stat";
     pub(in super::super) const CONFIG: &str = "na_cfg";
+
+    pub(in super::super) const ALL: [&str; 20] = [
+        LINK, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE, FLOW4,
+        FLOW6, FRAGMENT4, FRAGMENT6, VLAN, LIMIT, RECORD, STATS, CONFIG,
+    ];
 }
 
 /// Name of the program of a hook, in the object, in the kernel and as a pin.
@@ -154,6 +159,12 @@ impl Pins {
 
     pub(super) fn program(&self, hook: Hook) -> PathBuf {
         self.programs.join(program_name(hook))
+    }
+
+    /// Every pin that there is while nothing is amiss.
+    pub(super) fn all(&self) -> impl Iterator<Item = PathBuf> {
+        let programs = [Hook::FromPod, Hook::ToPod].map(|hook| self.program(hook));
+        programs.into_iter().chain(map_name::ALL.iter().map(|name| self.map(name)))
     }
 
     /// Where a program waits before it takes the place of its predecessor.

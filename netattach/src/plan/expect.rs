@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 
 use super::routing::SourceRouting;
-use super::{AttachmentPlan, Interface, Output, Step, StepRef, addressing, result, routing};
+use super::{AttachmentPlan, Interface, Output, Role, Step, StepRef, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam::host_local::Config;
 use crate::link::spec::{self, MacvlanMode, Route};
@@ -13,9 +13,9 @@ use crate::link::spec::{self, MacvlanMode, Route};
 /// The state of one attachment as its record, or the result that was printed for it, has it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Expected {
-    /// The interface in the pod.
+    /// The interface in the pod. An MTU of 0 is not known.
     pub pod: Option<Interface>,
-    /// What kind of link that is, in the kernel's words.
+    /// What kind of link that is, in the kernel's words; not known of a link that another plugin made.
     pub kind: Option<&'static str>,
     /// The node's end.
     pub host: Option<Interface>,
@@ -33,10 +33,10 @@ pub struct Expected {
     pub addresses: Vec<IpNet>,
     /// Routes in the pod.
     pub routes: Vec<Route>,
+    /// What a routed link has on the node.
+    pub host_side: Option<spec::Addressing>,
     /// The pool that the addresses are reserved in.
     pub lease: Option<Config>,
-    /// The attachment's number in the dataplane.
-    pub protected: Option<u32>,
     /// The pod's default routes that were moved, and the interface that they were moved to.
     pub default_routes: Option<(String, Vec<Route>)>,
     /// The interfaces of the pod that have rules by source.
@@ -46,7 +46,8 @@ pub struct Expected {
 }
 
 /// What the finished steps of an attachment have left in place. `last` is the attachment's final result: plugins
-/// that came after the interface was made may have changed its Ethernet address, and say so there.
+/// that came after the interface was made may have changed its Ethernet address and its MTU, and say so there. A
+/// plugin of others that made the interface says there what it is and which addresses it has, if it names `netns`.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -55,6 +56,7 @@ pub fn expected(
     attachment: &AttachmentPlan,
     outputs: &BTreeMap<StepRef, Output>,
     last: &CniResult,
+    netns: &str,
 ) -> Result<Expected, CniError> {
     let mut expected = Expected::default();
     let leased = result::leased(number, attachment, outputs)?;
@@ -79,15 +81,15 @@ pub fn expected(
             Step::RaiseLoopback => expected.loopback = true,
             Step::Lease(config) => expected.lease = Some(config.clone()),
             Step::Gateway { .. } => expected.gateways = addressing::gateways(&leased.addresses),
-            Step::Protect(protect) => expected.protected = Some(protect.id),
             Step::Configure(configure) => {
                 let addressing = routing::settled(number, attachment, outputs, configure)?;
                 expected.addresses = addressing.addresses;
                 expected.routes = addressing.routes;
             }
+            Step::RouteToPod => expected.host_side = Some(addressing::host_side(&leased.addresses)),
             Step::Delegate(_)
             | Step::EnsureForwarding
-            | Step::RouteToPod
+            | Step::Protect(_)
             | Step::Remember(_)
             | Step::PrepareDeviceInfo(_)
             | Step::ReadDeviceInfo(_) => {}
@@ -102,12 +104,32 @@ pub fn expected(
             }
         }
     }
+    let listed = |name: &str| {
+        last.interfaces.iter().position(|listed| listed.sandbox.is_some() && listed.name == name)
+    };
     if let Some(pod) = &mut expected.pod {
-        let listed =
-            last.interfaces.iter().find(|listed| listed.sandbox.is_some() && listed.name == pod.name);
-        pod.mac = listed.and_then(|listed| listed.mac.as_deref()?.parse().ok()).or(pod.mac);
+        let listed = listed(&pod.name).map(|index| interface(last, index));
+        pod.mac = listed.as_ref().and_then(|listed| listed.mac).or(pod.mac);
+        // A plugin may change it and tell in a version that has no word for it.
+        let others =
+            attachment.steps.iter().any(|step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin));
+        let silent = if others { 0 } else { pod.mtu };
+        pod.mtu = listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0).unwrap_or(silent);
+    } else if let Some(index) = listed(&attachment.ifname)
+        .filter(|index| !expected.loopback && last.interfaces[*index].sandbox.as_deref() == Some(netns))
+    {
+        expected.pod = Some(interface(last, index));
+        let its = last.ips.iter().filter(|ip| ip.interface == Some(index));
+        expected.addresses = its.map(|ip| ip.address).collect();
     }
     Ok(expected)
+}
+
+/// An interface as a result lists it.
+fn interface(result: &CniResult, index: usize) -> Interface {
+    let listed = &result.interfaces[index];
+    let mac = listed.mac.as_deref().and_then(|mac| mac.parse().ok());
+    Interface { name: listed.name.clone(), index: 0, mac, mtu: listed.mtu.unwrap_or(0) }
 }
 
 #[cfg(test)]
@@ -116,6 +138,8 @@ mod tests {
     use crate::cni;
     use crate::link::spec::{Bridge, BridgePort, Veth};
     use crate::plan::{Configure, LeasedAddress, Style};
+
+    const POD: &str = "/run/netns/c1";
 
     fn made(name: &str, last: u8) -> Interface {
         Interface {
@@ -178,7 +202,7 @@ mod tests {
 
     #[test]
     fn everything_that_the_steps_left_is_expected() {
-        let expected = expected(0, &attachment(), &outputs(), &CniResult::default()).unwrap();
+        let expected = expected(0, &attachment(), &outputs(), &CniResult::default(), POD).unwrap();
         let wanted = Expected {
             pod: Some(made("eth0", 3)),
             kind: Some("veth"),
@@ -193,16 +217,57 @@ mod tests {
         assert_eq!(expected, wanted);
     }
 
-    #[test]
-    fn an_ethernet_address_that_a_later_plugin_changed_is_expected() {
-        let changed = cni::Interface {
+    fn listed(sandbox: &str, mtu: Option<u32>) -> CniResult {
+        let interface = cni::Interface {
             name: "eth0".into(),
             mac: Some("02:00:00:00:00:99".into()),
-            sandbox: Some("/run/netns/c1".into()),
+            sandbox: Some(sandbox.into()),
+            mtu,
             ..cni::Interface::default()
         };
-        let last = CniResult { interfaces: vec![changed], ..CniResult::default() };
-        let pod = expected(0, &attachment(), &outputs(), &last).unwrap().pod.unwrap();
+        let ip = |interface, address: &str| cni::IpConfig {
+            interface,
+            address: address.parse().unwrap(),
+            gateway: None,
+        };
+        let ips = vec![ip(Some(0), "192.0.2.9/24"), ip(None, "192.0.2.10/24")];
+        CniResult { interfaces: vec![interface], ips, ..CniResult::default() }
+    }
+
+    #[test]
+    fn an_mtu_is_expected_as_a_later_plugin_tells_it_and_not_at_all_if_it_may_have_changed_in_silence() {
+        let mut chained = attachment();
+        let tuning = |role| {
+            Step::Delegate(crate::plan::Delegate {
+                plugin: "tuning".into(),
+                config: serde_json::Map::new(),
+                role,
+            })
+        };
+        let mtu = |attachment: &AttachmentPlan, told| {
+            expected(0, attachment, &outputs(), &listed(POD, told), POD).unwrap().pod.unwrap().mtu
+        };
+        assert_eq!((mtu(&chained, None), mtu(&chained, Some(1400))), (1500, 1400));
+        chained.steps.push(tuning(Role::Plugin));
+        assert_eq!((mtu(&chained, None), mtu(&chained, Some(1400))), (0, 1400));
+    }
+
+    #[test]
+    fn an_interface_of_another_plugin_is_expected_where_its_result_says_it_is() {
+        let mut foreign = attachment();
+        foreign.steps.clear();
+        let there = expected(0, &foreign, &BTreeMap::new(), &listed(POD, Some(1400)), POD).unwrap();
+        let pod = Interface { index: 0, mtu: 1400, ..made("eth0", 0x99) };
+        let addresses = vec!["192.0.2.9/24".parse().unwrap()];
+        assert_eq!(there, Expected { pod: Some(pod), addresses, ..Expected::default() });
+        let elsewhere = expected(0, &foreign, &BTreeMap::new(), &listed("/run/netns/other", None), POD);
+        assert_eq!(elsewhere.unwrap(), Expected::default());
+    }
+
+    #[test]
+    fn an_ethernet_address_that_a_later_plugin_changed_is_expected() {
+        let last = listed(POD, None);
+        let pod = expected(0, &attachment(), &outputs(), &last, POD).unwrap().pod.unwrap();
         assert_eq!(pod.mac, "02:00:00:00:00:99".parse().ok());
     }
 
@@ -210,7 +275,7 @@ mod tests {
     fn steps_that_were_not_carried_out_leave_nothing() {
         let mut outputs = outputs();
         outputs.retain(|step, _| step.1 == 0);
-        let expected = expected(0, &attachment(), &outputs, &CniResult::default()).unwrap();
+        let expected = expected(0, &attachment(), &outputs, &CniResult::default(), POD).unwrap();
         let bridge = Some(Bridge { name: "br0".into(), mtu: None, promiscuous: false });
         assert_eq!(expected, Expected { bridge, ..Expected::default() });
     }

@@ -121,6 +121,22 @@ fn settle_routing(attachments: &mut [AttachmentPlan], selections: &[(Selection, 
     }
 }
 
+/// Plans an attachment of a network that nobody asks for, to see whether one could be made.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Result<AttachmentPlan, CniError> {
+    let wanted = Wanted {
+        network,
+        ifname: &sandbox.ifname,
+        default: true,
+        remembered: Remembered::Off,
+        offered: Map::new(),
+        asked: None,
+    };
+    attachment(sandbox, wanted, &CniArgs::default(), options, None)
+}
+
 /// Plans one more attachment of a live sandbox, whose interface name is that of `sandbox`.
 ///
 /// # Errors

@@ -128,6 +128,11 @@ impl Guarded {
         })
     }
 
+    /// Index of the device on the node.
+    pub fn host_index(&self) -> u32 {
+        self.host_index
+    }
+
     /// What policies can select; `None` for an attachment that no policy can name.
     fn endpoint(&self) -> Option<Endpoint> {
         let pod = self.pod.as_ref()?;
@@ -281,9 +286,39 @@ impl Enforcer {
         self.sweep_locked(&mut self.lock())
     }
 
-    /// Whether the device is that attachment's.
-    pub fn is_bound(&self, index: u32, id: u32) -> bool {
-        self.dataplane.links_dump().get(&index) == Some(&id)
+    /// What is missing of an attachment's enforcement, in words.
+    ///
+    /// # Errors
+    /// A map or the device's filters could not be read.
+    pub fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
+        let Guarded { id, host_index, attachment, .. } = guarded;
+        if let Some(difference) = self.dataplane.difference(*id, *host_index, attachment)? {
+            return Ok(Some(difference));
+        }
+        {
+            let state = self.lock();
+            let ids = self.dataplane.policy(*id)?;
+            let found = Assignment { ingress: ids.ingress, egress: ids.egress };
+            let wanted = state.programmed.endpoints.get(id).copied().unwrap_or_default();
+            if found != wanted {
+                return Ok(Some(format!("attachment {id} is under other policies in the dataplane")));
+            }
+        }
+        for (hook, name) in [(Hook::Ingress, FROM_POD), (Hook::Egress, TO_POD)] {
+            let found = host.find_program(*host_index, hook)?;
+            if found.and_then(|found| found.name).as_deref() != Some(name) {
+                return Ok(Some(format!("program {name} is not attached to device {host_index}")));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What is missing of what all attachments share, in words.
+    ///
+    /// # Errors
+    /// The pins cannot be looked at.
+    pub fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
+        Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
     }
 
     /// Counters of an attachment.
@@ -481,8 +516,12 @@ impl Enforce for Enforcer {
         self.dataplane.attachments_dump().map(|records| records.into_keys().collect()).unwrap_or_default()
     }
 
-    fn is_bound(&self, index: u32, id: u32) -> bool {
-        Self::is_bound(self, index, id)
+    fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
+        Self::verify(self, guarded, host)
+    }
+
+    fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
+        Self::verify_shared(self)
     }
 }
 

@@ -29,6 +29,10 @@ pub const CONNECT_PATIENCE: Duration = Duration::from_millis(700);
 /// variable [`TIMEOUT_VARIABLE`] changes it.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(240);
 
+/// How long it has for STATUS, which runtimes ask every few seconds and wait for: an agent that is well answers from
+/// memory. One that is starting, hangs or is away is not available.
+pub const STATUS_PATIENCE: Duration = Duration::from_millis(90);
+
 /// Seconds, decimals allowed, in place of [`ANSWER_PATIENCE`].
 pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";
 
@@ -206,7 +210,12 @@ fn reply(environment: Environment, stdin: impl Read) -> CniReply {
 fn hand_over(environment: Environment, config: &Config, stdin: String) -> Result<CniReply, ShimError> {
     let verb = environment.verb().to_owned();
     let deadline = Instant::now() + environment.answer_patience;
-    let patience = Patience { connect: CONNECT_PATIENCE, answer: environment.answer_patience };
+    let patience = match verb.as_str() {
+        "STATUS" => {
+            Patience { connect: Duration::ZERO, answer: STATUS_PATIENCE.min(environment.answer_patience) }
+        }
+        _ => Patience { connect: CONNECT_PATIENCE, answer: environment.answer_patience },
+    };
     let request = Request::Cni(CniCall { env: environment.cni, stdin });
     let answer = match (client::call(&config.socket, &request, patience), &request) {
         (Err(source), Request::Cni(call)) if verb == "DEL" && may_be_lost(&source) => {

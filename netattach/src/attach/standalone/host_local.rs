@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::interface::{lease_error, not_available, step_error, waits_for_ranges};
 use crate::attach::apply::lease;
+use crate::attach::available::{lease_error, not_available, step_error, waits_for_ranges};
 use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::ipam::host_local::{Config, Error, Leases, Owner};
 use crate::plan::{LeasedAddress, Output};

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use super::Memory;
 use crate::attach::apply::{DelegateCall, apply};
+use crate::attach::available::{check_node, lease_error, waits_for_ranges};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::undo::undo;
 use crate::attach::{AttachError, Doing, Node, StepError};
 use crate::cni::{self, CniError, Command, code, json};
-use crate::ipam::host_local::{Config, ConfigError, Error as LeaseError, Owner};
-use crate::link::{self, Driver};
+use crate::ipam::host_local::Owner;
+use crate::link::Driver;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::expect::expected;
@@ -149,7 +150,7 @@ impl Interface<'_> {
         let sandbox = sandbox(request, netns.id());
         let attachment = one(&sandbox, self.driver, request)?;
         let outputs = result::read_back(&attachment, &last)?;
-        let want = expected(0, &attachment, &outputs, &last)?;
+        let want = expected(0, &attachment, &outputs, &last, &sandbox.netns)?;
         if want.pod.is_none() && !want.loopback {
             let msg = format!("key prevResult.interfaces: {} is not there with a sandbox", request.ifname);
             return Err(CniError::new(code::INVALID_CONFIG, msg));
@@ -191,19 +192,7 @@ impl Interface<'_> {
             Err(_) if waits_for_ranges(&self.request.config) => return Ok(()),
             planned => planned?,
         };
-        let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-        for step in &attachment.steps {
-            match step {
-                Step::CreateMacvlan(link::spec::Macvlan { parent: Some(parent), .. }) => {
-                    host.link(parent).map_err(|error| not_available(&Chain(&error)))?;
-                }
-                Step::Lease(config) => self.node.leases.check_room(config).map_err(|error| match error {
-                    LeaseError::Allocate { .. } => not_available(&Chain(&error)),
-                    error => lease_error(error),
-                })?,
-                _ => {}
-            }
-        }
+        check_node(&self.node, &attachment)?;
         self.forward(&sandbox, &attachment)
     }
 
@@ -259,32 +248,4 @@ fn sandbox(request: &cni::Request, netns_id: NetnsId) -> Sandbox {
 
 fn gone(request: &cni::Request) -> AttachError {
     NetnsError::Gone { path: request.netns.clone().unwrap_or_default().into() }.into()
-}
-
-/// Whether the ranges of host-local come with each ADD, so that STATUS, which is not told them, knows none.
-pub(super) fn waits_for_ranges(config: &json::Map) -> bool {
-    let declared = config.get("capabilities").and_then(|all| all.get("ipRanges"));
-    declared == Some(&cni::Value::Bool(true))
-        && matches!(Config::parse(config, None), Err(ConfigError::NoRanges))
-}
-
-/// The code that a failure has as a step of an attachment.
-pub(super) fn step_error(source: StepError) -> CniError {
-    let msg = Chain(&source).to_string();
-    let step = AttachError::Step {
-        doing: Doing::Attach,
-        ifname: String::new(),
-        network: String::new(),
-        step: String::new(),
-        source: Box::new(source),
-    };
-    CniError::new(CniError::from(step).code, msg)
-}
-
-pub(super) fn lease_error(error: LeaseError) -> CniError {
-    step_error(StepError::Lease(error))
-}
-
-pub(super) fn not_available(reason: &dyn std::fmt::Display) -> CniError {
-    CniError::new(code::NOT_AVAILABLE, reason.to_string())
 }

@@ -1,0 +1,181 @@
+//! STATUS: could an ADD be served now?
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::apply::runner;
+use super::{AttachError, Doing, Engine, Node, StepError, guard};
+use crate::cni::{self, CniError, Command, Value, code, json};
+use crate::delegate::{self, Call, DelegateError};
+use crate::ipam::host_local::{Config, ConfigError, Error as LeaseError};
+use crate::link::spec::Macvlan;
+use crate::netlink::Handle;
+use crate::netns::NetnsId;
+use crate::plan::resolve::{Network, rehearse};
+use crate::plan::{AttachmentPlan, Sandbox, Step};
+use crate::report::Chain;
+
+/// Name that interfaces of pods usually have. STATUS is about none.
+const ANY_INTERFACE: &str = "eth0";
+
+impl Engine {
+    /// Whether an attachment to the network could be planned, and has on this node what it builds on: a parent, an
+    /// address left, the executables of other plugins. Starts nothing.
+    ///
+    /// # Errors
+    /// Code 50 and why not.
+    pub fn check_network(&self, network: &Network, cni_path: &[PathBuf]) -> Result<(), CniError> {
+        let Some(plan) = self.rehearsed(network)? else { return Ok(()) };
+        check_node(&self.node, &plan)?;
+        let runner = runner(&self.node, cni_path);
+        for (_, plugin) in plugins(&plan) {
+            runner.find(&plugin.plugin).map_err(|error| {
+                not_available(&Chain(&AttachError::step(Doing::Attach, &plan, "", error)))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether every attachment is enforced as it was set up.
+    ///
+    /// # Errors
+    /// Code 51 and what is missing.
+    pub fn check_dataplane(&self) -> Result<(), CniError> {
+        let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
+        let limited = |msg: String| CniError::new(code::LIMITED_CONNECTIVITY, format!("dataplane: {msg}"));
+        match guard::unenforced(enforcer.as_ref(), &self.registry.all()) {
+            Ok(None) => Ok(()),
+            Ok(Some(missing)) => Err(limited(missing)),
+            Err(error) => Err(limited(Chain(&error).to_string())),
+        }
+    }
+
+    /// Whether STATUS of the network means asking other plugins.
+    pub fn has_plugins_to_ask(&self, network: &Network) -> bool {
+        let plan = self.rehearsed(network).ok().flatten();
+        plan.is_some_and(|plan| plan.version.has_gc_and_status() && plugins(&plan).next().is_some())
+    }
+
+    /// Asks the STATUS of the network's other plugins, in order, each for at most `patience`.
+    ///
+    /// # Errors
+    /// The first failure: with the plugin's own code and message where it reported them, else with code 50.
+    pub fn ask_plugins(
+        &self,
+        network: &Network,
+        cni_path: &[PathBuf],
+        patience: Duration,
+    ) -> Result<(), CniError> {
+        let plan = match self.rehearsed(network) {
+            Ok(Some(plan)) if plan.version.has_gc_and_status() => plan,
+            // What cannot be planned is told by `check_network`.
+            _ => return Ok(()),
+        };
+        let runner = delegate::Delegate { timeout: patience, ..runner(&self.node, cni_path) };
+        for (config, plugin) in plugins(&plan) {
+            let call = Call {
+                command: Command::Status,
+                plugin_type: &plugin.plugin,
+                container_id: "",
+                netns: None,
+                ifname: "",
+                args: "",
+                netns_override: false,
+                stdin: config.as_bytes(),
+            };
+            runner.run(&call).map_err(|error| told(&plan, &error))?;
+        }
+        Ok(())
+    }
+
+    /// A plan for nobody; `None` where the configuration waits for what only an ADD brings.
+    fn rehearsed(&self, network: &Network) -> Result<Option<AttachmentPlan>, CniError> {
+        let nobody = Sandbox {
+            container_id: "status".into(),
+            ifname: ANY_INTERFACE.into(),
+            netns: String::new(),
+            netns_id: NetnsId { device: 0, inode: 0 },
+            cni_args: String::new(),
+            cni_path: Vec::new(),
+            config_name: String::new(),
+            pod: None,
+        };
+        match rehearse(&nobody, network, &self.options) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(_) if network.list.plugins.iter().any(|plugin| waits_for_ranges(plugin.raw())) => Ok(None),
+            Err(error) => Err(CniError { code: code::NOT_AVAILABLE, ..error }),
+        }
+    }
+}
+
+/// The other plugins of an attachment, with what they read.
+fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::plan::Delegate)> {
+    plan.steps.iter().filter_map(|step| match step {
+        Step::Delegate(delegate) => Some((Value::Object(delegate.config.clone()).to_string(), delegate)),
+        _ => None,
+    })
+}
+
+/// A plugin's own words go on unchanged, the runtime knows them; who said them is told beside.
+fn told(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
+    match error.reported() {
+        Some(reported) => {
+            let by =
+                format!("STATUS of {error} for network {}", plan.network).replace(" failed (STATUS)", "");
+            let details = [reported.details.as_str(), &by].into_iter().filter(|text| !text.is_empty());
+            let details: Vec<&str> = details.collect();
+            CniError { details: details.join("; "), ..reported.clone() }
+        }
+        None => not_available(&format!("network {}: {}", plan.network, Chain(error))),
+    }
+}
+
+/// Whether the node has what an attachment builds on: a parent, an address left.
+///
+/// # Errors
+/// Code 50 and what is missing, or why that could not be seen.
+pub(super) fn check_node(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {
+    for step in &attachment.steps {
+        match step {
+            Step::CreateMacvlan(Macvlan { parent: Some(parent), .. }) => {
+                let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+                host.link(parent).map_err(|error| not_available(&Chain(&error)))?;
+            }
+            Step::Lease(config) => node.leases.check_room(config).map_err(|error| match error {
+                LeaseError::Allocate { .. } => not_available(&Chain(&error)),
+                error => lease_error(error),
+            })?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether the ranges of host-local come with each ADD, so that STATUS, which is not told them, knows none.
+pub(super) fn waits_for_ranges(config: &json::Map) -> bool {
+    let declared = config.get("capabilities").and_then(|all| all.get("ipRanges"));
+    declared == Some(&cni::Value::Bool(true))
+        && matches!(Config::parse(config, None), Err(ConfigError::NoRanges))
+}
+
+/// The code that a failure has as a step of an attachment.
+pub(super) fn step_error(source: StepError) -> CniError {
+    let msg = Chain(&source).to_string();
+    let step = AttachError::Step {
+        doing: Doing::Attach,
+        ifname: String::new(),
+        network: String::new(),
+        step: String::new(),
+        source: Box::new(source),
+    };
+    CniError::new(CniError::from(step).code, msg)
+}
+
+pub(super) fn lease_error(error: LeaseError) -> CniError {
+    step_error(StepError::Lease(error))
+}
+
+pub(super) fn not_available(reason: &dyn Display) -> CniError {
+    CniError::new(code::NOT_AVAILABLE, reason.to_string())
+}

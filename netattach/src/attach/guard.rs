@@ -1,0 +1,66 @@
+//! What the dataplane is told of attached sandboxes, and whether it still has it.
+
+use std::collections::BTreeMap;
+
+use super::{Attached, Enforce, StepError};
+use crate::netlink::Handle;
+use crate::plan::{AttachmentPlan, Output, Plan, Step, StepRef, result};
+use crate::policy::sync::{EnforceError, Guarded};
+
+/// What the dataplane has to know of a sandbox: one for each attachment that it judges.
+pub(super) fn guards<'p>(
+    plan: &'p Plan,
+    outputs: &'p BTreeMap<StepRef, Output>,
+) -> impl Iterator<Item = (&'p AttachmentPlan, Guarded)> {
+    plan.steps().filter_map(move |(at, attachment, step)| {
+        let Step::Protect(protect) = step else { return None };
+        let leased = result::leased(at.0, attachment, outputs).unwrap_or_default();
+        let (host, pod) = result::link(at.0, attachment, outputs)?;
+        let guarded = Guarded::new(protect, &plan.sandbox, attachment, &leased, &host?, &pod).ok()?;
+        Some((attachment, guarded))
+    })
+}
+
+/// What is missing of one attachment's enforcement, in words.
+pub(super) fn difference(
+    enforcer: &dyn Enforce,
+    plan: &Plan,
+    outputs: &BTreeMap<StepRef, Output>,
+    attachment: &AttachmentPlan,
+    host: &mut Handle,
+) -> Result<Option<String>, StepError> {
+    match guards(plan, outputs).find(|(of, _)| of.ifname == attachment.ifname) {
+        Some((_, guarded)) => Ok(enforcer.verify(&guarded, host)?),
+        None => Ok(None),
+    }
+}
+
+/// What is missing of the dataplane, in words: what all share, else how many of the `attached` are not enforced and
+/// the first of them. Attachments whose device is gone are those of pods that are going.
+pub(super) fn unenforced(
+    enforcer: &dyn Enforce,
+    attached: &[std::sync::Arc<Attached>],
+) -> Result<Option<String>, EnforceError> {
+    if let Some(missing) = enforcer.verify_shared()? {
+        return Ok(Some(missing));
+    }
+    let mut host = Handle::open()?;
+    let mut missing = Vec::new();
+    for attached in attached {
+        for (attachment, guarded) in guards(&attached.plan, &attached.outputs) {
+            let Some(what) = enforcer.verify(&guarded, &mut host)? else { continue };
+            match host.link_by_index(guarded.host_index()) {
+                Err(error) if error.not_found() => continue,
+                other => other.map(drop)?,
+            }
+            let sandbox = &attached.plan.sandbox;
+            let whose =
+                sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
+            missing.push(format!("{whose} {}: {what}", attachment.ifname));
+        }
+    }
+    Ok(missing.first().map(|first| match missing.len() {
+        1 => first.clone(),
+        many => format!("{many} attachments are not enforced as they should be; {first}"),
+    }))
+}
