@@ -342,7 +342,7 @@ fn an_interface_of_another_plugin_is_looked_for_where_its_result_says_it_is() {
     node.start().unwrap();
     node.add(&x).success();
     assert_eq!(node.check(&x).failure().1, "net1 (shop/odd): interface net1 is gone from the pod");
-    ip(&x.namespace, &["link", "add", "net1", "address", "02:00:00:00:00:09", "type", "dummy"]).unwrap();
+    ip(&x.namespace, &["link", "add", "net1", "address", "02:00:00:00:00:09", "type", "bridge"]).unwrap();
     assert_eq!(node.check(&x).failure().1, "net1 (shop/odd): interface net1 lacks address 192.0.2.9/24");
     ip(&x.namespace, &["address", "add", "192.0.2.9/24", "dev", "net1"]).unwrap();
     node.check(&x).success();
