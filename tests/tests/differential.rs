@@ -13,8 +13,10 @@ use std::process::Command;
 
 use netattach::link::spec::{Addressing, Bridge, Route};
 use netattach::netlink::Handle;
+use netattach_tests::node::WIRE;
 use netattach_tests::runtime::{Call, Runtime, config, executable, version_of, with_result};
-use netattach_tests::{Namespace, tools};
+use netattach_tests::snapshot::{Link, Network, Snapshot};
+use netattach_tests::{Namespace, Node, Pod, manifest, tools};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -28,7 +30,7 @@ struct Deviation {
     why: &'static str,
 }
 
-const VERSIONS: [&str; 6] = ["0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 const MTU_OF_MACVLAN: Deviation = Deviation {
     at: &["/ADD/result/interfaces/0/mtu"],
@@ -86,7 +88,7 @@ const LO_IN_ITS_VERSION: [Deviation; 2] = [
     },
     Deviation {
         at: &["/ADD/result/dns", "/ADD/result/ips/0/version", "/ADD/result/ips/1/version"],
-        versions: &["0.3.1", "0.4.0"],
+        versions: &["0.3.0", "0.3.1", "0.4.0"],
         why: "the reference prints the newest shape whatever version it names",
     },
 ];
@@ -214,6 +216,83 @@ fn each_detaches_what_the_other_attached() {
             assert!(files.iter().all(|name| name.starts_with("last_reserved_ip.")), "{kind} {files:?}");
         }
     }
+}
+
+/// Rows: EXE-17.
+#[test]
+fn the_agent_attaches_alike_with_the_built_in_and_with_the_executed_plugin() {
+    let test = "the_agent_attaches_alike_with_the_built_in_and_with_the_executed_plugin";
+    let Some(reference) = reference_plugins(test) else { return };
+    for version in ["0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        let ours = by_agent(&reference, version, &json!([]));
+        let theirs = by_agent(&reference, version, &json!(["bridge", "macvlan", "host-local"]));
+        let mut found = Vec::new();
+        differences("", &ours, &theirs, &mut found);
+        assert!(found.is_empty(), "{version}\nat, ours, theirs: {found:#?}");
+    }
+}
+
+/// What a pod with a bridge and a macvlan gets and leaves on a node where the types in `exec` are executed.
+fn by_agent(reference: &Path, version: &str, exec: &Value) -> Value {
+    let mut node = Node::new(&[manifest::pod("x", &json!({}), &json!("lan"))]).unwrap();
+    node.add_wire().unwrap();
+    let mut default = node.default_config();
+    default["cniVersion"] = json!(version);
+    let mut lan = json!({"cniVersion": version, "type": "macvlan", "master": WIRE});
+    lan["ipam"] = node.host_local(&["10.52.0.0/24"]);
+    node.write("default", &manifest::network("kube-system", "default", &default)).unwrap();
+    node.write("lan", &manifest::network(manifest::NAMESPACE, "lan", &lan)).unwrap();
+    for plugin in ["bridge", "macvlan", "host-local"] {
+        symlink(reference.join(plugin), node.path("cni-bin").join(plugin)).unwrap();
+    }
+    node.set("delegation", json!({"exec": exec}));
+    node.start().unwrap();
+    let x = Pod::new("x").unwrap();
+    let result = node.add(&x).success();
+    // The reference names the node's end so.
+    let is_executed = result["interfaces"][1]["name"].as_str().unwrap().starts_with("veth");
+    assert_eq!(is_executed, *exec != json!([]));
+    if version >= "0.4.0" {
+        node.check(&x).success();
+    }
+    let attached = Snapshot::take(&node, &[&x]).unwrap();
+    node.del(&x).success();
+    let detached = Snapshot::take(&node, &[&x]).unwrap();
+    detached.assert_nothing_is_left();
+    let addresses = |network: &Network| -> Value {
+        let of = |link: &Link| {
+            json!({"kind": link.kind, "mtu": link.mtu, "up": link.up,
+            "addresses": link.addresses.iter().map(ToString::to_string).collect::<Vec<_>>()})
+        };
+        network.links.iter().map(|(name, link)| (name.clone(), of(link))).collect::<Map<_, _>>().into()
+    };
+    let pod = &attached.pods[&x.container];
+    let leases: Map<String, Value> = attached
+        .files
+        .iter()
+        .filter(|(path, _)| path.starts_with("leases"))
+        .map(|(path, content)| (path.clone(), json!(content)))
+        .collect();
+    json!({
+        "result": anonymous(&result, &x),
+        "pod": addresses(pod),
+        "routes": pod.routes,
+        "bridge": addresses(&attached.node)["br0"],
+        "leases": leases,
+        "bridge after DEL": addresses(&detached.node)["br0"],
+    })
+}
+
+/// The result without what is different each time, and without the MTU, which only we fill in.
+fn anonymous(result: &Value, pod: &Pod) -> Value {
+    let mut result = result.clone();
+    for interface in result["interfaces"].as_array_mut().unwrap() {
+        let in_pod = interface.get("sandbox").is_some_and(|sandbox| *sandbox == json!(pod.namespace.path()));
+        let name =
+            if in_pod || interface["name"] == "br0" { interface["name"].clone() } else { json!("veth") };
+        *interface = json!({"name": name, "in pod": in_pod, "has a MAC": interface["mac"].is_string()});
+    }
+    result
 }
 
 /// Runs each row's configuration in every version through both, and finds exactly the row's deviations.

@@ -112,3 +112,13 @@ fn as_yaml(default: &serde_json::Value) -> String {
 fn the_page_has_every_setting_with_its_option_and_default_and_no_other() {
     assert_eq!(rows_of_the_page(), rows_of_the_code(), "docs/configuration.md, left, and the code, right");
 }
+
+/// Rows: CFG-19.
+#[test]
+fn the_usual_directories_are_the_defaults() {
+    let defaults = Settings::default();
+    assert_eq!(defaults.cni_bin_dirs, [PathBuf::from("/opt/cni/bin")]);
+    assert_eq!(defaults.delegation.cache_dir, PathBuf::from("/var/lib/cni"));
+    // Not /etc/cni/net.d: what is there is a default network to every runtime.
+    assert_eq!(defaults.cni_conf_dir, PathBuf::from("/etc/cni/netattach.d"));
+}
