@@ -1,23 +1,33 @@
 //! Deaths on demand, for tests of crash safety.
 //!
-//! `NETATTACH_CRASH_AT=N` ends the process when the N-th point (from 0) of its life is reached;
-//! `NETATTACH_CRASH_LOG=FILE` appends the name of every point to a file, so that a test can count them.
+//! `NETATTACH_CRASH_DIR` names a directory. The name of every point that is reached is appended to the file `log` in
+//! it. When the file `at` there changes, points are counted from 0 on, and the process ends at the one whose number the
+//! file holds: so a test enumerates the points of one operation, whatever the agent did before.
 
+use std::fs::OpenOptions;
 use std::io::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
-static REACHED: AtomicUsize = AtomicUsize::new(0);
+/// What `at` holds and the points since then. One lock for all threads: numbers and lines of the log are in one order.
+static COUNTED: Mutex<(Option<usize>, usize)> = Mutex::new((None, 0));
 
 /// Called at every point.
 pub fn reached(point: &str) {
-    let number = REACHED.fetch_add(1, Ordering::SeqCst);
-    if let Some(path) = std::env::var_os("NETATTACH_CRASH_LOG")
-        && let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path)
-    {
-        let _ = writeln!(file, "{number} {point}");
+    let Some(directory) = std::env::var_os("NETATTACH_CRASH_DIR") else { return };
+    let directory = Path::new(&directory);
+    let mut counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Ok(mut log) = OpenOptions::new().create(true).append(true).open(directory.join("log")) {
+        // A test that misses a line fails.
+        let _ = writeln!(log, "{point}");
     }
-    if std::env::var("NETATTACH_CRASH_AT").ok().and_then(|text| text.parse().ok()) == Some(number) {
+    let at = std::fs::read_to_string(directory.join("at")).ok().and_then(|text| text.parse().ok());
+    if counted.0 != at {
+        *counted = (at, 0);
+    }
+    if at == Some(counted.1) {
         // The kernel's own end of a process: no destructor, no flush.
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
+    counted.1 += 1;
 }

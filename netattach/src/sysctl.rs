@@ -27,7 +27,9 @@ pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
         if std::fs::read_to_string(&path)?.trim_end() == value {
             Ok(())
         } else {
-            std::fs::write(&path, value)
+            std::fs::write(&path, value)?;
+            crate::crash_point!("sysctl", key);
+            Ok(())
         }
     };
     set().map_err(|source| SysctlError { path: path.clone(), value: value.to_owned(), source })

@@ -310,11 +310,19 @@ impl Node {
     /// Waits until the agent has ended by itself.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or it goes on.
     pub fn wait_for_end(&mut self) -> Result<(ExitStatus, String)> {
-        let mut agent = self.agent.take().context("no agent was started")?;
-        let status = agent.child.wait()?;
-        Ok((status, agent.log()))
+        let agent = self.agent.as_mut().context("no agent was started")?;
+        let child = &mut agent.child;
+        let mut ended = None;
+        eventually(PATIENCE, || {
+            ended = child.try_wait().ok().flatten();
+            ended.is_some()
+        });
+        let status = ended.context("the agent does not end")?;
+        let log = agent.log();
+        self.agent = None;
+        Ok((status, log))
     }
 
     /// Process id of the running agent.

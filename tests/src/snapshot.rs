@@ -171,13 +171,7 @@ impl Network {
 
 impl Maps {
     fn of(node: &Node) -> Result<Self> {
-        // Opening would make what is missing; it changes nothing as long as agent and test hold the same BPF object.
-        if !node.bpffs().exists() {
-            return Ok(Self::default());
-        }
-        let config =
-            bpf::Config { max_attachments: MAX_ATTACHMENTS, ..bpf::Config::new(node.bpffs().to_owned()) };
-        let dataplane = Dataplane::open(&config)?;
+        let Some(dataplane) = dataplane(node)? else { return Ok(Self::default()) };
         let mut maps = Self {
             links: dataplane.links_dump(),
             records: dataplane
@@ -200,6 +194,25 @@ impl Maps {
         }
         Ok(maps)
     }
+}
+
+/// Numbers of the policies that have entries in the maps. Not part of a snapshot: those that nothing refers to are
+/// removed by the agent in its own time.
+///
+/// # Errors
+/// The maps cannot be read.
+pub fn installed_policies(node: &Node) -> Result<BTreeSet<u32>> {
+    Ok(dataplane(node)?.map(|dataplane| dataplane.installed_policies()).unwrap_or_default())
+}
+
+fn dataplane(node: &Node) -> Result<Option<Dataplane>> {
+    // Opening would make what is missing; it changes nothing as long as agent and test hold the same BPF object.
+    if !node.bpffs().exists() {
+        return Ok(None);
+    }
+    let config =
+        bpf::Config { max_attachments: MAX_ATTACHMENTS, ..bpf::Config::new(node.bpffs().to_owned()) };
+    Ok(Some(Dataplane::open(&config)?))
 }
 
 fn is_link_local_v6(address: IpAddr) -> bool {

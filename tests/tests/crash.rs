@@ -1,48 +1,52 @@
-//! `kill -9` of the agent at every point of ADD and DEL, and journals cut off at every byte.
+//! `kill -9` of the agent at every point of ADD, DEL, a roll-back and a recovery, and journals cut off at every byte.
 //!
-//! The agent that dies on demand is the executable `crash-agent` of this crate.
+//! A point stands after each write to the journal, each change asked of the kernel, each lease file, map entry,
+//! status file and start of a plugin. The agent that dies on demand is the executable `crash-agent` of this crate.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 
-use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::WIRE;
-use netattach_tests::snapshot::{Maps, Snapshot};
-use netattach_tests::traffic::{PATIENCE, ping};
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::{Outcome, WIRE};
+use netattach_tests::snapshot::{Maps, Snapshot, installed_policies};
+use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
 const SIGKILL: i32 = 9;
+/// Plugins that are executed, in the order of their list.
+const PLUGINS: [&str; 2] = ["other", "tail"];
 
-/// A node whose pod `a` has four attachments: bridge, routed veth, macvlan, and one of an external plugin.
+/// A node whose pod `a` has four attachments: bridge, routed veth under a policy, macvlan, and one of a list of two
+/// external plugins.
 fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
-    node.plugin("other", &json!({})).unwrap();
+    for name in PLUGINS {
+        node.plugin(name, &json!({})).unwrap();
+    }
+    let storage = node.host_local(&["10.51.0.0/24", "fd00:51::/64"]);
+    let lan = node.host_local(&["10.52.0.0/24"]);
     let networks = [
-        (
-            "storage",
-            json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])}),
-        ),
-        (
-            "lan",
-            json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])}),
-        ),
-        ("odd", json!({"cniVersion": "1.0.0", "type": "other"})),
+        ("storage", json!({"cniVersion": "1.0.0", "type": "veth", "ipam": storage})),
+        ("lan", json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": lan})),
+        ("odd", json!({"cniVersion": "1.0.0", "plugins": PLUGINS.map(|name| json!({"type": name}))})),
     ];
     for (name, config) in networks {
         node.write(name, &network(NAMESPACE, name, &config)).unwrap();
     }
-    node.write("a", &pod("a", &json!({}), &json!("storage, lan, odd"))).unwrap();
-    node.write("by", &pod("by", &json!({}), &json!("storage"))).unwrap();
+    node.write("a", &pod("a", &json!({"app": "a"}), &json!("storage, lan, odd"))).unwrap();
+    node.write("by", &pod("by", &json!({"app": "by"}), &json!("storage"))).unwrap();
+    let rules = json!({
+        "podSelector": {"matchLabels": {"app": "a"}},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "by"}}}], "ports": [{"port": 80}]}],
+        "egress": [{"to": [{"ipBlock": {"cidr": "10.51.0.0/28"}}, {"ipBlock": {"cidr": "fd00:51::/96"}}]}]
+    });
+    node.write("rules", &policy("rules", "storage", &rules)).unwrap();
     node
-}
-
-/// The agent that dies on demand.
-fn crashing_agent() -> PathBuf {
-    env!("CARGO_BIN_EXE_crash-agent").into()
 }
 
 /// A node with a bystander attached, as it is when `a` is not.
@@ -51,37 +55,67 @@ struct Scene {
     a: Pod,
     bystander: Pod,
     before: Snapshot,
-    /// Names of the points of one ADD and, after them, of one DEL.
-    points: Vec<String>,
-    points_of_add: usize,
 }
 
 impl Scene {
+    /// An agent that can be told to die is running.
     fn new() -> Self {
-        let mut node = node();
+        let node = node();
+        fs::create_dir(node.path("crash")).unwrap();
         let (a, bystander) = (Pod::new("a").unwrap(), Pod::new("by").unwrap());
-        let log = node.path("points");
-        let log_text = || fs::read_to_string(&log).unwrap_or_default();
-        let count = || log_text().lines().count();
-        node.start_as(&crashing_agent(), &[("NETATTACH_CRASH_LOG", log.to_str().unwrap())]).unwrap();
-        node.add(&bystander).success();
+        let before = Snapshot::take(&node, &[]).unwrap();
+        let mut scene = Self { node, a, bystander, before };
+        scene.start().unwrap();
+        scene.node.add(&scene.bystander).success();
         for gateway in ["10.50.0.1", "169.254.1.1"] {
-            assert!(ping(&bystander.namespace, gateway.parse().unwrap(), PATIENCE).unwrap());
+            assert!(ping(&scene.bystander.namespace, gateway.parse().unwrap(), PATIENCE).unwrap());
         }
-        let start = count();
-        node.add(&a).success();
-        let points_of_add = count() - start;
-        node.del(&a).success();
-        let points: Vec<String> = log_text().lines().skip(start).map(str::to_owned).collect();
-        node.take_calls().unwrap();
-        node.stop().unwrap();
-        let before = Snapshot::take(&node, &[&a, &bystander]).unwrap();
-        Self { node, a, bystander, before, points, points_of_add }
+        // What stays once it was made: lease directories, forwarding.
+        scene.node.add(&scene.a).success();
+        scene.node.del(&scene.a).success();
+        scene.before = scene.look();
+        scene.assert_as_before("no crash");
+        scene
     }
 
-    /// Starts an agent that dies at the point. It begins to count anew: the bystander is there already.
-    fn start_dying_at(&mut self, point: usize) {
-        self.node.start_as(&crashing_agent(), &[("NETATTACH_CRASH_AT", &point.to_string())]).unwrap();
+    fn start(&mut self) -> anyhow::Result<()> {
+        let directory = self.node.path("crash");
+        self.node.start_as(&crashing_agent(), &[("NETATTACH_CRASH_DIR", directory.to_str().unwrap())])
+    }
+
+    /// From now on the agent counts points, and dies at this one.
+    fn arm(&self, point: usize) {
+        let _ = fs::remove_file(self.node.path("crash/log"));
+        // At one instant, so that the agent never reads half a number.
+        fs::write(self.node.path("crash/to-be"), point.to_string()).unwrap();
+        fs::rename(self.node.path("crash/to-be"), self.node.path("crash/at")).unwrap();
+    }
+
+    fn disarm(&self) {
+        fs::remove_file(self.node.path("crash/at")).unwrap();
+    }
+
+    /// Names of the points since the agent was armed.
+    fn points(&self) -> Vec<String> {
+        fs::read_to_string(self.node.path("crash/log")).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    /// The agent dies at that point of the operation; returns its name and what the caller was told. `None`: the
+    /// operation has no such point, and is done.
+    fn dies_at(&mut self, point: usize, operation: impl Fn(&Self) -> Outcome) -> Option<(String, Outcome)> {
+        self.arm(point);
+        let outcome = operation(self);
+        // An agent that answered may die of what it does afterwards; a call for the same container waits for that.
+        let next = || self.node.call("CHECK", &self.a).with("CNI_IFNAME", "nothing").run();
+        if outcome.json["code"] != 11 && next().json["code"] != 11 {
+            self.disarm();
+            return None;
+        }
+        self.assert_killed();
+        let points = self.points();
+        self.disarm();
+        assert_eq!(points.len(), point + 1, "{points:?}");
+        Some((format!("point {point}, {}", points[point]), outcome))
     }
 
     fn assert_killed(&mut self) {
@@ -89,115 +123,255 @@ impl Scene {
         assert_eq!(status.signal(), Some(SIGKILL), "{log}");
     }
 
-    /// Nothing of `a` is left, the bystander is untouched, and every plugin that was called was told to undo.
-    fn assert_as_before(&self, what: &str) {
-        let after = Snapshot::take(&self.node, &[&self.a, &self.bystander]).unwrap();
-        assert_eq!(after, self.before, "{what}");
-        let calls = self.node.take_calls().unwrap();
-        let verbs: Vec<&Value> = calls.iter().map(|call| &call["env"]["CNI_COMMAND"]).collect();
-        let last_add = verbs.iter().rposition(|verb| **verb == json!("ADD"));
-        let last_del = verbs.iter().rposition(|verb| **verb == json!("DEL"));
-        assert!(last_del >= last_add, "{what}: {verbs:?}");
+    fn look(&self) -> Snapshot {
+        Snapshot::take(&self.node, &[&self.a, &self.bystander]).unwrap()
     }
 
+    /// Nothing of `a` is left, the bystander is untouched, and the plugins that were called were told to undo.
+    fn assert_as_before(&self, what: &str) {
+        let (after, before) = (self.look(), &self.before);
+        assert_eq!(after.node, before.node, "{what}");
+        assert_eq!(after.pods, before.pods, "{what}");
+        assert_eq!(after.files, before.files, "{what}");
+        assert_eq!(after.dataplane, before.dataplane, "{what}");
+        assert_eq!(after.pins, before.pins, "{what}");
+        self.assert_calls(what);
+    }
+
+    /// Each plugin that got an ADD got a DEL after it, the last plugin first; at most one got a DEL that had not got
+    /// its ADD yet, the next of the list; and all calls were about the one attachment.
+    fn assert_calls(&self, what: &str) {
+        let calls = self.node.take_calls().unwrap();
+        let about =
+            |call: &Value| [&call["env"]["CNI_CONTAINERID"], &call["env"]["CNI_IFNAME"]].map(Value::clone);
+        assert!(calls.iter().all(|call| about(call) == [json!("c-a"), json!("net3")]), "{what}: {calls:#?}");
+        let of = |plugin: &str, verb: &str| -> Vec<usize> {
+            let wanted = |call: &Value| call["plugin"] == plugin && call["env"]["CNI_COMMAND"] == verb;
+            (0..calls.len()).filter(|at| wanted(&calls[*at])).collect()
+        };
+        let mut begun = true;
+        for (number, plugin) in PLUGINS.iter().enumerate() {
+            let (adds, dels) = (of(plugin, "ADD"), of(plugin, "DEL"));
+            assert!(adds.len() <= 1 && adds.last() <= dels.last(), "{what}: {plugin}: {calls:#?}");
+            assert!(begun || dels.is_empty(), "{what}: {plugin} had not begun: {calls:#?}");
+            begun = !adds.is_empty();
+            if let Some(next) = PLUGINS.get(number + 1) {
+                assert!(of(next, "DEL").first() <= dels.last(), "{what}: order: {calls:#?}");
+            }
+        }
+    }
+
+    /// The bystander never noticed, and nothing stays when it goes as well.
     fn end(mut self) {
-        self.node.start().unwrap();
         self.node.check(&self.bystander).success();
         assert!(ping(&self.bystander.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
         self.node.del(&self.bystander).success();
-        Snapshot::take(&self.node, &[&self.a, &self.bystander]).unwrap().assert_nothing_is_left();
+        self.look().assert_nothing_is_left();
+        // Entries that nothing refers to are kept for a second, and swept by whoever comes next.
+        let swept = || {
+            self.node.add(&self.bystander).success();
+            self.node.del(&self.bystander).success();
+            installed_policies(&self.node).unwrap().is_empty()
+        };
+        assert!(eventually(PATIENCE, swept), "{:?}", installed_policies(&self.node));
+        self.look().assert_nothing_is_left();
+        self.node.stop().unwrap();
     }
+}
+
+/// The agent that dies on demand.
+fn crashing_agent() -> PathBuf {
+    env!("CARGO_BIN_EXE_crash-agent").into()
 }
 
 #[test]
 fn an_agent_killed_at_any_point_of_add_leaves_nothing_once_del_came() {
     let mut scene = Scene::new();
-    assert!(scene.points_of_add > 30, "{:?}", scene.points);
-    for point in 0..scene.points_of_add {
-        let what = scene.points[point].clone();
-        scene.start_dying_at(point);
-        let (code, _) = scene.node.add(&scene.a).failure();
-        assert_eq!(code, 11, "{what}");
-        scene.assert_killed();
-        // The runtime's DEL comes when the agent is back, or before.
-        if point % 2 == 0 {
-            scene.node.start().unwrap();
-            scene.node.del(&scene.a).success();
-        } else {
-            let (code, _) = scene.node.del(&scene.a).failure();
-            assert_eq!(code, 11, "{what}");
-            scene.node.start().unwrap();
+    let mut point = 0;
+    while let Some((what, added)) = scene.dies_at(point, |scene| scene.node.call("ADD", &scene.a).run()) {
+        assert!(added.exit == 0 || added.json["code"] == 11, "{what}: {:#}", added.json);
+        scene.start().unwrap();
+        // Taken back without being asked, as the runtime may never come; or whole and adopted.
+        if scene.look() != scene.before {
+            scene.node.check(&scene.a).success();
         }
+        scene.node.del(&scene.a).success();
         scene.assert_as_before(&what);
-        scene.node.stop().unwrap();
+        point += 1;
     }
+    assert!(point > 100, "{point} points");
+    scene.node.del(&scene.a).success();
+    scene.assert_as_before("no crash");
     scene.end();
 }
 
 #[test]
 fn an_agent_killed_at_any_point_of_del_carries_it_out_when_it_is_back() {
     let mut scene = Scene::new();
-    let points = scene.points_of_add..scene.points.len();
-    assert!(points.len() > 8, "{:?}", scene.points);
-    for point in points {
-        let what = scene.points[point].clone();
-        scene.start_dying_at(point);
+    let mut point = 0;
+    loop {
         scene.node.add(&scene.a).success();
-        let (code, message) = scene.node.del(&scene.a).failure();
+        let Some((what, deleted)) = scene.dies_at(point, |scene| scene.node.del(&scene.a)) else { break };
+        let (code, message) = deleted.failure();
         assert_eq!(code, 11, "{what}: {message}");
         assert!(message.contains("DEL is not done yet: it is recorded in "), "{what}: {message}");
-        scene.assert_killed();
-        scene.node.start().unwrap();
+        scene.start().unwrap();
         scene.assert_as_before(&what);
         scene.node.del(&scene.a).success();
         scene.assert_as_before(&what);
-        scene.node.stop().unwrap();
+        point += 1;
     }
+    assert!(point > 30, "{point} points");
+    scene.assert_as_before("no crash");
     scene.end();
 }
 
 #[test]
 fn an_agent_killed_in_the_middle_of_a_roll_back_goes_on_with_it() {
     let mut scene = Scene::new();
-    scene.node.plugin("other", &json!({"ADD": {"error": {"code": 100, "msg": "no"}}})).unwrap();
-    let log = scene.node.path("points");
-    fs::remove_file(&log).unwrap();
-    scene.node.start_as(&crashing_agent(), &[("NETATTACH_CRASH_LOG", log.to_str().unwrap())]).unwrap();
+    scene.node.plugin("tail", &json!({"ADD": {"error": {"code": 100, "msg": "no"}}})).unwrap();
+    scene.arm(usize::MAX);
     assert_eq!(scene.node.add(&scene.a).failure().0, 100);
-    scene.node.stop().unwrap();
+    let points = scene.points();
+    scene.disarm();
     scene.assert_as_before("no crash");
-    let points = fs::read_to_string(&log).unwrap();
-    let points: Vec<&str> = points.lines().collect();
     let first = points.iter().position(|point| point.contains("undo")).unwrap();
-    for (point, what) in points.iter().enumerate().skip(first) {
-        scene.start_dying_at(point);
-        assert_eq!(scene.node.add(&scene.a).failure().0, 11, "{what}");
-        scene.assert_killed();
-        scene.node.start().unwrap();
-        scene.assert_as_before(what);
-        scene.node.stop().unwrap();
+    for point in first.. {
+        let Some((what, _)) = scene.dies_at(point, |scene| scene.node.call("ADD", &scene.a).run()) else {
+            assert!(point - first > 20, "{first} to {point}");
+            break;
+        };
+        scene.start().unwrap();
+        scene.assert_as_before(&what);
+        scene.node.del(&scene.a).success();
+        scene.assert_as_before(&what);
     }
+    scene.node.del(&scene.a).success();
+    scene.assert_as_before("no crash");
     scene.end();
 }
 
 #[test]
-fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
+fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
+    let mut scene = Scene::new();
+    scene.arm(usize::MAX);
+    scene.node.add(&scene.a).success();
+    let all_done = scene.points().iter().rposition(|point| point.starts_with("applied:")).unwrap();
+    scene.disarm();
+    scene.node.del(&scene.a).success();
+    // The request as the executable leaves it when no agent is there.
+    scene.node.stop().unwrap();
+    assert_eq!(scene.node.del(&scene.a).failure().0, 11);
+    let waiting = fs::read_dir(scene.node.path("state/pending")).unwrap().next().unwrap().unwrap().path();
+    let request = fs::read(&waiting).unwrap();
+    scene.start().unwrap();
+    scene.assert_as_before("no crash");
+    for point in 0.. {
+        // Everything is made, nothing is answered; and the runtime's DEL waits already.
+        scene.dies_at(all_done, |scene| scene.node.call("ADD", &scene.a).run()).unwrap();
+        fs::write(&waiting, &request).unwrap();
+        scene.arm(point);
+        let started = scene.start().is_ok();
+        let points = scene.points();
+        scene.disarm();
+        if started {
+            scene.assert_as_before(&format!("no crash at {point} of {points:?}"));
+            assert!(point > 30, "{points:?}");
+            break;
+        }
+        scene.start().unwrap();
+        scene.assert_as_before(&format!("point {point}, {}", points[point]));
+    }
+    scene.end();
+}
+
+/// Record and leases of `c-a`, attached to networks without other plugins, after an agent was killed.
+fn killed_with(networks: &str) -> (Node, Pod, String) {
     let mut node = node();
+    node.write("a", &pod("a", &json!({"app": "a"}), &json!(networks))).unwrap();
     node.start().unwrap();
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     node.kill().unwrap();
-    let journal = node.path("state/journal");
-    let record = fs::read(journal.join("c-a@eth0.jsonl")).unwrap();
-    fs::remove_file(journal.join("c-a@eth0.jsonl")).unwrap();
+    let path = node.path("state/journal/c-a@eth0.jsonl");
+    let record = fs::read_to_string(&path).unwrap();
+    fs::remove_file(path).unwrap();
+    node.take_calls().unwrap();
+    (node, a, record)
+}
+
+#[test]
+fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
+    let (mut node, a, record) = killed_with("storage, lan");
     for length in 0..record.len() {
-        fs::write(journal.join(format!("c-{length}@eth0.jsonl")), &record[..length]).unwrap();
+        fs::write(node.path(&format!("state/journal/c-{length}@eth0.jsonl")), &record[..length]).unwrap();
     }
     node.start().unwrap();
     let log = node.stop().unwrap();
     assert!(log.contains(&format!("adopted=0 taken_back={}", record.len())), "{log}");
     assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off() {
+    /// Records that one agent is started on.
+    const AT_ONCE: usize = 1000;
+    let (mut node, a, record) = killed_with("storage, lan");
+    let pools = ["default", "storage", "lan"].map(|network| node.path("leases").join(network));
+    for pool in &pools {
+        let held = |name: &String| name.parse::<std::net::IpAddr>().is_ok();
+        let names =
+            fs::read_dir(pool).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(held).for_each(|name| fs::remove_file(pool.join(name)).unwrap());
+    }
+    let earlier = earlier_boot(&record);
+    let lengths: Vec<usize> = (0..=earlier.len()).collect();
+    for lengths in lengths.chunks(AT_ONCE) {
+        for (number, length) in lengths.iter().enumerate() {
+            // A sandbox of its own, with a lease in each pool.
+            let container = format!("c-{length}");
+            let record = &earlier.as_bytes()[..*length];
+            let record = String::from_utf8_lossy(record).replace("\"c-a\"", &format!("\"{container}\""));
+            fs::write(node.path(&format!("state/journal/{container}@eth0.jsonl")), record).unwrap();
+            for (pool, ifname) in pools.iter().zip(["eth0", "net1", "net2"]) {
+                let address = format!("10.99.{}.{}", number / 250, number % 250);
+                fs::write(pool.join(address), format!("{container}\r\n{ifname}")).unwrap();
+            }
+        }
+        node.start().unwrap();
+        let log = node.stop().unwrap();
+        assert!(log.contains(&format!("adopted=0 taken_back={}", lengths.len())), "{log}");
+        assert_eq!(Snapshot::take(&node, &[]).unwrap().files, [].into());
+    }
+    drop(a);
+}
+
+#[test]
+fn after_a_loss_of_power_each_plugin_of_a_record_gets_its_del() {
+    let (mut node, _a, record) = killed_with("odd");
+    let earlier = earlier_boot(&record);
+    let lines: Vec<&str> = earlier.split_inclusive('\n').collect();
+    for count in 1..=lines.len() {
+        fs::write(node.path("state/journal/c-a@eth0.jsonl"), lines[..count].concat()).unwrap();
+        node.start().unwrap();
+        node.stop().unwrap();
+        let calls = node.take_calls().unwrap();
+        let called: Vec<Value> = calls
+            .iter()
+            .map(|call| json!([call["plugin"], call["env"]["CNI_COMMAND"], call["env"]["CNI_NETNS"]]))
+            .collect();
+        assert_eq!(called, [json!(["tail", "DEL", ""]), json!(["other", "DEL", ""])], "{count} lines");
+        assert!(!node.path("state/journal/c-a@eth0.jsonl").exists(), "{count} lines");
+    }
+}
+
+/// A record as it is found after the node was started again: its namespace and its links are of another time.
+fn earlier_boot(record: &str) -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let earlier = record.replace(boot.trim(), "00000000-0000-0000-0000-000000000000");
+    assert_ne!(earlier, record);
+    earlier
 }
 
 #[test]

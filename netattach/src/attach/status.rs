@@ -93,7 +93,10 @@ impl StatusFiles {
             }
             let temporary = path.with_extension("tmp");
             std::fs::write(&temporary, &text)?;
-            std::fs::rename(&temporary, &path)
+            crate::crash_point!("status", "written");
+            std::fs::rename(&temporary, &path)?;
+            crate::crash_point!("status", "published");
+            Ok(())
         };
         write().map_err(|source| StatusFileError { path: path.clone(), source })
     }
@@ -107,6 +110,7 @@ impl StatusFiles {
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StatusFileError { path, source }),
             _ => {
+                crate::crash_point!("status", "withdrawn");
                 // Gone when it was the namespace's last pod, refused when it was not.
                 let _ = path.parent().map(std::fs::remove_dir);
                 Ok(())

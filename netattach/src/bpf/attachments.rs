@@ -171,6 +171,7 @@ impl Attachments {
     pub(super) fn unbind(&mut self, ifindex: u32) -> Result<(), BpfError> {
         let failed = |source| BpfError::WriteMap { map: map_name::LINK, source };
         self.links.remove(&ifindex).or_else(absent).map_err(failed)?;
+        crate::crash_point!("map", map_name::LINK);
         let Some(id) = self.bound.remove(&ifindex) else {
             return Ok(());
         };
@@ -294,7 +295,9 @@ impl Attachments {
 
     fn write_record(&mut self, id: u32, record: AttachmentRecord) -> Result<(), BpfError> {
         let failed = |source| BpfError::WriteMap { map: map_name::ATTACHMENT, source };
-        self.records.set(id, record, 0).map_err(failed)
+        self.records.set(id, record, 0).map_err(failed)?;
+        crate::crash_point!("map", map_name::ATTACHMENT);
+        Ok(())
     }
 
     /// Writes limits. What is used up of a rate that stays the same stays used up.
@@ -312,7 +315,11 @@ impl Attachments {
             flow_records: keep(wanted.flow_records, present.flow_records),
             drop_records: keep(wanted.drop_records, present.drop_records),
         };
-        self.limits.set(id, limits, 0).map_err(|source| BpfError::WriteMap { map: map_name::LIMIT, source })
+        self.limits
+            .set(id, limits, 0)
+            .map_err(|source| BpfError::WriteMap { map: map_name::LIMIT, source })?;
+        crate::crash_point!("map", map_name::LIMIT);
+        Ok(())
     }
 
     fn allow_vlan(&mut self, id: u32, vlan: u16) -> Result<(), BpfError> {
@@ -326,6 +333,7 @@ impl Attachments {
         let failed = |source| BpfError::WriteMap { map: map_name::VLAN, source };
         let key = VlanKey { attachment: id, vlan: vlan.into() };
         self.vlan_map.remove(&key).or_else(absent).map_err(failed)?;
+        crate::crash_point!("map", map_name::VLAN);
         forget(&mut self.vlans, id, &vlan);
         Ok(())
     }
@@ -357,6 +365,7 @@ impl Attachments {
             }
         };
         result.or_else(absent).map_err(|source| BpfError::WriteMap { map, source })?;
+        crate::crash_point!("map", map);
         forget(&mut self.addresses, id, &address);
         Ok(())
     }

@@ -197,7 +197,9 @@ impl Dataplane {
     /// Puts both directions under other policies at one instant. The policies must be installed.
     pub fn set_policy(&self, id: u32, policies: PolicyIds) -> Result<(), BpfError> {
         self.attachments().check(id)?;
-        self.policy_words.set(id, policies.to_word()).ok_or_else(|| self.out_of_range(id))
+        self.policy_words.set(id, policies.to_word()).ok_or_else(|| self.out_of_range(id))?;
+        crate::crash_point!("map", map_name::POLICY);
+        Ok(())
     }
 
     /// The policies of an attachment.

@@ -135,7 +135,9 @@ impl Policies {
     /// Replaces it.
     pub(super) fn memorise(&mut self, memory: common::Config) -> Result<(), BpfError> {
         let write = |source| BpfError::WriteMap { map: map_name::CONFIG, source };
-        self.memory.set(0, memory, 0).map_err(write)
+        self.memory.set(0, memory, 0).map_err(write)?;
+        crate::crash_point!("map", map_name::CONFIG);
+        Ok(())
     }
 
     fn write(&mut self, rows: &Rows) -> Result<(), BpfError> {
@@ -257,7 +259,9 @@ pub(super) fn insert<K: Pod, V: Pod, M: BorrowMut<MapData>>(
     key: K,
     value: V,
 ) -> Result<(), BpfError> {
-    map.insert(key, value, 0).map_err(|source| BpfError::WriteMap { map: name, source })
+    map.insert(key, value, 0).map_err(|source| BpfError::WriteMap { map: name, source })?;
+    crate::crash_point!("map", name);
+    Ok(())
 }
 
 fn insert_prefix<K: Pod, V: Pod>(
@@ -267,5 +271,7 @@ fn insert_prefix<K: Pod, V: Pod>(
     key: K,
     value: V,
 ) -> Result<(), BpfError> {
-    map.insert(&Key::new(bits, key), value, 0).map_err(|source| BpfError::WriteMap { map: name, source })
+    map.insert(&Key::new(bits, key), value, 0).map_err(|source| BpfError::WriteMap { map: name, source })?;
+    crate::crash_point!("map", name);
+    Ok(())
 }

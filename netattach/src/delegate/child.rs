@@ -68,6 +68,7 @@ pub(super) enum ChildError {
 pub(super) fn run(invocation: &Invocation<'_>) -> Result<Output, ChildError> {
     let deadline = Instant::now() + invocation.timeout;
     let mut child = spawn(invocation, deadline)?;
+    crate::crash_point!("plugin", "started");
     let conversation = Conversation::begin(&mut child, invocation.stdin)
         .map_err(ChildError::Pipe)
         .and_then(|conversation| conversation.hold(deadline));

@@ -260,7 +260,10 @@ impl Record {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 Err(JournalError::Write { path: self.path.clone(), source })
             }
-            _ => Ok(()),
+            _ => {
+                crate::crash_point!("journal", "removed");
+                Ok(())
+            }
         }
     }
 
@@ -274,6 +277,7 @@ impl Record {
         })?;
         self.length += self.unwritten.len() as u64;
         self.unwritten.clear();
+        crate::crash_point!("journal", self.length);
         Ok(())
     }
 

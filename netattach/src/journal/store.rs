@@ -72,6 +72,7 @@ impl Store {
             }
             Err(source) => return Err(JournalError::Write { path, source }),
         };
+        crate::crash_point!("journal", "opened");
         let created = Record::create(path.clone(), file, key, &self.boot, plan);
         if created.is_err() {
             // A full disk leaves part of a line; nothing was done yet, so nothing needs to be remembered.
@@ -123,6 +124,7 @@ impl Store {
             File::open(&self.directory)?.sync_all()
         };
         write().map_err(|source| JournalError::Write { path: path.clone(), source })?;
+        crate::crash_point!("journal", "pool");
         pools.insert(pool);
         Ok(())
     }

@@ -109,6 +109,9 @@ impl Socket {
                 missing -= 1;
             }
         }
+        if names.iter().any(|name| !name.starts_with("RTM_GET")) {
+            crate::crash_point!("netlink", names);
+        }
         Ok(replies.into_iter().flatten().collect())
     }
 

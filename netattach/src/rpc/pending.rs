@@ -133,7 +133,10 @@ pub fn remove(path: &Path) -> Result<(), PendingError> {
     let failed = |source| PendingError::Remove { path: path.to_owned(), source };
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
-        _ => path.parent().map_or(Ok(()), durable::sync_directory).map_err(failed),
+        _ => {
+            crate::crash_point!("pending", "removed");
+            path.parent().map_or(Ok(()), durable::sync_directory).map_err(failed)
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! | key | effect, in this order |
 //! |---|---|
-//! | `record` | appends `{"env": {"CNI_…": …}, "stdin": …, "pid": …}` as a line to this file; without it to the script's path with `.calls` appended, if there is a script |
+//! | `record` | appends `{"plugin": name, "env": {"CNI_…": …}, "stdin": …, "pid": …}` as a line to this file; without it to the script's path with `.calls` appended, if there is a script |
 //! | `readStdin` | `false`: stdin is not read (and recorded as null) |
 //! | `stderr` | this text goes to stderr |
 //! | `holdMs` | a child keeps stdout and stderr open that long; its pid is recorded as `{"held": pid}` |
@@ -108,7 +108,12 @@ fn run() -> Result<u8> {
     let env: BTreeMap<String, String> =
         std::env::vars().filter(|(name, _)| name.starts_with("CNI_")).collect();
     let path_is_set = std::env::var_os("PATH").is_some_and(|path| !path.is_empty());
-    append(&record, &json!({"env": env, "stdin": config, "pid": std::process::id(), "path": path_is_set}))?;
+    let called_as = std::env::args().next().unwrap_or_default();
+    let plugin = PathBuf::from(called_as).file_name().map(|name| name.to_string_lossy().into_owned());
+    append(
+        &record,
+        &json!({"plugin": plugin, "env": env, "stdin": config, "pid": std::process::id(), "path": path_is_set}),
+    )?;
 
     io::stderr().write_all(script.stderr.as_bytes())?;
     if script.hold_ms > 0 {

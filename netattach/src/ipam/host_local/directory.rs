@@ -115,6 +115,7 @@ impl Locked {
         let abandoned = contents.files.get(&address) == Some(&File::Abandoned);
         self.write_reservation(&name, content.as_bytes(), abandoned)
             .map_err(|error| Error::Reserve { path: self.path.join(&name), source: error.into() })?;
+        crate::crash_point!("lease", name);
         contents.files.insert(address, File::Held(content.trim_ascii().as_bytes().into()));
 
         self.write_cursor(&cursor_name(set), name.as_bytes()).map_err(|error| Error::WriteCursor {
@@ -128,6 +129,7 @@ impl Locked {
         let name = address.to_string();
         self.remove_name(&name)
             .map_err(|error| Error::Remove { path: self.path.join(&name), source: error.into() })?;
+        crate::crash_point!("released", name);
         contents.files.remove(&address);
         Ok(())
     }
@@ -161,7 +163,10 @@ impl Locked {
             Err(Errno::EXIST) => self.remove_name(TEMPORARY).and_then(|()| create()),
             created => created,
         }?;
-        let written = write_all(&file, content).and_then(|()| self.give_name(name, replace));
+        let written = write_all(&file, content).and_then(|()| {
+            crate::crash_point!("lease", "written");
+            self.give_name(name, replace)
+        });
         if written.is_err() {
             // A temporary file that stays behind is removed by the next reader.
             let _ = self.remove_name(TEMPORARY);
