@@ -16,6 +16,8 @@
 
 mod record;
 mod store;
+#[cfg(test)]
+mod tests;
 
 pub use record::{Key, Record, State};
 pub use store::{Loaded, Pool, Store};
