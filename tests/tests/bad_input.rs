@@ -1,15 +1,24 @@
 //! Requests that cannot be served: the right code, a message that names what is wrong, and nothing changed.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
+use std::time::{Duration, Instant};
+
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{Call, WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
 /// A started node with a pod `good` and networks `lan` (no capabilities), `cap` (with) and `tiny` (one address).
 fn node(manifests: &[(&str, Value)]) -> Node {
-    let mut node = Node::new(&[]).unwrap();
+    let mut node = unstarted(manifests);
+    node.start().unwrap();
+    node
+}
+
+fn unstarted(manifests: &[(&str, Value)]) -> Node {
+    let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
     let macvlan = |subnet: &str| json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&[subnet])});
     let mut cap = macvlan("10.52.1.0/24");
@@ -22,7 +31,6 @@ fn node(manifests: &[(&str, Value)]) -> Node {
     for (name, manifest) in manifests {
         node.write(name, manifest).unwrap();
     }
-    node.start().unwrap();
     node
 }
 
@@ -246,6 +254,8 @@ fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
         (macvlan(json!({"mac": "junk"})), 7, "key mac"),
         (macvlan(json!({"linkInContainer": true})), 2, "key linkInContainer"),
         (json!({"cniVersion": "1.0.0", "type": "veth"}), 7, "key ipam"),
+        (bridge(json!({"type": "odd", "capabilities": ["ips"]})), 7, "capabilities"),
+        (bridge(json!({"x": nested(500)})), 7, "recursion limit"),
     ];
     let mut manifests = Vec::new();
     for (number, (config, _, _)) in rows.iter().enumerate() {
@@ -262,6 +272,97 @@ fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
         let pod = Pod::new(&format!("bad{number}")).unwrap();
         wrong.extend(refused(&node, &pod, &config.to_string(), *code, said));
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// An array in an array, so many times.
+fn nested(depth: usize) -> Value {
+    (0..depth).fold(Value::Null, |inner, _| Value::Array(vec![inner]))
+}
+
+#[test]
+fn a_configuration_of_a_mebibyte_is_carried_out_and_a_key_given_twice_has_its_last_value() {
+    let large = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br0", "org.example.x": "x".repeat(1 << 20)});
+    let mut twice = network(NAMESPACE, "twice", &json!({}));
+    twice["spec"]["config"] =
+        json!(r#"{"cniVersion": "1.0.0", "type": "odd", "type": "bridge", "bridge": "br0"}"#);
+    let node = node(&[
+        ("large-net", network(NAMESPACE, "large", &large)),
+        ("twice-net", twice),
+        ("large", pod("large", &json!({}), &json!("large, twice"))),
+    ]);
+    let large = Pod::new("large").unwrap();
+    node.add(&large).success();
+    node.check(&large).success();
+    node.del(&large).success();
+    look(&node, &[&large]).assert_nothing_is_left();
+}
+
+#[test]
+fn a_plugin_that_misbehaves_fails_the_pod_in_time_and_leaves_nothing() {
+    /// Longest that an answer may take when a plugin has a second, on a machine that does other things too.
+    const BOUND: Duration = Duration::from_secs(15);
+    /// More than this is not needed for anything a plugin prints.
+    const MEMORY_KIB: u64 = 64 * 1024;
+    // What the plugin does at ADD, the code, what the message names.
+    let rows = [
+        (json!({"sleepMs": 600_000}), 11, "odd0"),
+        (json!({"floodStdout": 1_u64 << 40}), 6, "odd1"),
+        (json!({"floodStderr": 1 << 24, "exit": 3}), 999, "odd2"),
+        (json!({"stdout": "garbage"}), 6, "odd3"),
+        (json!({"stdout": r#"{"cniVersion": "99.0.0"}"#}), 6, "odd4"),
+        (json!({"stdout": "garbage", "exit": 1}), 999, "odd5"),
+        (json!({"exit": 7}), 999, "odd6"),
+        (json!({"abort": true}), 999, "odd7"),
+        (json!({"error": {"code": 113, "msg": "no room", "details": "at all"}}), 113, "no room"),
+        (json!({"holdMs": 600_000, "sleepMs": 600_000}), 11, "odd9"),
+    ];
+    let mut node = unstarted(&[]);
+    node.set("delegation", json!({"timeoutSeconds": 1}));
+    for (number, (script, _, _)) in rows.iter().enumerate() {
+        let plugin = format!("odd{number}");
+        node.plugin(&plugin, &json!({"ADD": script})).unwrap();
+        let config = json!({"cniVersion": "1.0.0", "type": plugin});
+        node.write(&format!("{plugin}-net"), &network(NAMESPACE, &plugin, &config)).unwrap();
+        node.write(&plugin, &pod(&plugin, &json!({}), &json!(format!("lan, {plugin}")))).unwrap();
+    }
+    node.start().unwrap();
+    warm_up(&node);
+    let mut wrong = Vec::new();
+    for (number, (script, code, said)) in rows.iter().enumerate() {
+        let pod = Pod::new(&format!("odd{number}")).unwrap();
+        let begun = Instant::now();
+        wrong.extend(refused(&node, &pod, &script.to_string(), *code, said));
+        if begun.elapsed() > BOUND {
+            wrong.push(format!("{script}: took {:?}", begun.elapsed()));
+        }
+        let calls = node.take_calls().unwrap();
+        let verbs: Vec<&Value> = calls.iter().filter_map(|call| call["env"].get("CNI_COMMAND")).collect();
+        if verbs.last() != Some(&&json!("DEL")) {
+            wrong.push(format!("{script}: called {verbs:?}"));
+        }
+        for held in calls.iter().filter_map(|call| call["held"].as_u64()) {
+            let gone = || !std::path::Path::new(&format!("/proc/{held}/exe")).exists();
+            assert!(eventually(PATIENCE, gone), "what {script} started is still there");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", node.agent_pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < MEMORY_KIB, "{peak} KiB at most");
+}
+
+#[test]
+fn a_directory_in_a_plugins_place_is_refused_before_anything_is_done() {
+    let node = node(&[
+        ("odd-net", network(NAMESPACE, "odd", &json!({"cniVersion": "1.0.0", "type": "odd"}))),
+        ("odd", pod("odd", &json!({}), &json!("lan, odd"))),
+    ]);
+    std::fs::create_dir(node.path("cni-bin/odd")).unwrap();
+    warm_up(&node);
+    let odd = Pod::new("odd").unwrap();
+    let wrong = refused(&node, &odd, "a directory", 7, "cni-bin/odd is not a regular file");
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 

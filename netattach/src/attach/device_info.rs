@@ -24,7 +24,10 @@ pub(super) fn prepare(files: &DeviceInfoFiles) -> Result<Output, StepError> {
     remove(path)?;
     if let Some(described) = &files.device_plugin {
         match bounded(described) {
-            Ok(text) => write_read_only(path, &text).map_err(|source| failed(path, source))?,
+            Ok(text) => {
+                write_read_only(path, &text).map_err(|source| failed(path, source))?;
+                crate::crash_point!("device-info", "copied");
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(failed(described, source)),
         }
@@ -58,7 +61,10 @@ pub(super) fn remove(path: &Path) -> Result<(), StepError> {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(StepError::DeviceInfo { path: path.to_owned(), source })
         }
-        _ => Ok(()),
+        _ => {
+            crate::crash_point!("device-info", "removed");
+            Ok(())
+        }
     }
 }
 

@@ -9,7 +9,6 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cni::cache::{self, CacheFormatError, Entry, Key};
 
@@ -18,8 +17,6 @@ pub const DEFAULT_DIRECTORY: &str = "/var/lib/cni";
 
 /// Starts the name of a file that is being written; no network's name starts so.
 const TEMPORARY_PREFIX: &str = ".writing-";
-
-static WRITES: AtomicU32 = AtomicU32::new(0);
 
 /// Cached attachments below one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,23 +97,24 @@ impl ResultCache {
     /// [`CacheError::Key`] or [`CacheError::Write`].
     pub fn write(&self, entry: &Entry) -> Result<(), CacheError> {
         let path = self.path(&entry.key)?;
-        let temporary = self.results().join(format!(
-            "{TEMPORARY_PREFIX}{}-{}",
-            std::process::id(),
-            WRITES.fetch_add(1, Ordering::Relaxed)
-        ));
+        let temporary = temporary_of(&path);
         // For the owner's eyes: configurations may hold credentials.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(self.results());
-        made.and_then(|()| {
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-            file.write_all(&entry.encode())?;
-            fs::rename(&temporary, &path)
-        })
-        .map_err(|source| {
-            // What cannot be removed now is passed over by everyone.
-            let _ = fs::remove_file(&temporary);
-            CacheError::Write { path, source }
-        })
+        made.and_then(|()| remove_if_present(&temporary))
+            .and_then(|()| {
+                let mut file =
+                    OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+                file.write_all(&entry.encode())?;
+                crate::crash_point!("cache", "written");
+                fs::rename(&temporary, &path)?;
+                crate::crash_point!("cache", "named");
+                Ok(())
+            })
+            .map_err(|source| {
+                // What cannot be removed now is passed over by everyone.
+                let _ = fs::remove_file(&temporary);
+                CacheError::Write { path, source }
+            })
     }
 
     /// The entry of an attachment. `None` where there is none, where the file of that name is about another
@@ -187,14 +185,15 @@ impl ResultCache {
     /// # Errors
     /// [`CacheError`]. No file is success.
     pub fn remove(&self, key: &Key) -> Result<(), CacheError> {
-        if self.read(key)?.is_none() {
-            return Ok(());
-        }
         let path = self.path(key)?;
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != ErrorKind::NotFound => Err(CacheError::Write { path, source }),
-            _ => Ok(()),
+        let failed = |source| CacheError::Write { path: path.clone(), source };
+        // A writer that was killed has left it.
+        remove_if_present(&temporary_of(&path)).map_err(failed)?;
+        if self.read(key)?.is_some() {
+            remove_if_present(&path).map_err(failed)?;
+            crate::crash_point!("cache", "removed");
         }
+        Ok(())
     }
 
     fn set_aside(&self, path: &Path) -> Result<PathBuf, CacheError> {
@@ -236,6 +235,20 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, CacheError> {
     }
 }
 
+/// Where the content of a file is before it has its name: one place for each, so that what a killed writer left is
+/// found again.
+fn temporary_of(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{TEMPORARY_PREFIX}{name}"))
+}
+
+fn remove_if_present(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -271,6 +284,20 @@ mod tests {
             .collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_goes_with_the_next_write_or_the_attachment() {
+        let (root, cache) = cache();
+        let entry = entry("n", "c1", "eth0");
+        let results = root.path().join("cni/results");
+        cache.write(&entry).unwrap();
+        fs::write(results.join(".writing-n-c1-eth0"), "{").unwrap();
+        cache.write(&entry).unwrap();
+        assert_eq!(names(&results), ["n-c1-eth0"]);
+        fs::write(results.join(".writing-n-c1-eth0"), "{").unwrap();
+        cache.remove(&entry.key).unwrap();
+        assert_eq!(names(&results), [""; 0]);
     }
 
     /// Rows: CAC-01, CAC-02, CAC-11.
