@@ -16,6 +16,8 @@ use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
 const SIGKILL: i32 = 9;
+/// Cut-off records that one agent is started on.
+const AT_ONCE: usize = 500;
 /// Plugins that are executed, in the order of their list.
 const PLUGINS: [&str; 2] = ["other", "tail"];
 
@@ -303,28 +305,37 @@ fn killed_with(networks: &str) -> (Node, Pod, String) {
 #[test]
 fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
     let (mut node, a, record) = killed_with("storage, lan");
-    for length in 0..record.len() {
-        fs::write(node.path(&format!("state/journal/c-{length}@eth0.jsonl")), &record[..length]).unwrap();
+    let lengths: Vec<usize> = (0..record.len()).collect();
+    for lengths in lengths.chunks(AT_ONCE) {
+        for length in lengths {
+            fs::write(node.path(&format!("state/journal/c-{length}@eth0.jsonl")), &record[..*length])
+                .unwrap();
+        }
+        node.start().unwrap();
+        let log = node.stop().unwrap();
+        assert!(log.contains(&format!("adopted=0 taken_back={}", lengths.len())), "{log}");
+        assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
     }
-    node.start().unwrap();
-    let log = node.stop().unwrap();
-    assert!(log.contains(&format!("adopted=0 taken_back={}", record.len())), "{log}");
-    assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
 #[test]
 fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off() {
-    /// Records that one agent is started on.
-    const AT_ONCE: usize = 1000;
     let (mut node, a, record) = killed_with("storage, lan");
-    let pools = ["default", "storage", "lan"].map(|network| node.path("leases").join(network));
-    for pool in &pools {
-        let held = |name: &String| name.parse::<std::net::IpAddr>().is_ok();
-        let names =
-            fs::read_dir(pool).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(held).for_each(|name| fs::remove_file(pool.join(name)).unwrap());
+    // What `a` holds goes; each pool is remembered with the interface it serves.
+    let mut pools = Vec::new();
+    for pool in fs::read_dir(node.path("leases")).unwrap() {
+        let pool = pool.unwrap().path();
+        for lease in fs::read_dir(&pool).unwrap() {
+            let lease = lease.unwrap().path();
+            let content = fs::read_to_string(&lease).unwrap();
+            let Some(ifname) = content.strip_prefix("c-a\r\n") else { continue };
+            pools.push((pool.clone(), ifname.to_owned()));
+            fs::remove_file(lease).unwrap();
+        }
     }
+    pools.dedup();
+    assert_eq!(pools.len(), 3, "{pools:?}");
     let earlier = earlier_boot(&record);
     let lengths: Vec<usize> = (0..=earlier.len()).collect();
     for lengths in lengths.chunks(AT_ONCE) {
@@ -334,7 +345,7 @@ fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off()
             let record = &earlier.as_bytes()[..*length];
             let record = String::from_utf8_lossy(record).replace("\"c-a\"", &format!("\"{container}\""));
             fs::write(node.path(&format!("state/journal/{container}@eth0.jsonl")), record).unwrap();
-            for (pool, ifname) in pools.iter().zip(["eth0", "net1", "net2"]) {
+            for (pool, ifname) in &pools {
                 let address = format!("10.99.{}.{}", number / 250, number % 250);
                 fs::write(pool.join(address), format!("{container}\r\n{ifname}")).unwrap();
             }
