@@ -62,6 +62,7 @@ fn key(key: &'static str, value: Value) -> impl Fn(&Node, Call) -> Call {
     }
 }
 
+/// Rows: ENV-26.
 #[test]
 fn a_request_that_is_wrong_changes_nothing() {
     let rows = [

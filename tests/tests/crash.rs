@@ -186,6 +186,7 @@ fn crashing_agent() -> PathBuf {
     env!("CARGO_BIN_EXE_crash-agent").into()
 }
 
+/// Rows: ADD-03, NPWG-7.2-del-attempted-only.
 #[test]
 fn an_agent_killed_at_any_point_of_add_leaves_nothing_once_del_came() {
     let mut scene = Scene::new();

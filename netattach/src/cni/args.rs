@@ -122,6 +122,7 @@ mod tests {
         (key.to_owned(), value.to_owned())
     }
 
+    /// Rows: ENV-32, ENV-36.
     #[test]
     fn reads_what_a_kubelet_runtime_sends() {
         // ENV-36
@@ -135,6 +136,7 @@ mod tests {
         assert_eq!(args.refuse_unknown(&[]), Ok(()));
     }
 
+    /// Rows: ENV-35.
     #[test]
     fn accepts_every_unambiguous_form() {
         assert_eq!(pairs(""), []);
@@ -146,7 +148,7 @@ mod tests {
         assert_eq!(CniArgs::parse("A=1;A=2").unwrap().get("A"), Some("2"));
     }
 
-    // ENV-31
+    /// Rows: ENV-31.
     #[test]
     fn a_pair_without_key_or_equals_sign_is_named() {
         for (raw, pair) in [("A", "A"), ("A=1;;B=2", ""), ("A=1;B", "B"), ("=x", "=x"), (";;", "")] {
@@ -155,7 +157,7 @@ mod tests {
         }
     }
 
-    // ENV-32
+    /// Rows: ENV-32.
     #[test]
     fn unknown_keys_are_refused_unless_ignored() {
         let args = CniArgs::parse("MAC=x;FOO=y").unwrap();
@@ -164,7 +166,7 @@ mod tests {
         assert_eq!(CniArgs::parse("FOO=y;IgnoreUnknown=TRUE").unwrap().refuse_unknown(&[]), Ok(()));
     }
 
-    // ENV-33
+    /// Rows: ENV-33.
     #[test]
     fn flags_are_words_or_digits() {
         for (text, value) in [("1", true), ("tRuE", true), ("0", false), ("FALSE", false)] {

@@ -144,7 +144,7 @@ impl TryFrom<ErrorObject> for CniError {
 mod tests {
     use super::*;
 
-    // ENV-23
+    /// Rows: ENV-23.
     #[test]
     fn prints_the_object_of_the_specification() {
         let error = CniError::new(code::INVALID_CONFIG, "missing network name");
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(CniError::parse(error.to_json(Version::LATEST).as_bytes()).unwrap(), error);
     }
 
-    // EXE-10
+    /// Rows: EXE-10.
     #[test]
     fn a_result_is_not_an_error_object() {
         for text in

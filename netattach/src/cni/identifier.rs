@@ -71,6 +71,7 @@ fn follows_grammar(text: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// Rows: IDN-01.
     #[test]
     fn identifiers_that_the_grammar_allows_pass() {
         // IDN-01
@@ -80,6 +81,7 @@ mod tests {
         }
     }
 
+    /// Rows: IDN-02, IDN-03.
     #[test]
     fn a_bad_container_id_has_code_3_or_4() {
         assert_eq!(check_container_id(""), Err(CniError::new(3, "missing containerID"))); // IDN-02
@@ -90,6 +92,7 @@ mod tests {
         }
     }
 
+    /// Rows: IDN-04.
     #[test]
     fn a_bad_network_name_has_code_7() {
         // IDN-04
@@ -98,6 +101,7 @@ mod tests {
         assert_eq!(check_network_name("a/b"), Err(expected));
     }
 
+    /// Rows: IDN-06, IDN-09.
     #[test]
     fn interface_names_are_measured_in_bytes() {
         assert_eq!(check_ifname("123456789012345"), Ok(()));
@@ -107,6 +111,7 @@ mod tests {
         assert_eq!((long.code, long.msg.as_str()), (4, "interface name is too long"));
     }
 
+    /// Rows: IDN-05, IDN-07, IDN-08.
     #[test]
     fn interface_names_the_kernel_refuses_are_refused() {
         for (name, msg) in [

@@ -34,7 +34,9 @@ fn config(version: &str) -> Value {
 const ALL_REPLACED: [(&str, &str); 4] =
     [("CNI_CONTAINERID", ""), ("CNI_NETNS", ""), ("CNI_IFNAME", ""), ("CNI_PATH", "")];
 
-// ENV-34: keys that netattach does not know stay in the configuration.
+/// Keys that netattach does not know stay in the configuration.
+///
+/// Rows: ENV-34.
 #[test]
 fn an_add_carries_everything() {
     let config = json!({"cniVersion": "1.1.0", "name": "n", "type": "t", "x": {"b": 1, "a": 2}});
@@ -58,6 +60,7 @@ fn an_add_carries_everything() {
     assert_eq!(request.config.keys().collect::<Vec<_>>(), ["cniVersion", "name", "type", "x"]);
 }
 
+/// Rows: ENV-01, ENV-02, ENV-03, ENV-06, ENV-08.
 #[test]
 fn missing_variables_are_named_together_by_verb() {
     for (command, missing) in [
@@ -76,14 +79,14 @@ fn missing_variables_are_named_together_by_verb() {
     }
 }
 
-// ENV-04
+/// Rows: ENV-04.
 #[test]
 fn version_needs_neither_variables_nor_stdin() {
     let request = Request::parse(&env(&[("CNI_COMMAND", "VERSION")]), b"not json").unwrap();
     assert_eq!((request.command, request.version), (Command::Version, Version::LATEST));
 }
 
-// VER-13
+/// Rows: VER-13.
 #[test]
 fn the_version_reply_lists_all_versions() {
     assert_eq!(
@@ -93,7 +96,7 @@ fn the_version_reply_lists_all_versions() {
     );
 }
 
-// ENV-09
+/// Rows: ENV-09.
 #[test]
 fn about_names_the_program_and_the_versions() {
     assert_eq!(
@@ -102,7 +105,7 @@ fn about_names_the_program_and_the_versions() {
     );
 }
 
-// ENV-07
+/// Rows: ENV-07.
 #[test]
 fn an_invalid_variable_is_reported_before_missing_ones() {
     let error = parse("ADD", &[("CNI_CONTAINERID", "-a"), ("CNI_PATH", "")], config("1.0.0")).unwrap_err();
@@ -111,7 +114,7 @@ fn an_invalid_variable_is_reported_before_missing_ones() {
     assert_eq!(error, CniError::new(4, "interface name is . or .."));
 }
 
-// IDN-11
+/// Rows: IDN-11.
 #[test]
 fn del_goes_on_with_identifiers_that_add_would_refuse() {
     let request = parse(
@@ -127,13 +130,13 @@ fn del_goes_on_with_identifiers_that_add_would_refuse() {
     assert_eq!(parse("DEL", &[], config("1.0.0")).unwrap().tolerated, None);
 }
 
-// ENV-02
+/// Rows: ENV-02.
 #[test]
 fn del_may_come_without_a_namespace() {
     assert_eq!(parse("DEL", &[("CNI_NETNS", "")], config("1.0.0")).unwrap().netns, None);
 }
 
-// ENV-28
+/// Rows: ENV-05, ENV-28.
 #[test]
 fn the_override_is_a_word_or_a_digit() {
     for (text, value) in [("1", true), ("TrUe", true), ("0", false), ("yes", false), ("", false)] {
@@ -142,7 +145,7 @@ fn the_override_is_a_word_or_a_digit() {
     }
 }
 
-// ENV-11
+/// Rows: ENV-11.
 #[test]
 fn an_unknown_command_is_refused_after_the_configuration_was_read() {
     assert_eq!(parse("FOO", &[], config("1.0.0")), Err(CniError::new(4, "unknown CNI_COMMAND: FOO")));
@@ -150,6 +153,7 @@ fn an_unknown_command_is_refused_after_the_configuration_was_read() {
     assert_eq!(parse("add", &[], config("1.0.0")), Err(CniError::new(4, "unknown CNI_COMMAND: add")));
 }
 
+/// Rows: ENV-13, ENV-14, ENV-15, ENV-16, ENV-17, VER-07.
 #[test]
 fn a_bad_configuration_is_refused_with_its_code() {
     for (stdin, code, msg, details) in [
@@ -173,6 +177,7 @@ fn a_bad_configuration_is_refused_with_its_code() {
     }
 }
 
+/// Rows: ENV-16, ENV-18, ENV-19, ENV-20, VER-02.
 #[test]
 fn verbs_are_gated_by_the_configurations_version() {
     let incompatible = |msg: &str| Err(CniError::new(1, msg));
@@ -197,7 +202,7 @@ fn verbs_are_gated_by_the_configurations_version() {
     }
 }
 
-// REQ-11
+/// Rows: REQ-11.
 #[test]
 fn gc_accepts_either_key_and_tells_absent_from_empty() {
     let gc = |key: &str, value: Value| {
@@ -217,6 +222,7 @@ fn gc_accepts_either_key_and_tells_absent_from_empty() {
     );
 }
 
+/// Rows: ENV-31.
 #[test]
 fn a_malformed_args_variable_is_refused_at_add() {
     // ENV-31
@@ -224,7 +230,7 @@ fn a_malformed_args_variable_is_refused_at_add() {
     assert_eq!(error, CniError::new(4, "ARGS: invalid pair \"B\""));
 }
 
-// CNV-12
+/// Rows: CNV-12.
 #[test]
 fn the_previous_result_must_be_of_the_configurations_family() {
     let prev = |version: &str, prev: Value| {
