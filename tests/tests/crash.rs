@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{Outcome, WIRE};
@@ -325,16 +325,13 @@ fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off()
     let (mut node, a, record) = killed_with("storage, lan");
     // What `a` holds goes; each pool is remembered with the interface it serves.
     let mut pools = Vec::new();
-    for pool in fs::read_dir(node.path("leases")).unwrap() {
-        let pool = pool.unwrap().path();
-        for lease in fs::read_dir(&pool).unwrap() {
-            let lease = lease.unwrap().path();
-            let content = fs::read_to_string(&lease).unwrap();
-            let Some(ifname) = content.strip_prefix("c-a\r\n") else { continue };
-            pools.push((pool.clone(), ifname.to_owned()));
-            fs::remove_file(lease).unwrap();
-        }
+    for lease in files_below(&node.path("leases")) {
+        let content = fs::read_to_string(&lease).unwrap();
+        let Some(ifname) = content.strip_prefix("c-a\r\n") else { continue };
+        pools.push((lease.parent().unwrap().to_owned(), ifname.to_owned()));
+        fs::remove_file(lease).unwrap();
     }
+    pools.sort();
     pools.dedup();
     assert_eq!(pools.len(), 3, "{pools:?}");
     let earlier = earlier_boot(&record);
@@ -376,6 +373,11 @@ fn after_a_loss_of_power_each_plugin_of_a_record_gets_its_del() {
         assert_eq!(called, [json!(["tail", "DEL", ""]), json!(["other", "DEL", ""])], "{count} lines");
         assert!(!node.path("state/journal/c-a@eth0.jsonl").exists(), "{count} lines");
     }
+}
+
+fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
 /// A record as it is found after the node was started again: its namespace and its links are of another time.
