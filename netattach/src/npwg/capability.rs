@@ -57,6 +57,8 @@ mod tests {
         Value::Object(runtime_config(&parsed.selections[0]))
     }
 
+    /// Rows: NPWG-4.1.2.1.3.2-ips-runtimeconfig, NPWG-4.1.2.1.4-mac-valid, NPWG-4.1.2.1.7-pm-default-proto.
+    /// Rows: NPWG-4.1.2.1.8-bw-default-burst, NPWG-4.1.2.1.10-guid-valid.
     #[test]
     fn each_request_goes_under_its_capability() {
         let table = [

@@ -100,6 +100,7 @@ mod tests {
             .collect()
     }
 
+    /// Rows: NPWG-4.2-twice, NPWG-4.2.1-tuple-unique.
     #[test]
     fn names_follow_the_position_and_avoid_every_other_name() {
         let reserved = ["lo", "eth0"];
@@ -126,9 +127,9 @@ mod tests {
         assert_eq!(interface_names(&asking(&[None]), &["net1"]).unwrap(), ["net2"]);
     }
 
+    /// Rows: NPWG-4.1.2.1.5-ifname-dup.
     #[test]
     fn a_name_twice_or_a_reserved_name_is_refused() {
-        // NPWG-4.1.2.1.5-ifname-dup
         assert_eq!(
             interface_names(&asking(&[Some("net7"), None, Some("net7")]), &[]),
             Err(InterfaceNameError::AskedTwice { name: "net7".to_owned(), first: 0, second: 2 })
@@ -139,12 +140,12 @@ mod tests {
         );
     }
 
+    /// Rows: NPWG-4.1.2.1.5-ifname-invalid, EXT-short-ifname-limits.
     #[test]
     fn interface_names_are_what_the_kernel_takes() {
         for good in ["eth0.100", "my_if", "NET1", "a", "fifteen-bytes-x", "@home"] {
             assert!(is_interface_name(good), "{good}");
         }
-        // NPWG-4.1.2.1.5-ifname-invalid, EXT-short-ifname-limits
         for bad in
             ["", ".", "..", "sixteen-bytes-xx", "a/b", "a b", "a\tb", "a:b", "eth%d", "all", "default", "é"]
         {

@@ -31,6 +31,8 @@ fn error(annotation: &str) -> String {
     parse(annotation).unwrap_err().to_string()
 }
 
+/// Rows: NPWG-4.1-absent, NPWG-4.1.1-local, NPWG-4.1.1-namespaced, NPWG-4.1.1-list-order.
+/// Rows: NPWG-4.1.1-space, NPWG-4.2-twice, EXT-short-ifname.
 #[test]
 fn the_short_form_is_read() {
     let named = |interface: &str| Selection { interface: Some(interface.to_owned()), ..plain("ns", "net") };
@@ -55,9 +57,9 @@ fn the_short_form_is_read() {
     }
 }
 
+/// Rows: NPWG-4.1.1-malformed, EXT-short-ifname-limits.
 #[test]
 fn a_malformed_short_form_is_refused_with_its_item() {
-    // NPWG-4.1.1-malformed, NPWG-3.3-name-invalid, EXT-short-ifname-limits
     let table = [
         ("a/b/c", 0, "a/b/c"),
         ("a@b@c", 0, "a@b@c"),
@@ -86,9 +88,9 @@ fn a_malformed_short_form_is_refused_with_its_item() {
     }
 }
 
+/// Rows: NPWG-4.1-both-formats, NPWG-4.1.2-json-list.
 #[test]
 fn both_forms_say_the_same() {
-    // NPWG-4.1-both-formats, NPWG-4.1.2-json-list
     let json = json!([
         {"name": "net-a"},
         {"name": "net-b", "namespace": ""},
@@ -97,16 +99,16 @@ fn both_forms_say_the_same() {
     assert_eq!(selections(&json.to_string()), selections("net-a,net-b,other/net-c@if0"));
 }
 
+/// Rows: NPWG-4.1.2-json-malformed, NPWG-4.1.2.1.1-name-required.
 #[test]
 fn malformed_json_is_refused() {
-    // NPWG-4.1.2-json-malformed, QK-07
     let table = [
         (r#"[{"name":"a""#, "read networks annotation as json"),
         (r#"{"name":"a"}"#, "networks annotation is an object, not a json list"),
         (r#""net-a""#, "networks annotation is a string, not a json list"),
         ("[null]", "networks annotation element 0 is null, not an object"),
         (r#"[{"name":"a"},1]"#, "networks annotation element 1 is a number, not an object"),
-        (r#"[{"namespace":"x"}]"#, "networks annotation element 0 has no name"), // NPWG-4.1.2.1.1-name-required
+        (r#"[{"namespace":"x"}]"#, "networks annotation element 0 has no name"),
         (r#"[{"name":""}]"#, "networks annotation element 0 has no name"),
         (r#"[{"name":null}]"#, "networks annotation element 0 has no name"),
     ];
@@ -121,6 +123,7 @@ fn nesting_deeper_than_a_parser_should_follow_is_refused() {
     assert_eq!(error(&"[".repeat(100_000)), "read networks annotation as json");
 }
 
+/// Rows: NPWG-4.1.2.1.2-ns-other, NPWG-4.1.2.1.3-ips-valid, NPWG-4.1.2.1.3-ips-prefix.
 #[test]
 fn every_key_is_read() {
     let all = element(json!({
@@ -174,9 +177,9 @@ fn every_key_is_read() {
     );
 }
 
+/// Rows: NPWG-4.1.2.1.2-ns-missing-empty.
 #[test]
 fn absent_null_and_empty_mean_the_same_where_the_standard_says_so() {
-    // NPWG-4.1.2.1.2-ns-missing-empty, NPWG-4.1.2.1.5-ifname-invalid ("" is unset), NPWG-4.1.2.1.9-dr-empty
     assert_eq!(
         element(json!({"namespace": "", "interface": "", "deviceID": ""})).unwrap(),
         plain("shop", "a")
@@ -192,6 +195,10 @@ fn absent_null_and_empty_mean_the_same_where_the_standard_says_so() {
     assert_eq!(empty_route, Selection { default_route: Some(Vec::new()), ..plain("shop", "a") });
 }
 
+/// Rows: NPWG-4.1.2.1.3-ips-empty, NPWG-4.1.2.1.3-ips-invalid, NPWG-4.1.2.1.4-mac-invalid.
+/// Rows: NPWG-4.1.2.1.4-mac-20byte, NPWG-4.1.2.1.5-ifname-invalid, NPWG-4.1.2.1.6-args-bad-type.
+/// Rows: NPWG-4.1.2.1.7-pm-range, NPWG-4.1.2.1.7-pm-proto-case, NPWG-4.1.2.1.8-bw-zero-or-empty.
+/// Rows: NPWG-4.1.2.1.9-dr-invalid, NPWG-4.1.2.1.10-guid-invalid.
 #[test]
 fn values_that_the_standard_rules_out_are_refused_by_key() {
     let table = [
@@ -289,6 +296,16 @@ fn values_that_the_standard_rules_out_are_refused_by_key() {
         ),
         (
             "NPWG-4.1.2.1.9-dr-invalid",
+            json!({"default-route": ["224.0.0.1"]}),
+            r#"default-route[0] is "224.0.0.1""#,
+        ),
+        (
+            "NPWG-4.1.2.1.9-dr-invalid",
+            json!({"default-route": ["10.0.0.1", "10.0.0.1"]}),
+            r#"default-route[1] is "10.0.0.1""#,
+        ),
+        (
+            "NPWG-4.1.2.1.9-dr-invalid",
             json!({"default-route": ["10.0.0.1/24"]}),
             r#"default-route[0] is "10.0.0.1/24""#,
         ),
@@ -309,6 +326,7 @@ fn values_that_the_standard_rules_out_are_refused_by_key() {
     }
 }
 
+/// Rows: NPWG-4.1.2.1.7-pm-range, NPWG-4.1.2.1.8-bw-burst-needs-rate, NPWG-4.1.2.1.11-claim-plus-ips.
 #[test]
 fn missing_and_exclusive_keys_are_named() {
     let table = [
@@ -348,9 +366,10 @@ fn missing_and_exclusive_keys_are_named() {
     }
 }
 
+/// Rows: NPWG-4.1.2.1.9-dr-two-elements.
 #[test]
 fn the_default_route_moves_once() {
-    // NPWG-4.1.2.1.9-dr-two-elements: one empty, different families; dr-v6/-dual and dr-multi-gw are fine
+    // One empty; different families.
     for (first, second) in [(json!(["10.0.0.1"]), json!([])), (json!(["10.0.0.1"]), json!(["2001:db8::1"]))] {
         let annotation = json!([{"name": "a", "default-route": first}, {"name": "b"}, {"name": "c", "default-route": second}]);
         assert_eq!(
@@ -362,9 +381,9 @@ fn the_default_route_moves_once() {
     assert_eq!(two.default_route.unwrap().len(), 2);
 }
 
+/// Rows: NPWG-4.1.2.1-foreign-key-tolerated, NPWG-4.1.2.1-reserved-keys.
 #[test]
 fn odd_keys_are_warned_about_and_private_keys_are_not() {
-    // NPWG-4.1.2.1-foreign-key-tolerated, NPWG-4.1.2.1-reserved-keys
     let parsed = parse(
         r#"[{"name":"a"},{"name":"b","org.example.x":1,"vlan":5,"MAC":"02:00:00:00:00:01","interfaceRequest":"if0",
             "portMappings":[{"hostPort":1,"containerPort":2,"ipp":"x"}]}]"#,
