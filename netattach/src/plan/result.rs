@@ -118,8 +118,26 @@ pub fn told(
         _ => None,
     });
     match printed {
-        Some(Output::Delegate { result }) => cni::result::in_version(result, attachment.version),
+        Some(Output::Delegate { result: printed }) => {
+            let mut printed = cni::result::in_version(printed, attachment.version)?;
+            if !routing::moved(attachment.yields_to, outputs).is_empty() {
+                let settled = result(sandbox, number, attachment, outputs)?.to_value(attachment.version)?;
+                replace_routes(&mut printed, &settled);
+            }
+            Ok(printed)
+        }
         _ => result(sandbox, number, attachment, outputs)?.to_value(attachment.version),
+    }
+}
+
+/// Puts the routes of one result in place of another's; the two oldest versions have them among the addresses.
+fn replace_routes(result: &mut Value, settled: &Value) {
+    let Some(result) = result.as_object_mut() else { return };
+    for key in ["routes", "ip4", "ip6"] {
+        match settled.get(key) {
+            Some(value) => result.insert(key.to_owned(), value.clone()),
+            None => result.remove(key),
+        };
     }
 }
 
