@@ -12,6 +12,7 @@
 //! | [`journal`] | what was planned and done, written before it is done | files |
 //! | [`attach`] | carries plans out and takes them back | dispatches |
 //! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`sysctl`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
+//! | [`multus`] | what a node has of Multus: its configuration, its memory of pods | no |
 //! | [`policy`] | MultiNetworkPolicy compiled to classes | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
 //! | `durable` | files that are replaced whole | files |
@@ -27,6 +28,7 @@ pub mod ipam;
 pub mod journal;
 pub mod link;
 pub mod mac;
+pub mod multus;
 pub mod netlink;
 pub mod netns;
 pub mod npwg;

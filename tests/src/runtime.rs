@@ -45,15 +45,7 @@ pub struct Answer {
 impl Runtime {
     /// Runs the plugin that `config` names, with a configuration for one plugin.
     pub fn run(&self, verb: &str, call: Call<'_>, config: &Value) -> Result<Answer> {
-        let plugin = config["type"].as_str().context("a configuration without a type")?;
-        let output = self.node.run(|| self.output(plugin, verb, call, config))?;
-        let stdout = match output.stdout.as_slice() {
-            [] => Value::Null,
-            bytes => serde_json::from_slice(bytes)
-                .with_context(|| format!("{plugin} printed {:?}", String::from_utf8_lossy(bytes)))?,
-        };
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        Ok(Answer { exit: output.status.code(), stdout, stderr })
+        run(&self.node, &self.plugins, verb, call, config)
     }
 
     /// ADD; the result.
@@ -77,30 +69,46 @@ impl Runtime {
         let code = answer.stdout["code"].as_u64().context("an error without code")?;
         Ok((code, answer.stdout["msg"].as_str().context("an error without msg")?.to_owned()))
     }
+}
 
-    fn output(&self, plugin: &str, verb: &str, call: Call<'_>, config: &Value) -> Result<Output> {
-        let mut child = Command::new(self.plugins.join(plugin))
-            .env_clear()
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", call.container)
-            .env("CNI_IFNAME", call.ifname)
-            .env("CNI_NETNS", call.netns)
-            .env("CNI_ARGS", call.args)
-            .env("CNI_PATH", &self.plugins)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start {plugin}"))?;
-        let mut stdin = child.stdin.take().context("a child without stdin")?;
-        match stdin.write_all(config.to_string().as_bytes()) {
-            // VERSION ends without reading.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            written => written?,
-        }
-        drop(stdin);
-        Ok(child.wait_with_output()?)
+/// Runs the plugin of the directory that `config` names, in the namespace of a node.
+///
+/// # Errors
+/// It does not run, or prints something other than one JSON value.
+pub fn run(node: &Namespace, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Answer> {
+    let plugin = config["type"].as_str().context("a configuration without a type")?;
+    let output = node.run(|| output(&plugins.join(plugin), plugins, verb, call, config))?;
+    let stdout = match output.stdout.as_slice() {
+        [] => Value::Null,
+        bytes => serde_json::from_slice(bytes)
+            .with_context(|| format!("{plugin} printed {:?}", String::from_utf8_lossy(bytes)))?,
+    };
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok(Answer { exit: output.status.code(), stdout, stderr })
+}
+
+fn output(program: &Path, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Output> {
+    let mut child = Command::new(program)
+        .env_clear()
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", call.container)
+        .env("CNI_IFNAME", call.ifname)
+        .env("CNI_NETNS", call.netns)
+        .env("CNI_ARGS", call.args)
+        .env("CNI_PATH", plugins)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {}", program.display()))?;
+    let mut stdin = child.stdin.take().context("a child without stdin")?;
+    match stdin.write_all(config.to_string().as_bytes()) {
+        // VERSION ends without reading.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written?,
     }
+    drop(stdin);
+    Ok(child.wait_with_output()?)
 }
 
 /// The configuration with the `prevResult` that a runtime adds after ADD.

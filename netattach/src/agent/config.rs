@@ -11,6 +11,7 @@ use crate::attach::{DefaultNetwork, InvalidDefaultNetwork};
 use crate::cni::CniError;
 use crate::cni::identifier::check_network_name;
 use crate::delegate::DEFAULT_DIRECTORY;
+use crate::multus;
 use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
 use crate::npwg::restriction::{Isolation, Restrictions};
@@ -84,6 +85,8 @@ pub struct Settings {
     pub network_status: Form,
     /// The configuration file that the agent writes for the container runtime.
     pub cni_conf: CniConf,
+    /// What Multus remembers of the pods that it attached before netattach took its place.
+    pub multus_state_dir: PathBuf,
     /// How other plugins are run.
     pub delegation: Delegation,
     /// Whether definitions of one name in two namespaces, whose configurations have no `name`, have pools of
@@ -214,6 +217,7 @@ impl Default for Settings {
             device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo".into(),
             network_status: Form::default(),
             cni_conf: CniConf::default(),
+            multus_state_dir: multus::STATE_DIRECTORY.into(),
             delegation: Delegation::default(),
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),

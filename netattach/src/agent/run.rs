@@ -17,7 +17,7 @@ use super::handler::{Agent, Served};
 use super::health::Health;
 use super::readiness::Readiness;
 use super::report::Reporter;
-use crate::attach::{AttachError, Enforce, Engine, IntentReader, Node, StatusFiles};
+use crate::attach::{AttachError, Enforce, Engine, Inheritance, IntentReader, Node, StatusFiles};
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
@@ -120,13 +120,14 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         cache: ResultCache::new(&settings.delegation.cache_dir),
         enforcer: Some(Arc::clone(&enforcer) as Arc<dyn Enforce>),
     };
+    let inheritance = Inheritance::new(&settings.multus_state_dir);
     let journal = Store::open(settings.state_dir.join("journal"))?;
     let options = Options {
         exec: settings.delegation.exec.clone(),
         device_info_dir: settings.device_info_dir.clone(),
         remembered: settings.delegation.result_cache,
     };
-    let engine = Arc::new(Engine::new(node, journal, settings.max_attachments, options)?);
+    let engine = Arc::new(Engine::new(node, journal, settings.max_attachments, options, inheritance)?);
     let intents = Arc::new(IntentReader {
         source: Arc::clone(&source),
         default: settings.default_network()?,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use super::Inheritance;
 use super::apply::apply;
 use super::check::check;
 use super::guard::guards;
@@ -26,6 +27,7 @@ pub struct Engine {
     pub(super) journal: Store,
     pub(super) registry: Registry,
     pub(super) options: Options,
+    pub(super) inheritance: Inheritance,
     pub(super) own: NetnsId,
 }
 
@@ -45,8 +47,15 @@ impl Engine {
     ///
     /// # Errors
     /// The node's namespace cannot be identified.
-    pub fn new(node: Node, journal: Store, limit: u32, options: Options) -> Result<Self, NetnsError> {
-        Ok(Self { node, journal, registry: Registry::new(limit), options, own: Netns::current()?.id() })
+    pub fn new(
+        node: Node,
+        journal: Store,
+        limit: u32,
+        options: Options,
+        inheritance: Inheritance,
+    ) -> Result<Self, NetnsError> {
+        let own = Netns::current()?.id();
+        Ok(Self { node, journal, registry: Registry::new(limit), options, inheritance, own })
     }
 
     /// What is attached.
@@ -176,8 +185,11 @@ impl Engine {
         // What came last goes first. Whatever becomes of it, the sandbox itself is taken back.
         let dynamic = self.detach_all(&key);
         let sandbox = self.journal.load(&key).map_err(AttachError::from).and_then(|loaded| match loaded {
-            // Names that ADD would have refused were never attached.
-            Loaded::Absent => request.tolerated.clone().map_or(Ok(None), |error| Err(error.into())),
+            Loaded::Absent => match &request.tolerated {
+                // Names that ADD would have refused were never attached.
+                Some(error) => Err(error.clone().into()),
+                None => self.del_inherited(request).map(|()| None),
+            },
             Loaded::Torn => self.clear_torn(&key).map(|()| None),
             Loaded::Whole(record) => {
                 let pod = record.plan.sandbox.pod.clone();

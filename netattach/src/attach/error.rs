@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::InheritanceError;
 use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};
 use crate::ipam::host_local;
@@ -57,6 +58,9 @@ pub enum AttachError {
     /// The plan could not be made.
     #[error(transparent)]
     Plan(#[from] CniError),
+    /// What another meta plugin left cannot be used.
+    #[error(transparent)]
+    Inheritance(#[from] InheritanceError),
     /// No netlink socket.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
@@ -154,6 +158,15 @@ pub enum StepError {
     /// Another plugin failed.
     #[error(transparent)]
     Delegate(#[from] DelegateError),
+    /// A plugin that netattach carries itself failed, called as others are.
+    #[error("plugin {plugin}")]
+    InProcess {
+        /// Its type.
+        plugin: String,
+        /// Why.
+        #[source]
+        source: CniError,
+    },
     /// Another plugin printed something that is not a result.
     #[error("the result of plugin {plugin} cannot be read")]
     Result {
@@ -294,6 +307,8 @@ impl AttachError {
             }
             Self::NotAttached(_) => code::UNKNOWN_CONTAINER,
             Self::Plan(error) => error.code,
+            Self::Inheritance(InheritanceError::Scratch { .. }) => code::DECODING_FAILURE,
+            Self::Inheritance(_) => code::IO_FAILURE,
             Self::Step { source, .. } | Self::Network { source, .. } => step_code(source),
             Self::Undo(errors) => errors.first().map_or(code::INTERNAL, Self::code),
             Self::Open(_) | Self::TornLease(_) | Self::Differs { .. } => code::INTERNAL,
@@ -317,6 +332,7 @@ fn step_code(error: &StepError) -> u32 {
         StepError::Lease(error) if error.is_wrong_request() => code::INVALID_CONFIG,
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
+        StepError::InProcess { source, .. } => source.code,
         StepError::Journal(error) => journal_code(error),
         StepError::Dns(_) | StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
         StepError::Netlink(_)

@@ -4,6 +4,7 @@
 
 mod attach;
 mod attachments;
+mod import;
 mod policy;
 mod stats;
 mod status;
@@ -61,6 +62,10 @@ enum Command {
     Policy(Filter),
     /// Show how the agent is doing; exit code 1 while it is not ready
     Status,
+    /// Say what becomes of a Multus configuration, or with -o json print the settings file; changes nothing
+    ///
+    /// Exit code 1 when a key has no equivalent.
+    Import(import::Import),
     /// Remove the pinned programs and maps of an agent that has ended, once its pods are detached
     Uninstall {
         /// Where they are pinned
@@ -92,6 +97,12 @@ pub enum CliError {
     /// The command line names no sandbox, or says something that has no form.
     #[error(transparent)]
     Words(#[from] attach::WordsError),
+    /// The configuration of Multus cannot be read.
+    #[error(transparent)]
+    Import(#[from] import::ImportError),
+    /// `import` of something that netattach does not have.
+    #[error("these keys have no equivalent, and the table says what to do: {}", .0.join(", "))]
+    NoEquivalent(Vec<String>),
     /// `uninstall` under a running agent.
     #[error("an agent serves {0}: end it first, and detach its pods")]
     AgentRuns(PathBuf),
@@ -118,7 +129,7 @@ pub enum CliError {
 /// Asks the agent and writes the answer.
 ///
 /// # Errors
-/// See [`CliError`]; nothing has been written then, except for [`CliError::NotReady`]. A reader that has seen
+/// See [`CliError`]; nothing has been written then, except for [`CliError::NotReady`] and [`CliError::NoEquivalent`]. A reader that has seen
 /// enough (`| head`) is no error.
 pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> {
     let (text, outcome) = answer(arguments)?;
@@ -137,6 +148,7 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
         Command::Stats(_) => Request::Stats,
         Command::Policy(_) => Request::Policy,
         Command::Status => Request::Status,
+        Command::Import(import) => return import.run(arguments.output == Format::Json),
         Command::Uninstall { bpffs } => return Ok((uninstall::run(&arguments.socket, bpffs)?, Ok(()))),
     };
     let patience = match &request {

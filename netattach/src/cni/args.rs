@@ -32,7 +32,7 @@ impl CniArgs {
     }
 
     /// A text that could not be read: kept to be passed on, with no pairs.
-    pub(super) fn unread(raw: &str) -> Self {
+    pub(crate) fn unread(raw: &str) -> Self {
         Self { raw: raw.to_owned(), pairs: Vec::new() }
     }
 

@@ -27,6 +27,7 @@ const PURE: &[&str] = &[
     "netattach/src/plan/",
     "netattach/src/link/",
     "netattach/src/policy/",
+    "netattach/src/multus/",
     "netattach/src/mac.rs",
     "netattach-common/src/",
 ];

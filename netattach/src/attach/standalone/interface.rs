@@ -23,7 +23,7 @@ use crate::report::Chain;
 pub(super) struct Interface<'a> {
     pub(super) driver: &'static dyn Driver,
     pub(super) request: &'a cni::Request,
-    pub(super) node: Node,
+    pub(super) node: &'a Node,
 }
 
 /// The sandbox's namespace, as far as it can be used.
@@ -74,14 +74,14 @@ impl Interface<'_> {
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
         let mut progress = Memory::default();
         let carried_out =
-            apply(&self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
+            apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
                     Some(previous) => previous,
                     None => result::result(&plan.sandbox, 0, &plan.attachments[0], &progress.outputs)?,
                 };
                 result.to_value(request.version)
             });
-        carried_out.map_err(|error| match undo(&self.node, &plan, Some(&netns), &progress) {
+        carried_out.map_err(|error| match undo(self.node, &plan, Some(&netns), &progress) {
             Ok(()) => error,
             Err(left) => {
                 // The error that counts goes to the runtime; DEL, which follows, tries this again.
@@ -91,7 +91,12 @@ impl Interface<'_> {
         })
     }
 
-    fn del(&self) -> Result<(), CniError> {
+    /// Whether ADD would take the configuration.
+    pub(super) fn is_supported(&self) -> bool {
+        one(&sandbox(self.request, NOWHERE), self.driver, self.request).is_ok()
+    }
+
+    pub(super) fn del(&self) -> Result<(), CniError> {
         let request = self.request;
         let place = self.place()?;
         let netns = match &place {
@@ -106,7 +111,7 @@ impl Interface<'_> {
         };
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
         let progress = Memory::of_unknown(&plan, outputs);
-        undo(&self.node, &plan, netns, &progress)?;
+        undo(self.node, &plan, netns, &progress)?;
         match place {
             Place::Own(path) => Err(AttachError::HostNetns { path }.into()),
             Place::There(_) | Place::Gone => Ok(()),
@@ -157,13 +162,13 @@ impl Interface<'_> {
         }
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let mut pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
-        let difference = compare(&self.node, &sandbox, &attachment, &want, &mut host, &mut pod)
+        let difference = compare(self.node, &sandbox, &attachment, &want, &mut host, &mut pod)
             .map_err(|error| AttachError::step(Doing::Check, &attachment, "look at the kernel", error))?;
         if let Some(what) = difference {
             let (ifname, network) = (request.ifname.clone(), request.name.clone());
             return Err(AttachError::Differs { ifname, network, what }.into());
         }
-        Ok(check_delegates(&self.node, &sandbox, &attachment, None)?)
+        Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
     /// Interfaces end with their namespaces; what can be left over is an address.
@@ -192,7 +197,7 @@ impl Interface<'_> {
             Err(_) if waits_for_ranges(&self.request.config) => return Ok(()),
             planned => planned?,
         };
-        check_node(&self.node, &attachment)?;
+        check_node(self.node, &attachment)?;
         self.forward(&sandbox, &attachment)
     }
 
@@ -201,8 +206,7 @@ impl Interface<'_> {
         for step in &attachment.steps {
             let Step::Delegate(delegate) = step else { continue };
             let call = DelegateCall { command: self.request.command, netns: None, attachment, delegate };
-            call.run(&self.node, sandbox, None)
-                .map_err(|error| CniError::from_chain(error.code(), &error))?;
+            call.run(self.node, sandbox, None).map_err(|error| CniError::from_chain(error.code(), &error))?;
         }
         Ok(())
     }

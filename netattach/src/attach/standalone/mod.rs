@@ -91,10 +91,18 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         enforcer: None,
     };
     match link::driver(name) {
-        Some(driver) => interface::Interface { driver, request, node }.answer(stderr),
+        Some(driver) => interface::Interface { driver, request, node: &node }.answer(stderr),
         None if name == HOST_LOCAL => host_local::Pool { request, leases: node.leases }.answer(),
         None => Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}"))),
     }
+}
+
+/// DEL by the native plugin of that type, on behalf of another meta plugin that ran an ADD. `None` where there is no
+/// such plugin, or where it would have refused the configuration: then another implementation made what there is, and
+/// only that one knows all of it.
+pub(super) fn del(plugin: &str, request: &Request, node: &Node) -> Option<Result<(), CniError>> {
+    let interface = interface::Interface { driver: link::driver(plugin)?, request, node };
+    interface.is_supported().then(|| interface.del())
 }
 
 fn variables(

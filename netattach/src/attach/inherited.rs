@@ -1,0 +1,277 @@
+//! DEL of pods that Multus attached before netattach took its place on the node.
+//!
+//! Multus remembers the configurations that it called plugins with, and libcni what they answered. From these, every
+//! plugin gets the DEL that it would have got, in reverse order. The files go when all have succeeded and not before,
+//! so that a DEL that failed, or that nobody lived to finish, can be sent again: plugins let DEL be repeated.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::apply::runner;
+use super::engine::Engine;
+use super::{AttachError, Doing, StepError, standalone};
+use crate::cni::cache::Key;
+use crate::cni::result::in_version;
+use crate::cni::{self, CniArgs, Command, Map, PluginConf, Value};
+use crate::delegate::{CacheError, Call, Listing, ResultCache};
+use crate::multus::{Attachment, ScratchError, scratch};
+use crate::netns::Netns;
+
+/// What Multus has left in its state directory.
+#[derive(Debug)]
+pub struct Inheritance {
+    directory: PathBuf,
+    /// Results of its plugins: Multus has them below its own directory.
+    results: ResultCache,
+}
+
+/// Why the files of a container cannot be used or removed. They are kept.
+#[derive(Debug, thiserror::Error)]
+pub enum InheritanceError {
+    /// The kernel refuses.
+    #[error("read {path}, in which Multus remembers the container")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Something else is in it.
+    #[error(
+        "{path}, in which Multus remembers the container; once its attachments are taken back by hand, remove it"
+    )]
+    Scratch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: ScratchError,
+    },
+    /// The results cannot be used.
+    #[error("what Multus remembers of the container")]
+    Cache(#[from] CacheError),
+    /// The file cannot be removed.
+    #[error("remove {path}, in which Multus remembers the container")]
+    Remove {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// One attachment with what is known of its ADD.
+struct Inherited {
+    attachment: Attachment,
+    /// `CNI_ARGS` of the ADD.
+    args: String,
+    /// What the plugins were offered by capability.
+    capabilities: Map,
+    /// What the last plugin answered.
+    result: Option<Value>,
+}
+
+impl Inheritance {
+    /// What is in Multus's state directory.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        let directory = directory.into();
+        Self { results: ResultCache::new(&directory), directory }
+    }
+
+    /// The attachments of a container in the order of its ADD. Where Multus has dropped its own file, as it does even
+    /// when DEL fails, the results still tell of those that succeeded.
+    fn of(&self, libcni: &ResultCache, request: &cni::Request) -> Result<Vec<Inherited>, InheritanceError> {
+        let path = self.scratch(request);
+        let remembered = match read(&path)? {
+            Some(bytes) => scratch::read(&bytes, &request.ifname, request.version)
+                .map_err(|source| InheritanceError::Scratch { path, source })?,
+            None => self.of_results(request)?,
+        };
+        remembered.into_iter().map(|attachment| self.with_result(libcni, request, attachment)).collect()
+    }
+
+    fn of_results(&self, request: &cni::Request) -> Result<Vec<Attachment>, InheritanceError> {
+        let Listing { found, .. } = self.results.list(&request.container_id)?;
+        let mut remembered = Vec::new();
+        for cached in found {
+            let path = cached.path;
+            let list = cached.entry.network().map_err(|source| InheritanceError::Scratch {
+                path,
+                source: ScratchError::Config { index: 0, source },
+            })?;
+            remembered.push(Attachment {
+                network: list.name.clone(),
+                list,
+                ifname: cached.entry.key.ifname,
+                requests: Map::new(),
+            });
+        }
+        // The others build on the sandbox's own interface.
+        remembered.sort_by_key(|attachment| attachment.ifname != request.ifname);
+        Ok(remembered)
+    }
+
+    fn with_result(
+        &self,
+        libcni: &ResultCache,
+        request: &cni::Request,
+        attachment: Attachment,
+    ) -> Result<Inherited, InheritanceError> {
+        let key = key(request, &attachment);
+        // Multus 3 had them where libcni has them.
+        let entry = match self.results.read(&key)? {
+            None => libcni.read(&key)?,
+            found => found,
+        };
+        Ok(match entry {
+            Some(entry) => Inherited {
+                args: entry.args_text(),
+                capabilities: entry.capability_args,
+                result: entry.result,
+                attachment,
+            },
+            // It failed, or never ran; DEL is due all the same.
+            None => Inherited {
+                args: request.args.raw().to_owned(),
+                capabilities: attachment.requests.clone(),
+                result: None,
+                attachment,
+            },
+        })
+    }
+
+    /// Removes what is known of the container, the list of its attachments last.
+    fn forget(
+        &self,
+        libcni: &ResultCache,
+        request: &cni::Request,
+        found: &[Inherited],
+    ) -> Result<(), InheritanceError> {
+        for inherited in found {
+            crate::crash_point!("forget", inherited.attachment.ifname);
+            let key = key(request, &inherited.attachment);
+            self.results.remove(&key)?;
+            libcni.remove(&key)?;
+        }
+        crate::crash_point!("forget", "scratch");
+        let path = self.scratch(request);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                Err(InheritanceError::Remove { path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn scratch(&self, request: &cni::Request) -> PathBuf {
+        self.directory.join(&request.container_id)
+    }
+}
+
+impl Engine {
+    /// Takes a container's attachments back that Multus made. A container that Multus does not know either is success.
+    ///
+    /// # Errors
+    /// Every plugin that failed; or what Multus remembers cannot be read. Then its files are kept.
+    pub(super) fn del_inherited(&self, request: &cni::Request) -> Result<(), AttachError> {
+        let found = self.inheritance.of(&self.node.cache, request)?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        let container = &request.container_id;
+        tracing::info!(container, attachments = found.len(), "attached by Multus, taking it back");
+        let mut errors = Vec::new();
+        for inherited in found.iter().rev() {
+            for plugin in inherited.attachment.list.plugins.iter().rev() {
+                crate::crash_point!("inherited", (&inherited.attachment.ifname, plugin.plugin_type()));
+                let failed = |source: StepError| AttachError::Step {
+                    doing: Doing::Detach,
+                    ifname: inherited.attachment.ifname.clone(),
+                    network: inherited.attachment.network.clone(),
+                    step: String::new(),
+                    source: Box::new(source),
+                };
+                errors.extend(self.del_plugin(request, inherited, plugin).map_err(failed).err());
+            }
+        }
+        if !errors.is_empty() {
+            return Err(AttachError::Undo(errors));
+        }
+        Ok(self.inheritance.forget(&self.node.cache, request, &found)?)
+    }
+
+    fn del_plugin(
+        &self,
+        request: &cni::Request,
+        inherited: &Inherited,
+        plugin: &PluginConf,
+    ) -> Result<(), StepError> {
+        let Inherited { attachment, args, capabilities, result } = inherited;
+        let plugin_type = plugin.plugin_type();
+        let runner = runner(&self.node, &request.path);
+        let version = attachment.list.version;
+        let told = result.as_ref().map(|result| in_version(result, version)).transpose();
+        let told = told.map_err(|source| StepError::Result { plugin: plugin_type.into(), source })?;
+        let config = |told: Option<&Value>| cni::request_config(&attachment.list, plugin, told, capabilities);
+        let request = cni::Request {
+            command: Command::Del,
+            container_id: request.container_id.clone(),
+            // A path that is no namespace any more would be taken for one by some plugins.
+            netns: request.netns.clone().filter(|path| Netns::open(path).is_ok()),
+            ifname: attachment.ifname.clone(),
+            args: CniArgs::parse(args).unwrap_or_else(|_| CniArgs::unread(args)),
+            path: request.path.clone(),
+            netns_override: false,
+            // With the result, which DEL of old versions has not: in this process links are known by it.
+            config: config(told.as_ref()),
+            version,
+            name: attachment.list.name.clone(),
+            valid_attachments: None,
+            tolerated: None,
+        };
+        let in_process = !self.options.exec.iter().any(|name| name == plugin_type)
+            && (result.is_some() || runner.find(plugin_type).is_err());
+        if in_process && let Some(done) = standalone::del(plugin_type, &request, &self.node) {
+            return done.map_err(|source| StepError::InProcess { plugin: plugin_type.into(), source });
+        }
+        let told = told.as_ref().filter(|_| version.has_prev_result_at_del());
+        let stdin = Value::Object(config(told)).to_string();
+        runner.run(&Call {
+            command: Command::Del,
+            plugin_type,
+            container_id: &request.container_id,
+            netns: request.netns.as_deref(),
+            ifname: &request.ifname,
+            args,
+            netns_override: false,
+            stdin: stdin.as_bytes(),
+        })?;
+        Ok(())
+    }
+}
+
+fn key(request: &cni::Request, attachment: &Attachment) -> Key {
+    Key {
+        network: attachment.list.name.clone(),
+        container_id: request.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+    }
+}
+
+/// `None` for no file, and for the directory of results, which a container may be named like.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, InheritanceError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(source) => Err(InheritanceError::Read { path: path.to_owned(), source }),
+    }
+}

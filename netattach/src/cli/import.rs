@@ -1,0 +1,203 @@
+//! `netattachctl import`: what becomes of a configuration of Multus. Reads files and changes nothing.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::Value;
+
+use super::CliError;
+use super::table::{self, Align::Left};
+use crate::multus::config::{Configuration, ConfigurationError};
+use crate::multus::mapping::{Fate, Imported, Row, import};
+
+/// Where Multus installs its configuration, by CNI version.
+const INSTALLED: [&str; 2] = ["/etc/cni/net.d/00-multus.conf", "/etc/cni/net.d/00-multus.conflist"];
+
+/// Which files to read.
+#[derive(Debug, Args)]
+pub(super) struct Import {
+    /// CNI configuration of Multus [default: 00-multus.conf or 00-multus.conflist in /etc/cni/net.d]
+    #[arg(long, value_name = "FILE")]
+    conf: Option<PathBuf>,
+    /// Configuration of Multus's daemon, daemon-config.json, which goes over it
+    #[arg(long, value_name = "FILE")]
+    daemon_config: Option<PathBuf>,
+}
+
+/// The configuration of Multus cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// A file cannot be read.
+    #[error("read {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file says something else.
+    #[error("{path} is no configuration of Multus")]
+    Configuration {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: ConfigurationError,
+    },
+}
+
+impl Import {
+    /// The table, or with `json` the settings file; and whether every key has a place.
+    pub(super) fn run(&self, json: bool) -> Result<(String, Result<(), CliError>), CliError> {
+        let imported = import(&self.read()?);
+        let text = if json { super::pretty(&imported.settings)? } else { render(&imported) };
+        let lost =
+            imported.rows.iter().filter(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown));
+        let lost: Vec<String> = lost.map(|row| row.key.clone()).collect();
+        Ok((text, if lost.is_empty() { Ok(()) } else { Err(CliError::NoEquivalent(lost)) }))
+    }
+
+    fn read(&self) -> Result<Configuration, ImportError> {
+        let installed = || INSTALLED.into_iter().map(PathBuf::from).find(|path| path.exists());
+        let conf = match (&self.conf, &self.daemon_config) {
+            (Some(path), _) => Some(path.clone()),
+            // The daemon's file can stand for itself.
+            (None, Some(_)) => installed(),
+            (None, None) => Some(installed().unwrap_or_else(|| INSTALLED[0].into())),
+        };
+        let mut configuration = match &conf {
+            Some(path) => Configuration::of_cni(&bytes(path)?)
+                .map_err(|source| ImportError::Configuration { path: path.clone(), source })?,
+            None => Configuration::default(),
+        };
+        if let Some(path) = &self.daemon_config {
+            configuration
+                .overlay(&bytes(path)?)
+                .map_err(|source| ImportError::Configuration { path: path.clone(), source })?;
+        }
+        Ok(configuration)
+    }
+}
+
+fn bytes(path: &Path) -> Result<Vec<u8>, ImportError> {
+    std::fs::read(path).map_err(|source| ImportError::Read { path: path.to_owned(), source })
+}
+
+fn render(imported: &Imported) -> String {
+    let rows: Vec<[String; 3]> = imported.rows.iter().map(|row| cells(row, imported)).collect();
+    table::render([("MULTUS", Left), ("VALUE", Left), ("NETATTACH", Left)], &rows)
+}
+
+fn cells(row: &Row, imported: &Imported) -> [String; 3] {
+    let value = row.value.as_ref().map_or_else(|| "-".to_owned(), Value::to_string);
+    let fate = match &row.fate {
+        Fate::Becomes { setting, note } => {
+            let value = imported.settings.get(*setting).map(Value::to_string).unwrap_or_default();
+            let separator = if note.is_empty() { "" } else { "; " };
+            format!("{setting}: {value}{separator}{note}")
+        }
+        Fate::NotNeeded(why) => format!("not needed: {why}"),
+        Fate::NoEquivalent(what) => format!("no equivalent: {what}"),
+        Fate::Unknown => "unknown, to Multus too: leave it out".to_owned(),
+    };
+    [row.key.clone(), value, fate]
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Arguments, CliError, run};
+    use crate::agent::config as agent;
+    use crate::report::Chain;
+
+    fn run_with(words: &[&str]) -> (String, Result<(), CliError>) {
+        let mut out = Vec::new();
+        let words = ["netattachctl", "import"].iter().chain(words);
+        let result = run(&Arguments::try_parse_from(words).unwrap(), &mut out);
+        (String::from_utf8(out).unwrap(), result)
+    }
+
+    fn file(directory: &tempfile::TempDir, name: &str, text: &str) -> String {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn each_key_is_a_line_and_the_exit_says_whether_something_is_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let conf = file(
+            &directory,
+            "00-multus.conf",
+            r#"{"type": "multus", "clusterNetwork": "default", "kubeconfig": "/k", "binDir": "/b", "x": 1}"#,
+        );
+        let (text, result) = run_with(&["--conf", &conf]);
+        assert_eq!(
+            text,
+            "\
+MULTUS          VALUE      NETATTACH
+clusterNetwork  \"default\"  defaultNetwork: \"default\"
+kubeconfig      \"/k\"       no equivalent: objects come from a directory of manifests: put them into source
+binDir          \"/b\"       cniBinDirs: [\"/b\"]
+x               1          unknown, to Multus too: leave it out
+confDir         -          cniConfDir: \"/etc/cni/multus/net.d\"; the default of Multus
+cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default of Multus
+"
+        );
+        assert_eq!(
+            result.unwrap_err().to_string(),
+            "these keys have no equivalent, and the table says what to do: kubeconfig, x"
+        );
+        let conf = file(&directory, "good", r#"{"type": "multus", "clusterNetwork": "default"}"#);
+        assert!(run_with(&["--conf", &conf]).1.is_ok());
+    }
+
+    #[test]
+    fn the_agent_takes_the_settings() {
+        let directory = tempfile::tempdir().unwrap();
+        let conf = file(
+            &directory,
+            "00-multus.conf",
+            r#"{"type": "multus-shim", "namespaceIsolation": true, "globalNamespaces": "default,ops",
+                "multusNamespace": "net", "confDir": "/c", "cniDir": "/d", "binDir": "/host/b"}"#,
+        );
+        let daemon = file(
+            &directory,
+            "daemon-config.json",
+            r#"{"multusAutoconfigDir": "/host/etc/cni/net.d", "socketDir": "/host/run/multus",
+                "cniConfigDir": "/host/etc/cni/net.d"}"#,
+        );
+        let (text, result) = run_with(&["--conf", &conf, "--daemon-config", &daemon, "-o", "json"]);
+        result.unwrap();
+        let settings = file(&directory, "netattachd.yaml", &text);
+        let settings =
+            agent::Settings::read(agent::Arguments::parse_from(["netattachd", "--config", &settings]))
+                .unwrap();
+        let expected = serde_json::json!({
+            "source": "/etc/netattach/manifests", "separatePools": false, "defaultNetwork": "/etc/cni/net.d",
+            "namespaceIsolation": true, "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
+            "cniConfDir": "/c", "multusStateDir": "/d", "cniBinDirs": ["/b"],
+            "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach"},
+            "networkStatus": {"everyInterface": true, "multusKeys": true, "prefixLengths": false},
+        });
+        let read = serde_json::to_value(&settings).unwrap();
+        for (key, value) in expected.as_object().unwrap() {
+            assert_eq!(&read[key], value, "{key}");
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let conf = file(&directory, "other.conf", r#"{"type": "bridge"}"#);
+        assert_eq!(
+            Chain(&run_with(&["--conf", &conf]).1.unwrap_err()).to_string(),
+            format!(
+                "{conf} is no configuration of Multus: key type: expected multus or multus-shim, found \"bridge\""
+            )
+        );
+        assert_eq!(run_with(&["--conf", "/nonexistent"]).1.unwrap_err().to_string(), "read /nonexistent");
+    }
+}

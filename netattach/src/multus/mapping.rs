@@ -1,0 +1,307 @@
+//! What becomes of each key of Multus's configuration in netattach's settings.
+
+use serde_json::json;
+
+use super::STATE_DIRECTORY;
+use super::config::Configuration;
+use crate::cni::{Map, Value};
+
+/// A key with its fate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// The key in Multus's configuration.
+    pub key: String,
+    /// Its value; `None` for Multus's default.
+    pub value: Option<Value>,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// What becomes of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// A setting of netattach says the same.
+    Becomes {
+        /// Its path.
+        setting: &'static str,
+        /// What to know about it; may be empty.
+        note: &'static str,
+    },
+    /// Nothing is lost without it.
+    NotNeeded(&'static str),
+    /// Something is lost: what to do.
+    NoEquivalent(&'static str),
+    /// Multus does not know the key either.
+    Unknown,
+}
+
+/// The whole: a row for each key, and the settings file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Imported {
+    /// In the order of the files, defaults that differ from netattach's last.
+    pub rows: Vec<Row>,
+    /// Keys of netattach's settings file.
+    pub settings: Map,
+}
+
+impl Imported {
+    /// Whether every key has a place or needs none.
+    pub fn is_complete(&self) -> bool {
+        !self.rows.iter().any(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown))
+    }
+}
+
+/// The directory of manifests that the settings file names: Multus has none.
+const SOURCE: &str = "/etc/netattach/manifests";
+
+/// Maps a configuration.
+pub fn import(configuration: &Configuration) -> Imported {
+    let keys = &configuration.keys;
+    let mut settings = Map::new();
+    settings.insert("source".into(), SOURCE.into());
+    // With Multus, definitions of one name share their pools, and live pods have addresses from them.
+    settings.insert("separatePools".into(), false.into());
+    // Readers of the status on this node know Multus's form of it.
+    settings.insert("networkStatus".into(), json!({"everyInterface": true, "multusKeys": true}));
+    let mut rows = Vec::new();
+    for (key, value) in keys {
+        let fate = fate(key, value, keys);
+        if let Fate::Becomes { setting, .. } = fate {
+            insert(&mut settings, setting, setting_of(key, value, keys));
+        }
+        rows.push(Row { key: key.clone(), value: Some(value.clone()), fate });
+    }
+    for (key, setting, default) in [
+        ("confDir", "cniConfDir", "/etc/cni/multus/net.d"),
+        ("cniDir", "multusStateDir", STATE_DIRECTORY),
+        ("binDir", "cniBinDirs", "/opt/cni/bin"),
+    ] {
+        if !keys.contains_key(key) {
+            insert(&mut settings, setting, setting_of(key, &default.into(), keys));
+            rows.push(Row {
+                key: key.into(),
+                value: None,
+                fate: Fate::Becomes { setting, note: "the default of Multus" },
+            });
+        }
+    }
+    Imported { rows, settings }
+}
+
+fn insert(settings: &mut Map, setting: &str, value: Value) {
+    settings.insert(setting.to_owned(), value);
+}
+
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(map) => map.get("enabled").is_none_or(is_set) && !map.is_empty(),
+        Value::Bool(true) | Value::Number(_) => true,
+    }
+}
+
+fn text<'a>(keys: &'a Map, key: &str) -> Option<&'a str> {
+    keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty())
+}
+
+/// The value of the setting that a key becomes.
+fn setting_of(key: &str, value: &Value, keys: &Map) -> Value {
+    let path = |value: &Value| match value.as_str() {
+        Some(path) => Value::from(on_the_node(path)),
+        None => value.clone(),
+    };
+    match key {
+        "binDir" => json!([path(value)]),
+        "cniConfigDir" => json!({"dir": path(value)}),
+        "clusterNetwork" | "confDir" | "cniDir" => path(value),
+        "multusAutoconfigDir" => match (path(value), text(keys, "multusMasterCNI")) {
+            (Value::String(directory), Some(file)) => {
+                format!("{}/{file}", directory.trim_end_matches('/')).into()
+            }
+            (directory, _) => directory,
+        },
+        "globalNamespaces" => value
+            .as_str()
+            .unwrap_or_default()
+            .split(',')
+            .map(str::trim)
+            .filter(|namespace| !namespace.is_empty())
+            .collect(),
+        _ => value.clone(),
+    }
+}
+
+/// A path as Multus's pod has it, as the node has it: the manifests mount the node's directories below these.
+fn on_the_node(path: &str) -> &str {
+    ["/hostroot", "/host"]
+        .into_iter()
+        .find_map(|mount| path.strip_prefix(mount).filter(|rest| rest.starts_with('/')))
+        .unwrap_or(path)
+}
+
+fn becomes(setting: &'static str) -> Fate {
+    Fate::Becomes { setting, note: "" }
+}
+
+fn fate(key: &str, value: &Value, keys: &Map) -> Fate {
+    use Fate::{Becomes, NoEquivalent, NotNeeded};
+    if let Some(fate) = fate_of_networks(key, keys) {
+        return fate;
+    }
+    // What is switched off, or empty, asks for nothing.
+    let unless_set = |fate: Fate| if is_set(value) { fate } else { NotNeeded("not set") };
+    match key {
+        "confDir" => becomes("cniConfDir"),
+        "cniDir" => {
+            Becomes { setting: "multusStateDir", note: "read for the DEL of pods that Multus attached" }
+        }
+        "binDir" => becomes("cniBinDirs"),
+        "namespaceIsolation" => {
+            Becomes { setting: "namespaceIsolation", note: "it covers the default-network annotation too" }
+        }
+        "globalNamespaces" => unless_set(becomes("globalNamespaces")),
+        "multusNamespace" => unless_set(becomes("defaultNetworkNamespace")),
+        "systemNamespaces" => NotNeeded("it only exempts from defaultNetworks"),
+        "cniVersion" | "name" => {
+            NotNeeded("belongs to the runtime's configuration, which names netattach instead")
+        }
+        "capabilities" => {
+            NotNeeded("the runtime's configuration of netattach declares those of the default network")
+        }
+        "prevResult" | "runtimeConfig" => NotNeeded("belongs to a call"),
+        "kubeconfig" => {
+            unless_set(NoEquivalent("objects come from a directory of manifests: put them into source"))
+        }
+        "auxiliaryCNIChainName" => {
+            unless_set(NoEquivalent("put the plugins into the default network's list"))
+        }
+        "readinessindicatorfile" => {
+            unless_set(NotNeeded("ADD fails with code 11 while the default network cannot be attached"))
+        }
+        "retryDeleteOnError" => NotNeeded("a record is always kept until DEL has succeeded"),
+        "logFile" | "logToStderr" | "logOptions" => {
+            NotNeeded("the log goes to standard error, for the service manager to keep")
+        }
+        "logLevel" => NotNeeded("NETATTACH_LOG=debug, info, warn or error in the agent's environment"),
+        _ => fate_of_daemon(key, value),
+    }
+}
+
+/// Keys that say what every pod gets.
+fn fate_of_networks(key: &str, keys: &Map) -> Option<Fate> {
+    use Fate::{Becomes, NoEquivalent, NotNeeded};
+    let has_cluster = text(keys, "clusterNetwork").is_some();
+    let set = keys.get(key).is_some_and(is_set);
+    Some(match key {
+        "clusterNetwork" | "defaultNetworks" | "delegates" | "multusAutoconfigDir" if !set => {
+            NotNeeded("not set")
+        }
+        "clusterNetwork" => becomes("defaultNetwork"),
+        "delegates" if has_cluster => NotNeeded("Multus ignores it beside clusterNetwork"),
+        "delegates" => NoEquivalent(
+            "write the first into a file and name that in defaultNetwork; the others: select them in pods' annotations",
+        ),
+        "defaultNetworks" => NoEquivalent("select them in pods' annotations"),
+        "multusAutoconfigDir" if has_cluster => NotNeeded("clusterNetwork says which network it is"),
+        "multusAutoconfigDir" => Becomes {
+            setting: "defaultNetwork",
+            note: "the first configuration there that is not netattach's own; move that of Multus away",
+        },
+        "multusMasterCNI" => NotNeeded("part of defaultNetwork"),
+        _ => return None,
+    })
+}
+
+/// Keys of the daemon alone.
+fn fate_of_daemon(key: &str, value: &Value) -> Fate {
+    use Fate::{NoEquivalent, NotNeeded, Unknown};
+    let unless_set = |fate: Fate| if is_set(value) { fate } else { NotNeeded("not set") };
+    match key {
+        "socketDir" | "daemonSocketDir" => NotNeeded(
+            "the agent's socket is in runDir; callers of /delegate use netattachctl attach and detach",
+        ),
+        "chrootDir" => NotNeeded("plugins run in the node's own root directory"),
+        "connectionLimit" => NotNeeded("at most 256 connections are served at a time"),
+        "metricsPort" => unless_set(NoEquivalent("netattachctl stats -o json has the counters")),
+        "enablePprof" => unless_set(NoEquivalent("leave it out: there is no profile to ask for")),
+        "perNodeCertificate" => unless_set(NotNeeded("the agent does not talk to the API server")),
+        "cniConfigDir" => {
+            Fate::Becomes { setting: "cniConf", note: "the agent writes its own configuration there" }
+        }
+        "multusConfigFile" | "forceCNIVersion" | "overrideNetworkName" | "cleanupConfigOnExit" => {
+            NotNeeded("netattach's configuration for the runtime is installed once and stays")
+        }
+        _ => Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn imported(cni: Value, daemon: Option<Value>) -> Imported {
+        let mut configuration = Configuration::of_cni(cni.to_string().as_bytes()).unwrap();
+        if let Some(daemon) = daemon {
+            configuration.overlay(daemon.to_string().as_bytes()).unwrap();
+        }
+        import(&configuration)
+    }
+
+    #[test]
+    fn a_thin_configuration_becomes_settings_and_what_has_no_place_is_said() {
+        let imported = imported(
+            json!({"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus",
+                "clusterNetwork": "default", "namespaceIsolation": true, "globalNamespaces": "default, ops",
+                "kubeconfig": "/etc/cni/net.d/multus.d/multus.kubeconfig", "defaultNetworks": ["side"],
+                "multusNamespace": "net", "logLevel": "verbose", "colour": "red"}),
+            None,
+        );
+        assert!(!imported.is_complete());
+        assert_eq!(
+            Value::Object(imported.settings.clone()),
+            json!({
+                "source": SOURCE, "separatePools": false,
+                "networkStatus": {"everyInterface": true, "multusKeys": true}, "defaultNetwork": "default", "namespaceIsolation": true,
+                "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
+                "cniConfDir": "/etc/cni/multus/net.d", "multusStateDir": "/var/lib/cni/multus",
+                "cniBinDirs": ["/opt/cni/bin"],
+            })
+        );
+        let lost: Vec<&str> = imported
+            .rows
+            .iter()
+            .filter(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown))
+            .map(|row| row.key.as_str())
+            .collect();
+        assert_eq!(lost, ["kubeconfig", "defaultNetworks", "colour"]);
+    }
+
+    #[test]
+    fn the_daemons_file_goes_over_and_its_paths_are_those_of_the_node() {
+        let imported = imported(
+            json!({"cniVersion": "1.0.0", "name": "multus", "plugins": [{"type": "multus-shim", "binDir": "/a"}]}),
+            Some(json!({"binDir": "/host/opt/cni/bin", "multusAutoconfigDir": "/host/etc/cni/net.d",
+                "multusMasterCNI": "10-calico.conflist", "metricsPort": null, "kubeconfig": "",
+                "perNodeCertificate": {"enabled": false}, "socketDir": "/host/run/multus/"})),
+        );
+        assert!(imported.is_complete(), "{:?}", imported.rows);
+        assert_eq!(imported.settings["defaultNetwork"], json!("/etc/cni/net.d/10-calico.conflist"));
+        assert_eq!(imported.settings["cniBinDirs"], json!(["/opt/cni/bin"]));
+    }
+
+    #[test]
+    fn what_is_not_of_multus_is_refused() {
+        for (text, message) in [
+            ("[]", "not a JSON object"),
+            (r#"{"type": "bridge"}"#, "key type: expected multus or multus-shim, found \"bridge\""),
+            (
+                r#"{"plugins": [{"type": "bridge"}]}"#,
+                "key type: expected multus or multus-shim, found a list without it",
+            ),
+        ] {
+            assert_eq!(Configuration::of_cni(text.as_bytes()).unwrap_err().to_string(), message);
+        }
+    }
+}
