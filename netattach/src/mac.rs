@@ -67,6 +67,7 @@ impl<'de> Deserialize<'de> for Mac {
 mod tests {
     use super::*;
 
+    /// Rows: RES-13.
     #[test]
     fn prints_lower_case_with_colons() {
         let parsed: Mac = "02-AB-00-00-00-FF".parse().unwrap();

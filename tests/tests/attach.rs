@@ -75,6 +75,7 @@ fn normalised(mut result: Value, pod: &Pod) -> Value {
     result
 }
 
+/// Rows: RES-14.
 #[test]
 fn a_pod_gets_its_networks_and_loses_them_again() {
     let node = serving();

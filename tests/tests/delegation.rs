@@ -189,7 +189,7 @@ fn runtime_list_and_plugin_may_each_speak_another_version() {
     }
 }
 
-/// Rows: DEL-01, DEL-03, NPWG-7.2-del-all.
+/// Rows: DEL-01, DEL-03, NPWG-7.2-del-all, NPWG-7.2-del-final-error.
 #[test]
 fn del_runs_every_plugin_and_names_all_that_failed() {
     let mut node = plain(&json!({

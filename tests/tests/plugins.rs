@@ -984,6 +984,7 @@ fn status_tells_whether_an_add_could_be_served() {
     assert_eq!(rig.refusal("STATUS", &rig.config("1.0.0", "bridge")).0, 1);
 }
 
+/// Rows: VER-13.
 #[test]
 fn each_name_says_what_it_is_and_which_versions_it_speaks() {
     let rig = Rig::new();

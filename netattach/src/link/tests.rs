@@ -224,6 +224,7 @@ fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
     }
 }
 
+/// Rows: REQ-17.
 #[test]
 fn the_last_of_four_places_gives_the_ethernet_address() {
     let of = |last: u8| Mac([2, 0, 0, 0, 0, last]);

@@ -50,13 +50,12 @@ pub(crate) fn is_subdomain(text: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// Rows: NPWG-3.3-name-valid, NPWG-3.3-name-invalid.
     #[test]
     fn labels_are_lower_case_letters_digits_and_inner_hyphens() {
-        // NPWG-3.3-name-valid
         for good in ["a", "a1", "a-b", "0", &"a".repeat(63), &"a".repeat(64)] {
             assert!(is_label(good), "{good}");
         }
-        // NPWG-3.3-name-invalid
         for bad in ["", "-", "-a", "a-", "A", "a_b", "a b", "a.b", "ä"] {
             assert!(!is_label(bad), "{bad}");
         }

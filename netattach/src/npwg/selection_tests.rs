@@ -401,7 +401,7 @@ fn odd_keys_are_warned_about_and_private_keys_are_not() {
     assert_eq!(parsed.selections[1].mac, Some(Mac([2, 0, 0, 0, 0, 1])));
     assert_eq!(parsed.selections[1].interface.as_deref(), Some("if0"));
 }
-
+/// Rows: NPWG-3.3-name-len.
 #[test]
 fn a_long_label_is_only_warned_about() {
     // NPWG-3.3-name-len
