@@ -58,7 +58,7 @@ mod tests {
     }
 
     /// Rows: NPWG-4.1.2.1.3.2-ips-runtimeconfig, NPWG-4.1.2.1.4-mac-valid, NPWG-4.1.2.1.7-pm-default-proto.
-    /// Rows: NPWG-4.1.2.1.8-bw-default-burst, NPWG-4.1.2.1.10-guid-valid.
+    /// Rows: NPWG-4.1.2.1.8-bw-default-burst, NPWG-4.1.2.1.10-guid-valid, REQ-15.
     #[test]
     fn each_request_goes_under_its_capability() {
         let table = [
