@@ -354,6 +354,7 @@ fn in_pod(pod: &Pod, change: impl FnOnce(&mut Handle)) {
     change(&mut Handle::open_in(pod.namespace.netns()).unwrap());
 }
 
+/// Rows: DEL-09, CNI-DEL-idempotent.
 #[test]
 fn check_of_a_pod_that_is_not_attached_fails_and_del_of_it_does_not() {
     let node = serving();
@@ -364,6 +365,7 @@ fn check_of_a_pod_that_is_not_attached_fails_and_del_of_it_does_not() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
+/// Rows: DEL-07, CNI-DEL-idempotent.
 #[test]
 fn del_needs_neither_the_namespace_nor_its_path() {
     let node = serving();
@@ -385,6 +387,7 @@ fn del_needs_neither_the_namespace_nor_its_path() {
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 }
 
+/// Rows: ADD-06.
 #[test]
 fn a_second_add_is_refused_and_harms_nothing() {
     let node = serving();
@@ -585,6 +588,7 @@ fn an_external_ipam_plugin_gives_the_addresses_of_a_native_interface() {
     Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
 }
 
+/// Rows: NPWG-7.2-add-fail-fast, NPWG-7.2-del-attempted-only, ADD-02, ADD-03, ADD-04, ENV-22.
 #[test]
 fn a_failing_attachment_takes_back_the_ones_before_it_in_reverse() {
     let mut node = node();
@@ -613,6 +617,41 @@ fn a_failing_attachment_takes_back_the_ones_before_it_in_reverse() {
     assert_eq!(node.take_calls().unwrap(), Vec::<Value>::new(), "there is nothing left to take back");
 }
 
+/// Rows: NPWG-6.2-order, NPWG-7.3-serial, NPWG-7.2-add-default-fails.
+/// Rows: NPWG-7.2-del-all, NPWG-7.2-del-final-error, DEL-03.
+#[test]
+fn attachments_come_in_order_and_every_one_is_taken_back_whatever_becomes_of_the_others() {
+    let mut node = node();
+    for name in ["first", "one", "two", "three"] {
+        // Calls that overlapped would be recorded out of order.
+        node.plugin(name, &json!({"ADD": {"sleepMs": 20}})).unwrap();
+    }
+    node.plugin("two", &json!({"DEL": {"error": {"code": 100, "msg": "not this one"}}})).unwrap();
+    for name in ["one", "two", "three"] {
+        network_of(&node, name, &json!({"cniVersion": "1.0.0", "type": name}));
+    }
+    let default = json!({"cniVersion": "1.0.0", "type": "first"});
+    node.write("default", &network("kube-system", "default", &default)).unwrap();
+    node.write("x", &pod("x", &json!({}), &json!("one, two, three"))).unwrap();
+    node.start().unwrap();
+    let x = Pod::new("x").unwrap();
+    node.add(&x).success();
+    let message = "detach net2 (shop/two): plugin \"two\" failed (DEL): not this one";
+    assert_eq!(node.del(&x).failure(), (100, message.to_owned()));
+    let added = ["ADD first eth0", "ADD one net1", "ADD two net2", "ADD three net3"];
+    let deleted = ["DEL three net3", "DEL two net2", "DEL one net1", "DEL first eth0"];
+    assert_eq!(verbs(&node.take_calls().unwrap()), [added, deleted].concat());
+    node.plugin("two", &json!({})).unwrap();
+    node.del(&x).success();
+    node.take_calls().unwrap();
+
+    node.plugin("first", &json!({"ADD": {"error": {"code": 101, "msg": "no"}}})).unwrap();
+    assert_eq!(node.add(&x).failure().0, 101);
+    assert_eq!(verbs(&node.take_calls().unwrap()), ["ADD first eth0", "DEL first eth0"]);
+    Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: DEL-03, DEL-04, NPWG-7.2-del-final-error.
 #[test]
 fn a_plugin_whose_del_fails_keeps_the_record_and_is_asked_again() {
     let mut node = node();

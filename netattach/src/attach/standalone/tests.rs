@@ -42,7 +42,7 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
     assert!(names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("ptp"));
 }
 
-// ENV-04, ENV-09
+/// Rows: ENV-04, ENV-09.
 #[test]
 fn questions_about_the_plugin_are_answered_without_stdin() {
     for name in names() {
@@ -57,6 +57,7 @@ fn questions_about_the_plugin_are_answered_without_stdin() {
     }
 }
 
+/// Rows: ENV-12, ENV-13, ENV-23.
 #[test]
 fn what_cannot_be_read_is_told_in_json() {
     let add = [
@@ -84,6 +85,7 @@ fn what_cannot_be_read_is_told_in_json() {
     assert_eq!(printed, error(4, "environment variable CNI_ARGS is not UTF-8"));
 }
 
+/// Rows: ENV-06.
 #[test]
 fn missing_variables_are_named_together() {
     let (exit, printed, _) =
