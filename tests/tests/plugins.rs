@@ -412,6 +412,7 @@ fn host_local_reserves_checks_and_releases_in_every_version() {
     }
 }
 
+/// Rows: GCC-07, REQ-11.
 #[test]
 fn gc_releases_what_is_not_in_use_and_nothing_without_a_list() {
     for kind in ["host-local", "bridge"] {
@@ -440,6 +441,7 @@ fn gc_releases_what_is_not_in_use_and_nothing_without_a_list() {
     }
 }
 
+/// Rows: DEL-05, DEL-09.
 #[test]
 fn del_succeeds_when_there_is_nothing_to_delete() {
     let rig = Rig::new();
@@ -459,6 +461,7 @@ fn del_succeeds_when_there_is_nothing_to_delete() {
     rig.assert_nothing_left("nothing was there");
 }
 
+/// Rows: DEL-07.
 #[test]
 fn del_frees_addresses_when_the_namespace_the_parent_and_the_ranges_are_gone() {
     for kind in ["bridge", "macvlan", "veth"] {
@@ -499,6 +502,7 @@ fn del_leaves_what_somebody_else_made() {
     assert_eq!(rig.links().0, [""; 0]);
 }
 
+/// Rows: CHK-06.
 #[test]
 fn check_tells_what_is_missing() {
     type Harm = fn(&Rig);
@@ -578,6 +582,7 @@ fn check_tells_what_is_missing() {
     }
 }
 
+/// Rows: CHK-03.
 #[test]
 fn check_needs_the_result_and_the_interface_in_it() {
     let rig = Rig::new();
@@ -594,6 +599,7 @@ fn check_needs_the_result_and_the_interface_in_it() {
     );
 }
 
+/// Rows: ADD-06.
 #[test]
 fn a_name_that_the_pod_uses_is_refused_and_nothing_is_touched() {
     let rig = Rig::new();
@@ -825,6 +831,7 @@ fn calls(record: &Path) -> Vec<(String, Value)> {
         .collect()
 }
 
+/// Rows: STA-03.
 #[test]
 fn an_address_plugin_of_others_is_asked_with_what_came_in() {
     let rig = Rig::new();
@@ -860,6 +867,7 @@ fn an_address_plugin_of_others_is_asked_with_what_came_in() {
     rig.assert_nothing_left("after DEL");
 }
 
+/// Rows: ADD-08.
 #[test]
 fn an_address_plugin_of_others_that_fails_or_gives_nothing_is_taken_back() {
     for (script, code, message) in [
@@ -882,6 +890,7 @@ fn an_address_plugin_of_others_that_fails_or_gives_nothing_is_taken_back() {
     }
 }
 
+/// Rows: ENV-30.
 #[test]
 fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
     let rig = Rig::new();
@@ -961,6 +970,7 @@ fn malformed_requests_get_their_code_and_name_the_key() {
     }
 }
 
+/// Rows: STA-06.
 #[test]
 fn status_tells_whether_an_add_could_be_served() {
     let rig = Rig::new();

@@ -60,7 +60,7 @@ fn an_add_carries_everything() {
     assert_eq!(request.config.keys().collect::<Vec<_>>(), ["cniVersion", "name", "type", "x"]);
 }
 
-/// Rows: ENV-01, ENV-02, ENV-03, ENV-06, ENV-08, ENV-10.
+/// Rows: ENV-01, ENV-02, ENV-03, ENV-06, ENV-08.
 #[test]
 fn missing_variables_are_named_together_by_verb() {
     for (command, missing) in [
