@@ -404,7 +404,9 @@ mod tests {
     fn a_connection_is_established_when_both_ends_have_confirmed() {
         let (syn, syn_ack, ack) = (tcp::SYN, tcp::SYN | tcp::ACK, tcp::ACK);
         let fin = tcp::FIN | tcp::ACK;
-        let conversations: [(&str, &[(u8, bool)], u8); 7] = [
+        /// Flags, and whether the opener sent them.
+        type Packet = (u8, bool);
+        let conversations: [(&str, &[Packet], u8); 7] = [
             ("unanswered", &[(syn, true), (syn, true)], 0),
             ("an opener that goes on without an answer", &[(syn, true), (ack, true)], 0),
             ("answered", &[(syn, true), (syn_ack, false)], state::REPLIED),

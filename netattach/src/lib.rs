@@ -14,6 +14,7 @@
 //! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`sysctl`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
 //! | [`multus`] | what a node has of Multus: its configuration, its memory of pods | no |
 //! | [`policy`] | MultiNetworkPolicy compiled to classes | no |
+//! | [`observe`] | what the programs told lately | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
 //! | `durable` | files that are replaced whole | files |
 
@@ -32,6 +33,7 @@ pub mod multus;
 pub mod netlink;
 pub mod netns;
 pub mod npwg;
+pub mod observe;
 pub mod plan;
 pub mod policy;
 pub mod report;

@@ -18,6 +18,7 @@ use crate::npwg::restriction::{Isolation, Restrictions};
 use crate::npwg::status::Form;
 use crate::plan::Remembered;
 use crate::policy::model::Inference;
+use crate::policy::passage::Passage;
 
 /// Attaches pods to their networks.
 ///
@@ -100,6 +101,18 @@ pub struct Settings {
     pub max_attachments: u32,
     /// How many pods are attached at the same time.
     pub parallel_adds: usize,
+    /// Most new flows of one attachment per second; 0: no limit.
+    pub new_flows_per_second: u32,
+    /// What becomes of connections that are older than the flow table.
+    pub midstream: Midstream,
+    /// What becomes of flows when the policy that approved them changes.
+    pub established_on_change: EstablishedOnChange,
+    /// ICMP passes whatever the policies say.
+    #[serde(rename = "acceptICMP")]
+    pub accept_icmp: bool,
+    /// ICMPv6 passes whatever the policies say.
+    #[serde(rename = "acceptICMPv6")]
+    pub accept_icmpv6: bool,
 }
 
 /// The configuration file that the agent writes for the container runtime.
@@ -148,6 +161,28 @@ pub enum PolicyTypes {
     Presence,
     /// Ingress, and egress when it has egress rules (networking.k8s.io/v1).
     V1,
+}
+
+/// What becomes of connections that are older than the flow table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Midstream {
+    /// They are judged as if they began now, in either direction.
+    #[default]
+    Pickup,
+    /// They are dropped.
+    Drop,
+}
+
+/// What becomes of flows when the policy that approved them changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EstablishedOnChange {
+    /// They are judged again by the new one.
+    #[default]
+    Recheck,
+    /// They go on.
+    Keep,
 }
 
 /// Why the agent cannot be configured.
@@ -224,6 +259,11 @@ impl Default for Settings {
             policy_types_inference: PolicyTypes::default(),
             max_attachments: 8192,
             parallel_adds: 8,
+            new_flows_per_second: 25_000,
+            midstream: Midstream::default(),
+            established_on_change: EstablishedOnChange::default(),
+            accept_icmp: false,
+            accept_icmpv6: false,
         }
     }
 }
@@ -325,6 +365,17 @@ impl Settings {
     /// The socket that the CNI executable and the command line connect to.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("netattach.sock")
+    }
+
+    /// What applies to every attachment.
+    pub fn passage(&self) -> Passage {
+        Passage {
+            new_flows_per_second: self.new_flows_per_second,
+            strict_connections: self.midstream == Midstream::Drop,
+            keep_established: self.established_on_change == EstablishedOnChange::Keep,
+            accept_icmp: self.accept_icmp,
+            accept_icmpv6: self.accept_icmpv6,
+        }
     }
 
     /// How long one call of another plugin may take.

@@ -204,7 +204,11 @@ impl Handler for Served {
                 Ok(rows) => Response::Stats(rows),
                 Err(error) => Response::Refused(Chain(&error).to_string()),
             },
-            Request::Policy => Response::Policy(agent.reporter.policy(&agent.engine)),
+            Request::Policy => match agent.reporter.policy(&agent.engine) {
+                Ok(report) => Response::Policy(report),
+                Err(error) => Response::Refused(Chain(&error).to_string()),
+            },
+            Request::Flows(call) => Response::Flows(agent.reporter.flows(&agent.engine, call)),
             Request::Status => Response::Status(agent.reporter.status(&agent.engine)),
         }
     }

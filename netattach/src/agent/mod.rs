@@ -3,6 +3,7 @@
 mod cni_conf;
 pub mod config;
 mod dynamic;
+mod flow;
 mod handler;
 mod health;
 mod readiness;

@@ -1,16 +1,20 @@
 //! What the agent tells about itself, from memory and from the maps.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::flow::{self, WallClock};
 use crate::attach::{Attached, Engine};
 use crate::bpf;
 use crate::netlink::{Handle, LOOPBACK};
+use crate::observe::Observer;
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
-    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature, Kernel,
-    Kind, PodName, PolicyReport, Readiness, State, Status, Traffic,
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature,
+    FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyReport, Readiness, RuleFlows, State, Status,
+    Traffic,
 };
 use crate::source::Source;
 
@@ -19,6 +23,7 @@ pub(super) struct Reporter {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
     readiness: Arc<super::readiness::Readiness>,
+    observer: Arc<Observer>,
 }
 
 /// One attachment of one sandbox.
@@ -33,8 +38,9 @@ impl Reporter {
         source: Arc<dyn Source>,
         enforcer: Arc<Enforcer>,
         readiness: Arc<super::readiness::Readiness>,
+        observer: Arc<Observer>,
     ) -> Self {
-        Self { source, enforcer, readiness }
+        Self { source, enforcer, readiness, observer }
     }
 
     pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
@@ -55,25 +61,33 @@ impl Reporter {
 
     pub(super) fn stats(&self, engine: &Engine) -> Result<Vec<AttachmentStats>, EnforceError> {
         let mut failed = None;
-        let rows = each(engine, |row| match self.enforcer.stats(row.id()?) {
-            Ok(stats) => Some(AttachmentStats {
-                name: row.name(),
-                received: traffic(stats.to_pod),
-                sent: traffic(stats.from_pod),
-                dropped: stats
-                    .dropped()
-                    .map(|(reason, packets)| (reason.name().to_owned(), packets))
-                    .collect(),
-            }),
+        let mut rows = each(engine, |row| match self.enforcer.stats(row.id()?) {
+            Ok(stats) => Some(stats_row(row.name(), &stats)),
             Err(error) => {
                 failed = Some(error);
                 None
             }
         });
+        // Devices that run the programs and are nobody's: there should be none.
+        let strangers = stats_row(nobody(0), &self.enforcer.stats(0)?);
+        rows.extend(Some(strangers).filter(|row| !row.dropped.is_empty()));
         failed.map_or(Ok(rows), Err)
     }
 
-    pub(super) fn policy(&self, engine: &Engine) -> PolicyReport {
+    /// What the packet path told, with the attachments' names.
+    pub(super) fn flows(&self, engine: &Engine, call: FlowsCall) -> FlowsReport {
+        let batch = self.observer.from(call.from, FLOWS_AT_ONCE);
+        let names: BTreeMap<u32, AttachmentName> =
+            each(engine, |row| Some((row.id()?, row.name()))).into_iter().collect();
+        let clock = WallClock::now();
+        let records = batch.records.iter().map(|record| {
+            let name = names.get(&record.attachment).cloned();
+            flow::describe(record, name.unwrap_or_else(|| nobody(record.attachment)), clock)
+        });
+        FlowsReport { records: records.collect(), next: batch.next, missed: batch.missed }
+    }
+
+    pub(super) fn policy(&self, engine: &Engine) -> Result<PolicyReport, EnforceError> {
         let in_force = self.enforcer.in_force();
         let attachments = each(engine, |row| {
             let id = row.id();
@@ -92,7 +106,13 @@ impl Reporter {
             .conditions()
             .into_iter()
             .map(|condition| Condition { object: condition.object.to_string(), problem: condition.message });
-        PolicyReport { attachments, conditions: conditions.collect() }
+        let rules = self.enforcer.rule_flows()?.into_iter().map(|rule| RuleFlows {
+            policy: rule.policy,
+            rule: rule.rule,
+            text: rule.text,
+            flows: rule.flows,
+        });
+        Ok(PolicyReport { attachments, rules: rules.collect(), conditions: conditions.collect() })
     }
 
     pub(super) fn status(&self, engine: &Engine) -> Status {
@@ -188,6 +208,25 @@ fn each<T>(engine: &Engine, mut make: impl FnMut(&Row<'_>) -> Option<T>) -> Vec<
         }
     }
     rows
+}
+
+/// How many records one answer holds.
+const FLOWS_AT_ONCE: usize = 1000;
+
+fn stats_row(name: AttachmentName, stats: &bpf::Stats) -> AttachmentStats {
+    AttachmentStats {
+        name,
+        received: traffic(stats.to_pod),
+        sent: traffic(stats.from_pod),
+        dropped: stats.dropped().map(|(reason, packets)| (reason.name().to_owned(), packets)).collect(),
+        records_withheld: stats.records_withheld,
+        records_lost: stats.records_lost,
+    }
+}
+
+/// An attachment of which only the number is known; 0 stands for devices that are nobody's.
+fn nobody(id: u32) -> AttachmentName {
+    AttachmentName { id: Some(id), pod: None, network: "-".to_owned(), ifname: "-".to_owned() }
 }
 
 fn traffic(counted: crate::bpf::Traffic) -> Traffic {

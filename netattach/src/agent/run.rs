@@ -23,6 +23,7 @@ use crate::delegate::{Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Key, Store};
 use crate::netns::NetnsError;
+use crate::observe::Observer;
 use crate::plan::resolve::Options;
 use crate::policy;
 use crate::policy::sync::{EnforceError, Enforcer};
@@ -32,6 +33,12 @@ use crate::rpc::pending::{self, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
 use crate::source::{Files, Source};
+
+/// How often records are taken in.
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How many records are taken in before others get their turn.
+const RECORDS_AT_ONCE: usize = 4096;
 
 /// How often policies that nothing refers to are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -113,7 +120,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         policy_types_inference: settings.policy_types_inference.into(),
         restrictions: restrictions.clone(),
     };
-    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options)?);
+    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options, settings.passage())?);
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
@@ -154,7 +161,14 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     }
     let conf = CniConf::of(&settings)?;
     let readiness = Arc::new(Readiness::new(Arc::clone(&engine), Arc::clone(&intents), conf));
-    let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&readiness));
+    let observer = Arc::new(Observer::default());
+    let watching = tokio::spawn(observe(Arc::clone(&observer), enforcer.records()?));
+    let reporter = Reporter::new(
+        Arc::clone(&source),
+        Arc::clone(&enforcer),
+        Arc::clone(&readiness),
+        Arc::clone(&observer),
+    );
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents)));
     let parallel_adds = settings.parallel_adds;
     let agent =
@@ -186,6 +200,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         tracing::error!(%error, "the server ended badly");
     }
     policies.abort();
+    watching.abort();
     readiness.abort();
     looks.abort();
     Ok(())
@@ -229,6 +244,15 @@ fn is_outdated(agent: &Agent, call: &CniCall, recorded: SystemTime) -> bool {
     let key = Key { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
     // A record that cannot be read is the DEL's business.
     agent.engine.attached_since(&key, recorded).unwrap_or(false)
+}
+
+/// Takes in what the programs tell, several times a second: they wake nobody.
+async fn observe(observer: Arc<Observer>, mut records: bpf::Records) {
+    let mut tick = tokio::time::interval(OBSERVE_INTERVAL);
+    loop {
+        tick.tick().await;
+        observer.take_in(std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE));
+    }
 }
 
 /// Brings the kernel's policies up to date whenever the source changes, and takes out what no packet can be reading

@@ -4,6 +4,7 @@
 
 mod attach;
 mod attachments;
+mod flows;
 mod import;
 mod policy;
 mod stats;
@@ -60,6 +61,8 @@ enum Command {
     Stats(Filter),
     /// Show which policies apply to each attachment, and what is wrong with policies
     Policy(Filter),
+    /// Show new flows and drops, the latest thousand or as they happen
+    Flows(flows::Flows),
     /// Show how the agent is doing; exit code 1 while it is not ready
     Status,
     /// Say what becomes of a Multus configuration, or with -o json print the settings file; changes nothing
@@ -132,6 +135,12 @@ pub enum CliError {
 /// See [`CliError`]; nothing has been written then, except for [`CliError::NotReady`] and [`CliError::NoEquivalent`]. A reader that has seen
 /// enough (`| head`) is no error.
 pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> {
+    if let Command::Flows(flows) = &arguments.command {
+        return match flows.run(&arguments.socket, arguments.output == Format::Json, out) {
+            Err(CliError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            result => result,
+        };
+    }
     let (text, outcome) = answer(arguments)?;
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -149,6 +158,8 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
         Command::Policy(_) => Request::Policy,
         Command::Status => Request::Status,
         Command::Import(import) => return import.run(arguments.output == Format::Json),
+        // Written as it comes: see `run`.
+        Command::Flows(_) => return Ok((String::new(), Ok(()))),
         Command::Uninstall { bpffs } => return Ok((uninstall::run(&arguments.socket, bpffs)?, Ok(()))),
     };
     let patience = match &request {
@@ -294,6 +305,8 @@ mod tests {
             received: Traffic::default(),
             sent: Traffic { packets: 1, bytes: 60 },
             dropped: [].into(),
+            records_withheld: 0,
+            records_lost: 0,
         };
         Response::Stats(vec![
             row(name(1, "shop/cart-0", "shop/blue", "net1")),

@@ -2,7 +2,7 @@
 
 use super::table::{self, Align};
 use super::{name_cells, or_dash};
-use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport};
+use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, RuleFlows};
 
 /// The table of attachments, or `nothing` in its place, then what is wrong, if anything is.
 pub(super) fn render(report: &PolicyReport, nothing: &str) -> String {
@@ -20,11 +20,25 @@ pub(super) fn render(report: &PolicyReport, nothing: &str) -> String {
             table::render(columns, &rows.iter().map(row).collect::<Vec<_>>())
         }
     };
+    if !report.rules.is_empty() {
+        text.push('\n');
+        text.push_str(&rules(&report.rules));
+    }
     if !report.conditions.is_empty() {
         text.push('\n');
         text.push_str(&problems(&report.conditions));
     }
     text
+}
+
+/// A table of rules and what they have allowed.
+fn rules(rules: &[RuleFlows]) -> String {
+    let columns =
+        [("POLICY", Align::Right), ("RULE", Align::Right), ("FLOWS", Align::Right), ("FROM", Align::Left)];
+    let row = |rule: &RuleFlows| {
+        [rule.policy.to_string(), rule.rule.to_string(), rule.flows.to_string(), rule.text.clone()]
+    };
+    table::render(columns, &rules.iter().map(row).collect::<Vec<_>>())
 }
 
 /// A table of objects and what is wrong with them.
@@ -61,6 +75,7 @@ mod tests {
                     selected_by: vec![],
                 },
             ],
+            rules: vec![RuleFlows { policy: 12, rule: 1, text: "shop/db ingress[0]".to_owned(), flows: 5 }],
             conditions: vec![Condition {
                 object: "MultiNetworkPolicy shop/db".to_owned(),
                 problem: "network shop/typo does not exist".to_owned(),
@@ -73,6 +88,9 @@ POD          NETWORK       INTERFACE  INGRESS  EGRESS  SELECTED-BY
 shop/cart-0  shop/storage  net1            12       -  shop/db,shop/deny
 shop/cart-1  shop/storage  net1             -       -  -
 
+POLICY  RULE  FLOWS  FROM
+    12     1      5  shop/db ingress[0]
+
 OBJECT                      PROBLEM
 MultiNetworkPolicy shop/db  network shop/typo does not exist
 "
@@ -83,6 +101,7 @@ MultiNetworkPolicy shop/db  network shop/typo does not exist
     fn problems_are_shown_without_attachments_too() {
         let report = PolicyReport {
             attachments: vec![],
+            rules: vec![],
             conditions: vec![Condition { object: "a".to_owned(), problem: "b".to_owned() }],
         };
         assert_eq!(render(&report, "nothing\n"), "nothing\n\nOBJECT  PROBLEM\na       b\n");

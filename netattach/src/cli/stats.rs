@@ -57,12 +57,16 @@ mod tests {
                 received: Traffic { packets: 7, bytes: 700 },
                 sent: Traffic { packets: 123_456, bytes: 123_456_789 },
                 dropped: [("policy-egress".to_owned(), 2), ("spoofed-mac".to_owned(), 40)].into(),
+                records_withheld: 0,
+                records_lost: 0,
             },
             AttachmentStats {
                 name: name(2, "shop/cart-1", "shop/storage", "net1"),
                 received: Traffic::default(),
                 sent: Traffic::default(),
                 dropped: [].into(),
+                records_withheld: 0,
+                records_lost: 0,
             },
         ];
         assert_eq!(

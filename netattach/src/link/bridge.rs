@@ -93,7 +93,7 @@ impl Driver for Bridge {
         }
         let configure =
             Configure { style: Style::Subnet, default_route: config.is_default_gateway, dns: request.dns()? };
-        steps.extend(request.finish(addressed, configure));
+        steps.extend(request.finish(addressed, configure)?);
         Ok(steps)
     }
 

@@ -29,7 +29,7 @@ impl Driver for Macvlan {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        request.refuse(self.kind(), &[("linkInContainer", json!(false))])?;
+        request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("bandwidth", json!({}))])?;
         let config: Config = request.read()?;
         let mut steps = vec![Step::CreateMacvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),

@@ -18,6 +18,8 @@ use crate::cni::json::{KeyError, read_object};
 use crate::cni::{CniArgs, CniError, Dns, code};
 use crate::ipam::host_local;
 use crate::mac::Mac;
+use crate::npwg::capability::with_bursts;
+use crate::npwg::selection::Bandwidth;
 use crate::plan::{Configure, Delegate, Protect, Role, Step};
 use crate::report::Chain;
 
@@ -252,15 +254,62 @@ impl Request<'_> {
         }))
     }
 
+    /// The limits asked for: `bandwidth` of `runtimeConfig`, else of the configuration; the keys are those that the
+    /// capability has.
+    fn bandwidth(&self) -> Result<Option<Bandwidth>, PlanError> {
+        const KEY: &str = "bandwidth";
+        let wrong = |reason: String| PlanError::Value { key: KEY, reason };
+        let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(KEY));
+        let Some(value) = asked.or_else(|| self.config.get(KEY)).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let limits: Bandwidth =
+            serde_json::from_value(value.clone()).map_err(|error| wrong(error.to_string()))?;
+        let some = |number: Option<u64>| number.filter(|number| *number != 0);
+        let limits = Bandwidth {
+            ingress_rate: some(limits.ingress_rate),
+            ingress_burst: some(limits.ingress_burst),
+            egress_rate: some(limits.egress_rate),
+            egress_burst: some(limits.egress_burst),
+        };
+        for (name, rate, burst) in [
+            ("ingress", limits.ingress_rate, limits.ingress_burst),
+            ("egress", limits.egress_rate, limits.egress_burst),
+        ] {
+            match rate {
+                None if burst.is_some() => {
+                    return Err(wrong(format!("{name}Burst without {name}Rate")));
+                }
+                Some(rate) if rate < SLOWEST_RATE => {
+                    return Err(wrong(format!("{name}Rate {rate} is below {SLOWEST_RATE} bits per second")));
+                }
+                _ => {}
+            }
+        }
+        if limits.ingress_rate.is_none() && limits.egress_rate.is_none() {
+            return Ok(None);
+        }
+        if self.protect.is_none() {
+            return Err(wrong("needs the dataplane, which only netattachd has".to_owned()));
+        }
+        Ok(Some(with_bursts(limits)))
+    }
+
     /// The last steps of every interface: protection first, then the pod's end comes up.
-    fn finish(&self, addressed: bool, configure: Configure) -> impl Iterator<Item = Step> + use<> {
+    fn finish(
+        &self,
+        addressed: bool,
+        configure: Configure,
+    ) -> Result<impl Iterator<Item = Step> + use<>, PlanError> {
+        let bandwidth = self.bandwidth()?;
         let protect = self.protect.map(|protect| {
             Step::Protect(Protect {
                 check_addresses: protect.check_addresses && addressed,
+                bandwidth,
                 ..protect.clone()
             })
         });
-        protect.into_iter().chain([Step::Configure(configure)])
+        Ok(protect.into_iter().chain([Step::Configure(configure)]))
     }
 
     /// Name of the node's end of the pod's veth: the same for the same container and interface, so that it can
@@ -269,6 +318,9 @@ impl Request<'_> {
         host_name(self.container_id, self.ifname)
     }
 }
+
+/// The slowest limit that is accepted, bits per second: less is not a bandwidth.
+const SLOWEST_RATE: u64 = 1000;
 
 /// The address management that netattach carries itself.
 pub const HOST_LOCAL: &str = "host-local";

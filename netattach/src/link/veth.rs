@@ -48,7 +48,7 @@ impl Driver for Veth {
         ];
         let configure =
             Configure { style: Style::Routed, default_route: config.is_default_gateway, dns: request.dns()? };
-        steps.extend(request.finish(true, configure));
+        steps.extend(request.finish(true, configure)?);
         Ok(steps)
     }
 

@@ -37,7 +37,8 @@ pub fn runtime_config(selection: &Selection) -> Map<String, Value> {
     config
 }
 
-fn with_bursts(asked: Bandwidth) -> Bandwidth {
+/// Gives each rate without a burst a tenth of a second's worth.
+pub(crate) fn with_bursts(asked: Bandwidth) -> Bandwidth {
     let default_burst = |rate: u64| (rate / 10).clamp(SMALLEST_BURST, LARGEST_BURST);
     Bandwidth {
         ingress_burst: asked.ingress_burst.or(asked.ingress_rate.map(default_burst)),

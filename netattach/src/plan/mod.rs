@@ -231,6 +231,9 @@ pub struct Protect {
     pub check_mac: bool,
     /// Drop what the pod sends from addresses that are not its own.
     pub check_addresses: bool,
+    /// What the pod may receive and send: rates in bits per second, each with its burst in bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<crate::npwg::selection::Bandwidth>,
 }
 
 /// How a pod's interface is configured.

@@ -356,8 +356,7 @@ fn attachment(
         }
         kind = plugin_type.to_owned();
         let asked = config.get("runtimeConfig").and_then(Value::as_object);
-        let beyond =
-            asked.and_then(|asked| asked.keys().find(|key| !NATIVE_CAPABILITIES.contains(&key.as_str())));
+        let beyond = asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(driver.kind(), key)));
         if let Some(capability) = beyond {
             let capability = capability.clone();
             return Err(at(PlanError::Capability { capability, kind: driver.kind() }.into()));
@@ -368,6 +367,7 @@ fn attachment(
                 zone: numbers.network(&network.name),
                 check_mac: true,
                 check_addresses: true,
+                bandwidth: None,
             });
         }
         let planned = driver.plan(&link::Request {
@@ -399,6 +399,11 @@ fn attachment(
         steps,
         yields_to: None,
     })
+}
+
+/// Whether a capability means something to one of our own kinds of interface.
+fn is_carried_out(kind: &str, capability: &str) -> bool {
+    NATIVE_CAPABILITIES.contains(&capability) || (capability == "bandwidth" && is_protected(kind))
 }
 
 /// Whether the dataplane judges this kind of interface: those with an end on the node.

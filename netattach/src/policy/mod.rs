@@ -14,6 +14,7 @@ pub mod evaluate;
 pub mod index;
 pub mod manifest;
 pub mod model;
+pub mod passage;
 pub mod selector;
 pub mod sync;
 mod tables;

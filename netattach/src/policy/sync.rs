@@ -10,8 +10,9 @@ use super::compile::{Condition, Desired, EndpointPolicy, Options, Subject, compi
 use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
 use super::index::Endpoint;
 use super::model::Severity;
+use super::passage::{Passage, rate};
 use crate::attach::Enforce;
-use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, Limits, PolicyIds};
+use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, Limits, PolicyIds, Rate, Records};
 use crate::mac::Mac;
 use crate::netlink::{self, Handle, Hook};
 use crate::netns::{Netns, NetnsError};
@@ -31,6 +32,24 @@ const GRACE: Duration = Duration::from_secs(1);
 pub const FROM_POD: &str = "na_from_pod";
 /// Name of the program that judges what pods receive.
 pub const TO_POD: &str = "na_to_pod";
+
+/// Most records of new flows of one attachment, per second.
+const FLOW_RECORDS: u64 = 1000;
+/// Most records of drops of one attachment, per second.
+const DROP_RECORDS: u64 = 100;
+
+/// How often a rule has allowed a flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleFlows {
+    /// Number of the policy in the maps.
+    pub policy: PolicyId,
+    /// Number of the rule in it.
+    pub rule: u32,
+    /// `namespace/policy direction[number]`.
+    pub text: String,
+    /// Flows since the policy was installed.
+    pub flows: u64,
+}
 
 /// An attachment as the dataplane has to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +99,7 @@ pub struct Enforcer {
     dataplane: Dataplane,
     source: Arc<dyn Source>,
     options: Options,
+    passage: Passage,
     state: Mutex<State>,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
@@ -120,7 +140,17 @@ impl Guarded {
                     ..Checks::default()
                 },
                 vlans: BTreeSet::new(),
-                limits: Limits::default(),
+                limits: Limits {
+                    from_pod: rate(
+                        protect.bandwidth.and_then(|limits| limits.egress_rate.zip(limits.egress_burst)),
+                    ),
+                    to_pod: rate(
+                        protect.bandwidth.and_then(|limits| limits.ingress_rate.zip(limits.ingress_burst)),
+                    ),
+                    flow_records: Rate::new(FLOW_RECORDS, FLOW_RECORDS),
+                    drop_records: Rate::new(DROP_RECORDS, DROP_RECORDS),
+                    ..Limits::default()
+                },
             },
             host_index: host.index,
             pod: sandbox.pod.clone(),
@@ -155,6 +185,7 @@ impl Enforcer {
         dataplane: Dataplane,
         source: Arc<dyn Source>,
         options: Options,
+        passage: Passage,
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
@@ -162,7 +193,7 @@ impl Enforcer {
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
-        Ok(Self { dataplane, _hooks_on: hooks_on.ok(), source, options, state: Mutex::new(state) })
+        Ok(Self { dataplane, _hooks_on: hooks_on.ok(), source, options, passage, state: Mutex::new(state) })
     }
 
     /// Puts a new attachment under its policies: record, policy, device, and last the programs. The pod's end of
@@ -172,7 +203,7 @@ impl Enforcer {
     /// A write failed: the attachment must not come up. A policy that does not fit is not an error: the
     /// attachment is isolated completely and a condition says so.
     pub fn attach(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
-        self.dataplane.put_attachment(guarded.id, &guarded.attachment)?;
+        self.put(guarded)?;
         {
             let mut state = self.lock();
             state.programmed.endpoints.remove(&guarded.id);
@@ -187,6 +218,10 @@ impl Enforcer {
         }
         self.dataplane.bind_link(guarded.host_index, guarded.id)?;
         self.attach_programs(guarded.host_index, host)
+    }
+
+    fn put(&self, guarded: &Guarded) -> Result<(), EnforceError> {
+        Ok(self.dataplane.put_attachment(guarded.id, &self.passage.applied_to(&guarded.attachment))?)
     }
 
     fn attach_programs(&self, index: u32, host: &mut Handle) -> Result<(), EnforceError> {
@@ -216,9 +251,7 @@ impl Enforcer {
             let mut state = self.lock();
             state.strangers = !all;
             for guarded in attachments {
-                errors.extend(
-                    self.dataplane.put_attachment(guarded.id, &guarded.attachment).err().map(Into::into),
-                );
+                errors.extend(self.put(guarded).err());
                 match self.dataplane.policy(guarded.id) {
                     Ok(ids) => {
                         let assignment = Assignment { ingress: ids.ingress, egress: ids.egress };
@@ -327,6 +360,30 @@ impl Enforcer {
     /// The map could not be read.
     pub fn stats(&self, id: u32) -> Result<bpf::Stats, EnforceError> {
         Ok(self.dataplane.stats(id)?)
+    }
+
+    /// What the programs tell about packets.
+    ///
+    /// # Errors
+    /// The map could not be opened.
+    pub fn records(&self) -> Result<Records, EnforceError> {
+        Ok(self.dataplane.records()?)
+    }
+
+    /// How many flows each rule in force has allowed.
+    ///
+    /// # Errors
+    /// The map could not be read.
+    pub fn rule_flows(&self) -> Result<Vec<RuleFlows>, EnforceError> {
+        let policies = self.lock().programmed.policies.clone();
+        let mut rows = Vec::new();
+        for (policy, compiled) in policies {
+            for (rule, flows) in self.dataplane.rule_flows(policy)? {
+                let text = compiled.rules.get(&rule).cloned().unwrap_or_default();
+                rows.push(RuleFlows { policy, rule, text, flows });
+            }
+        }
+        Ok(rows)
     }
 
     /// What is in force.

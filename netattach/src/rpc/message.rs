@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -43,6 +44,8 @@ pub enum Request {
     Policy,
     /// How the agent is doing.
     Status,
+    /// What the packet path told of new flows and drops.
+    Flows(FlowsCall),
 }
 
 /// The second frame of the agent.
@@ -65,6 +68,8 @@ pub enum Response {
     Policy(PolicyReport),
     /// To [`Request::Status`].
     Status(Status),
+    /// To [`Request::Flows`].
+    Flows(FlowsReport),
     /// To a request that was not understood or could not be served: the reason, on one line.
     Refused(String),
 }
@@ -231,6 +236,82 @@ pub struct AttachmentStats {
     pub sent: Traffic,
     /// Packets dropped in either direction, by the name of the reason; reasons without packets are left out.
     pub dropped: BTreeMap<String, u64>,
+    /// Records of flows and drops that were withheld, beyond the attachment's share.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub records_withheld: u64,
+    /// Records that were lost because the agent did not read fast enough.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub records_lost: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// From where on to tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct FlowsCall {
+    /// [`FlowsReport::next`] of the answer before; the last records without it.
+    pub from: Option<u64>,
+}
+
+/// New flows and drops.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowsReport {
+    /// Oldest first.
+    pub records: Vec<FlowRecord>,
+    /// Where to go on.
+    pub next: u64,
+    /// How many records before these the agent no longer has.
+    pub missed: u64,
+}
+
+/// A packet that opened a flow, or one that was dropped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowRecord {
+    /// At whose attachment; one that is gone has its number only.
+    #[serde(flatten)]
+    pub name: AttachmentName,
+    /// When, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// `allowed` or `dropped`.
+    pub verdict: String,
+    /// Why it was dropped.
+    pub reason: Option<String>,
+    /// `from-pod` or `to-pod`.
+    pub direction: String,
+    /// `tcp` and so on; the number of others; none for a packet that was not read that far.
+    pub protocol: Option<String>,
+    /// Where it comes from.
+    pub source: Option<IpAddr>,
+    /// For protocols with ports.
+    pub source_port: Option<u16>,
+    /// Where it goes.
+    pub destination: Option<IpAddr>,
+    /// For protocols with ports.
+    pub destination_port: Option<u16>,
+    /// Id of the outer tag.
+    pub vlan: Option<u16>,
+    /// Length of the frame in bytes.
+    pub length: u32,
+    /// Number of the policy that decided.
+    pub policy: Option<u32>,
+    /// Number of the rule that allowed, in that policy.
+    pub rule: Option<u32>,
+}
+
+/// How often a rule has allowed a flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleFlows {
+    /// Number of the policy in the kernel's maps.
+    pub policy: u32,
+    /// Number of the rule in it.
+    pub rule: u32,
+    /// `namespace/policy direction[number]`.
+    pub text: String,
+    /// Flows since the policy was installed.
+    pub flows: u64,
 }
 
 /// A count of packets.
@@ -247,6 +328,9 @@ pub struct Traffic {
 pub struct PolicyReport {
     /// One row per attachment.
     pub attachments: Vec<AttachmentPolicy>,
+    /// What each rule in force has allowed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<RuleFlows>,
     /// What is wrong with policies and the objects they refer to.
     pub conditions: Vec<Condition>,
 }
@@ -342,6 +426,7 @@ impl Request {
             Self::Stats => "stats",
             Self::Policy => "policy",
             Self::Status => "status",
+            Self::Flows(_) => "flows",
         }
     }
 }

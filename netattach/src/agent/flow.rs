@@ -1,0 +1,157 @@
+//! Records of the packet path in words.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::bpf::{DropReason, Record};
+use crate::rpc::message::{AttachmentName, FlowRecord};
+
+/// The same moment on the kernel's monotonic clock and on the wall.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WallClock {
+    monotonic_ns: u64,
+    wall_ms: u64,
+}
+
+impl WallClock {
+    pub(super) fn now() -> Self {
+        let monotonic = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        // Neither clock is ever negative.
+        let monotonic_ns = monotonic.tv_sec.unsigned_abs() * 1_000_000_000 + monotonic.tv_nsec.unsigned_abs();
+        let wall_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        Self { monotonic_ns, wall_ms }
+    }
+
+    fn wall_ms(self, at_ns: u64) -> u64 {
+        self.wall_ms.saturating_sub(self.monotonic_ns.saturating_sub(at_ns) / 1_000_000)
+    }
+}
+
+/// A record of the attachment of this name.
+pub(super) fn describe(record: &Record, name: AttachmentName, clock: WallClock) -> FlowRecord {
+    let reason = DropReason::from_number(record.reason);
+    let parsed = record.parsed != 0;
+    let address =
+        |address: netattach_common::Ip6| parsed.then(|| IpAddr::V6(Ipv6Addr::from(address)).to_canonical());
+    let with_ports = matches!(record.protocol, 6 | 17 | 132);
+    let port = |port: netattach_common::Port| (parsed && with_ports).then(|| port.number());
+    let some = |number: u32| Some(number).filter(|number| *number != 0);
+    FlowRecord {
+        name,
+        time_ms: clock.wall_ms(record.time),
+        verdict: if record.reason == 0 { "allowed" } else { "dropped" }.to_owned(),
+        reason: reason.map(|reason| reason.name().to_owned()),
+        direction: if record.to_pod == 0 { "from-pod" } else { "to-pod" }.to_owned(),
+        protocol: parsed.then(|| protocol(record.protocol)),
+        source: address(record.source),
+        source_port: port(record.source_port),
+        destination: address(record.destination),
+        destination_port: port(record.destination_port),
+        vlan: Some(record.vlan).filter(|vlan| *vlan != 0),
+        length: record.length,
+        policy: some(policy(record, reason)),
+        rule: some(record.rule),
+    }
+}
+
+/// The policy that decided: that of the leg for a new flow, that which the reason speaks of for a drop.
+fn policy(record: &Record, reason: Option<DropReason>) -> u32 {
+    match reason {
+        None if record.responder != 0 => record.ingress,
+        None => record.egress,
+        Some(DropReason::IngressPeer | DropReason::IngressPort) => record.ingress,
+        Some(DropReason::EgressPeer | DropReason::EgressPort) => record.egress,
+        Some(DropReason::FragmentMiss | DropReason::IcmpUnrelated) if record.to_pod != 0 => record.ingress,
+        Some(DropReason::FragmentMiss | DropReason::IcmpUnrelated) => record.egress,
+        Some(_) => 0,
+    }
+}
+
+fn protocol(number: u8) -> String {
+    match number {
+        1 => "icmp".to_owned(),
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        58 => "icmpv6".to_owned(),
+        132 => "sctp".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use netattach_common::Port;
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_told_in_words() {
+        let v4 = |address: [u8; 4]| Ipv4Addr::from(address).to_ipv6_mapped().into();
+        let record = Record {
+            time: 5_000_000_000,
+            attachment: 7,
+            ifindex: 3,
+            ingress: 11,
+            egress: 12,
+            rule: 0,
+            length: 74,
+            source: v4([10, 0, 0, 1]),
+            destination: v4([10, 0, 0, 2]),
+            source_port: Port::new(4000),
+            destination_port: Port::new(80),
+            ethertype: 0x800,
+            vlan: 0,
+            reason: DropReason::EgressPort as u8,
+            to_pod: 0,
+            protocol: 6,
+            flags: 2,
+            parsed: 1,
+            responder: 0,
+            pad: [0; 2],
+        };
+        let clock = WallClock { monotonic_ns: 6_000_000_000, wall_ms: 1_000_000 };
+        let name = AttachmentName { id: Some(7), pod: None, network: "a/b".into(), ifname: "net1".into() };
+        let told = FlowRecord {
+            name: name.clone(),
+            time_ms: 999_000,
+            verdict: "dropped".into(),
+            reason: Some("egress-port".into()),
+            direction: "from-pod".into(),
+            protocol: Some("tcp".into()),
+            source: Some([10, 0, 0, 1].into()),
+            source_port: Some(4000),
+            destination: Some([10, 0, 0, 2].into()),
+            destination_port: Some(80),
+            vlan: None,
+            length: 74,
+            policy: Some(12),
+            rule: None,
+        };
+        assert_eq!(describe(&record, name.clone(), clock), told);
+        let opened = Record { reason: 0, rule: 4, to_pod: 1, responder: 1, ..record };
+        let expected = FlowRecord {
+            verdict: "allowed".into(),
+            reason: None,
+            direction: "to-pod".into(),
+            policy: Some(11),
+            rule: Some(4),
+            ..told.clone()
+        };
+        assert_eq!(describe(&opened, name.clone(), clock), expected);
+        let unread = Record { reason: DropReason::Malformed as u8, parsed: 0, ..record };
+        let expected = FlowRecord {
+            reason: Some("malformed".into()),
+            protocol: None,
+            source: None,
+            source_port: None,
+            destination: None,
+            destination_port: None,
+            policy: None,
+            ..told
+        };
+        assert_eq!(describe(&unread, name, clock), expected);
+    }
+}
