@@ -28,6 +28,19 @@ pub struct CompiledPolicy {
     pub rules: BTreeMap<RuleId, String>,
 }
 
+/// How often a rule has allowed a flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleFlows {
+    /// Number of the policy in the maps.
+    pub policy: u32,
+    /// Number of the rule in it.
+    pub rule: u32,
+    /// `namespace/policy direction[number]`.
+    pub text: String,
+    /// Flows since the policy was installed.
+    pub flows: u64,
+}
+
 /// A class with a protocol and a block of destination ports, from general to specific.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortPrefix {

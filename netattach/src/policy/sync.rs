@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::compile::{Condition, Desired, EndpointPolicy, Options, Subject, compile};
+use super::compiled::RuleFlows;
 use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
 use super::index::Endpoint;
 use super::model::Severity;
@@ -37,19 +38,6 @@ pub const TO_POD: &str = "na_to_pod";
 const FLOW_RECORDS: u64 = 1000;
 /// Most records of drops of one attachment, per second.
 const DROP_RECORDS: u64 = 100;
-
-/// How often a rule has allowed a flow.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuleFlows {
-    /// Number of the policy in the maps.
-    pub policy: PolicyId,
-    /// Number of the rule in it.
-    pub rule: u32,
-    /// `namespace/policy direction[number]`.
-    pub text: String,
-    /// Flows since the policy was installed.
-    pub flows: u64,
-}
 
 /// An attachment as the dataplane has to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
