@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU16;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use xtask::{bench, conformance, demo, dist, ebpf, fuzz, screen, setup, suite, tidy};
@@ -58,6 +59,8 @@ enum Verb {
 enum Subject {
     /// ADD and DEL of a pod with a bridge and two macvlans
     Attach(AttachArguments),
+    /// Requests and connections per second between two pods, by path and by size of the policy
+    Dataplane(DataplaneArguments),
 }
 
 #[derive(Args)]
@@ -82,6 +85,22 @@ struct AttachArguments {
     without: Vec<String>,
 }
 
+#[derive(Args)]
+struct DataplaneArguments {
+    /// How often each path gets its turn
+    #[arg(long, default_value = "7")]
+    rounds: NonZeroU16,
+    /// Length of one sample in milliseconds
+    #[arg(long, default_value = "500")]
+    sample: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: bench::Output,
+    /// Also put the tables into docs/performance.md
+    #[arg(long)]
+    write: bool,
+}
+
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
         Verb::Setup => setup::run(setup::Scope::Testing),
@@ -91,7 +110,8 @@ fn main() -> ExitCode {
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
         Verb::Demo => demo::run(),
-        Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach(&arguments.into()),
+        Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach::run(&arguments.into()),
+        Verb::Bench { subject: Subject::Dataplane(arguments) } => bench::dataplane::run(&arguments.into()),
         Verb::Fuzz { seconds } => fuzz::run(seconds),
     };
     match outcome {
@@ -103,9 +123,16 @@ fn main() -> ExitCode {
     }
 }
 
-impl From<AttachArguments> for bench::Options {
+impl From<AttachArguments> for bench::attach::Options {
     fn from(arguments: AttachArguments) -> Self {
         let AttachArguments { rounds, bursts, burst_size, output, write, without } = arguments;
         Self { rounds, bursts, burst_size, output, write, without }
+    }
+}
+
+impl From<DataplaneArguments> for bench::dataplane::Options {
+    fn from(arguments: DataplaneArguments) -> Self {
+        let DataplaneArguments { rounds, sample, output, write } = arguments;
+        Self { rounds, sample: Duration::from_millis(sample.get().into()), output, write }
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,13 +12,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-use super::Contender;
-use super::pods::{Node, PARENT, Pod, fresh_directory};
+use super::pods::{Node, Pod, fresh_directory};
 use crate::{setup, tree};
 
-pub(super) const NAME: &str = "netattach";
-
-const NAMESPACE: &str = "bench";
+/// Namespace of the pods.
+pub(super) const NAMESPACE: &str = "bench";
 /// The agent loads its programs before it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// What it may take to end after being told to.
@@ -34,11 +32,16 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent that knows all pods, and waits until it listens.
-    pub(super) fn start(node: &Node, pods: &[Pod]) -> anyhow::Result<Self> {
+    /// Starts an agent that reads these objects, and waits until it listens. The cluster-wide network is
+    /// `kube-system/default`.
+    pub(super) fn start(node: &Node, objects: &[Value]) -> anyhow::Result<Self> {
         let directory = |name: &str| fresh_directory(&node.scratch().join(name));
         let (source, run, state) = (directory("source")?, directory("run")?, directory("state")?);
-        write_manifests(&source, &directory("leases")?, pods)?;
+        // JSON is YAML.
+        for (number, object) in objects.iter().enumerate() {
+            fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
+                .context("write a manifest")?;
+        }
         let bpffs = PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}", std::process::id()));
         let log = fs::File::create(node.scratch().join("agent.log")).context("create the agent's log")?;
         let mut command = Command::new(tree::dist().join("netattachd"));
@@ -84,7 +87,8 @@ impl Agent {
         Ok(())
     }
 
-    fn call(&self, verb: &str, pod: &Pod, container: &str) -> anyhow::Result<()> {
+    /// One CNI call for a pod.
+    pub(super) fn call(&self, verb: &str, pod: &Pod, container: &str) -> anyhow::Result<()> {
         let config = json!({
             "cniVersion": "1.0.0", "name": "bench", "type": "netattach",
             "socket": self.socket, "stateDir": self.state,
@@ -119,26 +123,9 @@ impl Agent {
         }
         Ok(())
     }
-}
 
-impl Contender for Agent {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn describe(&self) -> String {
-        "shim, socket, agent: leases, journal, BPF programs and policy included".to_owned()
-    }
-
-    fn add(&self, pod: &Pod) -> anyhow::Result<()> {
-        self.call("ADD", pod, &pod.new_container())
-    }
-
-    fn del(&self, pod: &Pod) -> anyhow::Result<()> {
-        self.call("DEL", pod, &pod.container())
-    }
-
-    fn resident_kib(&self) -> Option<u64> {
+    /// Resident memory in KiB.
+    pub(super) fn resident_kib(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         line.trim().trim_end_matches(" kB").parse().ok()
@@ -168,48 +155,35 @@ fn end_with_parent() -> std::io::Result<()> {
     Ok(())
 }
 
-fn pod_name(pod: &Pod) -> String {
+/// Name of a pod's manifest.
+pub(super) fn pod_name(pod: &Pod) -> String {
     format!("pod-{}", pod.number)
 }
 
-fn write_manifests(source: &Path, leases: &Path, pods: &[Pod]) -> anyhow::Result<()> {
-    let ipam = |network: u8| {
-        json!({
-            "type": "host-local",
-            "dataDir": leases,
-            "ranges": [[{"subnet": format!("10.{}.0.0/16", 110 + network)}]],
-        })
-    };
-    let macvlan = |network: u8| json!({"cniVersion": "1.0.0", "type": "macvlan", "master": PARENT, "mode": "bridge", "ipam": ipam(network)});
-    let bridge = json!({
-        "cniVersion": "1.0.0", "type": "bridge", "bridge": "netattach0", "isDefaultGateway": true, "ipam": ipam(0),
-    });
-    let networks =
-        [("kube-system", "default", bridge), (NAMESPACE, "one", macvlan(1)), (NAMESPACE, "two", macvlan(2))];
-    let definitions = networks.map(|(namespace, name, config)| {
-        json!({
-            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-            "metadata": {"namespace": namespace, "name": name},
-            "spec": {"config": config.to_string()},
-        })
-    });
-    let namespaces = ["kube-system", NAMESPACE]
-        .map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
-    let pods = pods.iter().map(|pod| {
-        json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "namespace": NAMESPACE, "name": pod_name(pod), "uid": format!("00000000-0000-0000-0000-{:012}", pod.number),
-                "annotations": {"k8s.v1.cni.cncf.io/networks": "one,two"},
-            },
-            "spec": {"containers": [{"name": "main", "image": "none"}]},
-        })
-    });
-    // JSON is YAML.
-    let objects: Vec<Value> = namespaces.into_iter().chain(definitions).chain(pods).collect();
-    for (number, object) in objects.iter().enumerate() {
-        fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
-            .context("write a manifest")?;
-    }
-    Ok(())
+/// The manifest of a network.
+pub(super) fn network(namespace: &str, name: &str, config: &Value) -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {"config": config.to_string()},
+    })
+}
+
+/// The manifests of the namespaces that everything is in.
+pub(super) fn namespaces() -> [Value; 2] {
+    ["kube-system", NAMESPACE]
+        .map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))
+}
+
+/// The manifest of a pod whose networks besides the default are `networks`.
+pub(super) fn pod(pod: &Pod, networks: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "namespace": NAMESPACE, "name": pod_name(pod), "uid": format!("00000000-0000-0000-0000-{:012}", pod.number),
+            "labels": {"number": pod.number.to_string()},
+            "annotations": {"k8s.v1.cni.cncf.io/networks": networks},
+        },
+        "spec": {"containers": [{"name": "main", "image": "none"}]},
+    })
 }

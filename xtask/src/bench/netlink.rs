@@ -151,11 +151,12 @@ pub(super) fn pair(near: (&str, u32), far: (&str, u32)) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewLink(link)
 }
 
-/// One end of a veth here, up and a port of `bridge`; the other in `pod` with its final name. One queue each.
+/// One end of a veth here, up, as a port of a bridge where one is named; the other in `pod` with its final name.
+/// One queue each.
 pub(super) fn veth(
     near: (&str, u32),
     far: (&str, u32),
-    bridge: u32,
+    bridge: Option<u32>,
     pod: BorrowedFd<'_>,
     group: u32,
 ) -> RouteNetlinkMessage {
@@ -165,13 +166,11 @@ pub(super) fn veth(
     let mut link = named(near.0, near.1);
     up(&mut link);
     one_queue(&mut link);
-    link.attributes.extend([
-        LinkAttribute::Controller(bridge),
-        LinkAttribute::LinkInfo(vec![
-            LinkInfo::Kind(InfoKind::Veth),
-            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
-        ]),
-    ]);
+    link.attributes.extend(bridge.map(LinkAttribute::Controller));
+    link.attributes.push(LinkAttribute::LinkInfo(vec![
+        LinkInfo::Kind(InfoKind::Veth),
+        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+    ]));
     RouteNetlinkMessage::NewLink(link)
 }
 

@@ -23,6 +23,8 @@ pub enum Scope {
     Testing,
     /// The gate: every test without exception, and the fuzz targets.
     Gate,
+    /// The usual and what the dataplane is compared with.
+    Comparing,
 }
 
 /// Installs what is missing.
@@ -42,6 +44,9 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
     }
     if matches!(scope, Scope::Fuzzing | Scope::Gate) {
         screen::step("C++ compiler", tools::ensure_cxx)?;
+    }
+    if matches!(scope, Scope::Comparing | Scope::Testing | Scope::Gate) {
+        screen::step("iptables", tools::ensure_iptables)?;
     }
     screen::step("bpffs", tools::ensure_bpffs)
 }

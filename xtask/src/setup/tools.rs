@@ -88,6 +88,15 @@ pub(super) fn ensure_cxx(progress: &Progress) -> anyhow::Result<Done> {
     Ok(Done::Now("installed g++".to_owned()))
 }
 
+/// What policies are compared with.
+pub(super) fn ensure_iptables(progress: &Progress) -> anyhow::Result<Done> {
+    if child::find("iptables-restore").is_some() {
+        return Ok(Done::Was("present".to_owned()));
+    }
+    apt::install(&["iptables"], progress)?;
+    Ok(Done::Now("installed iptables".to_owned()))
+}
+
 pub(super) fn ensure_bpffs(progress: &Progress) -> anyhow::Result<Done> {
     if is_bpffs(BPFFS) {
         return Ok(Done::Was(BPFFS.to_owned()));

@@ -12,8 +12,8 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 
 use super::Contender;
-use super::netlink::{self, Netlink};
-use super::pods::{INTERFACES, Node, PARENT_INDEX, Pod};
+use crate::bench::netlink::{self, Netlink};
+use crate::bench::pods::{INTERFACES, Node, PARENT_INDEX, Pod};
 use crate::screen::Progress;
 use crate::{child, dist};
 
@@ -135,7 +135,7 @@ fn add(
             netlink::veth(
                 (&near, FIRST_NODE_INDEX + u32::from(number)),
                 (eth0, first),
-                BRIDGE_INDEX,
+                Some(BRIDGE_INDEX),
                 pod,
                 GROUP,
             ),

@@ -9,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 
 use super::Contender;
-use super::pods::{INTERFACES, Node, PARENT, Pod, fresh_directory};
+use crate::bench::pods::{INTERFACES, Node, PARENT, Pod, fresh_directory};
 use crate::setup;
 
 pub(super) const NAME: &str = "reference plugins";

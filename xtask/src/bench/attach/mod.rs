@@ -1,0 +1,216 @@
+//! `cargo xtask bench attach`: how long one pod with a bridge and two macvlans takes, beside its alternatives.
+//!
+//! Everything happens in network namespaces made for the run: one that stands for the node and a few that stand
+//! for pods. The contenders take turns within one run, so that whatever else the machine does hits all alike.
+
+mod figures;
+pub mod floor;
+mod netattach;
+mod reference;
+mod table;
+
+use std::num::NonZeroU16;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail, ensure};
+
+use self::figures::{Figures, Report};
+use super::pods::{Node, Pod};
+use super::{Output, document};
+use crate::screen::{self, Done, Progress};
+use crate::{dist, setup};
+
+/// In the order in which they take turns.
+const CONTENDERS: [&str; 4] = [floor::IN_PROCESS, floor::SPAWNED, reference::NAME, netattach::NAME];
+
+/// One way to attach the three networks to a pod and to take them away again.
+trait Contender: Sync {
+    /// As it stands in the table.
+    fn name(&self) -> &'static str;
+    /// What it does, in one line under the table.
+    fn describe(&self) -> String;
+    /// Attaches everything; returns when the pod could use it.
+    fn add(&self, pod: &Pod) -> anyhow::Result<()>;
+    /// Detaches everything; returns when it is gone.
+    fn del(&self, pod: &Pod) -> anyhow::Result<()>;
+    /// Memory of what keeps running between requests, in KiB.
+    fn resident_kib(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// What to measure and what to do with the result.
+pub struct Options {
+    /// Pods attached one after another, by each contender.
+    pub rounds: NonZeroU16,
+    /// Bursts, by each contender.
+    pub bursts: u16,
+    /// Pods in a burst.
+    pub burst_size: NonZeroU16,
+    /// Form of the result on standard output.
+    pub output: Output,
+    /// Also replace the table in docs/performance.md.
+    pub write: bool,
+    /// Leave these contenders out, by name.
+    pub without: Vec<String>,
+}
+
+/// Times spent by one contender.
+#[derive(Default)]
+struct Samples {
+    add: Vec<Duration>,
+    del: Vec<Duration>,
+    burst_add: Vec<Duration>,
+    burst_del: Vec<Duration>,
+}
+
+/// Measures all contenders.
+///
+/// # Errors
+/// Not root, a tool is missing, or a contender failed or left something behind.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    if !crate::child::is_root() {
+        bail!(screen::Stuck::new("attaching takes root", "run the benchmark as root"));
+    }
+    if let Some(unknown) = options.without.iter().find(|name| !CONTENDERS.contains(&name.as_str())) {
+        let next = format!("the names are: {}", CONTENDERS.join("; "));
+        bail!(screen::Stuck::new(format!("there is no contender named `{unknown}`"), next));
+    }
+    if options.output == Output::Json {
+        screen::silence();
+    }
+    setup::run(setup::Scope::Usual)?;
+    if options.without.iter().all(|name| name != netattach::NAME) {
+        dist::build()?;
+    }
+    screen::heading("bench");
+    let measured = thread::scope(|scope| {
+        // The thread leaves the machine's namespace for good: it and all its children live on the bench's node.
+        scope.spawn(|| measure(options)).join().map_err(|_| anyhow!("the measuring thread panicked"))?
+    })?;
+    match options.output {
+        Output::Table => screen::line(&format!("\n{}", table::table(&measured))),
+        Output::Json => {
+            screen::line(&serde_json::to_string_pretty(&measured).context("write the figures as JSON")?);
+        }
+    }
+    if options.write {
+        document::update("attach", &measured.command, &table::table(&measured))?;
+    }
+    Ok(())
+}
+
+fn measure(options: &Options) -> anyhow::Result<Report> {
+    let node = Node::enter()?;
+    let pods = node.pods(options.burst_size.get())?;
+    let mut contenders = Vec::new();
+    screen::step("contenders", |progress| {
+        contenders = prepare(&node, &pods, options, progress)?;
+        Ok(Done::Was(contenders.iter().map(|contender| contender.name()).collect::<Vec<_>>().join("; ")))
+    })?;
+    let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
+    screen::step("one by one", |progress| {
+        // One round that does not count: it creates bridges and warms caches.
+        for contender in &contenders {
+            timed(&**contender, &pods[0])?;
+        }
+        for round in 1..=options.rounds.get() {
+            progress.note(&format!("round {round} of {}", options.rounds));
+            for (contender, samples) in contenders.iter().zip(&mut samples) {
+                once(&**contender, &node, &pods[0], samples)?;
+            }
+        }
+        Ok(Done::Was(format!("{} pods each", options.rounds)))
+    })?;
+    screen::step("bursts", |progress| {
+        for number in 1..=options.bursts {
+            progress.note(&format!("burst {number} of {}", options.bursts));
+            for (contender, samples) in contenders.iter().zip(&mut samples) {
+                burst(&**contender, &node, &pods, samples)?;
+            }
+        }
+        Ok(Done::Was(format!("{} of {} pods each", options.bursts, options.burst_size)))
+    })?;
+    let figures = contenders
+        .iter()
+        .zip(samples)
+        .map(|(contender, samples)| {
+            Figures::new(contender.name(), contender.describe(), samples, contender.resident_kib())
+        })
+        .collect();
+    Ok(Report::new(options, figures))
+}
+
+/// All contenders but those left out. The agent comes last: nothing else may wait while it runs.
+fn prepare(
+    node: &Node,
+    pods: &[Pod],
+    options: &Options,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Box<dyn Contender>>> {
+    floor::make_bridge()?;
+    let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
+    for name in CONTENDERS.into_iter().filter(|name| !options.without.iter().any(|without| without == name)) {
+        contenders.push(match name {
+            floor::IN_PROCESS => Box::new(floor::InProcess::new(node)?),
+            floor::SPAWNED => Box::new(floor::Spawned::new(progress)?),
+            reference::NAME => Box::new(reference::InTurn::new(node, pods.len())?),
+            _ => Box::new(netattach::Netattach::start(node, pods)?),
+        });
+    }
+    Ok(contenders)
+}
+
+fn once(contender: &dyn Contender, node: &Node, pod: &Pod, samples: &mut Samples) -> anyhow::Result<()> {
+    let before = node.links()?;
+    let (add, del) = timed(contender, pod)?;
+    left_nothing(node, &before, std::slice::from_ref(pod))
+        .with_context(|| format!("after {}", contender.name()))?;
+    samples.add.push(add);
+    samples.del.push(del);
+    Ok(())
+}
+
+fn timed(contender: &dyn Contender, pod: &Pod) -> anyhow::Result<(Duration, Duration)> {
+    let at = |verb: &'static str| move || format!("{verb} of pod {} by {}", pod.number, contender.name());
+    let started = Instant::now();
+    contender.add(pod).with_context(at("ADD"))?;
+    let add = started.elapsed();
+    pod.is_attached().with_context(at("ADD"))?;
+    let started = Instant::now();
+    contender.del(pod).with_context(at("DEL"))?;
+    Ok((add, started.elapsed()))
+}
+
+/// All pods at once: the time from the first request to the last answer.
+fn burst(contender: &dyn Contender, node: &Node, pods: &[Pod], samples: &mut Samples) -> anyhow::Result<()> {
+    let before = node.links()?;
+    let all = |work: &(dyn Fn(&Pod) -> anyhow::Result<()> + Sync)| -> anyhow::Result<Duration> {
+        let started = Instant::now();
+        thread::scope(|scope| {
+            // Threads inherit the namespace of the thread that starts them.
+            let running: Vec<_> = pods.iter().map(|pod| scope.spawn(move || work(pod))).collect();
+            running
+                .into_iter()
+                .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a request panicked"))?)
+        })?;
+        Ok(started.elapsed())
+    };
+    samples
+        .burst_add
+        .push(all(&|pod| contender.add(pod)).with_context(|| format!("burst by {}", contender.name()))?);
+    pods.iter().try_for_each(Pod::is_attached).with_context(|| format!("burst by {}", contender.name()))?;
+    samples
+        .burst_del
+        .push(all(&|pod| contender.del(pod)).with_context(|| format!("burst by {}", contender.name()))?);
+    left_nothing(node, &before, pods).with_context(|| format!("after {}", contender.name()))
+}
+
+/// A contender that leaves links behind is not compared with one that does not.
+fn left_nothing(node: &Node, before: &[String], pods: &[Pod]) -> anyhow::Result<()> {
+    pods.iter().try_for_each(Pod::is_empty)?;
+    let left: Vec<String> = node.links()?.into_iter().filter(|name| !before.contains(name)).collect();
+    ensure!(left.is_empty(), "links are left on the node: {left:?}");
+    Ok(())
+}

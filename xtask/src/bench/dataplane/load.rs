@@ -1,0 +1,144 @@
+//! Request and response over TCP, client and server on one processor.
+//!
+//! On one processor the wake-up of the other side is a plain switch. On two it is an interrupt between
+//! processors, whose cost in a virtual machine hides everything else and comes and goes.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, ensure};
+use rustix::net::sockopt;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::bench::netlink;
+
+/// What is not answered by then never is.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Looking at the clock costs as much as some packets.
+const BETWEEN_LOOKS: u32 = 16;
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A byte there and a byte back on one connection: `TCP_RR`.
+    Requests,
+    /// A connection for each such exchange: `TCP_CRR`.
+    Connections,
+}
+
+/// Where a sample is taken.
+pub(super) struct Route<'a> {
+    pub(super) client: BorrowedFd<'a>,
+    pub(super) server: BorrowedFd<'a>,
+    /// The server's address.
+    pub(super) address: Ipv4Addr,
+}
+
+/// Exchanges per second during `time`. Each sample needs a port of its own: the client's ports of an earlier one
+/// are not free at once.
+pub(super) fn sample(route: &Route<'_>, kind: Kind, port: u16, time: Duration) -> anyhow::Result<f64> {
+    let stop = AtomicBool::new(false);
+    let address = SocketAddrV4::new(route.address, port);
+    let listener = in_namespace(route.server, || {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).context("listen")?;
+        // accept(2) honours it.
+        sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(PATIENCE)).context("listen")?;
+        Ok(listener)
+    })?;
+    thread::scope(|scope| {
+        let server = scope.spawn(|| serve(&listener, &stop));
+        let client = scope.spawn(|| {
+            enter(route.client)?;
+            let rate = ask(address, kind, time);
+            stop.store(true, Ordering::Relaxed);
+            // Lets the server look.
+            let _ = TcpStream::connect_timeout(&address.into(), PATIENCE);
+            rate
+        });
+        let rate = joined(client.join());
+        joined(server.join()).and(rate)
+    })
+}
+
+fn serve(listener: &TcpListener, stop: &AtomicBool) -> anyhow::Result<()> {
+    pin()?;
+    while !stop.load(Ordering::Relaxed) {
+        let (mut connection, _) = match listener.accept() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            accepted => accepted.context("accept")?,
+        };
+        connection.set_nodelay(true).context("prepare a connection")?;
+        let mut byte = [0];
+        // A connection that breaks off is the client's to report.
+        while connection.read(&mut byte).is_ok_and(|count| count == 1) && connection.write_all(&byte).is_ok()
+        {
+        }
+    }
+    Ok(())
+}
+
+fn ask(address: SocketAddrV4, kind: Kind, time: Duration) -> anyhow::Result<f64> {
+    let connect = || -> anyhow::Result<TcpStream> {
+        let connection = TcpStream::connect_timeout(&address.into(), PATIENCE)
+            .with_context(|| format!("connect to {address}"))?;
+        connection.set_nodelay(true)?;
+        Ok(connection)
+    };
+    let mut connection = connect()?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    let (mut exchanges, started) = (0_u32, Instant::now());
+    loop {
+        if kind == Kind::Connections && exchanges > 0 {
+            connection = connect()?;
+        }
+        exchange(&mut connection).with_context(|| format!("exchange with {address}"))?;
+        exchanges += 1;
+        if exchanges.is_multiple_of(BETWEEN_LOOKS) && started.elapsed() >= time {
+            return Ok(f64::from(exchanges) / started.elapsed().as_secs_f64());
+        }
+    }
+}
+
+fn exchange(connection: &mut TcpStream) -> anyhow::Result<()> {
+    let mut byte = [1];
+    connection.write_all(&byte)?;
+    connection.read_exact(&mut byte)?;
+    ensure!(byte == [1], "another byte came back");
+    Ok(())
+}
+
+/// Does something on a thread inside a namespace.
+pub(super) fn in_namespace<T: Send>(
+    namespace: BorrowedFd<'_>,
+    work: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    thread::scope(|scope| {
+        joined(
+            scope
+                .spawn(|| {
+                    netlink::enter(namespace.as_fd())?;
+                    work()
+                })
+                .join(),
+        )
+    })
+}
+
+fn enter(namespace: BorrowedFd<'_>) -> anyhow::Result<()> {
+    pin()?;
+    netlink::enter(namespace)
+}
+
+fn pin() -> anyhow::Result<()> {
+    let mut first = CpuSet::new();
+    first.set(0);
+    sched_setaffinity(None, &first).context("stay on the first processor")
+}
+
+fn joined<T>(joined: thread::Result<anyhow::Result<T>>) -> anyhow::Result<T> {
+    joined.map_err(|_| anyhow!("a thread of the benchmark panicked"))?
+}
