@@ -233,13 +233,23 @@ fn try_ctl(node: &Node, words: &[&str]) {
 fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
     let mut node = node();
     let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
-    let log = node.path("points");
+    let (crash, log, at) = (node.path("crash"), node.path("crash/log"), node.path("crash/at"));
+    fs::create_dir(&crash).unwrap();
+    let variables = [("NETATTACH_CRASH_DIR", crash.to_str().unwrap())];
     let a = Pod::new("a").unwrap();
-    node.start_as(agent, &[("NETATTACH_CRASH_LOG", log.to_str().unwrap())]).unwrap();
+    node.start_as(agent, &variables).unwrap();
     node.add(&a).success();
+    // Both count packets from here on.
+    for gateway in ["10.50.0.1", "169.254.1.1"] {
+        assert!(ping(&a.namespace, gateway.parse().unwrap(), PATIENCE).unwrap());
+    }
     let alone = Snapshot::take(&node, &[&a]).unwrap();
     for name in ["storage", "lan", "odd"] {
         let attach = ["attach", "shop/a", name];
+        // What happens the first time only.
+        node.ctl(&attach).unwrap();
+        node.ctl(&["detach", "shop/a", "net2"]).unwrap();
+        node.check(&a).success();
         let start = points(&log).len();
         node.ctl(&attach).unwrap();
         let of_attach = points(&log).len() - start;
@@ -250,24 +260,31 @@ fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
         assert!(of_attach > 3 && all.len() > of_attach, "{name}: {all:?}");
         for (point, what) in all.iter().enumerate() {
             node.stop().unwrap();
-            node.start_as(agent, &[("NETATTACH_CRASH_AT", &point.to_string())]).unwrap();
+            let _ = fs::remove_file(&at);
+            node.start_as(agent, &variables).unwrap();
+            // At one instant: the agent looks at every point.
+            fs::write(crash.join("to-be"), point.to_string()).unwrap();
+            fs::rename(crash.join("to-be"), &at).unwrap();
             try_ctl(&node, &attach);
             if point >= of_attach {
                 try_ctl(&node, &["detach", "shop/a", "net2"]);
             }
-            let (status, text) = node.wait_for_end().unwrap();
-            assert_eq!(status.signal(), Some(SIGKILL), "{name}, {what}: {text}");
+            let (ended, text) = node.wait_for_end().unwrap();
+            assert_eq!(ended.signal(), Some(SIGKILL), "{name}, {what}: {text}");
             node.start().unwrap();
             // The last point of each is after its last line: then the attachment is whole, and detached here.
             node.ctl(&["detach", "shop/a", "net2"]).unwrap();
-            await_entries(&node, &a, 2);
+            // Comes after the status, which is published in the same turn.
+            node.check(&a).success();
+            assert_eq!(status(&node, &a).len(), 2, "{name}, {what}");
             assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), alone, "{name}, {what}");
             let verbs: Vec<Value> =
                 node.take_calls().unwrap().iter().map(|call| call["env"]["CNI_COMMAND"].clone()).collect();
             assert!(verbs.is_empty() || verbs.last() == Some(&json!("DEL")), "{name}, {what}: {verbs:?}");
         }
         node.stop().unwrap();
-        node.start_as(agent, &[("NETATTACH_CRASH_LOG", log.to_str().unwrap())]).unwrap();
+        fs::remove_file(&at).unwrap();
+        node.start_as(agent, &variables).unwrap();
     }
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();

@@ -268,17 +268,26 @@ fn a_result_that_power_was_lost_on_is_set_aside_and_the_plugin_asked_without_it(
 fn an_agent_killed_at_any_point_loses_nothing() {
     let Some(mut scene) = Scene::new("an_agent_killed_at_any_point_loses_nothing") else { return };
     let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
-    let log = scene.node.path("points");
+    let crash = scene.node.path("crash");
+    fs::create_dir(&crash).unwrap();
+    let variables = [("NETATTACH_CRASH_DIR", crash.to_str().unwrap())];
     scene.node.stop().unwrap();
-    scene.node.start_as(agent, &[("NETATTACH_CRASH_LOG", log.to_str().unwrap())]).unwrap();
+    scene.node.start_as(agent, &variables).unwrap();
+    // Points of the start.
+    let _ = fs::remove_file(crash.join("log"));
     scene.attach();
     scene.node.del(&scene.pod).success();
     scene.assert_as_before("no crash");
-    let points: Vec<String> = fs::read_to_string(&log).unwrap().lines().map(str::to_owned).collect();
+    let points: Vec<String> =
+        fs::read_to_string(crash.join("log")).unwrap().lines().map(str::to_owned).collect();
     assert!(points.len() > 8, "{points:?}");
     for (point, what) in points.iter().enumerate() {
         scene.node.stop().unwrap();
-        scene.node.start_as(agent, &[("NETATTACH_CRASH_AT", &point.to_string())]).unwrap();
+        let _ = fs::remove_file(crash.join("at"));
+        scene.node.start_as(agent, &variables).unwrap();
+        // At one instant: the agent looks at every point.
+        fs::write(crash.join("to-be"), point.to_string()).unwrap();
+        fs::rename(crash.join("to-be"), crash.join("at")).unwrap();
         scene.attach();
         let (code, _) = scene.node.del(&scene.pod).failure();
         assert_eq!(code, 11, "{what}");
