@@ -80,7 +80,7 @@ fn a_live_pod_is_given_a_network_and_its_status_says_so_and_by_whom() {
     let mut expected = published.clone();
     expected.push(json!({
         "name": "shop/lan", "interface": "net2", "ips": ["10.52.0.77"], "mac": mac, "default": false, "dns": {},
-        "netattach.dev/dynamic": {"by": "hotplug.example.org"},
+        "dev.netattach.dynamic": {"by": "hotplug.example.org"},
     }));
     assert_eq!(status(&node, &a), expected);
 

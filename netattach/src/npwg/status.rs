@@ -51,7 +51,7 @@ pub struct StatusEntry {
     pub warnings: Vec<String>,
     /// Present for an attachment that the pod was given while it was live (section 5.1): the standard asks that it
     /// be told from the others and names no key for it.
-    #[serde(default, rename = "netattach.dev/dynamic", skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "dev.netattach.dynamic", skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
 }
 
@@ -371,7 +371,7 @@ mod tests {
                 "interface": "net1",
                 "default": false,
                 "dns": {},
-                "netattach.dev/dynamic": {"by": "hotplug.example.org"},
+                "dev.netattach.dynamic": {"by": "hotplug.example.org"},
             })
         );
     }
