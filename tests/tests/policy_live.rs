@@ -137,6 +137,7 @@ fn nobody() -> Value {
     policy("server", BOTH, &spec)
 }
 
+/// Rows: C07, C16, C20, C30, C66, C69, C78.
 #[test]
 fn ingress_lets_in_whom_a_rule_names_on_the_ports_it_names() {
     let scene = Scene::new(&[("policy", only_the_client())]);
@@ -194,6 +195,7 @@ fn ingress_lets_in_whom_a_rule_names_on_the_ports_it_names() {
     scene.end();
 }
 
+/// Rows: C27, C52, C53, C78.
 #[test]
 fn egress_lets_out_to_a_block_without_its_exceptions() {
     let spec = json!({
@@ -241,6 +243,7 @@ fn egress_lets_out_to_a_block_without_its_exceptions() {
     scene.end();
 }
 
+/// Rows: C31, C51, C85.
 #[test]
 fn a_change_of_the_policy_is_in_force_within_a_second_and_cuts_open_connections() {
     let scene = Scene::new(&[]);
@@ -286,6 +289,7 @@ fn a_change_of_the_policy_is_in_force_within_a_second_and_cuts_open_connections(
     scene.end();
 }
 
+/// Rows: C91, C92, C93, E44, E55.
 #[test]
 fn policies_stay_in_force_while_no_agent_runs_and_change_when_it_is_back() {
     let mut scene = Scene::new(&[("policy", only_the_client())]);
@@ -319,6 +323,7 @@ fn policies_stay_in_force_while_no_agent_runs_and_change_when_it_is_back() {
     scene.end();
 }
 
+/// Rows: C51.
 #[test]
 fn a_pod_that_is_attached_again_is_known_by_its_new_addresses() {
     let scene = Scene::new(&[("policy", only_the_client())]);

@@ -149,6 +149,7 @@ fn check(table: Vec<Row<'_>>) {
     }
 }
 
+/// Rows: C01, C02, C04, C05, C09, C10, C13, C20.
 #[test]
 fn policies_select_attachments() {
     let deny = json!({"policyTypes": ["Ingress"]});
@@ -174,9 +175,9 @@ fn policies_select_attachments() {
     ]);
 }
 
+/// Rows: C08.
 #[test]
 fn two_attachments_of_one_network_are_both_selected() {
-    // C08
     let mut world = World::new().with(&[json!({"policyTypes": ["Ingress"]})]);
     let again =
         Endpoint { id: 99, addresses: vec!["10.0.0.11".parse().unwrap()], ..world.endpoints[0].clone() };
@@ -218,6 +219,7 @@ fn a_policy_about_a_network_that_its_namespace_may_not_use_isolates_and_has_no_p
     assert_eq!(compiled(isolated), ([false, false, true], vec![told.to_owned()]));
 }
 
+/// Rows: C21, C22, C23, C24, C25, C26, C27, C28, C29.
 #[test]
 fn directions_are_isolated_as_listed() {
     let (web_in, web_out) = ("in 10.9.9.9 tcp/80", "out 10.9.9.9 tcp/80");
@@ -248,6 +250,8 @@ fn directions_are_isolated_as_listed() {
     assert_eq!((allowed(&desired, web_in), allowed(&desired, web_out)), (false, true));
 }
 
+/// Rows: C13, C15, C40, C41, C42, C43, C44, C45, C46.
+/// Rows: C47, C48, C49, C50, C57.
 #[test]
 fn peers_are_who_the_rule_means() {
     let from = |peers: Value| vec![json!({"ingress": [{"from": peers}]})];
@@ -314,6 +318,7 @@ fn peers_are_who_the_rule_means() {
     ]);
 }
 
+/// Rows: C52, C53, C54, C55, C58, C59, C61.
 #[test]
 fn blocks_and_exceptions_are_exact() {
     let block =
@@ -389,6 +394,8 @@ fn blocks_and_exceptions_are_exact() {
     ]);
 }
 
+/// Rows: C65, C66, C67, C69, C70, C71, C72, C74, C75.
+/// Rows: C76.
 #[test]
 fn ports_limit_the_traffic() {
     let ports = |ports: Value| vec![json!({"ingress": [{"ports": ports}]})];

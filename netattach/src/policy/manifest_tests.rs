@@ -38,6 +38,7 @@ fn block(net: &str, except: &[&str]) -> Peer {
     Peer::Block { net: net.parse().unwrap(), except: except.iter().map(|cut| cut.parse().unwrap()).collect() }
 }
 
+/// Rows: C03, C04, C06.
 #[test]
 fn the_annotation_names_the_networks() {
     let table: &[(&str, &str, &[&str])] = &[
@@ -55,9 +56,9 @@ fn the_annotation_names_the_networks() {
     }
 }
 
+/// Rows: C02.
 #[test]
 fn a_policy_for_no_network_selects_nothing_and_says_so() {
-    // C02
     let none = "Warning metadata.annotations[k8s.v1.cni.cncf.io/policy-for]: names no network, so the policy selects nothing";
     for annotation in [None, Some(""), Some(" , ")] {
         let policy = policy_for(annotation, json!({"podSelector": {}, "ingress": [{}]}));
@@ -73,6 +74,7 @@ fn a_policy_for_no_network_selects_nothing_and_says_so() {
     );
 }
 
+/// Rows: C22, C23, C24, C25, C26, C27, C28.
 #[test]
 fn policy_types_say_what_is_isolated() {
     const INFERRED: &str =
@@ -126,6 +128,7 @@ fn policy_types_say_what_is_isolated() {
     }
 }
 
+/// Rows: C40, C52, C55, C56, C57.
 #[test]
 fn peers_are_read() {
     let shop = |pods: Selector| Peer::Pods { namespaces: None, pods };
@@ -234,6 +237,7 @@ fn peers_are_read() {
     }
 }
 
+/// Rows: C66, C67, C68, C69, C70, C76.
 #[test]
 fn ports_are_read() {
     use PortProtocol::{Sctp, Tcp, Udp};

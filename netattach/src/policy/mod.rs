@@ -15,6 +15,8 @@ pub mod index;
 pub mod manifest;
 pub mod model;
 pub mod passage;
+#[cfg(test)]
+mod scenarios;
 pub mod selector;
 pub mod sync;
 mod tables;

@@ -153,6 +153,7 @@ mod tests {
         serde_json::from_value::<Written>(written).unwrap().try_into()
     }
 
+    /// Rows: C10, C11, C12.
     #[test]
     fn requirements_are_all_needed() {
         let labels: Labels =

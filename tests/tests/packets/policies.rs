@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// Rows: C72, C73, C81.
 #[test]
 fn policy_denies_by_peer_and_by_port_in_both_families() {
     let rig = Rig::isolated(Some(&web_from_peer()), Some(&web_from_peer()));
@@ -32,6 +33,7 @@ fn policy_denies_by_peer_and_by_port_in_both_families() {
     assert_eq!(stats.new_flows, 4, "denied packets open no flow");
 }
 
+/// Rows: C20, C78.
 #[test]
 fn a_direction_without_policy_stays_open() {
     let rig = Rig::isolated(Some(&deny_all()), None);

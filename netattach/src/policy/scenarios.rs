@@ -1,0 +1,455 @@
+//! Whole scenarios between pods: the public MultiNetworkPolicy suite and the cases of the Kubernetes suite for
+//! NetworkPolicy, both sides of every connection judged by the tables that each has been compiled.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use super::compile::{Desired, Options, compile};
+use super::evaluate::evaluate;
+use super::index::Endpoint;
+use super::manifest::{self, POLICY_FOR_ANNOTATION};
+use super::selector::Labels;
+use crate::npwg::NetworkRef;
+use crate::npwg::selection::PortProtocol;
+use crate::source::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
+
+const NAMESPACES: [&str; 3] = ["x", "y", "z"];
+const PODS: [&str; 4] = ["a", "b", "c", "server"];
+
+/// Namespaces `x`, `y` and `z`, each with the pods `a`, `b`, `c` and `server`, all on the network `infra/lan`.
+struct Cluster {
+    objects: Objects,
+    endpoints: Vec<Endpoint>,
+}
+
+impl Cluster {
+    fn new(policies: &[(&str, Value)]) -> Self {
+        let mut cluster = Self { objects: Objects::default(), endpoints: Vec::new() };
+        for (x, namespace) in (1..).zip(NAMESPACES) {
+            cluster.objects.namespaces.insert(namespace.to_owned(), labels("ns", namespace));
+            for (y, name) in (1..).zip(PODS) {
+                let pod = ObjectName::new(namespace, name);
+                cluster.endpoints.push(Endpoint {
+                    id: x * 10 + y,
+                    pod: pod.clone(),
+                    network: NetworkRef::new("infra", "lan"),
+                    addresses: [format!("10.0.{x}.{y}"), format!("fd00::{x}:{y}")]
+                        .map(|address| address.parse().unwrap())
+                        .into(),
+                });
+                cluster.objects.pods.insert(pod.clone(), self::pod(pod));
+            }
+        }
+        for (namespace, policy) in policies {
+            cluster.apply(namespace, policy);
+        }
+        cluster
+    }
+
+    /// Adds a policy under the next name.
+    fn apply(&mut self, namespace: &str, policy: &Value) -> ObjectName {
+        let name = ObjectName::new(namespace, format!("p{}", self.objects.policies.len()));
+        self.replace(&name, policy);
+        name
+    }
+
+    fn replace(&mut self, name: &ObjectName, spec: &Value) {
+        let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "infra/lan".to_owned())]);
+        let policy = manifest::read(name.clone(), &annotations, spec).unwrap();
+        self.objects.policies.insert(name.clone(), policy);
+    }
+
+    fn compile(&self) -> Desired {
+        self.compile_with(&Options::default())
+    }
+
+    fn compile_with(&self, options: &Options) -> Desired {
+        compile(&self.objects, &self.endpoints, options)
+    }
+
+    fn endpoint(&self, name: &str) -> &Endpoint {
+        let name = name.split_once('/').unwrap_or(("x", name));
+        let is_named = |pod: &ObjectName| (pod.namespace.as_str(), pod.name.as_str()) == name;
+        self.endpoints.iter().find(|endpoint| is_named(&endpoint.pod)).unwrap()
+    }
+
+    /// Whether both sides let `a>y/b tcp/80` pass, in both families alike; pods without a namespace are of `x`.
+    fn passes(&self, desired: &Desired, probe: &str) -> bool {
+        let (pods, traffic) = probe.split_once(' ').unwrap_or((probe, "tcp/5555"));
+        let (from, to) = pods.split_once('>').unwrap();
+        let (from, to) = (self.endpoint(from), self.endpoint(to));
+        let (protocol, port) = traffic.split_once('/').unwrap();
+        let protocol = PortProtocol::from_name(protocol).unwrap().number();
+        let verdicts: [bool; 2] = [0, 1].map(|family| {
+            let allows = |policy: &Option<_>, peer: IpAddr| {
+                let Some(policy) = policy else { return true };
+                let policy: &std::sync::Arc<super::compiled::CompiledPolicy> = policy;
+                evaluate(policy, peer, protocol, port.parse().unwrap()).is_some()
+            };
+            allows(&desired.endpoints[&from.id].egress, to.addresses[family])
+                && allows(&desired.endpoints[&to.id].ingress, from.addresses[family])
+        });
+        assert_eq!(verdicts[0], verdicts[1], "{probe}: both families");
+        verdicts[0]
+    }
+
+    #[track_caller]
+    fn check(&self, passing: &[&str], dropped: &[&str]) {
+        let desired = self.compile();
+        for (probes, expected) in [(passing, true), (dropped, false)] {
+            for probe in probes {
+                assert_eq!(self.passes(&desired, probe), expected, "{probe}");
+            }
+        }
+    }
+
+    /// The pods that any policy's state belongs to.
+    fn isolated(&self) -> Vec<String> {
+        let desired = self.compile();
+        let is_isolated = |endpoint: &&Endpoint| {
+            let policies = &desired.endpoints[&endpoint.id];
+            policies.ingress.is_some() || policies.egress.is_some()
+        };
+        self.endpoints.iter().filter(is_isolated).map(|endpoint| endpoint.pod.to_string()).collect()
+    }
+}
+
+/// Every pod declares `web` (TCP 80), `dns` (UDP 81) and `sig` (SCTP 82), on `server` one higher each.
+fn pod(name: ObjectName) -> Pod {
+    let more = u16::from(name.name == "server");
+    let port = |(name, protocol, port): (&str, PortProtocol, u16)| ContainerPort {
+        name: Some(name.to_owned()),
+        protocol,
+        port: port + more,
+    };
+    let ports =
+        [("web", PortProtocol::Tcp, 80), ("dns", PortProtocol::Udp, 90), ("sig", PortProtocol::Sctp, 100)];
+    Pod {
+        uid: None,
+        labels: labels("pod", &name.name),
+        annotations: BTreeMap::new(),
+        phase: Phase::Running,
+        host_network: false,
+        ports: ports.map(port).into(),
+        name,
+    }
+}
+
+fn labels(key: &str, value: &str) -> Labels {
+    Labels::from([(key.to_owned(), value.to_owned())])
+}
+
+/// A selector of the pods of these names, and of the namespaces of these.
+fn pods(names: &[&str]) -> Value {
+    json!({"matchExpressions": [{"key": "pod", "operator": "In", "values": names}]})
+}
+
+fn namespaces(names: &[&str]) -> Value {
+    json!({"matchExpressions": [{"key": "ns", "operator": "In", "values": names}]})
+}
+
+/// A policy on the server of its namespace.
+fn server(mut spec: Value) -> Value {
+    spec["podSelector"] = pods(&["server"]);
+    spec
+}
+
+fn from(peers: Value) -> Value {
+    server(json!({"policyTypes": ["Ingress"], "ingress": [{"from": peers}]}))
+}
+
+fn to(peers: Value) -> Value {
+    server(json!({"policyTypes": ["Egress"], "egress": [{"to": peers}]}))
+}
+
+/// The pod's addresses as blocks.
+fn blocks(last: u8) -> Value {
+    json!([{"ipBlock": {"cidr": format!("10.0.1.{last}/32")}}, {"ipBlock": {"cidr": format!("fd00::1:{last}/128")}}])
+}
+
+fn both(one: Value, other: Value) -> Value {
+    let mut items = one.as_array().unwrap().clone();
+    items.extend(other.as_array().unwrap().clone());
+    Value::Array(items)
+}
+
+/// Rows: E05, E06, E07, E08, C47.
+#[test]
+fn a_namespace_that_nobody_is_in_lets_nobody_in() {
+    let cluster = Cluster::new(&[("x", from(json!([{"namespaceSelector": namespaces(&["nobody"])}])))]);
+    cluster.check(&["server>a", "server>y/b"], &["a>server", "y/b>server"]);
+}
+
+/// Rows: E09, E10, E11, E12, E13, E14, E15, E16, E17, E18, E19.
+#[test]
+fn blocks_add_up_within_a_rule_in_two_rules_and_in_two_policies() {
+    let (a, b) = (blocks(1), blocks(2));
+    let list = server(json!({"policyTypes": ["Ingress"], "ingress": [{"from": a}, {"from": b}]}));
+    for policies in [
+        vec![("x", from(both(a.clone(), b.clone())))],
+        vec![("x", list)],
+        vec![("x", from(a)), ("x", from(b))],
+    ] {
+        let cluster = Cluster::new(&policies);
+        cluster.check(&["a>server", "b>server"], &["c>server"]);
+        assert_eq!(cluster.isolated(), ["x/server"]);
+    }
+}
+
+/// Rows: E20, E21, E22, E23.
+#[test]
+fn port_ranges_differ_by_direction() {
+    let spec = json!({
+        "podSelector": pods(&["a"]),
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": [{"ports": [{"port": 5000, "endPort": 5900}]}],
+        "ingress": [{"ports": [{"port": 6000, "endPort": 6900}]}],
+    });
+    Cluster::new(&[("x", spec)]).check(&["a>b tcp/5555", "b>a tcp/6666"], &["a>b tcp/6666", "b>a tcp/5555"]);
+}
+
+/// Rows: E24, E25, E26, E27, V1-any-port-of-protocol.
+#[test]
+fn a_protocol_without_a_port_is_all_of_its_ports_and_no_other_protocol() {
+    let spec = json!({
+        "podSelector": pods(&["a"]),
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": [{"ports": [{"protocol": "TCP"}]}],
+        "ingress": [{"ports": [{"protocol": "UDP"}]}],
+    });
+    Cluster::new(&[("x", spec)])
+        .check(&["a>b tcp/5555", "b>a udp/6666", "b>a udp/1"], &["a>b udp/6666", "b>a tcp/5555"]);
+}
+
+/// Rows: E28, E29, E30, E31, E32, E34, E35, E36, E37, E38, E39, C24.
+#[test]
+fn egress_rules_alone_isolate_egress_alone() {
+    let rule = |name: &str| json!({"to": [{"podSelector": pods(&[name])}]});
+    let one = Cluster::new(&[("x", server(json!({"egress": [rule("a")]})))]);
+    one.check(&["a>server", "b>server", "server>a"], &["server>b"]);
+    assert_eq!(one.isolated(), ["x/server"]);
+    let list = Cluster::new(&[("x", server(json!({"egress": [rule("a"), rule("c")]})))]);
+    list.check(&["a>server", "b>server", "c>server", "server>a", "server>c"], &["server>b"]);
+}
+
+/// Every probe is made in both families.
+///
+/// Rows: E40, E41, E42, E43, E45, E46, E47, E48, E49, E50.
+/// Rows: E51, E52, E53, E54, E56, E57, E58, E59, E60, E61, C23.
+#[test]
+fn ingress_rules_alone_isolate_ingress_alone() {
+    let rule = |name: &str| json!({"from": [{"podSelector": pods(&[name])}]});
+    let one = Cluster::new(&[("x", server(json!({"ingress": [rule("a")]})))]);
+    one.check(&["a>server", "server>a", "server>b"], &["b>server"]);
+    assert_eq!(one.isolated(), ["x/server"]);
+    let list = Cluster::new(&[("x", server(json!({"ingress": [rule("a"), rule("c")]})))]);
+    list.check(&["a>server", "c>server", "server>a", "server>b", "server>c"], &["b>server"]);
+}
+
+/// Rows: E62, E63, E64, E65, C29, V1-stacked-overlapping.
+#[test]
+fn policies_on_one_pod_add_up_in_any_order() {
+    let (a, b) = (from(json!([{"podSelector": pods(&["a"])}])), from(json!([{"podSelector": pods(&["b"])}])));
+    for policies in [[("x", a.clone()), ("x", b.clone())], [("x", b), ("x", a)]] {
+        let cluster = Cluster::new(&policies);
+        cluster.check(&["a>server", "b>server"], &["c>server"]);
+        assert_eq!(cluster.isolated(), ["x/server"]);
+    }
+}
+
+/// Rows: V1-default-deny-ingress, V1-default-deny-all, V1-deny-egress-namespace, C26, C27.
+#[test]
+fn a_policy_without_rules_denies_the_directions_it_lists() {
+    let deny = |types: Value| [("x", json!({"podSelector": {}, "policyTypes": types}))];
+    Cluster::new(&deny(json!(["Ingress"]))).check(&["a>y/a", "y/a>y/b"], &["a>b", "y/a>a"]);
+    Cluster::new(&deny(json!(["Egress"]))).check(&["y/a>a"], &["a>b", "a>y/a"]);
+    Cluster::new(&deny(json!(["Ingress", "Egress"]))).check(&["y/a>z/a"], &["a>b", "a>y/a", "y/a>a"]);
+}
+
+/// Rows: V1-allow-within-namespace, V1-allow-ingress-for-target, V1-allow-all-namespaces, V1-allow-one-namespace.
+/// Rows: V1-pod-match-expressions, V1-namespace-match-expressions, V1-pod-or-namespace, V1-pod-and-namespace.
+/// Rows: V1-multiple-selectors, V1-any-pod-selectors, V1-pod-in-other-namespace, V1-deny-other-namespaces.
+/// Rows: V1-allow-all, C42.
+#[test]
+fn ingress_is_for_the_pods_that_selectors_mean() {
+    let team = |name: &str| json!({"matchLabels": {"ns": name}});
+    let label = |name: &str| json!({"matchLabels": {"pod": name}});
+    let not = |key: &str, value: &str| json!({"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]});
+    type Case<'a> = (&'a str, Value, &'a [&'a str], &'a [&'a str]);
+    let cases: Vec<Case<'_>> = vec![
+        (
+            "within the namespace",
+            json!([{"podSelector": label("b")}]),
+            &["b>server"],
+            &["a>server", "y/b>server"],
+        ),
+        ("other namespaces are denied", json!([{"podSelector": {}}]), &["a>server"], &["y/a>server"]),
+        (
+            "all namespaces",
+            json!([{"namespaceSelector": {}}]),
+            &["a>server", "y/a>server", "z/c>server"],
+            &[],
+        ),
+        (
+            "one namespace",
+            json!([{"namespaceSelector": team("y")}]),
+            &["y/a>server"],
+            &["a>server", "z/a>server"],
+        ),
+        (
+            "expressions on pods",
+            json!([{"podSelector": not("pod", "b")}]),
+            &["a>server"],
+            &["b>server", "y/a>server"],
+        ),
+        (
+            "expressions on namespaces",
+            json!([{"namespaceSelector": not("ns", "y")}]),
+            &["a>server", "z/a>server"],
+            &["y/a>server"],
+        ),
+        (
+            "a pod or a namespace",
+            json!([{"namespaceSelector": team("y")}, {"podSelector": label("b")}]),
+            &["y/a>server", "b>server"],
+            &["a>server", "z/b>server"],
+        ),
+        (
+            "a pod of a namespace",
+            json!([{"namespaceSelector": team("y"), "podSelector": label("a")}]),
+            &["y/a>server"],
+            &["y/b>server", "a>server"],
+        ),
+        (
+            "pods of namespaces",
+            json!([{"namespaceSelector": namespaces(&["y", "z"]), "podSelector": pods(&["b", "c"])}]),
+            &["y/b>server", "z/c>server"],
+            &["y/a>server", "b>server"],
+        ),
+        (
+            "any of several pods",
+            json!([{"podSelector": label("b")}, {"podSelector": label("c")}]),
+            &["b>server", "c>server"],
+            &["a>server"],
+        ),
+        ("everyone", json!([]), &["a>server", "y/a>server"], &[]),
+    ];
+    for (what, peers, passing, dropped) in cases {
+        println!("{what}");
+        let cluster = Cluster::new(&[("x", from(peers))]);
+        cluster.check(passing, dropped);
+        cluster.check(&["server>a", "a>b", "y/a>a"], &[]);
+    }
+}
+
+/// Rows: V1-ports, V1-named-port, V1-namespace-and-named-port, V1-egress-named-port, C68, C71.
+#[test]
+fn ports_are_of_the_pod_that_is_called() {
+    let ports = |ports: Value| server(json!({"policyTypes": ["Ingress"], "ingress": [{"ports": ports}]}));
+    Cluster::new(&[("x", ports(json!([{"port": 81}])))])
+        .check(&["a>server tcp/81"], &["a>server tcp/80", "a>server udp/81"]);
+    let named =
+        json!([{"port": "web"}, {"port": "dns", "protocol": "UDP"}, {"port": "sig", "protocol": "SCTP"}]);
+    Cluster::new(&[("x", ports(named))]).check(
+        &["a>server tcp/81", "y/a>server udp/91", "a>server sctp/101"],
+        &["a>server tcp/80", "a>server udp/81", "a>server sctp/81"],
+    );
+    let of_namespace =
+        json!({"from": [{"namespaceSelector": namespaces(&["y"])}], "ports": [{"port": "web"}]});
+    Cluster::new(&[("x", server(json!({"policyTypes": ["Ingress"], "ingress": [of_namespace]})))])
+        .check(&["y/a>server tcp/81"], &["a>server tcp/81", "y/a>server tcp/80"]);
+    let egress = json!({"podSelector": pods(&["a"]), "policyTypes": ["Egress"], "egress": [{"ports": [{"port": "web"}]}]});
+    Cluster::new(&[("x", egress)]).check(
+        &["a>server tcp/81", "a>b tcp/80", "a>y/server tcp/81"],
+        &["a>server tcp/80", "a>b tcp/81", "a>b udp/80"],
+    );
+}
+
+/// Rows: V1-updated-policy, V1-updated-namespace-labels, V1-updated-pod-labels, V1-ends-after-deletion, C31, C51.
+#[test]
+fn changes_of_policies_and_labels_are_followed() {
+    let mut cluster = Cluster::new(&[]);
+    let of_z = json!([{"namespaceSelector": namespaces(&["z"]), "podSelector": pods(&["a"])}]);
+    let name = cluster.apply("x", &from(of_z));
+    cluster.check(&["z/a>server"], &["y/a>server", "z/b>server"]);
+
+    cluster.objects.namespaces.insert("z".to_owned(), labels("ns", "other"));
+    cluster.objects.namespaces.insert("y".to_owned(), labels("ns", "z"));
+    cluster.check(&["y/a>server"], &["z/a>server", "y/b>server"]);
+
+    let mut relabel = |pod: &str, label: &str| {
+        cluster.objects.pods.get_mut(&ObjectName::new("y", pod)).unwrap().labels = labels("pod", label);
+    };
+    relabel("b", "a");
+    relabel("a", "b");
+    cluster.check(&["y/b>server"], &["y/a>server"]);
+
+    let gone = cluster.endpoint("y/b").clone();
+    cluster.endpoints.retain(|endpoint| *endpoint != gone);
+    cluster.objects.pods.remove(&gone.pod);
+    cluster.objects.pods.insert(ObjectName::new("y", "heir"), pod(ObjectName::new("y", "heir")));
+    cluster.endpoints.push(Endpoint { pod: ObjectName::new("y", "heir"), ..gone });
+    cluster.check(&[], &["y/heir>server"]);
+
+    cluster.replace(&name, &from(json!([{"podSelector": pods(&["a"])}])));
+    cluster.check(&["a>server"], &["b>server", "y/heir>server"]);
+
+    cluster.objects.policies.clear();
+    cluster.check(&["a>server", "b>server", "y/heir>server"], &[]);
+    assert_eq!(cluster.isolated(), Vec::<String>::new());
+}
+
+/// Rows: V1-deny-egress-by-pod, V1-ingress-and-egress, V1-client-egress-denied, V1-egress-other-namespace.
+/// Rows: V1-independent-directions, C30.
+#[test]
+fn both_sides_and_both_directions_have_their_say() {
+    Cluster::new(&[("x", to(json!([{"podSelector": pods(&["a"])}])))])
+        .check(&["server>a", "b>server"], &["server>b", "server>y/a"]);
+    let other = json!([{"namespaceSelector": namespaces(&["y"]), "podSelector": pods(&["a"])}]);
+    Cluster::new(&[("x", to(other))]).check(&["server>y/a"], &["server>y/b", "server>a"]);
+    let spec = server(json!({
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [{"podSelector": pods(&["a"])}]}],
+        "egress": [{"to": [{"podSelector": pods(&["b"])}]}],
+    }));
+    Cluster::new(&[("x", spec)]).check(&["a>server", "server>b"], &["b>server", "server>a"]);
+    // The server lets everyone in; a client's own policy keeps it from calling.
+    let silent = json!({"podSelector": pods(&["a"]), "policyTypes": ["Egress"]});
+    Cluster::new(&[("x", from(json!([]))), ("x", silent)]).check(&["b>server", "server>a"], &["a>server"]);
+}
+
+/// Rows: V1-ingress-allow-all-wins, V1-egress-allow-all-wins.
+#[test]
+fn among_policies_the_one_that_allows_all_wins() {
+    for direction in ["Ingress", "Egress"] {
+        let key = direction.to_lowercase();
+        let rules = |rules: Value| server(json!({"policyTypes": [direction], &key: rules}));
+        let some = rules(json!([{"ports": [{"port": 81}]}]));
+        let probe = if direction == "Ingress" { "a>server tcp/7" } else { "server>a tcp/7" };
+        Cluster::new(&[("x", some.clone())]).check(&[], &[probe]);
+        Cluster::new(&[("x", some), ("x", rules(json!([{}])))]).check(&[probe], &[]);
+    }
+}
+
+/// Rows: V1-egress-cidr, V1-except-clause, V1-cidr-and-except, C54.
+#[test]
+fn an_exception_holds_within_its_block_only() {
+    let block = |v4: &str, v6: &str, cut: &[&str; 2]| json!([{"ipBlock": {"cidr": v4, "except": [cut[0]]}}, {"ipBlock": {"cidr": v6, "except": [cut[1]]}}]);
+    let all = block("10.0.1.0/24", "fd00::1:0/112", &["10.0.1.2/32", "fd00::1:2/128"]);
+    Cluster::new(&[("x", to(all.clone()))]).check(&["server>a", "server>c"], &["server>b", "server>y/a"]);
+    Cluster::new(&[("x", to(all)), ("x", to(blocks(2)))]).check(&["server>a", "server>b"], &["server>y/a"]);
+}
+
+/// Rows: V1-sctp-is-not-tcp, V1-sctp-isolates, V1-udp-is-not-tcp, C72.
+#[test]
+fn protocols_are_not_each_other() {
+    for (allowed, others) in [("SCTP", ["tcp", "udp"]), ("UDP", ["tcp", "sctp"])] {
+        let rule = json!({"ports": [{"protocol": allowed, "port": 80}]});
+        let cluster = Cluster::new(&[("x", server(json!({"policyTypes": ["Ingress"], "ingress": [rule]})))]);
+        let passing = format!("a>server {}/80", allowed.to_lowercase());
+        let dropped = others.map(|other| format!("a>server {other}/80"));
+        cluster.check(&[&passing], &[&dropped[0], &dropped[1]]);
+    }
+}
