@@ -31,7 +31,15 @@ struct Scene {
 
 impl Scene {
     fn new(policies: &[(&str, Value)]) -> Self {
-        let node = Node::new(&[]).unwrap();
+        Self::with(&[], policies)
+    }
+
+    /// With these settings of the agent.
+    fn with(settings: &[(&str, Value)], policies: &[(&str, Value)]) -> Self {
+        let mut node = Node::new(&[]).unwrap();
+        for (key, value) in settings {
+            node.set(key, value.clone());
+        }
         let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])});
         node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
         let mut default = node.default_config();
@@ -43,7 +51,6 @@ impl Scene {
         for (name, policy) in policies {
             node.write(name, policy).unwrap();
         }
-        let mut node = node;
         node.start().unwrap();
         let [server, client, other] = ["server", "client", "other"].map(|name| {
             let pod = Pod::new(name).unwrap();
@@ -191,7 +198,47 @@ fn ingress_lets_in_whom_a_rule_names_on_the_ports_it_names() {
             (&s, true, &one)
         ]
     );
+    let flow = |from: &str, port: &str| {
+        let paths = scene.node.ctl(&["explain", from, "shop/server", port]).unwrap();
+        let verdict = |path: &Value| (path["network"].clone(), path["ingress"]["verdict"].clone());
+        paths.as_array().unwrap().iter().map(verdict).collect::<Vec<_>>()
+    };
+    let on_both = |verdict: &str| {
+        let row = |network: &str| (json!(network), json!(verdict));
+        vec![row(DEFAULT_NETWORK), row(DEFAULT_NETWORK), row("shop/storage"), row("shop/storage")]
+    };
+    assert_eq!(flow("shop/client", "80"), on_both("allowed"));
+    assert_eq!(flow("shop/client", "81"), on_both("denied"));
+    assert_eq!(flow("shop/other", "80/tcp"), on_both("denied"));
+    assert_eq!(flow("10.51.0.3", "53/udp"), [(json!("shop/storage"), json!("allowed"))]);
+    let dumps = scene.node.ctl(&["policy", "dump", "shop/server"]).unwrap();
+    let rules: Vec<&Value> = dumps.as_array().unwrap().iter().map(|dump| &dump["rules"]).collect();
+    assert_eq!(rules, [&json!([{"rule": 1, "from": "shop/server ingress[0]"}])]);
     drop((servers, peers));
+    scene.end();
+}
+
+/// Rows: C16.
+#[test]
+fn a_network_policy_holds_on_the_default_network_and_leaves_the_node_its_pods() {
+    let deny = json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"namespace": NAMESPACE, "name": "deny"},
+        "spec": {"podSelector": {"matchLabels": {"app": "server"}}}
+    });
+    let scene = Scene::with(&[("networkPolicy", json!(true))], &[("policy", deny)]);
+    let Scene { node, server, client, .. } = &scene;
+    let servers = serve(server, SERVER, &[80]);
+    let attempts = NETWORKS
+        .iter()
+        .map(|network| (client, Via::Tcp, at(network, SERVER, 80), network.contains("51")))
+        .collect();
+    assert_eq!(surprises(attempts), Vec::<String>::new());
+    for network in ["10.50.0.", "fd00:50::"] {
+        assert!(connects(&node.namespace, at(network, SERVER, 80), PATIENCE), "{network}: from the node");
+    }
+    drop(servers);
     scene.end();
 }
 

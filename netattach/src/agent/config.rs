@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 
+use super::policy_settings::{AlwaysAllow, Overflow, PolicyTypes, WrittenCommonRules};
 use super::settings_file::{self, SettingsFileError};
 use crate::attach::{DefaultNetwork, InvalidDefaultNetwork};
 use crate::cni::CniError;
@@ -17,7 +18,7 @@ use crate::npwg::network::is_label;
 use crate::npwg::restriction::{Isolation, Restrictions};
 use crate::npwg::status::Form;
 use crate::plan::Remembered;
-use crate::policy::model::Inference;
+use crate::policy::manifest::CommonRulesError;
 use crate::policy::passage::Passage;
 
 /// Attaches pods to their networks.
@@ -97,6 +98,14 @@ pub struct Settings {
     pub invalid_annotation: InvalidAnnotation,
     /// What a policy without `policyTypes` isolates.
     pub policy_types_inference: PolicyTypes,
+    /// Whether NetworkPolicies hold on the pods' default networks.
+    pub network_policy: bool,
+    /// Prefixes that pass every policy.
+    pub always_allow: AlwaysAllow,
+    /// Rules that hold beside the policies.
+    pub common_rules: WrittenCommonRules,
+    /// What becomes of attachments whose new policy does not fit into the maps.
+    pub on_overflow: Overflow,
     /// Most attachments with a dataplane at a time; fixed when the maps are first made.
     pub max_attachments: u32,
     /// How many pods are attached at the same time.
@@ -150,17 +159,6 @@ pub enum InvalidAnnotation {
     Fail,
     /// The pod gets the default network only.
     Ignore,
-}
-
-/// What a policy without `policyTypes` isolates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PolicyTypes {
-    /// The directions that it has rules for.
-    #[default]
-    Presence,
-    /// Ingress, and egress when it has egress rules (networking.k8s.io/v1).
-    V1,
 }
 
 /// What becomes of connections that are older than the flow table.
@@ -222,6 +220,9 @@ pub enum SettingsError {
     /// The network for the runtime cannot be called so.
     #[error("cniConf.network")]
     ConfNetwork(#[source] CniError),
+    /// A rule for all policies cannot be as it is written.
+    #[error("commonRules")]
+    CommonRules(#[from] CommonRulesError),
     /// A number is out of range.
     #[error("{key} must be between {min} and {max}, not {value}")]
     Range {
@@ -257,6 +258,10 @@ impl Default for Settings {
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
             policy_types_inference: PolicyTypes::default(),
+            network_policy: false,
+            always_allow: AlwaysAllow::default(),
+            common_rules: WrittenCommonRules::default(),
+            on_overflow: Overflow::default(),
             max_attachments: 8192,
             parallel_adds: 8,
             new_flows_per_second: 25_000,
@@ -327,6 +332,7 @@ impl Settings {
             namespace(format!("globalNamespaces[{index}]"), name)?;
         }
         self.cni_conf.validate()?;
+        self.policy_options(self.restrictions()?)?;
         let range = |key, value: u64, min, max| {
             if (min..=max).contains(&value) {
                 Ok(())
@@ -399,15 +405,6 @@ impl CniConf {
 
 fn namespace(key: String, name: &str) -> Result<(), SettingsError> {
     if is_label(name) { Ok(()) } else { Err(SettingsError::Namespace { key, value: name.to_owned() }) }
-}
-
-impl From<PolicyTypes> for Inference {
-    fn from(types: PolicyTypes) -> Self {
-        match types {
-            PolicyTypes::Presence => Self::Presence,
-            PolicyTypes::V1 => Self::V1,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -204,6 +204,10 @@ impl Handler for Served {
                 Ok(rows) => Response::Stats(rows),
                 Err(error) => Response::Refused(Chain(&error).to_string()),
             },
+            Request::PolicyDump(wanted) => {
+                Response::PolicyDump(agent.reporter.policy_dump(wanted.as_deref()))
+            }
+            Request::Explain(question) => Response::Explanation(agent.reporter.explain(&question)),
             Request::Policy => match agent.reporter.policy(&agent.engine) {
                 Ok(report) => Response::Policy(report),
                 Err(error) => Response::Refused(Chain(&error).to_string()),

@@ -6,6 +6,7 @@ mod dynamic;
 mod flow;
 mod handler;
 mod health;
+mod policy_settings;
 mod readiness;
 mod report;
 mod run;

@@ -9,6 +9,8 @@ use crate::bpf;
 use crate::netlink::{Handle, LOOPBACK};
 use crate::observe::Observer;
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
+use crate::policy::dump::Dump;
+use crate::policy::explain::{Path, Question};
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
@@ -85,6 +87,14 @@ impl Reporter {
             flow::describe(record, name.unwrap_or_else(|| nobody(record.attachment)), clock)
         });
         FlowsReport { records: records.collect(), next: batch.next, missed: batch.missed }
+    }
+
+    pub(super) fn policy_dump(&self, wanted: Option<&str>) -> Vec<Dump> {
+        self.enforcer.dump(wanted)
+    }
+
+    pub(super) fn explain(&self, question: &Question) -> Vec<Path> {
+        self.enforcer.explain(question)
     }
 
     pub(super) fn policy(&self, engine: &Engine) -> Result<PolicyReport, EnforceError> {

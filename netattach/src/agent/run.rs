@@ -25,7 +25,6 @@ use crate::journal::{JournalError, Key, Store};
 use crate::netns::NetnsError;
 use crate::observe::Observer;
 use crate::plan::resolve::Options;
-use crate::policy;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::CniCall;
@@ -116,10 +115,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         ..bpf::Config::new(settings.bpffs.clone())
     })?;
     let restrictions = settings.restrictions()?;
-    let options = policy::compile::Options {
-        policy_types_inference: settings.policy_types_inference.into(),
-        restrictions: restrictions.clone(),
-    };
+    let options = settings.policy_options(restrictions.clone()).map_err(SettingsError::from)?;
     let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options, settings.passage())?);
     let node = Node {
         leases: Leases::default(),

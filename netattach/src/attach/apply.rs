@@ -18,7 +18,7 @@ use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef,
     Style, addressing, remember, result, routing,
 };
-use crate::policy::sync::Guarded;
+use crate::policy::guarded::Guarded;
 use crate::sysctl;
 
 /// Carries out every step of `plan`.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::{Attached, Enforce, StepError};
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Output, Plan, Step, StepRef, result};
-use crate::policy::sync::{EnforceError, Guarded};
+use crate::policy::guarded::Guarded;
+use crate::policy::sync::EnforceError;
 
 /// What the dataplane has to know of a sandbox: one for each attachment that it judges.
 pub(super) fn guards<'p>(

@@ -42,7 +42,8 @@ use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Record};
 use crate::netlink::Handle;
 use crate::plan::{Output, StepRef};
-use crate::policy::sync::{EnforceError, Guarded};
+use crate::policy::guarded::Guarded;
+use crate::policy::sync::EnforceError;
 
 /// What a node offers to every attachment. Shared by all operations.
 #[derive(Debug)]

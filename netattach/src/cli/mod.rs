@@ -4,6 +4,7 @@
 
 mod attach;
 mod attachments;
+mod explain;
 mod flows;
 mod import;
 mod policy;
@@ -60,7 +61,9 @@ enum Command {
     /// Count packets and bytes of each attachment, and what was dropped why
     Stats(Filter),
     /// Show which policies apply to each attachment, and what is wrong with policies
-    Policy(Filter),
+    Policy(policy::Policy),
+    /// Say whether a flow passes, by which rule, or what would have to allow it
+    Explain(explain::Explain),
     /// Show new flows and drops, the latest thousand or as they happen
     Flows(flows::Flows),
     /// Show how the agent is doing; exit code 1 while it is not ready
@@ -155,7 +158,8 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
         Command::Detach(detach) => detach.request()?,
         Command::Attachments(_) => Request::Attachments,
         Command::Stats(_) => Request::Stats,
-        Command::Policy(_) => Request::Policy,
+        Command::Policy(policy) => policy.request(),
+        Command::Explain(explain) => explain.request(),
         Command::Status => Request::Status,
         Command::Import(import) => return import.run(arguments.output == Format::Json),
         // Written as it comes: see `run`.
@@ -195,7 +199,21 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
             let rows = filter.retain(rows, |row| &row.name);
             if json { pretty(&rows)? } else { stats::render(&rows, &filter.explain(total)) }
         }
-        (Command::Policy(filter), Response::Policy(mut report)) => {
+        (Command::Policy(_), Response::PolicyDump(dumps)) => {
+            if json {
+                pretty(&dumps)?
+            } else {
+                policy::render_dumps(&dumps)
+            }
+        }
+        (Command::Explain(_), Response::Explanation(paths)) => {
+            if json {
+                pretty(&paths)?
+            } else {
+                explain::render(&paths)
+            }
+        }
+        (Command::Policy(policy::Policy { filter, .. }), Response::Policy(mut report)) => {
             let total = report.attachments.len();
             report.attachments = filter.retain(report.attachments, |row| &row.name);
             if json { pretty(&report)? } else { policy::render(&report, &filter.explain(total)) }

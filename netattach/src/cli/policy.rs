@@ -1,8 +1,82 @@
-//! `netattachctl policy`
+//! `netattachctl policy` and `policy dump`
+
+use clap::{Args, Subcommand};
 
 use super::table::{self, Align};
-use super::{name_cells, or_dash};
-use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, RuleFlows};
+use super::{Filter, name_cells, or_dash};
+use crate::policy::dump::{Dump, Use};
+use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, Request, RuleFlows};
+
+/// What to show of policies.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct Policy {
+    #[command(flatten)]
+    pub(super) filter: Filter,
+    #[command(subcommand)]
+    form: Option<Form>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Form {
+    /// Show policies in the form in which they are in the kernel's maps
+    Dump {
+        /// Only that of this number in the maps, or those with rules of this policy object
+        #[arg(value_name = "NUMBER|NAMESPACE/NAME")]
+        name: Option<String>,
+    },
+}
+
+impl Policy {
+    pub(super) fn request(&self) -> Request {
+        match &self.form {
+            None => Request::Policy,
+            Some(Form::Dump { name }) => Request::PolicyDump(name.clone()),
+        }
+    }
+}
+
+/// Compiled policies: a heading with the attachments under it, then rules, peers and ports.
+pub(super) fn render_dumps(dumps: &[Dump]) -> String {
+    if dumps.is_empty() {
+        return "no such policy in the maps\n".to_owned();
+    }
+    dumps.iter().map(render_dump).collect::<Vec<_>>().join("\n")
+}
+
+fn render_dump(dump: &Dump) -> String {
+    let way = |used: &Use| match (used.ingress, used.egress) {
+        (true, true) => format!("{} both ways", used.attachment),
+        (true, false) => format!("{} ingress", used.attachment),
+        (false, _) => format!("{} egress", used.attachment),
+    };
+    let attachments = or_dash(
+        Some(dump.attachments.iter().map(way).collect::<Vec<_>>().join(", ")).filter(|it| !it.is_empty()),
+    );
+    let mut text = format!("policy {}, attachments {attachments}\n", dump.policy);
+    let rules: Vec<_> = dump.rules.iter().map(|rule| [rule.rule.to_string(), rule.from.clone()]).collect();
+    let peers: Vec<_> =
+        dump.peers.iter().map(|peer| [peer.net.to_string(), peer.class.to_string()]).collect();
+    let ports: Vec<_> = dump
+        .ports
+        .iter()
+        .map(|port| [port.class.to_string(), port.traffic.clone(), port.rule.to_string()])
+        .collect();
+    if !rules.is_empty() {
+        text.push_str(&table::render([("RULE", Align::Right), ("FROM", Align::Left)], &rules));
+    }
+    if !peers.is_empty() {
+        text.push_str(&table::render([("PEER", Align::Left), ("CLASS", Align::Right)], &peers));
+    }
+    if !ports.is_empty() {
+        let columns = [("CLASS", Align::Right), ("TRAFFIC", Align::Left), ("RULE", Align::Right)];
+        text.push_str(&table::render(columns, &ports));
+    }
+    if dump.left_out > 0 {
+        text.push_str(&format!("{} more entries are in the maps\n", dump.left_out));
+    }
+    text
+}
 
 /// The table of attachments, or `nothing` in its place, then what is wrong, if anything is.
 pub(super) fn render(report: &PolicyReport, nothing: &str) -> String {
@@ -95,6 +169,36 @@ OBJECT                      PROBLEM
 MultiNetworkPolicy shop/db  network shop/typo does not exist
 "
         );
+    }
+
+    #[test]
+    fn a_dump_shows_rules_peers_and_ports() {
+        use crate::policy::dump::{Peer, Port, Rule};
+        let dump = Dump {
+            policy: 7,
+            attachments: vec![
+                Use { attachment: 3, ingress: true, egress: false },
+                Use { attachment: 4, ingress: true, egress: true },
+            ],
+            rules: vec![Rule { rule: 1, from: "shop/db ingress[0]".to_owned() }],
+            peers: vec![Peer { net: "10.0.0.0/8".parse().unwrap(), class: 2 }],
+            ports: vec![Port { class: 2, traffic: "tcp/80".to_owned(), rule: 1 }],
+            left_out: 5,
+        };
+        assert_eq!(
+            render_dumps(&[dump]),
+            "\
+policy 7, attachments 3 ingress, 4 both ways
+RULE  FROM
+   1  shop/db ingress[0]
+PEER        CLASS
+10.0.0.0/8      2
+CLASS  TRAFFIC  RULE
+    2  tcp/80      1
+5 more entries are in the maps
+"
+        );
+        assert_eq!(render_dumps(&[]), "no such policy in the maps\n");
     }
 
     #[test]

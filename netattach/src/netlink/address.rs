@@ -52,12 +52,18 @@ impl Handle {
         }
     }
 
+    /// The addresses of all links, host bits kept.
+    pub fn all_addresses(&mut self) -> Result<Vec<IpNet>, Error> {
+        let found = self.socket.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        Ok(found.into_iter().filter_map(|message| observed(message, None)).collect())
+    }
+
     /// The addresses of a link, host bits kept.
     pub fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>, Error> {
         let mut all = AddressMessage::default();
         all.header.index = index;
         let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?;
-        Ok(found.into_iter().filter_map(|message| observed(message, index)).collect())
+        Ok(found.into_iter().filter_map(|message| observed(message, Some(index))).collect())
     }
 }
 
@@ -84,9 +90,10 @@ fn address_message(index: u32, address: IpNet) -> AddressMessage {
     }
 }
 
-fn observed(message: RouteNetlinkMessage, index: u32) -> Option<IpNet> {
+/// `index`: of which link; `None`: of any.
+fn observed(message: RouteNetlinkMessage, index: Option<u32>) -> Option<IpNet> {
     let RouteNetlinkMessage::NewAddress(address) = message else { return None };
-    if address.header.index != index {
+    if index.is_some_and(|index| index != address.header.index) {
         return None;
     }
     let mut local = None;

@@ -10,13 +10,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use super::compiled::{CompiledPolicy, Traffic};
-use super::index::{Endpoint, Index};
-use super::model::{Direction, Inference, Peer, Peers, Policy, PortTerm, Ports, Rule, Severity};
+use super::index::{Endpoint, Index, Place};
+use super::model::{
+    Direction, Inference, Peer, Peers, Policy, PolicyKind, PolicyName, PortTerm, Ports, Rule, Severity,
+};
 use super::tables::{ResolvedRule, Tables};
 use super::traffic::{one_port, port_blocks};
 use crate::npwg::Restrictions;
@@ -30,6 +33,33 @@ pub struct Options {
     pub policy_types_inference: Inference,
     /// Which networks the policies of a namespace may name.
     pub restrictions: Restrictions,
+    /// Whether NetworkPolicies hold on the pods' default networks.
+    pub network_policy: bool,
+    /// Addresses of this node: NetworkPolicies never keep a pod from its own node, nor the node from the pod.
+    pub node: BTreeSet<IpAddr>,
+    /// What applies beside the policies wherever one isolates.
+    pub common: CommonRules,
+    /// What becomes of attachments whose new policy does not fit into the maps.
+    pub on_overflow: OnOverflow,
+}
+
+/// What becomes of attachments whose new policy does not fit into the maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnOverflow {
+    /// They keep the policy they had; new ones are isolated completely in the direction that could not be written.
+    #[default]
+    Keep,
+    /// All of them are isolated completely in that direction.
+    Deny,
+}
+
+/// Rules that apply beside the policies of every isolated attachment: blocks and port numbers only.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CommonRules {
+    /// For what comes in.
+    pub ingress: Vec<(String, Rule)>,
+    /// For what goes out.
+    pub egress: Vec<(String, Rule)>,
 }
 
 /// What shall be in force on this node.
@@ -52,7 +82,7 @@ pub struct EndpointPolicy {
     /// What may go out; `None`: not isolated, everything.
     pub egress: Option<Arc<CompiledPolicy>>,
     /// The policies that select the attachment, in the order of their names.
-    pub policies: Vec<ObjectName>,
+    pub policies: Vec<PolicyName>,
 }
 
 /// Something that an object's author should know.
@@ -69,8 +99,8 @@ pub struct Condition {
 /// What a condition is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
-    /// A MultiNetworkPolicy.
-    Policy(ObjectName),
+    /// A policy.
+    Policy(PolicyName),
     /// A pod.
     Pod(ObjectName),
 }
@@ -78,7 +108,8 @@ pub enum Subject {
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Policy(name) => write!(f, "multi-networkpolicy {name}"),
+            Self::Policy(name) if name.kind == PolicyKind::Multi => write!(f, "multi-networkpolicy {name}"),
+            Self::Policy(name) => write!(f, "{name}"),
             Self::Pod(name) => write!(f, "pod {name}"),
         }
     }
@@ -88,15 +119,10 @@ impl fmt::Display for Subject {
 ///
 /// Attachments to which the same rules apply share one [`CompiledPolicy`].
 pub fn compile(objects: &Objects, endpoints: &[Endpoint], options: &Options) -> Desired {
-    let mut conditions: BTreeSet<Condition> = objects.policies.values().flat_map(conditions_of).collect();
-    let index = Index::new(objects, endpoints, &options.restrictions, &mut conditions);
-    let mut compiler = Compiler {
-        index,
-        inference: options.policy_types_inference,
-        conditions,
-        done: HashMap::new(),
-        shared: HashSet::new(),
-    };
+    let mut conditions = BTreeSet::new();
+    let index = Index::new(objects, endpoints, options, &mut conditions);
+    conditions.extend(index.policies().flat_map(conditions_of));
+    let mut compiler = Compiler { index, options, conditions, done: HashMap::new(), shared: HashSet::new() };
     let mut desired = Desired::default();
     for endpoint in endpoints {
         match objects.pods.get(&endpoint.pod) {
@@ -110,7 +136,7 @@ pub fn compile(objects: &Objects, endpoints: &[Endpoint], options: &Options) -> 
                     severity: Severity::Warning,
                     message: format!(
                         "is attached to {} but unknown: its policies stay as they are",
-                        endpoint.network
+                        endpoint.at.first().unwrap_or(&Place::Default)
                     ),
                 });
             }
@@ -129,14 +155,20 @@ fn conditions_of(policy: &Policy) -> impl Iterator<Item = Condition> {
 }
 
 /// What one direction of one attachment depends on: equal keys, equal tables.
-type Key<'a> = (Direction, Vec<&'a ObjectName>, NamedPorts);
+#[derive(PartialEq, Eq, Hash)]
+struct Key<'a> {
+    direction: Direction,
+    policies: Vec<&'a PolicyName>,
+    own_ports: NamedPorts,
+    dhcp: bool,
+}
 
 /// Port numbers by protocol and name.
 type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
 
 struct Compiler<'a> {
     index: Index<'a>,
-    inference: Inference,
+    options: &'a Options,
     conditions: BTreeSet<Condition>,
     done: HashMap<Key<'a>, Arc<CompiledPolicy>>,
     shared: HashSet<Arc<CompiledPolicy>>,
@@ -144,10 +176,10 @@ struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     fn endpoint(&mut self, endpoint: &Endpoint, pod: &Pod) -> EndpointPolicy {
-        let selecting = self.index.selecting(pod, &endpoint.network);
+        let selecting = self.index.selecting(pod, &endpoint.at);
         EndpointPolicy {
-            ingress: self.direction(Direction::Ingress, &selecting, pod),
-            egress: self.direction(Direction::Egress, &selecting, pod),
+            ingress: self.direction(Direction::Ingress, &selecting, endpoint, pod),
+            egress: self.direction(Direction::Egress, &selecting, endpoint, pod),
             policies: selecting.iter().map(|policy| policy.name.clone()).collect(),
         }
     }
@@ -156,9 +188,10 @@ impl<'a> Compiler<'a> {
         &mut self,
         direction: Direction,
         selecting: &[&'a Policy],
+        endpoint: &Endpoint,
         pod: &Pod,
     ) -> Option<Arc<CompiledPolicy>> {
-        let inference = self.inference;
+        let inference = self.options.policy_types_inference;
         let isolating: Vec<&Policy> =
             selecting.iter().copied().filter(|policy| policy.isolates(direction, inference)).collect();
         if isolating.is_empty() {
@@ -168,16 +201,22 @@ impl<'a> Compiler<'a> {
             Direction::Ingress => self.ports_of_target(&isolating, pod),
             Direction::Egress => NamedPorts::new(),
         };
-        let key: Key<'a> = (direction, isolating.iter().map(|policy| &policy.name).collect(), own_ports);
+        let key = Key {
+            direction,
+            policies: isolating.iter().map(|policy| &policy.name).collect(),
+            own_ports,
+            dhcp: endpoint.dhcp,
+        };
         if let Some(done) = self.done.get(&key) {
             return Some(Arc::clone(done));
         }
         let mut tables = Tables::default();
         for policy in isolating {
             for (position, rule) in policy.rules(direction).iter().enumerate() {
-                tables.add(self.resolve(policy, direction, position, rule, &key.2));
+                tables.add(self.resolve(policy, direction, position, rule, &key.own_ports));
             }
         }
+        beside_policies(self.options, &key).for_each(|rule| tables.add(rule));
         let compiled = self.share(tables.finish());
         self.done.insert(key, Arc::clone(&compiled));
         Some(compiled)
@@ -228,29 +267,11 @@ impl<'a> Compiler<'a> {
         rule: &Rule,
         own_ports: &NamedPorts,
     ) -> ResolvedRule {
-        let mut resolved = ResolvedRule {
-            origin: format!("{} {direction}[{position}]", policy.name),
-            blocks: Vec::new(),
-            hosts: BTreeSet::new(),
-            traffic: BTreeSet::new(),
-            traffic_of: BTreeMap::new(),
-        };
-        match &rule.peers {
-            Peers::Any => resolved.blocks.extend(EVERYONE.map(|net| (net, Vec::new()))),
-            Peers::Of(peers) => {
-                for peer in peers {
-                    if let Peer::Block { net, except } = peer {
-                        resolved.blocks.push((*net, except.clone()));
-                    }
-                    resolved.hosts.extend(self.index.addresses_of(policy, peer));
-                }
+        let mut resolved = literal(format!("{} {direction}[{position}]", policy.name), rule);
+        if let Peers::Of(peers) = &rule.peers {
+            for peer in peers {
+                resolved.hosts.extend(self.index.addresses_of(policy, peer));
             }
-        }
-        match &rule.ports {
-            Ports::Any => {
-                resolved.traffic.insert(Traffic::Any);
-            }
-            Ports::Of(terms) => resolved.traffic.extend(terms.iter().flat_map(numeric_traffic)),
         }
         for (protocol, name) in named_terms(&rule.ports) {
             match direction {
@@ -288,6 +309,54 @@ impl<'a> Compiler<'a> {
             self.unresolved(policy, name, "is declared by no pod among the peers");
         }
     }
+}
+
+/// What applies to an isolated attachment whatever its policies say.
+fn beside_policies(options: &Options, key: &Key<'_>) -> impl Iterator<Item = ResolvedRule> {
+    let common = match key.direction {
+        Direction::Ingress => &options.common.ingress,
+        Direction::Egress => &options.common.egress,
+    };
+    let common = common.iter().map(|(origin, rule)| literal(origin.clone(), rule));
+    let of_network_policy = key.policies.iter().any(|name| name.kind == PolicyKind::Network);
+    let node = of_network_policy.then(|| ResolvedRule {
+        hosts: options.node.clone(),
+        traffic: BTreeSet::from([Traffic::Any]),
+        ..ResolvedRule::of("the pod's own node".to_owned())
+    });
+    let dhcp = key.dhcp.then(|| {
+        // RFC 2131 section 4.1, RFC 8415 section 7.2: servers listen on the first of each, clients on the second.
+        let ports: [u16; 2] = match key.direction {
+            Direction::Ingress => [68, 546],
+            Direction::Egress => [67, 547],
+        };
+        let [v4, v6] = EVERYONE;
+        ResolvedRule {
+            blocks: vec![(v4, Vec::new()), (v6, Vec::new())],
+            traffic: ports.map(|port| one_port(PortProtocol::Udp, port)).into(),
+            ..ResolvedRule::of("dhcp of the attachment".to_owned())
+        }
+    });
+    common.chain(node).chain(dhcp)
+}
+
+/// What a rule says without asking who has which address or port name.
+fn literal(origin: String, rule: &Rule) -> ResolvedRule {
+    let mut resolved = ResolvedRule::of(origin);
+    match &rule.peers {
+        Peers::Any => resolved.blocks.extend(EVERYONE.map(|net| (net, Vec::new()))),
+        Peers::Of(peers) => resolved.blocks.extend(peers.iter().filter_map(|peer| match peer {
+            Peer::Block { net, except } => Some((*net, except.clone())),
+            Peer::Pods { .. } => None,
+        })),
+    }
+    match &rule.ports {
+        Ports::Any => {
+            resolved.traffic.insert(Traffic::Any);
+        }
+        Ports::Of(terms) => resolved.traffic.extend(terms.iter().flat_map(numeric_traffic)),
+    }
+    resolved
 }
 
 /// The two prefixes that together hold every address.

@@ -21,14 +21,15 @@ fn read_text(
     direction: Direction,
     peer: IpAddr,
     protocol: u8,
-    dport: u16,
+    dport: Option<u16>,
 ) -> Option<BTreeSet<String>> {
     let target = &world.objects.pods[&endpoint.pod];
     let isolating: Vec<&Policy> = world
         .objects
         .policies
         .values()
-        .filter(|p| p.name.namespace == target.name.namespace && p.networks.contains(&endpoint.network))
+        .filter(|p| p.namespace() == target.name.namespace)
+        .filter(|p| endpoint.at.iter().any(|place| is_on(p, place)))
         .filter(|p| p.pods.matches(&target.labels) && !target.host_network)
         .filter(|p| p.isolates(direction, options.policy_types_inference))
         .collect();
@@ -56,7 +57,7 @@ fn read_text(
                         let namespace = &owner.name.namespace;
                         pods.matches(&owner.labels)
                             && match namespaces {
-                                None => *namespace == policy.name.namespace,
+                                None => *namespace == policy.namespace(),
                                 Some(selector) => {
                                     selector.matches(&world.objects.namespace_labels(namespace))
                                 }
@@ -67,14 +68,15 @@ fn read_text(
             let declares = |pod: &Pod, named: PortProtocol, name: &str| {
                 pod.ports
                     .iter()
-                    .any(|p| p.protocol == named && p.name.as_deref() == Some(name) && p.port == dport)
+                    .any(|p| p.protocol == named && p.name.as_deref() == Some(name) && Some(p.port) == dport)
             };
             let fits = match &rule.ports {
                 Ports::Any => true,
                 Ports::Of(terms) => terms.iter().any(|term| match term {
                     PortTerm::Protocol(wanted) => wanted.number() == protocol,
                     PortTerm::Range { protocol: wanted, first, last } => {
-                        wanted.number() == protocol && (*first..=*last).contains(&dport)
+                        wanted.number() == protocol
+                            && dport.is_some_and(|dport| (*first..=*last).contains(&dport))
                     }
                     PortTerm::Named { protocol: wanted, name } => {
                         wanted.number() == protocol
@@ -95,10 +97,16 @@ fn read_text(
     Some(rules)
 }
 
+fn is_on(policy: &Policy, place: &Place) -> bool {
+    matches!(place, Place::Network(network) if policy.networks.contains(network))
+}
+
 fn has_address(world: &World, pod: &Pod, policy: &Policy, address: IpAddr) -> bool {
     let local: Vec<&Endpoint> = world.endpoints.iter().filter(|e| e.pod == pod.name).collect();
     if !local.is_empty() {
-        return local.iter().any(|e| policy.networks.contains(&e.network) && e.addresses.contains(&address));
+        return local
+            .iter()
+            .any(|e| e.at.iter().any(|place| is_on(policy, place)) && e.addresses.contains(&address));
     }
     let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return false };
     let entries: Vec<Value> = serde_json::from_str(annotation).unwrap();
@@ -197,7 +205,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     let networks = prop::collection::btree_set(any_network(), 1..3);
     ("[ab]", networks, any_selector(), rules(), rules(), directions).prop_map(
         |(namespace, networks, pods, ingress, egress, directions)| Policy {
-            name: ObjectName::new(namespace, ""),
+            name: PolicyName::multi(ObjectName::new(namespace, "")),
             networks,
             pods,
             ingress,
@@ -260,7 +268,9 @@ fn any_world() -> impl Strategy<Value = World> {
                     for (network, addresses) in attachments {
                         let id = u32::try_from(world.endpoints.len()).unwrap() + 1;
                         let addresses = addresses.into_iter().collect();
-                        world.endpoints.push(Endpoint { id, pod: pod.name.clone(), network, addresses });
+                        let at = BTreeSet::from([Place::Network(network)]);
+                        let pod = pod.name.clone();
+                        world.endpoints.push(Endpoint { id, pod, at, addresses, dhcp: false });
                     }
                 } else {
                     let entries: Vec<Value> = attachments
@@ -272,8 +282,8 @@ fn any_world() -> impl Strategy<Value = World> {
                 world.objects.pods.insert(pod.name.clone(), pod);
             }
             for (number, mut policy) in policies.into_iter().enumerate() {
-                policy.name.name = format!("p{number}");
-                world.objects.policies.insert(policy.name.clone(), policy);
+                policy.name.object.name = format!("p{number}");
+                world.objects.policies.insert(policy.name.object.clone(), policy);
             }
             world
         },
@@ -303,7 +313,7 @@ proptest! {
                     Direction::Egress => &policies.egress,
                 };
                 for peer in &peers {
-                    for (protocol, port) in ports.iter().chain([&far]).flat_map(|port| [(6, *port), (17, *port)]).chain([(1, 0)]) {
+                    for (protocol, port) in ports.iter().chain([&far]).flat_map(|port| [(6, Some(*port)), (17, Some(*port))]).chain([(1, None)]) {
                         let expected = read_text(&world, &options, endpoint, direction, *peer, protocol, port);
                         let found = tables.as_ref().map(|tables| {
                             evaluate(tables, *peer, protocol, port).map(|rule| tables.rules[&rule].clone())
@@ -314,7 +324,7 @@ proptest! {
                             (Some(rules), Some(Some(rule))) if rules.contains(rule) => {}
                             _ => prop_assert!(
                                 false,
-                                "{direction} {peer} {protocol}/{port} at {endpoint:?}: {found:?} instead of {expected:?}"
+                                "{direction} {peer} {protocol}/{port:?} at {endpoint:?}: {found:?} instead of {expected:?}"
                             ),
                         }
                     }

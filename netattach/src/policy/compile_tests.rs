@@ -68,8 +68,9 @@ impl World {
             self.endpoints.push(Endpoint {
                 id: u32::try_from(self.endpoints.len()).unwrap() + 1,
                 pod: pod_name.clone(),
-                network: NetworkRef::new(network_namespace, network),
+                at: BTreeSet::from([Place::Network(NetworkRef::new(network_namespace, network))]),
                 addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+                dhcp: false,
             });
         }
         let port = |(name, port): &(&str, u16)| ContainerPort {
@@ -101,7 +102,7 @@ impl World {
             let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), networks.to_owned())]);
             let policy = manifest::read(ObjectName::new("shop", format!("p{number}")), &annotations, &spec);
             let policy = policy.unwrap();
-            self.objects.policies.insert(policy.name.clone(), policy);
+            self.objects.policies.insert(policy.name.object.clone(), policy);
         }
         self
     }
@@ -120,17 +121,15 @@ fn allowed(desired: &Desired, probe: &str) -> bool {
     let mut words: Vec<&str> = probe.split(' ').collect();
     let endpoint: u32 = if words.len() == 4 { words.remove(0).parse().unwrap() } else { 1 };
     let (protocol, port) = words[2].split_once('/').unwrap_or((words[2], "0"));
-    let protocol = match protocol {
-        "icmp" => 1,
-        name => PortProtocol::from_name(name).unwrap().number(),
+    let (protocol, port) = match protocol {
+        "icmp" => (1, None),
+        name => (PortProtocol::from_name(name).unwrap().number(), Some(port.parse().unwrap())),
     };
     let policies = &desired.endpoints[&endpoint];
     let policy = if words[0] == "in" { &policies.ingress } else { &policies.egress };
     match policy {
         None => true,
-        Some(policy) => {
-            evaluate(policy, words[1].parse().unwrap(), protocol, port.parse().unwrap()).is_some()
-        }
+        Some(policy) => evaluate(policy, words[1].parse().unwrap(), protocol, port).is_some(),
     }
 }
 
@@ -528,7 +527,10 @@ fn the_tables_are_as_small_as_the_rules_allow() {
     let desired = world.compile();
     let [web, db] = [1, 3].map(|id| desired.endpoints[&id].clone());
     assert_eq!(web.ingress.as_deref(), Some(&expected));
-    assert_eq!((&web.egress, &web.policies), (&None, &vec![ObjectName::new("shop", "p0")]));
+    assert_eq!(
+        (&web.egress, &web.policies),
+        (&None, &vec![PolicyName::multi(ObjectName::new("shop", "p0"))])
+    );
     assert_eq!(db, web);
 }
 

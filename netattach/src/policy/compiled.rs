@@ -6,6 +6,7 @@
 //! it. No class or no entry: denied.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use ipnet::IpNet;
 
@@ -66,4 +67,33 @@ pub enum Traffic {
         /// Length of the prefix in bits.
         bits: u8,
     },
+}
+
+/// `tcp`, or the number of a protocol that policies do not name.
+pub(super) fn protocol_name(protocol: u8, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match protocol {
+        1 => f.write_str("icmp"),
+        6 => f.write_str("tcp"),
+        17 => f.write_str("udp"),
+        58 => f.write_str("icmpv6"),
+        132 => f.write_str("sctp"),
+        number => write!(f, "protocol {number}"),
+    }
+}
+
+/// `any`, `tcp`, `tcp/80`, `tcp/64-127`.
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Any => f.write_str("any"),
+            Self::Protocol(protocol) => protocol_name(protocol, f),
+            Self::Ports { protocol, port, bits } => {
+                protocol_name(protocol, f)?;
+                match u16::MAX.checked_shr(bits.into()).unwrap_or(0) {
+                    0 => write!(f, "/{port}"),
+                    rest => write!(f, "/{port}-{}", port | rest),
+                }
+            }
+        }
+    }
 }

@@ -1,21 +1,60 @@
-//! The lookup that the kernel makes in a compiled policy, in user space: for explanations and for tests.
+//! The kernel's decision over a compiled policy, in user space: the same code, on the same tables before they become
+//! maps. For explanations and for tests.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use netattach_common::decide::{Query, Tables, Verdict, decide};
+use netattach_common::{Port, PortKey};
 
-use super::compiled::{CompiledPolicy, PortPrefix, RuleId, Traffic};
+use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, Traffic};
 use super::traffic::wider;
 
-/// The rule that allows traffic of a protocol (IANA number) with `peer` to destination port `dport`; `None`:
-/// denied. For protocols without ports `dport` is 0.
-///
-/// Longest prefix first, both of the address and of the port.
-pub fn evaluate(policy: &CompiledPolicy, peer: IpAddr, protocol: u8, dport: u16) -> Option<RuleId> {
-    let longest = if peer.is_ipv4() { 32 } else { 128 };
-    let prefixes = (0..=longest).rev().filter_map(|bits| IpNet::new(peer, bits).ok());
-    let class = prefixes.map(|net| net.trunc()).find_map(|net| policy.peers.get(&net).copied())?;
-    let exact = Traffic::Ports { protocol, port: dport, bits: 16 };
-    let mut candidates = std::iter::once(exact).chain(wider(exact));
-    candidates.find_map(|traffic| policy.ports.get(&PortPrefix { class, traffic }).copied())
+/// What a policy says of traffic of a protocol (IANA number) with `peer`; `port` is that of the side that did not
+/// open the flow, `None` for traffic without ports.
+pub fn judge(policy: &CompiledPolicy, peer: IpAddr, protocol: u8, port: Option<u16>) -> Verdict {
+    // The tables are of one policy: its number among others says nothing here.
+    decide(policy, 0, &Query { peer, protocol, port: port.map(Port::new) })
+}
+
+/// The rule that allows the traffic; `None`: denied.
+pub fn evaluate(policy: &CompiledPolicy, peer: IpAddr, protocol: u8, port: Option<u16>) -> Option<RuleId> {
+    match judge(policy, peer, protocol, port) {
+        Verdict::Allow { rule } => Some(rule),
+        Verdict::UnknownPeer | Verdict::UnknownPort => None,
+    }
+}
+
+/// The prefix that decides about an address, and its class.
+pub fn peer_entry(policy: &CompiledPolicy, peer: IpAddr) -> Option<(IpNet, ClassId)> {
+    let exact = IpNet::from(peer);
+    if let Some(class) = policy.peers.get(&exact) {
+        return Some((exact, *class));
+    }
+    let shorter = (0..exact.max_prefix_len()).rev().filter_map(|bits| IpNet::new(peer, bits).ok());
+    shorter.map(|net| net.trunc()).find_map(|net| Some((net, *policy.peers.get(&net)?)))
+}
+
+impl Tables<IpAddr> for CompiledPolicy {
+    fn exact_class(&self, _: u32, peer: &IpAddr) -> Option<u32> {
+        self.peers.get(&IpNet::from(*peer)).copied()
+    }
+
+    fn prefix_class(&self, _: u32, peer: &IpAddr) -> Option<u32> {
+        peer_entry(self, *peer).map(|(_, class)| class)
+    }
+
+    fn rule(&self, key: &PortKey, bits: u32) -> Option<u32> {
+        let protocol = Traffic::Protocol(key.protocol);
+        let narrowest = match bits {
+            PortKey::PORT_BITS => {
+                Traffic::Ports { protocol: key.protocol, port: key.port.number(), bits: 16 }
+            }
+            _ => protocol,
+        };
+        let candidates = std::iter::once(narrowest).chain(wider(narrowest));
+        candidates
+            .map(|traffic| PortPrefix { class: key.class, traffic })
+            .find_map(|entry| self.ports.get(&entry).copied())
+    }
 }

@@ -1,11 +1,12 @@
 //! Who is meant: which policies select an attachment, and which addresses a policy's peers have.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 
-use super::compile::{Condition, Subject};
+use super::compile::{Condition, Options, Subject};
 use super::manifest::POLICY_FOR_ANNOTATION;
-use super::model::{Peer, Policy, Severity};
+use super::model::{Peer, Policy, PolicyKind, PolicyName, Severity};
 use super::selector::Labels;
 use crate::npwg::{NetworkRef, Restrictions, STATUS_ANNOTATION, StatusEntry, status};
 use crate::report::Chain;
@@ -18,10 +19,30 @@ pub struct Endpoint {
     pub id: u32,
     /// Whose it is.
     pub pod: ObjectName,
-    /// What it is attached to.
-    pub network: NetworkRef,
+    /// Where.
+    pub at: BTreeSet<Place>,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
+    /// Whether its addresses come by DHCP.
+    pub dhcp: bool,
+}
+
+/// A network as policies mean it. The default network can be both.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// The network of a definition, which MultiNetworkPolicies name.
+    Network(NetworkRef),
+    /// The pod's default network, which NetworkPolicies are about.
+    Default,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(network) => write!(f, "{network}"),
+            Self::Default => f.write_str("the default network"),
+        }
+    }
 }
 
 /// Objects and attachments, arranged for the questions that the compiler asks.
@@ -29,8 +50,10 @@ pub struct Endpoint {
 pub struct Index<'a> {
     objects: &'a Objects,
     namespaces: BTreeMap<&'a str, Namespace<'a>>,
-    /// The networks of each policy that its namespace may use.
-    usable: BTreeMap<&'a ObjectName, BTreeSet<NetworkRef>>,
+    /// Whether NetworkPolicies count.
+    network_policy: bool,
+    /// Where each policy's peers are looked for: the networks that its namespace may use.
+    usable: BTreeMap<&'a PolicyName, BTreeSet<Place>>,
 }
 
 #[derive(Debug)]
@@ -43,7 +66,7 @@ struct Namespace<'a> {
 #[derive(Debug)]
 struct PeerPod<'a> {
     pod: &'a Pod,
-    addresses: BTreeSet<(NetworkRef, IpAddr)>,
+    addresses: BTreeSet<(Place, IpAddr)>,
 }
 
 impl<'a> Index<'a> {
@@ -54,12 +77,14 @@ impl<'a> Index<'a> {
     pub fn new(
         objects: &'a Objects,
         endpoints: &[Endpoint],
-        restrictions: &Restrictions,
+        options: &Options,
         conditions: &mut BTreeSet<Condition>,
     ) -> Self {
-        let mut local: BTreeMap<&ObjectName, BTreeSet<(NetworkRef, IpAddr)>> = BTreeMap::new();
+        let mut local: BTreeMap<&ObjectName, BTreeSet<(Place, IpAddr)>> = BTreeMap::new();
         for endpoint in endpoints {
-            let addresses = endpoint.addresses.iter().map(|address| (endpoint.network.clone(), *address));
+            let of =
+                |place: &Place| endpoint.addresses.iter().map(|address| (place.clone(), *address)).collect();
+            let addresses = endpoint.at.iter().flat_map(|place| -> Vec<_> { of(place) });
             local.entry(&endpoint.pod).or_default().extend(addresses);
         }
         let mut namespaces: BTreeMap<&str, Namespace<'_>> = BTreeMap::new();
@@ -75,24 +100,26 @@ impl<'a> Index<'a> {
             });
             entry.pods.push(PeerPod { pod, addresses });
         }
-        let policies = objects.policies.values();
-        let usable = policies.map(|p| (&p.name, usable_networks(objects, p, restrictions, conditions)));
-        Self { objects, namespaces, usable: usable.collect() }
+        let network_policy = options.network_policy;
+        let mut index = Self { objects, namespaces, network_policy, usable: BTreeMap::new() };
+        for policy in index.policies() {
+            let usable = usable_networks(objects, policy, &options.restrictions, conditions);
+            index.usable.insert(&policy.name, usable);
+        }
+        index
     }
 
-    /// The policies that select an attachment of `pod` to `network`, in the order of their names. Whether the
-    /// namespace may still use the network makes no difference: what is attached stays isolated.
-    pub fn selecting(&self, pod: &Pod, network: &NetworkRef) -> Vec<&'a Policy> {
-        if pod.host_network {
-            return Vec::new();
-        }
-        let first = ObjectName::new(&pod.name.namespace, "");
-        let of_namespace =
-            self.objects.policies.range(first..).take_while(|(name, _)| name.namespace == pod.name.namespace);
-        of_namespace
-            .map(|(_, policy)| policy)
-            .filter(|policy| policy.networks.contains(network) && policy.pods.matches(&pod.labels))
-            .collect()
+    /// Every policy that counts.
+    pub fn policies(&self) -> impl Iterator<Item = &'a Policy> + use<'a> {
+        let objects = self.objects;
+        let network = self.network_policy.then(|| objects.network_policies.values());
+        objects.policies.values().chain(network.into_iter().flatten())
+    }
+
+    /// The policies that select an attachment of `pod`, in the order of their names. Whether the namespace may still
+    /// use the network makes no difference: what is attached stays isolated.
+    pub fn selecting(&self, pod: &Pod, at: &BTreeSet<Place>) -> Vec<&'a Policy> {
+        selecting(self.objects, self.network_policy, pod, at)
     }
 
     /// The addresses that a peer's selectors mean, on the networks of the policy; none for a block.
@@ -100,32 +127,62 @@ impl<'a> Index<'a> {
         let Peer::Pods { namespaces, pods } = peer else { return BTreeSet::new() };
         let in_scope = |(name, namespace): &(&&str, &Namespace<'_>)| match namespaces {
             Some(selector) => selector.matches(&namespace.labels),
-            None => **name == policy.name.namespace,
+            None => **name == policy.namespace(),
         };
         let selected = self.namespaces.iter().filter(in_scope).flat_map(|(_, namespace)| &namespace.pods);
         selected
             .filter(|peer| pods.matches(&peer.pod.labels))
-            .flat_map(|peer| peer.addresses_on(self.peer_networks(policy)))
+            .flat_map(|peer| peer.addresses_at(self.places_of(policy)))
             .collect()
     }
 
-    /// The networks on which the policy's peers are looked for.
-    fn peer_networks<'b>(&'b self, policy: &'b Policy) -> &'b BTreeSet<NetworkRef> {
-        self.usable.get(&policy.name).unwrap_or(&policy.networks)
+    /// Where the policy's peers are looked for.
+    fn places_of(&self, policy: &Policy) -> &BTreeSet<Place> {
+        static NOWHERE: BTreeSet<Place> = BTreeSet::new();
+        self.usable.get(&policy.name).unwrap_or(&NOWHERE)
     }
 
     /// Every address that a pod has on the networks of the policy, with the pod.
     pub fn pods_on(&self, policy: &Policy) -> Vec<(IpAddr, &'a Pod)> {
         let pods = self.namespaces.values().flat_map(|namespace| &namespace.pods);
-        pods.flat_map(|peer| peer.addresses_on(self.peer_networks(policy)).map(|address| (address, peer.pod)))
+        pods.flat_map(|peer| peer.addresses_at(self.places_of(policy)).map(|address| (address, peer.pod)))
             .collect()
     }
 }
 
 impl PeerPod<'_> {
-    fn addresses_on(&self, networks: &BTreeSet<NetworkRef>) -> impl Iterator<Item = IpAddr> {
-        self.addresses.iter().filter(|(network, _)| networks.contains(network)).map(|(_, address)| *address)
+    fn addresses_at(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().filter(|(place, _)| places.contains(place)).map(|(_, address)| *address)
     }
+}
+
+/// As [`Index::selecting`], for a single question.
+pub fn selecting<'a>(
+    objects: &'a Objects,
+    network_policy: bool,
+    pod: &Pod,
+    at: &BTreeSet<Place>,
+) -> Vec<&'a Policy> {
+    if pod.host_network {
+        return Vec::new();
+    }
+    let namespace = &pod.name.namespace;
+    let of_namespace = |policies: &'a BTreeMap<ObjectName, Policy>| {
+        policies
+            .range(ObjectName::new(namespace, "")..)
+            .map(|(_, policy)| policy)
+            .take_while(move |policy| policy.namespace() == namespace)
+    };
+    let is_about = |policy: &Policy| match policy.name.kind {
+        PolicyKind::Multi => at
+            .iter()
+            .any(|place| matches!(place, Place::Network(network) if policy.networks.contains(network))),
+        PolicyKind::Network => network_policy && at.contains(&Place::Default),
+    };
+    of_namespace(&objects.policies)
+        .chain(of_namespace(&objects.network_policies))
+        .filter(|policy| is_about(policy) && policy.pods.matches(&pod.labels))
+        .collect()
 }
 
 /// The networks of a policy that its namespace may use; of the others `conditions` gets to know.
@@ -134,8 +191,11 @@ fn usable_networks(
     policy: &Policy,
     restrictions: &Restrictions,
     conditions: &mut BTreeSet<Condition>,
-) -> BTreeSet<NetworkRef> {
-    let namespace = policy.name.namespace.as_str();
+) -> BTreeSet<Place> {
+    if policy.name.kind == PolicyKind::Network {
+        return BTreeSet::from([Place::Default]);
+    }
+    let namespace = policy.namespace();
     let labels = objects.namespace_labels(namespace);
     let mut usable = policy.networks.clone();
     usable.retain(|network| {
@@ -153,10 +213,13 @@ fn usable_networks(
         }
         checked.is_ok()
     });
-    usable
+    usable.into_iter().map(Place::Network).collect()
 }
 
-fn published_addresses(pod: &Pod, conditions: &mut BTreeSet<Condition>) -> BTreeSet<(NetworkRef, IpAddr)> {
+pub(super) fn published_addresses(
+    pod: &Pod,
+    conditions: &mut BTreeSet<Condition>,
+) -> BTreeSet<(Place, IpAddr)> {
     let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return BTreeSet::new() };
     let entries = match status::parse(annotation) {
         Ok(entries) => entries,
@@ -171,8 +234,9 @@ fn published_addresses(pod: &Pod, conditions: &mut BTreeSet<Condition>) -> BTree
     };
     let mut addresses = BTreeSet::new();
     for entry in entries {
-        if let Some(network) = network_of(&entry, &pod.name.namespace) {
-            addresses.extend(entry.ips.iter().map(|address| (network.clone(), address.address)));
+        let network = network_of(&entry, &pod.name.namespace).map(Place::Network);
+        for place in network.into_iter().chain(entry.default.then_some(Place::Default)) {
+            addresses.extend(entry.ips.iter().map(|address| (place.clone(), address.address)));
         }
     }
     addresses

@@ -1,5 +1,5 @@
 //! Reads a MultiNetworkPolicy object (`k8s.cni.cncf.io`, v1beta1 and v1beta2, which differ in nothing that is
-//! read here) into the [model](super::model).
+//! read here) or a NetworkPolicy object (`networking.k8s.io/v1`) into the [model](super::model).
 //!
 //! The API's schema checks types only. What it lets pass is decided here, item by item, so that one bad item
 //! neither opens its rule nor takes its neighbours with it.
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::model::{
-    Direction, Directions, Finding, Peer, Peers, Policy, PortTerm, Ports, Problem, Rule, Severity,
+    Direction, Directions, Finding, Peer, Peers, Policy, PolicyName, PortTerm, Ports, Problem, Rule, Severity,
 };
 use super::selector::{self, Selector};
 use crate::npwg::NetworkRef;
@@ -24,15 +24,15 @@ pub const POLICY_FOR_ANNOTATION: &str = "k8s.v1.cni.cncf.io/policy-for";
 
 /// The object does not have the shape that the API's schema demands.
 #[derive(Debug, thiserror::Error)]
-#[error("read spec of multi-network policy {name}")]
+#[error("read spec of {name}")]
 pub struct ManifestError {
     /// Which policy.
-    pub name: ObjectName,
+    pub name: PolicyName,
     #[source]
     source: serde_json::Error,
 }
 
-/// Reads a policy from its `spec` and annotations.
+/// Reads a MultiNetworkPolicy from its `spec` and annotations.
 ///
 /// # Errors
 /// A value has the wrong type, or `podSelector` is missing: what the API server would refuse. Everything else
@@ -42,12 +42,81 @@ pub fn read(
     annotations: &BTreeMap<String, String>,
     spec: &Value,
 ) -> Result<Policy, ManifestError> {
+    let mut found = Findings::default();
+    let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
+    read_spec(PolicyName::multi(name), networks, spec, found)
+}
+
+/// Reads a NetworkPolicy from its `spec`. What it isolates without `policyTypes` is not a matter of settings.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Policy, ManifestError> {
+    let mut policy = read_spec(PolicyName::network(name), BTreeSet::new(), spec, Findings::default())?;
+    if policy.directions == Directions::Inferred {
+        policy.directions = Directions::Listed { ingress: true, egress: !policy.egress.is_empty() };
+        policy.problems.retain(|problem| problem.finding != Finding::TypesInferred);
+    }
+    Ok(policy)
+}
+
+/// Reads rules that apply beside every policy, as the agent's settings have them.
+///
+/// # Errors
+/// The first thing that is odd or wrong, or that means pods, which such rules cannot.
+pub fn read_common_rules(direction: Direction, rules: &[Value]) -> Result<Vec<Rule>, CommonRulesError> {
+    let written: Vec<WrittenRule> = rules
+        .iter()
+        .map(WrittenRule::deserialize)
+        .collect::<Result<_, _>>()
+        .map_err(|source| CommonRulesError::Shape { direction, source })?;
+    let mut found = Findings::default();
+    let rules = self::rules(direction, written, &mut found);
+    for (position, rule) in rules.iter().enumerate() {
+        let is_block = |peer: &Peer| matches!(peer, Peer::Block { .. });
+        let plain_peers = matches!(&rule.peers, Peers::Any)
+            || matches!(&rule.peers, Peers::Of(all) if all.iter().all(is_block));
+        let named = matches!(&rule.ports, Ports::Of(terms) if terms.iter().any(|term| matches!(term, PortTerm::Named { .. })));
+        if !plain_peers || named {
+            found.fail(format!("spec.{direction}[{position}]"), Finding::NotForAll);
+        }
+    }
+    match found.0.into_iter().next() {
+        None => Ok(rules),
+        Some(problem) => {
+            let path = problem.path.trim_start_matches("spec.").to_owned();
+            Err(CommonRulesError::Rule(Problem { path, ..problem }))
+        }
+    }
+}
+
+/// Rules for all policies cannot be as they are written.
+#[derive(Debug, thiserror::Error)]
+pub enum CommonRulesError {
+    /// They do not have the shape of rules.
+    #[error("{direction}")]
+    Shape {
+        /// Of which direction.
+        direction: Direction,
+        /// Where and what.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// What is wrong with one of them.
+    #[error("{0}")]
+    Rule(Problem),
+}
+
+fn read_spec(
+    name: PolicyName,
+    networks: BTreeSet<NetworkRef>,
+    spec: &Value,
+    mut found: Findings,
+) -> Result<Policy, ManifestError> {
     let spec = match Spec::deserialize(spec) {
         Ok(spec) => spec,
         Err(source) => return Err(ManifestError { name, source }),
     };
-    let mut found = Findings::default();
-    let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
     for key in spec.unknown.into_keys() {
         found.warn("spec", Finding::IgnoredKey(key));
     }

@@ -325,6 +325,6 @@ fn what_the_api_server_would_refuse_is_refused() {
     ];
     for spec in specs {
         let error = read(ObjectName::new("shop", "p"), &BTreeMap::new(), &spec).unwrap_err();
-        assert_eq!(error.to_string(), "read spec of multi-network policy shop/p", "{spec}");
+        assert_eq!(error.to_string(), "read spec of shop/p", "{spec}");
     }
 }

@@ -10,7 +10,10 @@
 pub mod compile;
 pub mod compiled;
 pub mod diff;
+pub mod dump;
 pub mod evaluate;
+pub mod explain;
+pub mod guarded;
 pub mod index;
 pub mod manifest;
 pub mod model;

@@ -1,4 +1,4 @@
-//! A MultiNetworkPolicy as our own type, with everything that was wrong in the object decided.
+//! A policy as our own type, with everything that was wrong in the object decided.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,9 +13,10 @@ use crate::source::objects::ObjectName;
 /// One policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Namespace and name; only pods of this namespace are selected.
-    pub name: ObjectName,
-    /// The networks whose attachments it is about (annotation `policy-for`).
+    /// Which object it is; only pods of its namespace are selected.
+    pub name: PolicyName,
+    /// The networks whose attachments a MultiNetworkPolicy is about (annotation `policy-for`). A NetworkPolicy has
+    /// none: it is about the pod's default network, whatever that is.
     pub networks: BTreeSet<NetworkRef>,
     /// Which pods of the namespace it isolates.
     pub pods: Selector,
@@ -27,6 +28,25 @@ pub struct Policy {
     pub directions: Directions,
     /// What is odd or wrong with the object.
     pub problems: Vec<Problem>,
+}
+
+/// What a policy is called among policies of both kinds. Shown as `namespace/name`, and a NetworkPolicy as
+/// `networkpolicy namespace/name`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PolicyName {
+    /// Kind of the object.
+    pub kind: PolicyKind,
+    /// Its namespace and name.
+    pub object: ObjectName,
+}
+
+/// What kind of object a policy is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PolicyKind {
+    /// MultiNetworkPolicy of `k8s.cni.cncf.io`.
+    Multi,
+    /// NetworkPolicy of `networking.k8s.io`.
+    Network,
 }
 
 /// The way of a connection, seen from the selected pod.
@@ -218,6 +238,9 @@ pub enum Finding {
     /// A port that is neither a number in range nor a name.
     #[error("port {0} is neither a number from 1 to 65535 nor the name of a container port: matches nothing")]
     Port(String),
+    /// Something that depends on a pod or a namespace where rules are for all of them.
+    #[error("rules for all policies take address blocks and port numbers only")]
+    NotForAll,
     /// `endPort` where it cannot be.
     #[error("endPort {end} needs a port number not above it: matches nothing")]
     EndPort {
@@ -226,7 +249,33 @@ pub enum Finding {
     },
 }
 
+impl PolicyName {
+    /// A MultiNetworkPolicy.
+    pub fn multi(object: ObjectName) -> Self {
+        Self { kind: PolicyKind::Multi, object }
+    }
+
+    /// A NetworkPolicy.
+    pub fn network(object: ObjectName) -> Self {
+        Self { kind: PolicyKind::Network, object }
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            PolicyKind::Multi => write!(f, "{}", self.object),
+            PolicyKind::Network => write!(f, "networkpolicy {}", self.object),
+        }
+    }
+}
+
 impl Policy {
+    /// Namespace of the object and of the pods it selects.
+    pub fn namespace(&self) -> &str {
+        &self.name.object.namespace
+    }
+
     /// The rules of one direction.
     pub fn rules(&self, direction: Direction) -> &[Rule] {
         match direction {

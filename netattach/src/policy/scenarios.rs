@@ -1,15 +1,16 @@
 //! Whole scenarios between pods: the public MultiNetworkPolicy suite and the cases of the Kubernetes suite for
 //! NetworkPolicy, both sides of every connection judged by the tables that each has been compiled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::compile::{Desired, Options, compile};
+use super::compile::{CommonRules, Desired, EndpointPolicy, Options, compile};
 use super::evaluate::evaluate;
-use super::index::Endpoint;
+use super::index::{Endpoint, Place};
 use super::manifest::{self, POLICY_FOR_ANNOTATION};
+use super::model::Direction;
 use super::selector::Labels;
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
@@ -34,10 +35,11 @@ impl Cluster {
                 cluster.endpoints.push(Endpoint {
                     id: x * 10 + y,
                     pod: pod.clone(),
-                    network: NetworkRef::new("infra", "lan"),
+                    at: BTreeSet::from([Place::Network(NetworkRef::new("infra", "lan")), Place::Default]),
                     addresses: [format!("10.0.{x}.{y}"), format!("fd00::{x}:{y}")]
                         .map(|address| address.parse().unwrap())
                         .into(),
+                    dhcp: false,
                 });
                 cluster.objects.pods.insert(pod.clone(), self::pod(pod));
             }
@@ -75,18 +77,18 @@ impl Cluster {
         self.endpoints.iter().find(|endpoint| is_named(&endpoint.pod)).unwrap()
     }
 
-    /// Whether both sides let `a>y/b tcp/80` pass, in both families alike; pods without a namespace are of `x`.
+    /// Whether both sides let `a>y/b tcp/80`, or `icmp/-`, pass, in both families alike; pods without a namespace are of `x`.
     fn passes(&self, desired: &Desired, probe: &str) -> bool {
         let (pods, traffic) = probe.split_once(' ').unwrap_or((probe, "tcp/5555"));
         let (from, to) = pods.split_once('>').unwrap();
         let (from, to) = (self.endpoint(from), self.endpoint(to));
         let (protocol, port) = traffic.split_once('/').unwrap();
-        let protocol = PortProtocol::from_name(protocol).unwrap().number();
+        let protocol = PortProtocol::from_name(protocol).map_or(1, PortProtocol::number);
         let verdicts: [bool; 2] = [0, 1].map(|family| {
             let allows = |policy: &Option<_>, peer: IpAddr| {
                 let Some(policy) = policy else { return true };
                 let policy: &std::sync::Arc<super::compiled::CompiledPolicy> = policy;
-                evaluate(policy, peer, protocol, port.parse().unwrap()).is_some()
+                evaluate(policy, peer, protocol, port.parse().ok()).is_some()
             };
             allows(&desired.endpoints[&from.id].egress, to.addresses[family])
                 && allows(&desired.endpoints[&to.id].ingress, from.addresses[family])
@@ -336,8 +338,7 @@ fn ingress_is_for_the_pods_that_selectors_mean() {
         ),
         ("everyone", json!([]), &["a>server", "y/a>server"], &[]),
     ];
-    for (what, peers, passing, dropped) in cases {
-        println!("{what}");
+    for (_what, peers, passing, dropped) in cases {
         let cluster = Cluster::new(&[("x", from(peers))]);
         cluster.check(passing, dropped);
         cluster.check(&["server>a", "a>b", "y/a>a"], &[]);
@@ -452,4 +453,90 @@ fn protocols_are_not_each_other() {
         let dropped = others.map(|other| format!("a>server {other}/80"));
         cluster.check(&[&passing], &[&dropped[0], &dropped[1]]);
     }
+}
+
+fn options(network_policy: bool) -> Options {
+    Options { network_policy, node: BTreeSet::from(["192.0.2.1".parse().unwrap()]), ..Options::default() }
+}
+
+/// Rows: C16.
+#[test]
+fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
+    let name = ObjectName::new("x", "p0");
+    // The same name as that of a MultiNetworkPolicy, which adds to it.
+    let mut cluster = Cluster::new(&[("x", from(json!([{"podSelector": pods(&["b"])}])))]);
+    let spec = json!({"podSelector": pods(&["server"]), "egress": [{"to": [{"podSelector": pods(&["a"])}]}]});
+    let policy = manifest::read_network_policy(name.clone(), &spec).unwrap();
+    assert_eq!(policy.problems, []);
+    cluster.objects.network_policies.insert(name, policy);
+    let verdicts = |options: &Options| {
+        let desired = cluster.compile_with(options);
+        ["a>server", "b>server", "server>a", "server>b", "y/a>y/server"]
+            .map(|probe| cluster.passes(&desired, probe))
+    };
+    assert_eq!(verdicts(&options(false)), [false, true, true, true, true]);
+    // Without `policyTypes` a NetworkPolicy isolates ingress too, whatever the setting for the others says.
+    assert_eq!(verdicts(&options(true)), [false, true, true, false, true]);
+    cluster.objects.policies.clear();
+    let desired = cluster.compile_with(&options(true));
+    assert!(!cluster.passes(&desired, "b>server"));
+    let EndpointPolicy { ingress, policies, .. } = &desired.endpoints[&cluster.endpoint("server").id];
+    assert_eq!(policies.iter().map(ToString::to_string).collect::<Vec<_>>(), ["networkpolicy x/p0"]);
+    let from_node = |port| evaluate(ingress.as_ref().unwrap(), "192.0.2.1".parse().unwrap(), 6, Some(port));
+    assert_eq!(from_node(10250), Some(1), "the node reaches its pods");
+
+    for endpoint in &mut cluster.endpoints {
+        endpoint.at.remove(&Place::Default);
+    }
+    let desired = cluster.compile_with(&options(true));
+    assert!(cluster.passes(&desired, "b>server"), "other networks are not what it is about");
+}
+
+/// Rows: C84.
+#[test]
+fn attachments_with_leases_by_dhcp_reach_servers_and_hear_from_them() {
+    let deny = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    let mut cluster = Cluster::new(&[("x", deny)]);
+    cluster.endpoints[0].dhcp = true;
+    let desired = cluster.compile();
+    let judge = |endpoint: usize, address: &str, port| {
+        let policies = &desired.endpoints[&cluster.endpoints[endpoint].id];
+        [&policies.ingress, &policies.egress].map(|policy| {
+            evaluate(policy.as_ref().unwrap(), address.parse().unwrap(), 17, Some(port)).is_some()
+        })
+    };
+    for (address, client, server) in [("255.255.255.255", 68, 67), ("ff02::1:2", 546, 547)] {
+        assert_eq!((judge(0, address, client), judge(0, address, server)), ([true, false], [false, true]));
+        assert_eq!((judge(1, address, client), judge(1, address, server)), ([false, false], [false, false]));
+    }
+}
+
+/// Rows: C82, C83.
+#[test]
+fn common_rules_hold_beside_the_policies_of_isolated_pods() {
+    let read = |direction, rules: Value| {
+        let rules = manifest::read_common_rules(direction, rules.as_array().unwrap()).unwrap();
+        rules.into_iter().map(|rule| ("settings".to_owned(), rule)).collect()
+    };
+    let web = json!([{"ports": [{"port": 7}]}, {"from": [{"ipBlock": {"cidr": "10.0.1.3/32"}}, {"ipBlock": {"cidr": "fd00::1:3/128"}}]}]);
+    let common = CommonRules {
+        ingress: read(Direction::Ingress, web),
+        egress: read(Direction::Egress, json!([{"ports": [{"port": 9}]}])),
+    };
+    let options = Options { common, ..Options::default() };
+    let cluster = Cluster::new(&[("x", from(json!([{"podSelector": pods(&["b"])}])))]);
+    let desired = cluster.compile_with(&options);
+    for (probe, passes) in [
+        ("a>server tcp/7", true),
+        ("a>server tcp/8", false),
+        ("b>server tcp/8", true),
+        ("c>server icmp/-", true),
+        ("server>a tcp/8", true),
+    ] {
+        assert_eq!(cluster.passes(&desired, probe), passes, "{probe}");
+    }
+    let silent = json!({"podSelector": {}, "policyTypes": ["Egress"]});
+    let cluster = Cluster::new(&[("x", silent)]);
+    let desired = cluster.compile_with(&options);
+    assert!(cluster.passes(&desired, "a>b tcp/9") && !cluster.passes(&desired, "a>b tcp/7"));
 }

@@ -1,30 +1,32 @@
 //! Keeps the kernel's policies equal to what the manifests say, and attachments under them from their first packet.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::compile::{Condition, Desired, EndpointPolicy, Options, Subject, compile};
-use super::compiled::RuleFlows;
+use super::compile::{Condition, Desired, EndpointPolicy, OnOverflow, Options, Subject, compile};
+use super::compiled::{CompiledPolicy, RuleFlows};
 use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
+use super::dump::{Dump, dump};
+use super::explain::{Path, Question, View, explain};
+use super::guarded::Guarded;
 use super::index::Endpoint;
-use super::model::Severity;
-use super::passage::{Passage, rate};
+use super::model::{PolicyName, Severity};
+use super::passage::Passage;
 use crate::attach::Enforce;
-use crate::bpf::{self, Attachment, BpfError, Checks, Dataplane, Limits, PolicyIds, Rate, Records};
-use crate::mac::Mac;
+use crate::bpf::{self, BpfError, Dataplane, PolicyIds, Records};
 use crate::netlink::{self, Handle, Hook};
 use crate::netns::{Netns, NetnsError};
-use crate::npwg::NetworkRef;
-use crate::plan::{AttachmentPlan, Interface, PodRef, Protect, Sandbox, result::Leased};
 use crate::report::Chain;
-use crate::source::{ObjectName, Source};
+use crate::source::Source;
 
 /// A policy number without entries, so that it allows nothing: what an isolated attachment is under when its own
 /// policy does not fit into the maps.
-const DENY_ALL: PolicyId = PolicyId::MAX;
+pub(super) const DENY_ALL: PolicyId = PolicyId::MAX;
 
 /// How long entries that nothing refers to are kept: longer than any packet can be in the middle of reading them.
 const GRACE: Duration = Duration::from_secs(1);
@@ -33,21 +35,6 @@ const GRACE: Duration = Duration::from_secs(1);
 pub const FROM_POD: &str = "na_from_pod";
 /// Name of the program that judges what pods receive.
 pub const TO_POD: &str = "na_to_pod";
-
-/// Most records of new flows of one attachment, per second.
-const FLOW_RECORDS: u64 = 1000;
-/// Most records of drops of one attachment, per second.
-const DROP_RECORDS: u64 = 100;
-
-/// An attachment as the dataplane has to know it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Guarded {
-    id: u32,
-    attachment: Attachment,
-    host_index: u32,
-    pod: Option<PodRef>,
-    network: String,
-}
 
 /// Why an attachment could not be put under its policies.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +66,7 @@ pub struct InForce {
     /// Policy number for what goes out; `None`: not isolated.
     pub egress: Option<PolicyId>,
     /// The policies that select it.
-    pub policies: Vec<ObjectName>,
+    pub policies: Vec<PolicyName>,
 }
 
 /// The dataplane, the policies in it, and the attachments under them.
@@ -103,65 +90,6 @@ struct State {
     strangers: bool,
     /// Policies that nothing refers to, and since when.
     unreferenced: BTreeMap<PolicyId, Instant>,
-}
-
-impl Guarded {
-    /// Puts together what the steps of an attachment brought.
-    pub fn new(
-        protect: &Protect,
-        sandbox: &Sandbox,
-        attachment: &AttachmentPlan,
-        leased: &Leased,
-        host: &Interface,
-        pod: &Interface,
-    ) -> Result<Self, EnforceError> {
-        let mac: Mac = pod.mac.ok_or_else(|| EnforceError::NoMac(pod.name.clone()))?;
-        Ok(Self {
-            id: protect.id,
-            attachment: Attachment {
-                mac,
-                addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
-                zone: protect.zone,
-                flags: Checks {
-                    source_mac: protect.check_mac,
-                    source_address: protect.check_addresses,
-                    ..Checks::default()
-                },
-                vlans: BTreeSet::new(),
-                limits: Limits {
-                    from_pod: rate(
-                        protect.bandwidth.and_then(|limits| limits.egress_rate.zip(limits.egress_burst)),
-                    ),
-                    to_pod: rate(
-                        protect.bandwidth.and_then(|limits| limits.ingress_rate.zip(limits.ingress_burst)),
-                    ),
-                    flow_records: Rate::new(FLOW_RECORDS, FLOW_RECORDS),
-                    drop_records: Rate::new(DROP_RECORDS, DROP_RECORDS),
-                    ..Limits::default()
-                },
-            },
-            host_index: host.index,
-            pod: sandbox.pod.clone(),
-            network: attachment.network.clone(),
-        })
-    }
-
-    /// Index of the device on the node.
-    pub fn host_index(&self) -> u32 {
-        self.host_index
-    }
-
-    /// What policies can select; `None` for an attachment that no policy can name.
-    fn endpoint(&self) -> Option<Endpoint> {
-        let pod = self.pod.as_ref()?;
-        let (namespace, name) = self.network.split_once('/')?;
-        Some(Endpoint {
-            id: self.id,
-            pod: ObjectName::new(&pod.namespace, &pod.name),
-            network: NetworkRef::new(namespace, name),
-            addresses: self.attachment.addresses.clone(),
-        })
-    }
 }
 
 impl Enforcer {
@@ -195,8 +123,8 @@ impl Enforcer {
         {
             let mut state = self.lock();
             state.programmed.endpoints.remove(&guarded.id);
-            if let Some(endpoint) = guarded.endpoint() {
-                state.endpoints.insert(guarded.id, endpoint);
+            if let Some(endpoint) = &guarded.endpoint {
+                state.endpoints.insert(guarded.id, endpoint.clone());
                 self.bring_up_to_date(&mut state)?;
                 if !state.programmed.endpoints.contains_key(&guarded.id) {
                     // Its pod vanished from the source meanwhile: nobody can say what selects it.
@@ -247,7 +175,7 @@ impl Enforcer {
                     }
                     Err(error) => errors.push(error.into()),
                 }
-                state.endpoints.extend(guarded.endpoint().map(|endpoint| (guarded.id, endpoint)));
+                state.endpoints.extend(guarded.endpoint.clone().map(|endpoint| (guarded.id, endpoint)));
             }
             errors.extend(self.bring_up_to_date(&mut state).err());
         }
@@ -398,16 +326,37 @@ impl Enforcer {
         state.desired.conditions.iter().chain(&state.over_capacity).cloned().collect()
     }
 
+    /// Why traffic passes or does not.
+    pub fn explain(&self, question: &Question) -> Vec<Path> {
+        let state = self.lock();
+        let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
+        let view = View {
+            objects: &self.source.snapshot(),
+            endpoints: &endpoints,
+            programmed: &state.programmed,
+            desired: &state.desired,
+            passage: self.passage,
+        };
+        explain(&view, question)
+    }
+
+    /// Compiled policies as they are in the maps; see [`dump`].
+    pub fn dump(&self, wanted: Option<&str>) -> Vec<Dump> {
+        dump(&self.lock().programmed, wanted)
+    }
+
     fn bring_up_to_date(&self, state: &mut State) -> Result<(), EnforceError> {
         self.sweep_locked(state)?;
         let objects = self.source.snapshot();
-        let desired = if objects.policies.is_empty() {
+        let none = objects.policies.is_empty()
+            && (objects.network_policies.is_empty() || !self.options.network_policy);
+        let desired = if none {
             // Without policies nothing is isolated, and looking at every pod would be part of every ADD.
             let open = state.endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
             Desired { endpoints: open.collect(), ..Desired::default() }
         } else {
             let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
-            compile(&objects, &endpoints, &self.options)
+            compile(&objects, &endpoints, self.options()?.as_ref())
         };
         let mut refused = BTreeSet::new();
         state.over_capacity.clear();
@@ -421,8 +370,12 @@ impl Enforcer {
                         Err(error @ BpfError::OverCapacity { .. }) => {
                             refused.insert(*id);
                             state.programmed.last_id = *id;
-                            let rule = policy.rules.values().next().map_or("", String::as_str);
-                            state.over_capacity.push(over_capacity(rule, &error));
+                            state.over_capacity.extend(over_capacity(
+                                &desired,
+                                policy,
+                                self.options.on_overflow,
+                                &error,
+                            ));
                             continue;
                         }
                         Err(error) => return Err(error.into()),
@@ -430,6 +383,7 @@ impl Enforcer {
                 }
                 Write::Assign { endpoint, assignment } => {
                     let known = state.programmed.endpoints.get(endpoint).copied();
+                    let known = known.filter(|_| self.options.on_overflow == OnOverflow::Keep);
                     let Some(assignment) = without(&refused, *assignment, known) else { continue };
                     self.assign(state, *endpoint, assignment)?;
                     continue;
@@ -451,6 +405,16 @@ impl Enforcer {
         }
         state.desired = desired;
         Ok(())
+    }
+
+    /// The options with what the node is now.
+    fn options(&self) -> Result<Cow<'_, Options>, EnforceError> {
+        if !self.options.network_policy {
+            return Ok(Cow::Borrowed(&self.options));
+        }
+        let addresses = Handle::open()?.all_addresses()?.into_iter().map(|address| address.addr());
+        let node = addresses.filter(|address| is_global(*address)).collect();
+        Ok(Cow::Owned(Options { node, ..self.options.clone() }))
     }
 
     fn assign(&self, state: &mut State, endpoint: u32, assignment: Assignment) -> Result<(), EnforceError> {
@@ -529,18 +493,34 @@ fn without(
     Some(Assignment { ingress: or_deny(wanted.ingress), egress: or_deny(wanted.egress) })
 }
 
-fn over_capacity(rule: &str, error: &BpfError) -> Condition {
-    // A rule is described as `namespace/policy direction[number]`.
-    let policy = rule.split_whitespace().next().and_then(|name| name.split_once('/'));
-    let (namespace, name) = policy.unwrap_or(("", rule));
-    Condition {
-        object: Subject::Policy(ObjectName::new(namespace, name)),
-        severity: Severity::Error,
-        message: format!(
-            "does not fit into the kernel's tables: attachments keep the policy they had, new ones are isolated: {}",
-            Chain(error)
-        ),
+/// Whether packets of other links and hosts can have an address. Those of the links themselves come and go with pods.
+fn is_global(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
     }
+}
+
+/// Tells the policies that take part in one that does not fit.
+fn over_capacity(
+    desired: &Desired,
+    refused: &Arc<CompiledPolicy>,
+    then: OnOverflow,
+    error: &BpfError,
+) -> BTreeSet<Condition> {
+    let then = match then {
+        OnOverflow::Keep => "attachments keep the policy they had, new ones are isolated",
+        OnOverflow::Deny => "its attachments are isolated",
+    };
+    let is_refused =
+        |policy: &Option<Arc<CompiledPolicy>>| policy.as_ref().is_some_and(|it| Arc::ptr_eq(it, refused));
+    let affected = desired.endpoints.values().filter(|it| is_refused(&it.ingress) || is_refused(&it.egress));
+    let condition = |policy: &PolicyName| Condition {
+        object: Subject::Policy(policy.clone()),
+        severity: Severity::Error,
+        message: format!("does not fit into the kernel's tables: {then}: {}", Chain(error)),
+    };
+    affected.flat_map(|endpoint| &endpoint.policies).map(condition).collect()
 }
 
 impl Enforce for Enforcer {

@@ -23,6 +23,17 @@ pub(super) struct ResolvedRule {
 }
 
 impl ResolvedRule {
+    /// One that allows nothing yet.
+    pub(super) fn of(origin: String) -> Self {
+        Self {
+            origin,
+            blocks: Vec::new(),
+            hosts: BTreeSet::new(),
+            traffic: BTreeSet::new(),
+            traffic_of: BTreeMap::new(),
+        }
+    }
+
     /// Whether the rule is about `address`.
     pub(super) fn matches(&self, address: IpAddr) -> bool {
         self.hosts.contains(&address)

@@ -13,6 +13,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
+use crate::policy::dump::Dump;
+use crate::policy::explain::{Path, Question};
 
 /// Number of this protocol. Peers with different numbers do not talk.
 pub const PROTOCOL: u32 = 1;
@@ -42,6 +44,10 @@ pub enum Request {
     Stats,
     /// Which policies apply to each attachment.
     Policy,
+    /// The compiled policies: all, that of a number, or those of an object.
+    PolicyDump(Option<String>),
+    /// Why traffic passes or does not.
+    Explain(Question),
     /// How the agent is doing.
     Status,
     /// What the packet path told of new flows and drops.
@@ -66,6 +72,10 @@ pub enum Response {
     Stats(Vec<AttachmentStats>),
     /// To [`Request::Policy`].
     Policy(PolicyReport),
+    /// To [`Request::PolicyDump`].
+    PolicyDump(Vec<Dump>),
+    /// To [`Request::Explain`]: every way that the flow can take.
+    Explanation(Vec<Path>),
     /// To [`Request::Status`].
     Status(Status),
     /// To [`Request::Flows`].
@@ -425,6 +435,8 @@ impl Request {
             Self::Attachments => "attachments",
             Self::Stats => "stats",
             Self::Policy => "policy",
+            Self::PolicyDump(_) => "policy dump",
+            Self::Explain(_) => "explain",
             Self::Status => "status",
             Self::Flows(_) => "flows",
         }

@@ -26,6 +26,7 @@ use tokio::sync::watch;
 use super::Source;
 use super::manifest::{self, Key, Object};
 use super::objects::{Objects, Problem};
+use crate::policy::model::PolicyKind;
 use crate::report::Chain;
 
 /// Largest file that is read, in bytes: several times what an API server would take in one request.
@@ -343,7 +344,11 @@ fn insert(objects: &mut Objects, object: Object) {
             objects.definitions.insert(definition.reference(), definition);
         }
         Object::Policy(policy) => {
-            objects.policies.insert(policy.name.clone(), *policy);
+            let policies = match policy.name.kind {
+                PolicyKind::Multi => &mut objects.policies,
+                PolicyKind::Network => &mut objects.network_policies,
+            };
+            policies.insert(policy.name.object.clone(), *policy);
         }
     }
 }

@@ -10,11 +10,14 @@ use crate::npwg::Definition;
 use crate::npwg::network::is_subdomain;
 use crate::npwg::selection::PortProtocol;
 use crate::policy::manifest as policy;
-use crate::policy::model::Policy;
+use crate::policy::model::{Policy, PolicyKind};
 use crate::policy::selector::Labels;
 
 /// Group of NetworkAttachmentDefinition and MultiNetworkPolicy.
 const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
+
+/// Group of NetworkPolicy.
+const KUBERNETES_NETWORKS_GROUP: &str = "networking.k8s.io";
 
 /// One object of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +56,12 @@ pub(super) enum ManifestError {
     Name { kind: &'static str, field: &'static str, name: String },
     #[error("read {kind} {name}: container port {port} is not from 1 to 65535")]
     ContainerPort { kind: &'static str, name: ObjectName, port: i64 },
-    #[error("read MultiNetworkPolicy")]
-    Policy(#[source] policy::ManifestError),
+    #[error("read {kind}")]
+    Policy {
+        kind: &'static str,
+        #[source]
+        source: policy::ManifestError,
+    },
     #[error("items[{index}]")]
     Item {
         index: usize,
@@ -71,7 +78,13 @@ impl Object {
             Self::Definition(definition) => {
                 ("network-attachment-definition", ObjectName::new(&definition.namespace, &definition.name))
             }
-            Self::Policy(policy) => ("multi-networkpolicy", policy.name.clone()),
+            Self::Policy(policy) => {
+                let kind = match policy.name.kind {
+                    PolicyKind::Multi => "multi-networkpolicy",
+                    PolicyKind::Network => "networkpolicy",
+                };
+                (kind, policy.name.object.clone())
+            }
         };
         Key { kind, name }
     }
@@ -176,6 +189,10 @@ fn object(head: &Head, document: &Value) -> Result<Option<Object>, ManifestError
         (NETWORKS_GROUP, "MultiNetworkPolicy") => {
             expect("MultiNetworkPolicy", "v1beta1 and v1beta2")?;
             multi_network_policy(document).map(Some)
+        }
+        (KUBERNETES_NETWORKS_GROUP, "NetworkPolicy") => {
+            expect("NetworkPolicy", "v1")?;
+            network_policy(document).map(Some)
         }
         _ => {
             tracing::debug!(
@@ -328,17 +345,27 @@ fn definition(document: &Value) -> Result<Object, ManifestError> {
     }))
 }
 
+#[derive(Deserialize)]
+struct WrittenPolicy {
+    metadata: Metadata,
+    spec: Value,
+}
+
 fn multi_network_policy(document: &Value) -> Result<Object, ManifestError> {
-    #[derive(Deserialize)]
-    struct Written {
-        metadata: Metadata,
-        spec: Value,
-    }
     const KIND: &str = "MultiNetworkPolicy";
-    let Written { metadata, spec } = shape(KIND, document)?;
+    let WrittenPolicy { metadata, spec } = shape(KIND, document)?;
     let name = metadata.object_name(KIND)?;
     let annotations = metadata.annotations.unwrap_or_default();
-    let policy = policy::read(name, &annotations, &spec).map_err(ManifestError::Policy)?;
+    let policy = policy::read(name, &annotations, &spec);
+    let policy = policy.map_err(|source| ManifestError::Policy { kind: KIND, source })?;
+    Ok(Object::Policy(Box::new(policy)))
+}
+
+fn network_policy(document: &Value) -> Result<Object, ManifestError> {
+    const KIND: &str = "NetworkPolicy";
+    let WrittenPolicy { metadata, spec } = shape(KIND, document)?;
+    let policy = policy::read_network_policy(metadata.object_name(KIND)?, &spec);
+    let policy = policy.map_err(|source| ManifestError::Policy { kind: KIND, source })?;
     Ok(Object::Policy(Box::new(policy)))
 }
 
@@ -489,7 +516,7 @@ items:
             ),
             (
                 "{apiVersion: k8s.cni.cncf.io/v1beta1, kind: MultiNetworkPolicy, metadata: {name: a}, spec: {}}",
-                "read MultiNetworkPolicy: read spec of multi-network policy default/a: missing field `podSelector`",
+                "read MultiNetworkPolicy: read spec of default/a: missing field `podSelector`",
             ),
             (
                 "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Pod}]}",
@@ -515,6 +542,26 @@ items:
             ]
         );
         assert_eq!(yaml_documents("").count(), 0);
+    }
+
+    #[test]
+    fn a_network_policy_is_a_policy_of_its_own_kind() {
+        let policy = one("
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec: {podSelector: {}, ingress: [{}]}
+");
+        assert_eq!(policy.key().to_string(), "networkpolicy shop/db");
+        let Object::Policy(policy) = policy else { panic!("{policy:?}") };
+        assert_eq!((policy.name.to_string(), policy.networks.len()), ("networkpolicy shop/db".to_owned(), 0));
+        let refused =
+            read("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}, spec: {}}");
+        assert_eq!(
+            refused,
+            [Err("read NetworkPolicy: read spec of networkpolicy default/a: missing field `podSelector`"
+                .to_owned())]
+        );
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct Objects {
     pub definitions: BTreeMap<NetworkRef, Definition>,
     /// MultiNetworkPolicies, each with its own problems.
     pub policies: BTreeMap<ObjectName, Policy>,
+    /// NetworkPolicies, which hold where the agent is told so.
+    pub network_policies: BTreeMap<ObjectName, Policy>,
     /// What could not be read.
     pub problems: Vec<Problem>,
 }

@@ -1,0 +1,190 @@
+//! `netattachctl explain`
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use clap::Args;
+
+use crate::npwg::selection::PortProtocol;
+use crate::policy::explain::{Asked, End, Leg, Missing, Path, Question};
+use crate::rpc::message::{PodName, Request};
+use crate::source::ObjectName;
+
+/// One flow.
+#[derive(Debug, Args)]
+pub(super) struct Explain {
+    /// Who opens it: a pod or an address
+    #[arg(value_name = "NAMESPACE/POD|ADDRESS", value_parser = end)]
+    from: End,
+    /// To whom
+    #[arg(value_name = "NAMESPACE/POD|ADDRESS", value_parser = end)]
+    to: End,
+    /// To which port, by TCP unless told otherwise; or a protocol without ports
+    #[arg(value_name = "PORT[/PROTOCOL]|icmp|icmpv6")]
+    traffic: Words,
+}
+
+/// A word of the command line has no form.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum InvalidWord {
+    #[error("{0:?} is neither NAMESPACE/POD nor an address")]
+    End(String),
+    #[error("{0:?} is neither PORT, nor PORT/tcp, PORT/udp or PORT/sctp, nor icmp, nor icmpv6")]
+    Traffic(String),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Words(Asked);
+
+fn end(text: &str) -> Result<End, InvalidWord> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(End::Address(address));
+    }
+    let pod: PodName = text.parse().map_err(|_| InvalidWord::End(text.to_owned()))?;
+    Ok(End::Pod(ObjectName::new(pod.namespace, pod.name)))
+}
+
+impl FromStr for Words {
+    type Err = InvalidWord;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || InvalidWord::Traffic(text.to_owned());
+        match text {
+            "icmp" => return Ok(Self(Asked { protocol: 1, port: None })),
+            "icmpv6" => return Ok(Self(Asked { protocol: 58, port: None })),
+            _ => {}
+        }
+        let (port, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+        let protocol = PortProtocol::from_name(protocol).ok_or_else(wrong)?.number();
+        let port: u16 = port.parse().map_err(|_| wrong())?;
+        Ok(Self(Asked { protocol, port: Some(port) }))
+    }
+}
+
+impl Explain {
+    pub(super) fn request(&self) -> Request {
+        Request::Explain(Question { from: self.from.clone(), to: self.to.clone(), traffic: self.traffic.0 })
+    }
+}
+
+/// A paragraph for each way that the flow can take.
+pub(super) fn render(paths: &[Path]) -> String {
+    if paths.is_empty() {
+        return "no enforced attachment of this node has either end, or the ends share no network\n"
+            .to_owned();
+    }
+    let mut text = String::new();
+    for path in paths {
+        // Memory takes every byte.
+        let _ = paragraph(&mut text, path);
+    }
+    text
+}
+
+fn paragraph(text: &mut String, path: &Path) -> std::fmt::Result {
+    let Path { from, to, traffic, network, .. } = path;
+    let on = network.as_ref().map(|network| format!(" on {network}")).unwrap_or_default();
+    let verdict = if path.passes() { "passes" } else { "is dropped" };
+    writeln!(text, "{traffic} from {from} to {to}{on} {verdict}")?;
+    for (direction, of, peer, leg) in
+        [("egress", from, to, &path.egress), ("ingress", to, from, &path.ingress)]
+    {
+        writeln!(text, "  {direction} of {of}: {}", words(leg))?;
+        if let Leg::Denied { selected_by, missing, .. } = leg {
+            let rule = match direction {
+                "egress" => "`to`",
+                _ => "`from`",
+            };
+            let what = match missing {
+                Missing::Peer | Missing::Excepted(_) => {
+                    format!("a rule with {} in {rule} and {traffic}", peer.address)
+                }
+                Missing::Port(_) => format!("{traffic} in `ports` of such a rule"),
+            };
+            let whose = if selected_by.is_empty() { "a policy".to_owned() } else { selected_by.join(" or ") };
+            writeln!(text, "    {what} would allow it, in {whose} or in another policy on {of}")?;
+        }
+    }
+    Ok(())
+}
+
+fn words(leg: &Leg) -> String {
+    match leg {
+        Leg::NotHere => "not judged on this node".to_owned(),
+        Leg::NotIsolated => "allowed: no policy isolates it".to_owned(),
+        Leg::AcceptedIcmp => "allowed: the agent's settings accept ICMP".to_owned(),
+        Leg::Allowed { policy, peer, class, rule, by } => {
+            format!("allowed by {by} (policy {policy}, {peer} is class {class}, rule {rule})")
+        }
+        Leg::Denied { policy, selected_by, missing } => {
+            let why = match missing {
+                Missing::Peer => "no rule names the peer".to_owned(),
+                Missing::Excepted(net) => format!("an exception cuts {net} out"),
+                Missing::Port(rules) => {
+                    format!("the rules that name the peer are for other traffic: {}", rules.join("; "))
+                }
+            };
+            format!("denied by {} (policy {policy}): {why}", selected_by.join(", "))
+        }
+        Leg::OverCapacity { selected_by } => {
+            format!("denied: {} does not fit into the kernel's tables", selected_by.join(", "))
+        }
+        Leg::Unknown { policy } => {
+            format!("not known: policy {policy} is an earlier agent's, and the pod has no manifest")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::explain::Named;
+
+    #[test]
+    fn a_flow_is_told_end_by_end() {
+        let named = |pod: &str, address: &str| Named {
+            pod: Some(ObjectName::new("shop", pod)),
+            address: address.parse().unwrap(),
+        };
+        let path = Path {
+            network: Some("shop/storage".to_owned()),
+            from: named("cart", "10.89.0.2"),
+            to: named("db", "10.89.0.3"),
+            traffic: Asked { protocol: 6, port: Some(81) },
+            egress: Leg::Allowed {
+                policy: 3,
+                peer: "10.89.0.0/24".parse().unwrap(),
+                class: 2,
+                rule: 1,
+                by: "shop/out egress[0]".to_owned(),
+            },
+            ingress: Leg::Denied {
+                policy: 2,
+                selected_by: vec!["shop/db".to_owned(), "shop/deny".to_owned()],
+                missing: Missing::Port(vec!["shop/db ingress[0] (tcp/80)".to_owned()]),
+            },
+        };
+        assert_eq!(
+            render(&[path]),
+            "\
+tcp/81 from shop/cart (10.89.0.2) to shop/db (10.89.0.3) on shop/storage is dropped
+  egress of shop/cart (10.89.0.2): allowed by shop/out egress[0] (policy 3, 10.89.0.0/24 is class 2, rule 1)
+  ingress of shop/db (10.89.0.3): denied by shop/db, shop/deny (policy 2): the rules that name the peer are for other traffic: shop/db ingress[0] (tcp/80)
+    tcp/81 in `ports` of such a rule would allow it, in shop/db or shop/deny or in another policy on shop/db (10.89.0.3)
+"
+        );
+    }
+
+    #[test]
+    fn traffic_is_a_port_or_a_protocol_without_ports() {
+        let read = |text: &str| text.parse::<Words>().map(|words| (words.0.protocol, words.0.port));
+        assert_eq!(read("80"), Ok((6, Some(80))));
+        assert_eq!(read("53/UDP"), Ok((17, Some(53))));
+        assert_eq!(read("icmpv6"), Ok((58, None)));
+        for wrong in ["", "tcp", "80/gre", "65536", "icmp/8"] {
+            assert_eq!(read(wrong), Err(InvalidWord::Traffic(wrong.to_owned())));
+        }
+        assert_eq!(end("shop"), Err(InvalidWord::End("shop".to_owned())));
+    }
+}

@@ -1,0 +1,297 @@
+//! Why traffic passes or does not: the decision of the packet programs, made over the tables in force, in words.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netattach_common::decide::Verdict as Decision;
+use netattach_common::protocol::{ICMP, ICMPV6};
+use serde::{Deserialize, Serialize};
+
+use super::compile::Desired;
+use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name};
+use super::diff::{PolicyId, Programmed};
+use super::evaluate::{judge, peer_entry};
+use super::index::{Endpoint, Place, published_addresses};
+use super::model::Direction;
+use super::passage::Passage;
+use super::tables::NOTHING;
+use crate::source::objects::{ObjectName, Objects};
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Question {
+    /// Who opens the flow.
+    pub from: End,
+    /// To whom.
+    pub to: End,
+    /// By what.
+    pub traffic: Asked,
+}
+
+/// One end of a flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// A pod, by any of its addresses.
+    Pod(ObjectName),
+    /// An address, whoever has it.
+    Address(IpAddr),
+}
+
+/// The traffic of a flow. Shown as `tcp/80` or `icmp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// IANA number.
+    pub protocol: u8,
+    /// Destination port, for protocols that have ports.
+    pub port: Option<u16>,
+}
+
+/// One way that the flow can take.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Path {
+    /// The network that both ends are on, where both are known.
+    pub network: Option<String>,
+    /// Who opens the flow.
+    pub from: Named,
+    /// To whom.
+    pub to: Named,
+    /// By what.
+    pub traffic: Asked,
+    /// Egress of `from`.
+    pub egress: Leg,
+    /// Ingress of `to`.
+    pub ingress: Leg,
+}
+
+/// An address and whose it is. Shown as `shop/db (10.0.0.2)`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// The pod, where it is known.
+    pub pod: Option<ObjectName>,
+    /// The address.
+    pub address: IpAddr,
+}
+
+/// What one end says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+pub enum Leg {
+    /// No attachment of this node that is enforced: whoever has it decides.
+    NotHere,
+    /// No policy isolates this direction.
+    NotIsolated,
+    /// A rule allows it.
+    Allowed {
+        /// Number of the policy in the maps.
+        policy: PolicyId,
+        /// The entry that decided about the peer.
+        peer: IpNet,
+        /// Its class.
+        class: ClassId,
+        /// Number of the rule in the policy.
+        rule: RuleId,
+        /// What rule that is: object, direction and position.
+        by: String,
+    },
+    /// The direction is isolated, but the agent's settings let ICMP of this family pass.
+    AcceptedIcmp,
+    /// No rule allows it.
+    Denied {
+        /// Number of the policy in the maps.
+        policy: PolicyId,
+        /// The objects that isolate the direction.
+        selected_by: Vec<String>,
+        /// What is missing.
+        missing: Missing,
+    },
+    /// Isolated completely: the policy does not fit into the maps.
+    OverCapacity {
+        /// The objects that isolate the direction.
+        selected_by: Vec<String>,
+    },
+    /// Under a policy of an earlier agent, of which only the maps know the content.
+    Unknown {
+        /// Number of the policy in the maps.
+        policy: PolicyId,
+    },
+}
+
+/// What no rule says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Missing {
+    /// No rule names the peer.
+    Peer,
+    /// Rules name a block around the peer and cut this out of it.
+    Excepted(IpNet),
+    /// These rules name the peer, but other traffic: `shop/db ingress[0] (tcp/80)`.
+    Port(Vec<String>),
+}
+
+/// What is in force, and whom it is about.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// Every object.
+    pub objects: &'a Objects,
+    /// The attachments of this node that are enforced.
+    pub endpoints: &'a [Endpoint],
+    /// What is in the maps.
+    pub programmed: &'a Programmed,
+    /// What was compiled last.
+    pub desired: &'a Desired,
+    /// What applies to every attachment.
+    pub passage: Passage,
+}
+
+/// An end as something that has an address.
+#[derive(Debug, Clone)]
+struct Candidate<'a> {
+    named: Named,
+    /// Empty: not known, it can be anywhere.
+    at: BTreeSet<Place>,
+    endpoint: Option<&'a Endpoint>,
+}
+
+/// Every way that the flow can take: one for each network and family that both ends have.
+pub fn explain(view: &View<'_>, question: &Question) -> Vec<Path> {
+    let (from, to) = (view.candidates(&question.from), view.candidates(&question.to));
+    let pairs = from.iter().flat_map(|from| to.iter().map(move |to| (from, to)));
+    pairs.filter_map(|(from, to)| view.path(from, to, question.traffic)).collect()
+}
+
+impl View<'_> {
+    fn candidates(&self, end: &End) -> Vec<Candidate<'_>> {
+        let mut found: Vec<Candidate<'_>> = self.endpoints.iter().flat_map(Candidate::of_endpoint).collect();
+        let is_local = |pod: &ObjectName| self.endpoints.iter().any(|endpoint| endpoint.pod == *pod);
+        let elsewhere = self.objects.pods.values().filter(|pod| !is_local(&pod.name));
+        for pod in elsewhere.filter(|pod| !pod.host_network && !pod.phase.has_ended()) {
+            for (place, address) in published_addresses(pod, &mut BTreeSet::new()) {
+                let named = Named { pod: Some(pod.name.clone()), address };
+                found.push(Candidate { named, at: BTreeSet::from([place]), endpoint: None });
+            }
+        }
+        match end {
+            End::Pod(name) => found.retain(|candidate| candidate.named.pod.as_ref() == Some(name)),
+            End::Address(address) => found.retain(|candidate| candidate.named.address == *address),
+        }
+        if let (End::Address(address), true) = (end, found.is_empty()) {
+            let named = Named { pod: None, address: *address };
+            found.push(Candidate { named, at: BTreeSet::new(), endpoint: None });
+        }
+        found
+    }
+
+    fn path(&self, from: &Candidate<'_>, to: &Candidate<'_>, traffic: Asked) -> Option<Path> {
+        let shared = from.at.intersection(&to.at).next();
+        let anywhere = from.at.is_empty() || to.at.is_empty();
+        let judged = from.endpoint.is_some() || to.endpoint.is_some();
+        let same_family = from.named.address.is_ipv4() == to.named.address.is_ipv4();
+        if !same_family || !judged || !(anywhere || shared.is_some()) {
+            return None;
+        }
+        Some(Path {
+            network: shared.map(ToString::to_string),
+            from: from.named.clone(),
+            to: to.named.clone(),
+            traffic,
+            egress: self.leg(from.endpoint, Direction::Egress, to.named.address, traffic),
+            ingress: self.leg(to.endpoint, Direction::Ingress, from.named.address, traffic),
+        })
+    }
+
+    fn leg(&self, at: Option<&Endpoint>, direction: Direction, peer: IpAddr, traffic: Asked) -> Leg {
+        let Some(endpoint) = at else { return Leg::NotHere };
+        let assigned = self.programmed.endpoints.get(&endpoint.id).copied().unwrap_or_default();
+        let policy = match direction {
+            Direction::Ingress => assigned.ingress,
+            Direction::Egress => assigned.egress,
+        };
+        if policy == 0 {
+            return Leg::NotIsolated;
+        }
+        let Passage { accept_icmp, accept_icmpv6, .. } = self.passage;
+        if (traffic.protocol == ICMP && accept_icmp) || (traffic.protocol == ICMPV6 && accept_icmpv6) {
+            return Leg::AcceptedIcmp;
+        }
+        let desired = self.desired.endpoints.get(&endpoint.id);
+        let selected_by = desired.iter().flat_map(|it| &it.policies).map(ToString::to_string).collect();
+        match self.programmed.policies.get(&policy) {
+            Some(compiled) => decided(policy, compiled, selected_by, peer, traffic),
+            None if policy == super::sync::DENY_ALL => Leg::OverCapacity { selected_by },
+            None => Leg::Unknown { policy },
+        }
+    }
+}
+
+impl<'a> Candidate<'a> {
+    fn of_endpoint(endpoint: &'a Endpoint) -> impl Iterator<Item = Self> {
+        endpoint.addresses.iter().map(move |address| Self {
+            named: Named { pod: Some(endpoint.pod.clone()), address: *address },
+            at: endpoint.at.clone(),
+            endpoint: Some(endpoint),
+        })
+    }
+}
+
+fn decided(
+    policy: PolicyId,
+    compiled: &CompiledPolicy,
+    selected_by: Vec<String>,
+    peer: IpAddr,
+    traffic: Asked,
+) -> Leg {
+    let entry = peer_entry(compiled, peer);
+    let missing = match (judge(compiled, peer, traffic.protocol, traffic.port), entry) {
+        (Decision::Allow { rule }, Some((peer, class))) => {
+            let by = compiled.rules.get(&rule).cloned().unwrap_or_default();
+            return Leg::Allowed { policy, peer, class, rule, by };
+        }
+        (_, Some((net, NOTHING))) => Missing::Excepted(net),
+        (_, None) => Missing::Peer,
+        (_, Some((_, class))) => Missing::Port(traffic_of(compiled, class)),
+    };
+    Leg::Denied { policy, selected_by, missing }
+}
+
+/// What the rules that name a class of peers allow them.
+fn traffic_of(compiled: &CompiledPolicy, class: ClassId) -> Vec<String> {
+    let mut by_rule: BTreeMap<RuleId, Vec<String>> = BTreeMap::new();
+    for (PortPrefix { traffic, .. }, rule) in compiled.ports.iter().filter(|(entry, _)| entry.class == class)
+    {
+        by_rule.entry(*rule).or_default().push(traffic.to_string());
+    }
+    let origin = |rule: &RuleId| compiled.rules.get(rule).map_or("", String::as_str);
+    by_rule.iter().map(|(rule, traffic)| format!("{} ({})", origin(rule), traffic.join(", "))).collect()
+}
+
+impl Path {
+    /// Whether the flow passes, as far as this node can tell.
+    pub fn passes(&self) -> bool {
+        [&self.egress, &self.ingress].iter().all(|leg| {
+            matches!(leg, Leg::NotHere | Leg::NotIsolated | Leg::AcceptedIcmp | Leg::Allowed { .. })
+        })
+    }
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        protocol_name(self.protocol, f)?;
+        self.port.map_or(Ok(()), |port| write!(f, "/{port}"))
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.pod {
+            Some(pod) => write!(f, "{pod} ({})", self.address),
+            None => write!(f, "{}", self.address),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "explain_tests.rs"]
+mod tests;

@@ -1,0 +1,128 @@
+//! What is said about flows, for each way in which tables can decide.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::*;
+use crate::npwg::NetworkRef;
+use crate::policy::compile::EndpointPolicy;
+use crate::policy::compiled::Traffic;
+use crate::policy::diff::Assignment;
+use crate::policy::model::PolicyName;
+use crate::policy::sync::DENY_ALL;
+
+fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
+    Endpoint {
+        id,
+        pod: ObjectName::new("shop", name),
+        at: BTreeSet::from([Place::Network(NetworkRef::new("shop", network))]),
+        addresses: vec![address.parse().unwrap()],
+        dhcp: false,
+    }
+}
+
+/// `db` has a policy: TCP 80 from 10.0.0.0/24 without 10.0.0.9. `full` has one that does not fit, `old` an unknown.
+fn legs(passage: Passage, from: End, to: End, traffic: Asked) -> Vec<(Option<String>, bool, Leg, Leg)> {
+    let class = NOTHING + 1;
+    let compiled = CompiledPolicy {
+        peers: BTreeMap::from([
+            ("10.0.0.0/24".parse().unwrap(), class),
+            ("10.0.0.9/32".parse().unwrap(), NOTHING),
+        ]),
+        ports: BTreeMap::from([(
+            PortPrefix { class, traffic: Traffic::Ports { protocol: 6, port: 80, bits: 16 } },
+            1,
+        )]),
+        rules: BTreeMap::from([(1, "shop/p ingress[0]".to_owned())]),
+    };
+    let selected = EndpointPolicy {
+        policies: vec![PolicyName::multi(ObjectName::new("shop", "p"))],
+        ..EndpointPolicy::default()
+    };
+    let ingress = |ingress| Assignment { ingress, egress: 0 };
+    let view = View {
+        objects: &Objects::default(),
+        endpoints: &[
+            endpoint(1, "web", "lan", "10.0.0.1"),
+            endpoint(2, "db", "lan", "10.0.0.2"),
+            endpoint(3, "db", "other", "10.9.0.2"),
+            endpoint(4, "full", "lan", "10.0.0.4"),
+            endpoint(5, "old", "lan", "10.0.0.5"),
+        ],
+        programmed: &Programmed {
+            policies: BTreeMap::from([(7, Arc::new(compiled))]),
+            endpoints: BTreeMap::from([(2, ingress(7)), (4, ingress(DENY_ALL)), (5, ingress(3))]),
+            last_id: 7,
+        },
+        desired: &Desired {
+            endpoints: BTreeMap::from([(2, selected.clone()), (4, selected)]),
+            ..Desired::default()
+        },
+        passage,
+    };
+    let paths = explain(&view, &Question { from, to, traffic });
+    paths.into_iter().map(|path| (path.network.clone(), path.passes(), path.egress, path.ingress)).collect()
+}
+
+fn pod(name: &str) -> End {
+    End::Pod(ObjectName::new("shop", name))
+}
+
+fn at(address: &str) -> End {
+    End::Address(address.parse().unwrap())
+}
+
+const WEB: Asked = Asked { protocol: 6, port: Some(80) };
+const SSH: Asked = Asked { protocol: 6, port: Some(22) };
+const PING: Asked = Asked { protocol: 1, port: None };
+
+#[test]
+fn each_end_says_what_decided() {
+    let lan = Some("shop/lan".to_owned());
+    let allowed = Leg::Allowed {
+        policy: 7,
+        peer: "10.0.0.0/24".parse().unwrap(),
+        class: NOTHING + 1,
+        rule: 1,
+        by: "shop/p ingress[0]".to_owned(),
+    };
+    let selected_by = vec!["shop/p".to_owned()];
+    let denied = |missing| Leg::Denied { policy: 7, selected_by: selected_by.clone(), missing };
+    let open = || Leg::NotIsolated;
+    let other_port = || denied(Missing::Port(vec!["shop/p ingress[0] (tcp/80)".to_owned()]));
+    let cases = [
+        (pod("web"), pod("db"), WEB, (lan.clone(), true, open(), allowed)),
+        (pod("web"), pod("db"), SSH, (lan.clone(), false, open(), other_port())),
+        (pod("web"), pod("db"), PING, (lan.clone(), false, open(), other_port())),
+        (at("10.1.0.1"), at("10.0.0.2"), WEB, (None, false, Leg::NotHere, denied(Missing::Peer))),
+        (
+            at("10.0.0.9"),
+            at("10.0.0.2"),
+            WEB,
+            (None, false, Leg::NotHere, denied(Missing::Excepted("10.0.0.9/32".parse().unwrap()))),
+        ),
+        (pod("db"), at("192.0.2.1"), WEB, (None, true, open(), Leg::NotHere)),
+        (
+            pod("web"),
+            pod("full"),
+            WEB,
+            (lan.clone(), false, open(), Leg::OverCapacity { selected_by: selected_by.clone() }),
+        ),
+        (pod("web"), pod("old"), WEB, (lan, false, open(), Leg::Unknown { policy: 3 })),
+    ];
+    for (from, to, traffic, expected) in cases {
+        let found = legs(Passage::default(), from.clone(), to.clone(), traffic);
+        assert_eq!(found.first(), Some(&expected), "{from:?} {to:?} {traffic}");
+    }
+}
+
+#[test]
+fn settings_count_and_ends_that_do_not_meet_have_no_path() {
+    let passage = Passage { accept_icmp: true, ..Passage::default() };
+    let found = legs(passage, pod("web"), pod("db"), PING);
+    assert_eq!(found, [(Some("shop/lan".to_owned()), true, Leg::NotIsolated, Leg::AcceptedIcmp)]);
+    assert_eq!(legs(passage, pod("web"), at("fd00::1"), PING), []);
+    assert_eq!(legs(passage, pod("web"), at("10.9.0.2"), WEB), []);
+    assert_eq!(legs(passage, at("192.0.2.1"), at("192.0.2.2"), WEB), []);
+    assert_eq!(legs(passage, pod("nobody"), pod("db"), WEB), []);
+}

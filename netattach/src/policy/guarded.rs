@@ -1,0 +1,97 @@
+//! What is known of an attachment when it comes under its policies.
+
+use std::collections::BTreeSet;
+
+use super::index::{Endpoint, Place};
+use super::passage::rate;
+use super::sync::EnforceError;
+use crate::bpf::{Attachment, Checks, Limits, Rate};
+use crate::mac::Mac;
+use crate::npwg::NetworkRef;
+use crate::plan::{AttachmentPlan, Interface, PodRef, Protect, Role, Sandbox, Step, result::Leased};
+use crate::source::ObjectName;
+
+/// Most records of new flows of one attachment, per second.
+const FLOW_RECORDS: u64 = 1000;
+/// Most records of drops of one attachment, per second.
+const DROP_RECORDS: u64 = 100;
+
+/// The plugin whose leases are kept by packets of the pod's interface.
+const DHCP: &str = "dhcp";
+
+/// An attachment as the dataplane has to know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guarded {
+    pub(super) id: u32,
+    pub(super) attachment: Attachment,
+    pub(super) host_index: u32,
+    /// What policies can select; `None` for an attachment that no policy can mean.
+    pub(super) endpoint: Option<Endpoint>,
+}
+
+impl Guarded {
+    /// Puts together what the steps of an attachment brought.
+    pub fn new(
+        protect: &Protect,
+        sandbox: &Sandbox,
+        attachment: &AttachmentPlan,
+        leased: &Leased,
+        host: &Interface,
+        pod: &Interface,
+    ) -> Result<Self, EnforceError> {
+        let mac: Mac = pod.mac.ok_or_else(|| EnforceError::NoMac(pod.name.clone()))?;
+        Ok(Self {
+            id: protect.id,
+            attachment: Attachment {
+                mac,
+                addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
+                zone: protect.zone,
+                flags: Checks {
+                    source_mac: protect.check_mac,
+                    source_address: protect.check_addresses,
+                    ..Checks::default()
+                },
+                vlans: BTreeSet::new(),
+                limits: Limits {
+                    from_pod: rate(
+                        protect.bandwidth.and_then(|limits| limits.egress_rate.zip(limits.egress_burst)),
+                    ),
+                    to_pod: rate(
+                        protect.bandwidth.and_then(|limits| limits.ingress_rate.zip(limits.ingress_burst)),
+                    ),
+                    flow_records: Rate::new(FLOW_RECORDS, FLOW_RECORDS),
+                    drop_records: Rate::new(DROP_RECORDS, DROP_RECORDS),
+                    ..Limits::default()
+                },
+            },
+            host_index: host.index,
+            endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
+        })
+    }
+
+    /// Index of the device on the node.
+    pub fn host_index(&self) -> u32 {
+        self.host_index
+    }
+}
+
+/// An attachment as policies can mean it: by its definition, as its pod's default network, or not at all.
+fn endpoint(id: u32, pod: &PodRef, attachment: &AttachmentPlan, leased: &Leased) -> Option<Endpoint> {
+    let at = places(attachment);
+    let by_dhcp =
+        |step: &Step| matches!(step, Step::Delegate(ipam) if ipam.role == Role::Ipam && ipam.plugin == DHCP);
+    (!at.is_empty()).then(|| Endpoint {
+        id,
+        pod: ObjectName::new(&pod.namespace, &pod.name),
+        at,
+        addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
+        dhcp: attachment.steps.iter().any(by_dhcp),
+    })
+}
+
+/// Where an attachment is, as policies mean it.
+fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
+    let network = attachment.network.split_once('/');
+    let network = network.map(|(namespace, name)| Place::Network(NetworkRef::new(namespace, name)));
+    network.into_iter().chain(attachment.default.then_some(Place::Default)).collect()
+}
