@@ -75,7 +75,7 @@ fn normalised(mut result: Value, pod: &Pod) -> Value {
     result
 }
 
-/// Rows: RES-14.
+/// Rows: RES-14, NPWG-4.1.2.1.3-ips-honoured.
 #[test]
 fn a_pod_gets_its_networks_and_loses_them_again() {
     let node = serving();
@@ -405,6 +405,7 @@ fn a_second_add_is_refused_and_harms_nothing() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
+/// Rows: NPWG-2.1-cni-plugin.
 #[test]
 fn every_version_gets_the_result_in_its_shape() {
     let node = serving();

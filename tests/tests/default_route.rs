@@ -64,7 +64,7 @@ fn default_routes(pod: &Pod) -> Vec<String> {
 }
 
 /// Rows: NPWG-4.1.2.1.9-dr-moves, NPWG-4.1.2.1.9-dr-v6, NPWG-4.1.2.1.9-dr-empty, NPWG-4.1.2.1.9-dr-multi-gw.
-/// Rows: NPWG-5.3.6.4-default-route.
+/// Rows: NPWG-5.3.6.4-default-route, NPWG-4.1.2.1.9-dr-dual.
 #[test]
 fn the_default_routes_are_where_the_pod_asks_for_them() {
     const V4: &str = "v4 via 10.50.0.1 dev eth0 0";

@@ -890,7 +890,7 @@ fn an_address_plugin_of_others_that_fails_or_gives_nothing_is_taken_back() {
     }
 }
 
-/// Rows: ENV-30.
+/// Rows: ENV-29, ENV-30.
 #[test]
 fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
     let rig = Rig::new();
@@ -905,6 +905,13 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
         }
     }
     assert_eq!((rig.node().links().unwrap(), rig.reserved()), (before, vec![]));
+    // CHECK compares with the result, and with nothing else.
+    let config = rig.config("1.0.0", "macvlan");
+    let mut result = rig.add(&config);
+    result["interfaces"][0]["sandbox"] = json!(rig.runtime.node.path());
+    let (code, said) = rig.runtime.refusal("CHECK", own, &with_result(&config, &result)).unwrap();
+    assert_eq!((code, said.ends_with("interface eth0 is gone from the pod")), (999, true), "{said}");
+    rig.after("DEL", &config, &result);
     // The rest of a DEL is done all the same.
     let pool = rig.config("1.0.0", "host-local");
     rig.add(&pool);
@@ -912,6 +919,7 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
     assert_eq!(rig.reserved(), [""; 0]);
 }
 
+/// Rows: ENV-27.
 #[test]
 fn malformed_requests_get_their_code_and_name_the_key() {
     let rig = Rig::new();
@@ -970,7 +978,7 @@ fn malformed_requests_get_their_code_and_name_the_key() {
     }
 }
 
-/// Rows: STA-06.
+/// Rows: STA-06, ENV-21.
 #[test]
 fn status_tells_whether_an_add_could_be_served() {
     let rig = Rig::new();

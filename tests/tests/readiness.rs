@@ -170,8 +170,14 @@ fn somebody_elses_file_is_left_alone() {
 fn an_agent_that_dies_while_writing_leaves_no_half_file() {
     let mut node = node();
     let agent = executable("crash-agent").unwrap();
-    node.start_as(&agent, &[("NETATTACH_CRASH_AT", "0")]).unwrap();
-    node.wait_for_end().unwrap();
+    let crash = node.path("crash");
+    fs::create_dir(&crash).unwrap();
+    fs::write(crash.join("at"), "0").unwrap();
+    // It dies before or after it says that it is ready.
+    if node.start_as(&agent, &[("NETATTACH_CRASH_DIR", crash.to_str().unwrap())]).is_ok() {
+        node.wait_for_end().unwrap();
+    }
+    assert_eq!(fs::read_to_string(crash.join("log")).unwrap(), "replace:\"written\"\n");
     assert_eq!(written(&node), None);
     node.start().unwrap();
     await_file(&node, "after the crash", |_| true);

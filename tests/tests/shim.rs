@@ -341,6 +341,7 @@ fn a_refusal_is_an_answer_and_records_nothing() {
     assert_eq!(node.pending(), []);
 }
 
+/// Rows: NPWG-2.1-cni-plugin.
 #[test]
 fn version_needs_no_agent() {
     let outcome = run(&[("CNI_COMMAND", "VERSION")], &json!({"cniVersion": "1.1.0"}));

@@ -173,7 +173,7 @@ fn the_answer_is_there_in_time_whatever_hangs() {
     node.start().unwrap();
     assert!(fastest(&node) < LIMIT);
     let refused = status(&node).json;
-    assert_eq!(refused["msg"], json!("STATUS of the default network's plugins is not known yet"));
+    assert_eq!(refused["msg"], json!("state of the default network's plugins is not known yet"));
     await_status(&node, 50, "plugin \"slow\" (STATUS) did not end within 5s and was killed");
 
     let agent = rustix::process::Pid::from_raw(node.agent_pid().cast_signed()).unwrap();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::policy_settings::{AlwaysAllow, Overflow, PolicyTypes, WrittenCommonRules};
 use super::settings_file::{self, SettingsFileError};
-use crate::attach::{DefaultNetwork, InvalidDefaultNetwork};
+use crate::attach::{DefaultNetwork, InvalidDefaultNetwork, RepeatedAdd, standalone};
 use crate::cni::CniError;
 use crate::cni::identifier::check_network_name;
 use crate::delegate::DEFAULT_DIRECTORY;
@@ -96,6 +96,8 @@ pub struct Settings {
     pub separate_pools: bool,
     /// What an invalid selection annotation does.
     pub invalid_annotation: InvalidAnnotation,
+    /// What becomes of an ADD for a sandbox that is attached already.
+    pub repeated_add: RepeatedAdd,
     /// What a policy without `policyTypes` isolates.
     pub policy_types_inference: PolicyTypes,
     /// Whether NetworkPolicies hold on the pods' default networks.
@@ -217,6 +219,14 @@ pub enum SettingsError {
     /// The file for the runtime is in no absolute directory.
     #[error("cniConf.dir: {0} is not an absolute path")]
     ConfDir(PathBuf),
+    /// A type cannot be executed instead: it always is.
+    #[error("delegation.exec[{index}]: {kind:?} is not built in, hence executed anyway; built in are {}", standalone::names().collect::<Vec<_>>().join(", "))]
+    NotBuiltIn {
+        /// Its place in the list.
+        index: usize,
+        /// What it is.
+        kind: String,
+    },
     /// The network for the runtime cannot be called so.
     #[error("cniConf.network")]
     ConfNetwork(#[source] CniError),
@@ -257,6 +267,7 @@ impl Default for Settings {
             delegation: Delegation::default(),
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
+            repeated_add: RepeatedAdd::default(),
             policy_types_inference: PolicyTypes::default(),
             network_policy: false,
             always_allow: AlwaysAllow::default(),
@@ -333,6 +344,10 @@ impl Settings {
         }
         self.cni_conf.validate()?;
         self.policy_options(self.restrictions()?)?;
+        let others = |(_, kind): &(usize, &String)| !standalone::is_plugin(kind);
+        if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
+            return Err(SettingsError::NotBuiltIn { index, kind: kind.clone() });
+        }
         let range = |key, value: u64, min, max| {
             if (min..=max).contains(&value) {
                 Ok(())

@@ -47,6 +47,10 @@ fn mistakes_are_named() {
             "cniConf: {name: ../x.conflist}",
             "cniConf.name: \"../x.conflist\" is not a file name that ends in .conflist",
         ),
+        (
+            "delegation: {exec: [bridge, ipvlan]}",
+            "delegation.exec[1]: \"ipvlan\" is not built in, hence executed anyway; built in are bridge, loopback, macvlan, veth, host-local",
+        ),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),
     ];
     for (text, message) in table {

@@ -1,5 +1,6 @@
-//! What STATUS answers: the outcome of looks that are taken beside the requests, so that nothing that hangs, a disk
-//! or another plugin, holds an answer up.
+//! What STATUS answers and `netattachctl status` shows of the node's readiness: the outcome of looks that are taken
+//! beside the requests, so that nothing that hangs, a disk or another plugin, holds an answer up. The same looks keep
+//! the runtime's configuration file.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,12 +8,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
+use super::cni_conf::CniConf;
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::plan::resolve::Network;
+use crate::rpc::message::Readiness;
 
 /// How often is looked without being asked.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// How often the default network is looked at where the runtime's file follows it. Looking finds directories that are
+/// yet to be made, which a watch does not.
+const FILE_INTERVAL: Duration = Duration::from_secs(1);
 /// An answer that is older makes the question a reason to look again.
 const FRESH: Duration = Duration::from_secs(1);
 /// Longest that one plugin is waited for. STATUS is to be cheap; a plugin that takes longer is not well.
@@ -25,29 +31,41 @@ const LONGEST_LOOK: Duration = Duration::from_secs(30);
 pub(super) struct Health {
     engine: Arc<Engine>,
     intents: Arc<IntentReader>,
-    /// The node's own part: dataplane, configuration, pools, parents.
-    node: Look,
+    /// The runtime's file, if the agent keeps one.
+    conf: Option<CniConf>,
+    dataplane: Look,
+    /// Configuration, pools, parents and executables of the default network.
+    network: Look,
     /// What the default network's other plugins say.
     plugins: Look,
+    file: Look,
     /// `CNI_PATH` of the runtime, as far as it was heard of.
     cni_path: Mutex<Vec<PathBuf>>,
 }
+
+/// What a look found: for people where all is well, or what is wrong.
+type Seen = Result<String, CniError>;
 
 /// One kind of look.
 #[derive(Debug)]
 struct Look {
     what: &'static str,
-    last: Mutex<Option<(Instant, Result<(), CniError>)>>,
+    every: Duration,
+    last: Mutex<Option<(Instant, Seen)>>,
     wanted: Notify,
 }
 
 impl Health {
-    pub(super) fn new(engine: Arc<Engine>, intents: Arc<IntentReader>) -> Self {
+    pub(super) fn new(engine: Arc<Engine>, intents: Arc<IntentReader>, conf: Option<CniConf>) -> Self {
+        let network_interval = if conf.is_some() { FILE_INTERVAL } else { INTERVAL };
         Self {
             engine,
             intents,
-            node: Look::new("the node"),
-            plugins: Look::new("the default network's plugins"),
+            conf,
+            dataplane: Look::new("dataplane", INTERVAL),
+            network: Look::new("default network", network_interval),
+            plugins: Look::new("the default network's plugins", INTERVAL),
+            file: Look::new("CNI configuration", network_interval),
             cni_path: Mutex::default(),
         }
     }
@@ -63,41 +81,81 @@ impl Health {
             cni_path.clone_into(&mut known);
             is_new
         };
-        let answers = [&self.node, &self.plugins].map(|look| look.answer(is_new));
+        let answers = [&self.dataplane, &self.network, &self.plugins].map(|look| look.answer(is_new));
         answers.into_iter().collect()
     }
 
-    /// The first look, before anything is served.
+    /// The same for people, and the runtime's file.
+    pub(super) fn conditions(&self) -> Vec<Readiness> {
+        let [dataplane, network, plugins, file] = [&self.dataplane, &self.network, &self.plugins, &self.file]
+            .map(|look| look.seen(false).and_then(|(_, seen)| seen));
+        // Nothing is written for a network that cannot be attached: the reason is the network's.
+        let file = self.conf.as_ref().map(|_| condition(self.file.what, network.clone().and(file)));
+        let network = network.and_then(|name| plugins.map(|_| name));
+        let mut conditions =
+            vec![condition(self.dataplane.what, dataplane), condition(self.network.what, network)];
+        conditions.extend(file);
+        conditions
+    }
+
+    /// The first look, before anything is served. The runtime's file waits until then.
     pub(super) fn look_first(&self) {
-        self.node.take(|| self.look_at_node());
+        self.dataplane.take(|| self.look_at_dataplane());
+        self.network.take(|| self.usable_network().map(|network| network.name));
         if !self.default_network().is_ok_and(|network| self.engine.has_plugins_to_ask(&network)) {
-            self.plugins.take(|| Ok(()));
+            self.plugins.take(|| Ok(String::new()));
         }
     }
 
-    /// Looks, again and again, until the source of manifests ends.
+    /// Looks, again and again, until the source of manifests ends. To be started when requests are served.
     pub(super) async fn keep_looking(self: Arc<Self>, changes: watch::Receiver<u64>) {
-        let (node, plugins) = (Arc::clone(&self), self);
+        let [dataplane, network, plugins] = [Arc::clone(&self), Arc::clone(&self), self];
         tokio::join!(
-            follow(changes.clone(), node, |health| &health.node, |health| health.look_at_node()),
-            follow(changes, plugins, |health| &health.plugins, |health| health.ask_plugins()),
+            follow(changes.clone(), dataplane, |health| &health.dataplane, Self::look_at_dataplane),
+            follow(changes.clone(), network, |health| &health.network, Self::look_at_network),
+            follow(changes, plugins, |health| &health.plugins, Self::ask_plugins),
         );
     }
 
-    fn look_at_node(&self) -> Result<(), CniError> {
-        self.engine.check_dataplane()?;
-        let cni_path = lock(&self.cni_path).clone();
-        self.engine
-            .check_network(&self.default_network()?, &cni_path)
-            .map_err(|error| CniError { code: code::NOT_AVAILABLE, ..error })
+    fn look_at_dataplane(&self) -> Seen {
+        self.engine.check_dataplane().map(|()| "programs and maps are pinned".to_owned())
     }
 
-    fn ask_plugins(&self) -> Result<(), CniError> {
+    /// Looks at the default network and brings the runtime's file up to date. The file is never taken away: a runtime
+    /// without it would take another plugin's.
+    fn look_at_network(&self) -> Seen {
+        let network = self.usable_network()?;
+        if let Some(conf) = &self.conf {
+            self.file.take(|| {
+                let path = conf.path().display().to_string();
+                let written = conf
+                    .ensure(&network.list)
+                    .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
+                if written {
+                    tracing::info!(path, "configuration for the container runtime written");
+                }
+                Ok(path)
+            });
+        }
+        Ok(network.name)
+    }
+
+    fn ask_plugins(&self) -> Seen {
         // What is wrong with the configuration is told by the other look.
-        let Ok(network) = self.default_network() else { return Ok(()) };
+        let Ok(network) = self.default_network() else { return Ok(String::new()) };
         let cni_path = lock(&self.cni_path).clone();
         let patience = PLUGIN_PATIENCE.min(self.engine.node().delegate.timeout);
-        self.engine.ask_plugins(&network, &cni_path, patience)
+        self.engine.ask_plugins(&network, &cni_path, patience).map(|()| String::new())
+    }
+
+    /// The default network, if it could be attached now.
+    fn usable_network(&self) -> Result<Network, CniError> {
+        let network = self.default_network()?;
+        let cni_path = lock(&self.cni_path).clone();
+        self.engine
+            .check_network(&network, &cni_path)
+            .map_err(|error| CniError { code: code::NOT_AVAILABLE, ..error })?;
+        Ok(network)
     }
 
     fn default_network(&self) -> Result<Network, CniError> {
@@ -105,39 +163,57 @@ impl Health {
     }
 }
 
+fn condition(what: &str, seen: Seen) -> Readiness {
+    Readiness {
+        condition: what.to_owned(),
+        met: seen.is_ok(),
+        detail: seen.unwrap_or_else(|error| error.to_string()),
+    }
+}
+
 impl Look {
-    fn new(what: &'static str) -> Self {
-        Self { what, last: Mutex::default(), wanted: Notify::new() }
+    fn new(what: &'static str, every: Duration) -> Self {
+        Self { what, every, last: Mutex::default(), wanted: Notify::new() }
     }
 
-    fn take(&self, look: impl FnOnce() -> Result<(), CniError>) {
+    fn take(&self, look: impl FnOnce() -> Seen) {
         let seen = look();
         let mut last = lock(&self.last);
         let before = last.replace((Instant::now(), seen)).map(|(_, seen)| seen);
         let Some((_, now)) = &*last else { return };
         match (before, now) {
-            (Some(Err(_)), Ok(())) => tracing::info!("STATUS: {} can serve ADD again", self.what),
+            (Some(Err(_)), Ok(_)) => tracing::info!("{} is well again", self.what),
             (before, Err(error)) if before.as_ref() != Some(now) => {
-                tracing::warn!(code = error.code, msg = error.msg, details = error.details, "STATUS");
+                let CniError { code, msg, details } = error;
+                tracing::warn!(code, msg, details, "{} is not well", self.what);
             }
             _ => {}
         }
     }
 
-    fn answer(&self, look_again: bool) -> Result<(), CniError> {
+    /// What was seen and how long ago.
+    ///
+    /// # Errors
+    /// Nothing, or nothing lately.
+    fn seen(&self, look_again: bool) -> Result<(Duration, Seen), CniError> {
         let last = lock(&self.last);
         let not_known = |how: String| {
-            Err(CniError::new(code::NOT_AVAILABLE, format!("STATUS of {} is not known {how}", self.what)))
+            Err(CniError::new(code::NOT_AVAILABLE, format!("state of {} is not known {how}", self.what)))
         };
         let Some((at, seen)) = &*last else { return not_known("yet".into()) };
         let age = at.elapsed();
         if look_again || age > FRESH {
             self.wanted.notify_one();
         }
-        if age > INTERVAL + LONGEST_LOOK {
+        if age > self.every + LONGEST_LOOK {
             return not_known(format!("for {} s", age.as_secs()));
         }
-        seen.clone().map_err(|error| {
+        Ok((age, seen.clone()))
+    }
+
+    fn answer(&self, look_again: bool) -> Result<(), CniError> {
+        let (age, seen) = self.seen(look_again)?;
+        seen.map(drop).map_err(|error| {
             let seen = format!("seen {:.1} s ago", age.as_secs_f32());
             let separator = if error.details.is_empty() { "" } else { "; " };
             CniError { details: format!("{}{separator}{seen}", error.details), ..error }
@@ -150,7 +226,7 @@ async fn follow(
     mut changes: watch::Receiver<u64>,
     health: Arc<Health>,
     which: fn(&Health) -> &Look,
-    look: fn(&Health) -> Result<(), CniError>,
+    look: fn(&Health) -> Seen,
 ) {
     loop {
         let looking = Arc::clone(&health);
@@ -160,7 +236,7 @@ async fn follow(
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
             () = which(&health).wanted.notified() => {}
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(which(&health).every) => {}
         }
     }
 }
@@ -174,8 +250,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn seen(ago: Duration, outcome: Result<(), CniError>) -> Look {
-        let look = Look::new("the node");
+    fn seen(ago: Duration, outcome: Seen) -> Look {
+        let look = Look::new("dataplane", INTERVAL);
         *lock(&look.last) = Instant::now().checked_sub(ago).map(|at| (at, outcome));
         look
     }
@@ -189,13 +265,13 @@ mod tests {
     #[test]
     fn an_answer_is_that_of_the_last_look_with_its_age_while_it_is_not_too_old() {
         let limited = Err(CniError::new(51, "no pins").with_details("as told"));
-        assert_eq!(seen(Duration::ZERO, Ok(())).answer(false), Ok(()));
+        assert_eq!(seen(Duration::ZERO, Ok("pinned".into())).answer(false), Ok(()));
         assert_eq!(
             refused(&seen(Duration::from_secs(3), limited)),
             (51, "no pins".into(), "as told; seen 3.0 s ago".into())
         );
-        let said = |text: &str| (50, format!("STATUS of the node is not known {text}"), String::new());
-        assert_eq!(refused(&Look::new("the node")), said("yet"));
-        assert_eq!(refused(&seen(Duration::from_secs(100), Ok(()))), said("for 100 s"));
+        let said = |text: &str| (50, format!("state of dataplane is not known {text}"), String::new());
+        assert_eq!(refused(&Look::new("dataplane", INTERVAL)), said("yet"));
+        assert_eq!(refused(&seen(Duration::from_secs(100), Ok(String::new()))), said("for 100 s"));
     }
 }

@@ -7,7 +7,6 @@ mod flow;
 mod handler;
 mod health;
 mod policy_settings;
-mod readiness;
 mod report;
 mod run;
 mod serial;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::flow::{self, WallClock};
+use super::health::Health;
 use crate::attach::{Attached, Engine};
 use crate::bpf;
 use crate::netlink::{Handle, LOOPBACK};
@@ -24,7 +25,7 @@ use crate::source::Source;
 pub(super) struct Reporter {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
-    readiness: Arc<super::readiness::Readiness>,
+    health: Arc<Health>,
     observer: Arc<Observer>,
 }
 
@@ -39,10 +40,10 @@ impl Reporter {
     pub(super) fn new(
         source: Arc<dyn Source>,
         enforcer: Arc<Enforcer>,
-        readiness: Arc<super::readiness::Readiness>,
+        health: Arc<Health>,
         observer: Arc<Observer>,
     ) -> Self {
-        Self { source, enforcer, readiness, observer }
+        Self { source, enforcer, health, observer }
     }
 
     pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
@@ -139,11 +140,8 @@ impl Reporter {
                 None => problem.message.clone(),
             },
         });
-        let met =
-            |condition: &str, detail: String| Readiness { condition: condition.into(), met: true, detail };
-        let mut ready =
-            vec![met("dataplane", "programs and maps are pinned".into()), met("source", found.join(", "))];
-        ready.extend(self.readiness.conditions());
+        let source = Readiness { condition: "source".into(), met: true, detail: found.join(", ") };
+        let ready = std::iter::once(source).chain(self.health.conditions()).collect();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready,

@@ -15,7 +15,6 @@ use super::cni_conf::CniConf;
 use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
 use super::health::Health;
-use super::readiness::Readiness;
 use super::report::Reporter;
 use crate::attach::{AttachError, Enforce, Engine, Inheritance, IntentReader, Node, StatusFiles};
 use crate::bpf::{self, BpfError, Dataplane};
@@ -130,7 +129,8 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         device_info_dir: settings.device_info_dir.clone(),
         remembered: settings.delegation.result_cache,
     };
-    let engine = Arc::new(Engine::new(node, journal, settings.max_attachments, options, inheritance)?);
+    let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
+    let engine = Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?);
     let intents = Arc::new(IntentReader {
         source: Arc::clone(&source),
         default: settings.default_network()?,
@@ -156,16 +156,11 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }
     let conf = CniConf::of(&settings)?;
-    let readiness = Arc::new(Readiness::new(Arc::clone(&engine), Arc::clone(&intents), conf));
+    let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), conf));
     let observer = Arc::new(Observer::default());
     let watching = tokio::spawn(observe(Arc::clone(&observer), enforcer.records()?));
-    let reporter = Reporter::new(
-        Arc::clone(&source),
-        Arc::clone(&enforcer),
-        Arc::clone(&readiness),
-        Arc::clone(&observer),
-    );
-    let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents)));
+    let reporter =
+        Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), Arc::clone(&observer));
     let parallel_adds = settings.parallel_adds;
     let agent =
         Agent::new(Arc::clone(&engine), intents, status, reporter, Arc::clone(&health), parallel_adds);
@@ -173,7 +168,6 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     carry_out_pending(&agent, &settings.state_dir).await?;
 
     health.look_first();
-    let looks = tokio::spawn(health.keep_looking(source.changes()));
     let policies = tokio::spawn(follow_policies(enforcer, source.changes()));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
@@ -181,7 +175,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         let _ = stopped.await;
     };
     let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
-    let readiness = tokio::spawn(readiness.follow(source.changes()));
+    let looks = tokio::spawn(health.keep_looking(source.changes()));
     tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
 
     told(&mut terminate, &mut interrupt).await;
@@ -197,7 +191,6 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     }
     policies.abort();
     watching.abort();
-    readiness.abort();
     looks.abort();
     Ok(())
 }

@@ -101,6 +101,7 @@ mod tests {
         read(path).map(plugins).map_err(|error| Chain(&error).to_string())
     }
 
+    /// Rows: CFG-21.
     #[test]
     fn a_directory_stands_for_its_first_usable_file_that_does_not_call_netattach() {
         let directory = tempfile::tempdir().unwrap();

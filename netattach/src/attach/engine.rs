@@ -9,7 +9,7 @@ use super::check::check;
 use super::guard::guards;
 use super::registry::{Attached, Reservation};
 use super::undo::undo;
-use super::{AttachError, Node, Registry};
+use super::{AttachError, Node, Registry, RepeatedAdd};
 use serde_json::Value;
 
 use crate::cni;
@@ -28,6 +28,7 @@ pub struct Engine {
     pub(super) registry: Registry,
     pub(super) options: Options,
     pub(super) inheritance: Inheritance,
+    pub(super) repeated: RepeatedAdd,
     pub(super) own: NetnsId,
 }
 
@@ -53,9 +54,10 @@ impl Engine {
         limit: u32,
         options: Options,
         inheritance: Inheritance,
+        repeated: RepeatedAdd,
     ) -> Result<Self, NetnsError> {
         let own = Netns::current()?.id();
-        Ok(Self { node, journal, registry: Registry::new(limit), options, inheritance, own })
+        Ok(Self { node, journal, registry: Registry::new(limit), options, inheritance, repeated, own })
     }
 
     /// What is attached.
@@ -86,15 +88,6 @@ impl Engine {
         if netns.id() == self.own && !request.netns_override {
             return Err(AttachError::HostNetns { path });
         }
-        match self.journal.load(&key)? {
-            Loaded::Absent => {}
-            Loaded::Torn => self.clear_torn(&key)?,
-            Loaded::Whole(record) if record.state == State::Attached && !record.is_of_earlier_boot() => {
-                return Err(AttachError::AlreadyAttached(key));
-            }
-            // Left half done by a crash and not yet taken back.
-            Loaded::Whole(record) => self.take_back(*record)?,
-        }
         let sandbox = Sandbox {
             container_id: request.container_id.clone(),
             ifname: request.ifname.clone(),
@@ -105,6 +98,15 @@ impl Engine {
             config_name: request.name.clone(),
             pod,
         };
+        match self.journal.load(&key)? {
+            Loaded::Absent => {}
+            Loaded::Torn => self.clear_torn(&key)?,
+            Loaded::Whole(record) if record.state == State::Attached && !record.is_of_earlier_boot() => {
+                return self.repeat(&record, sandbox, request, intent, &netns);
+            }
+            // Left half done by a crash and not yet taken back.
+            Loaded::Whole(record) => self.take_back(*record)?,
+        }
         let mut numbers = self.registry.reserve();
         let plan = resolve(sandbox, request, intent, &self.options, self.numbers(&mut numbers))?;
         self.carry_out(key, plan, numbers, &netns, request.version)
@@ -219,11 +221,15 @@ impl Engine {
     /// # Errors
     /// The first difference.
     pub fn check(&self, request: &cni::Request) -> Result<(), AttachError> {
-        let key = key(request);
-        let (record, netns) = self.attached(&key)?;
-        check(&self.node, &record, &netns)?;
-        for record in self.dynamic_of(&key)?.iter().rev() {
-            check(&self.node, record, &netns)?;
+        let (record, netns) = self.attached(&key(request))?;
+        self.check_sandbox(&record, &netns)
+    }
+
+    /// Compares the kernel with the record of a sandbox and of what was attached to it while it was live.
+    pub(super) fn check_sandbox(&self, record: &Record, netns: &Netns) -> Result<(), AttachError> {
+        check(&self.node, record, netns)?;
+        for record in self.dynamic_of(&record.key)?.iter().rev() {
+            check(&self.node, record, netns)?;
         }
         Ok(())
     }

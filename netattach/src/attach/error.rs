@@ -34,6 +34,29 @@ pub enum AttachError {
     /// The sandbox is attached already.
     #[error("container {} is attached with interface {} already; DEL comes before another ADD", .0.container_id, .0.ifname)]
     AlreadyAttached(Key),
+    /// The sandbox is attached already, and is asked to be attached in another way.
+    #[error(
+        "container {} is attached with interface {} already, otherwise than this ADD asks: {what}; DEL comes first",
+        key.container_id, key.ifname
+    )]
+    AttachedOtherwise {
+        /// Which.
+        key: Key,
+        /// What is different.
+        what: String,
+    },
+    /// The sandbox is attached already, and is not what it was after its ADD.
+    #[error(
+        "container {} is attached with interface {} already, and not as its ADD left it; DEL comes first",
+        key.container_id, key.ifname
+    )]
+    AttachedAndChanged {
+        /// Which.
+        key: Key,
+        /// What CHECK says.
+        #[source]
+        source: Box<AttachError>,
+    },
     /// The sandbox is not attached.
     #[error("container {} is not attached with interface {}", .0.container_id, .0.ifname)]
     NotAttached(Key),
@@ -302,9 +325,11 @@ impl AttachError {
             Self::Netns(_) | Self::HostNetns { .. } => code::INVALID_NETNS,
             Self::Journal(error) => journal_code(error),
             Self::OutOfTime(_) => code::TRY_AGAIN_LATER,
-            Self::AlreadyAttached(_) | Self::NameTaken { .. } | Self::NotDynamic { .. } => {
-                code::INVALID_ENVIRONMENT
-            }
+            Self::AlreadyAttached(_)
+            | Self::AttachedOtherwise { .. }
+            | Self::AttachedAndChanged { .. }
+            | Self::NameTaken { .. }
+            | Self::NotDynamic { .. } => code::INVALID_ENVIRONMENT,
             Self::NotAttached(_) => code::UNKNOWN_CONTAINER,
             Self::Plan(error) => error.code,
             Self::Inheritance(InheritanceError::Scratch { .. }) => code::DECODING_FAILURE,

@@ -18,7 +18,7 @@ mod guard;
 mod inherited;
 mod intent;
 mod registry;
-mod rehearse;
+mod repeated;
 mod routing;
 pub mod standalone;
 pub mod status;
@@ -31,6 +31,7 @@ pub use gc::Collected;
 pub use inherited::{Inheritance, InheritanceError};
 pub use intent::{IntentError, IntentReader};
 pub use registry::{Attached, Registry};
+pub use repeated::RepeatedAdd;
 pub use status::StatusFiles;
 
 use std::collections::BTreeMap;

@@ -98,8 +98,9 @@ fn undo_delegate(
 ) -> Result<(), StepError> {
     let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
     // Every plugin of a list is given the final result, and hands it to its address management; without any there
-    // is nothing to give.
-    let known = outputs.iter().any(|(step, output)| step.0 == at.0 && *output != Output::Nothing);
+    // is nothing to give. A plain executable's configuration holds the one that came in.
+    let known = !delegate.config.contains_key("prevResult")
+        && outputs.iter().any(|(step, output)| step.0 == at.0 && *output != Output::Nothing);
     let prev_result = if known && attachment.version.has_prev_result_at_del() {
         Some(result::told(&plan.sandbox, at.0, attachment, outputs).map_err(unreadable)?)
     } else {

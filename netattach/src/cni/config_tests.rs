@@ -39,6 +39,16 @@ fn a_list_keeps_every_key_at_both_levels() {
     assert_eq!(NetworkList::from_map(list.to_value().as_object().unwrap().clone()).unwrap(), list);
 }
 
+/// Rows: CHK-07.
+#[test]
+fn the_switches_of_a_list_mean_nothing_in_a_single_plugin_and_are_handed_on() {
+    let value =
+        json!({"cniVersion": "1.1.0", "name": "n", "type": "a", "disableCheck": true, "disableGC": true});
+    let list = parse(value.clone()).unwrap();
+    assert_eq!((list.disable_check, list.disable_gc), (false, false));
+    assert_eq!(Value::Object(list.plugins[0].raw().clone()), value);
+}
+
 /// Rows: CFG-13.
 #[test]
 fn a_single_plugin_becomes_a_list_of_one_with_the_whole_object() {

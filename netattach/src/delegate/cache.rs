@@ -230,7 +230,7 @@ fn read(path: &Path) -> Result<Option<Entry>, CacheError> {
 fn bytes(path: &Path) -> Result<Option<Vec<u8>>, CacheError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if is_absent(&error) => Ok(None),
         Err(source) => Err(CacheError::Read { path: path.to_owned(), source }),
     }
 }
@@ -242,9 +242,14 @@ fn temporary_of(path: &Path) -> PathBuf {
     path.with_file_name(format!("{TEMPORARY_PREFIX}{name}"))
 }
 
+/// Whether there is nothing of that name: what is no directory has nothing in it.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
 fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Err(error) if !is_absent(&error) => Err(error),
         _ => Ok(()),
     }
 }

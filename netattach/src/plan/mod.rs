@@ -6,6 +6,7 @@
 
 pub mod addressing;
 pub mod collect;
+pub mod compare;
 mod device;
 pub mod expect;
 pub mod pools;

@@ -327,6 +327,27 @@ mod tests {
         (exit, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
     }
 
+    /// Rows: ENV-24.
+    #[test]
+    fn a_panic_is_an_error_of_code_999_on_one_line() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (this, others) = (std::thread::current().id(), std::panic::take_hook());
+        // The hook is the process's: other tests keep theirs.
+        std::panic::set_hook(Box::new(move |panic| {
+            if std::thread::current().id() == this {
+                let _ = sender.send(panic_text(panic));
+            } else {
+                others(panic);
+            }
+        }));
+        assert!(std::panic::catch_unwind(|| panic!("on\npurpose")).is_err());
+        let text = receiver.recv().unwrap();
+        let error: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let msg = error["msg"].as_str().unwrap();
+        assert_eq!(error["code"], 999);
+        assert!(msg.starts_with("netattach has a bug: ") && msg.ends_with("on purpose"), "{msg}");
+    }
+
     /// A stdin that nobody may read.
     struct Untouchable;
 

@@ -1,0 +1,78 @@
+//! An ADD for a sandbox that is attached already.
+
+use serde::{Deserialize, Serialize};
+
+use super::engine::Engine;
+use super::registry::protected;
+use super::{AttachError, Attached};
+use crate::cni::{self, CniError, Value};
+use crate::journal::Record;
+use crate::netns::Netns;
+use crate::plan::compare::difference;
+use crate::plan::resolve::{Intent, Numbers, resolve};
+use crate::plan::{Plan, Sandbox};
+
+/// What becomes of an ADD for a sandbox that is attached already. The specification lets no runtime send one (CNI 1.1,
+/// section 2, ADD); some do all the same after a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RepeatedAdd {
+    /// It fails.
+    #[default]
+    Refuse,
+    /// It gets the first result, when it asks for the same and the sandbox is as the first ADD left it.
+    Return,
+}
+
+impl Engine {
+    /// Answers an ADD for the attached sandbox of that record. Changes nothing.
+    pub(super) fn repeat(
+        &self,
+        record: &Record,
+        sandbox: Sandbox,
+        request: &cni::Request,
+        intent: &Intent,
+        netns: &Netns,
+    ) -> Result<(Value, Attached), AttachError> {
+        let key = record.key.clone();
+        if self.repeated == RepeatedAdd::Refuse {
+            return Err(AttachError::AlreadyAttached(key));
+        }
+        let mut numbers = Recorded::of(&record.plan);
+        let numbers = self.node.enforcer.is_some().then_some(&mut numbers as &mut dyn Numbers);
+        let asked = resolve(sandbox, request, intent, &self.options, numbers)?;
+        if let Some(what) = difference(&record.plan, &asked) {
+            return Err(AttachError::AttachedOtherwise { key, what });
+        }
+        self.check_sandbox(record, netns)
+            .map_err(|source| AttachError::AttachedAndChanged { key, source: Box::new(source) })?;
+        // A sandbox is attached when its result is written.
+        let result = record.result.clone().unwrap_or_default();
+        Ok((cni::result::in_version(&result, request.version)?, Attached::from(record)))
+    }
+}
+
+/// The numbers that a plan has, handed out again in the same order. A plan that wants more gets 0, which is nobody's.
+struct Recorded {
+    numbers: std::vec::IntoIter<(u32, u32)>,
+    zone: u32,
+}
+
+impl Recorded {
+    fn of(plan: &Plan) -> Self {
+        let numbers: Vec<_> = protected(plan).map(|(_, protect)| (protect.id, protect.zone)).collect();
+        Self { numbers: numbers.into_iter(), zone: 0 }
+    }
+}
+
+impl Numbers for Recorded {
+    fn attachment(&mut self) -> Result<u32, CniError> {
+        let (id, zone) = self.numbers.next().unwrap_or_default();
+        self.zone = zone;
+        Ok(id)
+    }
+
+    fn network(&mut self, _name: &str) -> u32 {
+        self.zone
+    }
+}

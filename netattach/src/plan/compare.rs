@@ -1,0 +1,48 @@
+//! Whether a plan is that of another ADD. Pure.
+
+use super::{AttachmentPlan, Plan, Sandbox};
+
+/// The first thing in which a plan differs from the one that was carried out, in words. A namespace may be called by
+/// another path.
+pub fn difference(done: &Plan, asked: &Plan) -> Option<String> {
+    if let Some(what) = of_sandboxes(&done.sandbox, &asked.sandbox) {
+        return Some(what.to_owned());
+    }
+    let [has, wants] = [done, asked].map(|plan| plan.attachments.iter().map(name).collect::<Vec<_>>());
+    if has != wants {
+        return Some(format!("it has {} and is to have {}", has.join(", "), wants.join(", ")));
+    }
+    let mut pairs = done.attachments.iter().zip(&asked.attachments);
+    let (one, other) = pairs.find(|(one, other)| one != other)?;
+    Some(format!("{} has another {}", name(one), of_attachments(one, other)))
+}
+
+fn name(attachment: &AttachmentPlan) -> String {
+    format!("{} ({})", attachment.ifname, attachment.network)
+}
+
+fn of_sandboxes(done: &Sandbox, asked: &Sandbox) -> Option<&'static str> {
+    // What is compared is what there is, and nothing else.
+    let Sandbox { container_id, ifname, netns: _, netns_id, cni_args, cni_path, config_name, pod } = done;
+    let table = [
+        (*container_id == asked.container_id, "CNI_CONTAINERID is another"),
+        (*ifname == asked.ifname, "CNI_IFNAME is another"),
+        (*netns_id == asked.netns_id, "CNI_NETNS is another namespace"),
+        (*pod == asked.pod, "CNI_ARGS names another pod"),
+        (*cni_args == asked.cni_args, "CNI_ARGS is another"),
+        (*cni_path == asked.cni_path, "CNI_PATH is another"),
+        (*config_name == asked.config_name, "the configuration has another name"),
+    ];
+    table.into_iter().find_map(|(same, what)| (!same).then_some(what))
+}
+
+/// In what two attachments differ that do.
+fn of_attachments(done: &AttachmentPlan, asked: &AttachmentPlan) -> String {
+    let mut steps = done.steps.iter().zip(&asked.steps);
+    match steps.find(|(one, other)| one != other) {
+        Some((_, step)) => format!("way to {}", step.describe()),
+        None if done.steps.len() != asked.steps.len() => "number of steps".to_owned(),
+        None if done.version != asked.version => "cniVersion".to_owned(),
+        None => "configuration".to_owned(),
+    }
+}
