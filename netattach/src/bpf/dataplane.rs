@@ -11,6 +11,7 @@ use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::{ProgramFd, SchedClassifier};
 use netattach_common as common;
 use netattach_common::{AttachmentRecord, Hook, LAYOUT_VERSION, PolicyIds, Stats, capacity};
+use rustix::thread::MembarrierCommand;
 
 use super::attachments::{Attachment, Attachments};
 use super::pin::{Found, Pins, exists, map_name, specs};
@@ -215,6 +216,18 @@ impl Dataplane {
     /// Writes a policy under an id that nothing refers to yet: whole or not at all.
     pub fn install_policy(&self, policy: u32, compiled: &CompiledPolicy) -> Result<(), BpfError> {
         self.policies().install(policy, compiled)
+    }
+
+    /// Returns when no packet is judged any more that was so when it was called: after that, nobody reads policies that
+    /// nothing referred to before. Takes some milliseconds.
+    ///
+    /// # Errors
+    /// The kernel cannot tell (Linux before 4.3; processors without a clock tick, `nohz_full`).
+    pub fn wait_for_readers(&self) -> Result<(), BpfError> {
+        // The programs run within RCU's read sides, for the end of which this command waits (kernel/sched/membarrier.c).
+        // With one processor online it does not wait: then no packet is in the middle of anything while this runs.
+        rustix::thread::membarrier(MembarrierCommand::Global)
+            .map_err(|source| BpfError::WaitForReaders(source.into()))
     }
 
     /// Deletes a policy's entries. Nothing may refer to it any more. Idempotent.

@@ -103,6 +103,9 @@ pub enum BpfError {
     /// The policy words could not be mapped into memory.
     #[error("map na_policy into memory")]
     MapPolicyWords(#[source] io::Error),
+    /// The kernel does not tell when the packets of a moment have all been judged.
+    #[error("wait for packets that are being judged")]
+    WaitForReaders(#[source] io::Error),
     /// The number of CPUs could not be read.
     #[error("read {path}")]
     CountCpus {

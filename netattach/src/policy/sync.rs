@@ -28,7 +28,8 @@ use crate::source::Source;
 /// policy does not fit into the maps.
 pub(super) const DENY_ALL: PolicyId = PolicyId::MAX;
 
-/// How long entries that nothing refers to are kept: longer than any packet can be in the middle of reading them.
+/// How long entries that nothing refers to are kept where the kernel does not tell when they are read no more: longer than
+/// any packet can be in the middle of reading them.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Name of the program that judges what pods send, as `tc` and `bpftool` show it.
@@ -224,7 +225,8 @@ impl Enforcer {
     /// # Errors
     /// A write failed. What was in force before stays so where that is.
     pub fn sync(&self) -> Result<(), EnforceError> {
-        self.bring_up_to_date(&mut self.lock())
+        self.bring_up_to_date(&mut self.lock())?;
+        self.sweep()
     }
 
     /// Removes entries that nothing has referred to for long enough.
@@ -232,7 +234,11 @@ impl Enforcer {
     /// # Errors
     /// A map could not be written.
     pub fn sweep(&self) -> Result<(), EnforceError> {
-        self.sweep_locked(&mut self.lock())
+        if self.lock().unreferenced.is_empty() {
+            return Ok(());
+        }
+        let unread = self.unread(Instant::now());
+        Ok(self.take_out(&mut self.lock(), unread)?)
     }
 
     /// What is missing of an attachment's enforcement, in words.
@@ -346,7 +352,6 @@ impl Enforcer {
     }
 
     fn bring_up_to_date(&self, state: &mut State) -> Result<(), EnforceError> {
-        self.sweep_locked(state)?;
         let objects = self.source.snapshot();
         let none = objects.policies.is_empty()
             && (objects.network_policies.is_empty() || !self.options.network_policy);
@@ -365,7 +370,7 @@ impl Enforcer {
                 Write::Install { id, policy } => {
                     // The number is used up in the kernel's memory too, so that no later agent gives it again.
                     while self.dataplane.allocate_policy_id()? < *id {}
-                    match self.dataplane.install_policy(*id, policy) {
+                    match self.install(state, *id, policy) {
                         Ok(()) => {}
                         Err(error @ BpfError::OverCapacity { .. }) => {
                             refused.insert(*id);
@@ -435,13 +440,33 @@ impl Enforcer {
         }
     }
 
-    fn sweep_locked(&self, state: &mut State) -> Result<(), EnforceError> {
-        let due: Vec<PolicyId> = state
-            .unreferenced
-            .iter()
-            .filter(|(_, since)| since.elapsed() >= GRACE)
-            .map(|(id, _)| *id)
-            .collect();
+    /// Writes a policy. When it does not fit, what nobody reads any more makes room.
+    fn install(&self, state: &mut State, id: PolicyId, policy: &CompiledPolicy) -> Result<(), BpfError> {
+        match self.dataplane.install_policy(id, policy) {
+            Err(BpfError::OverCapacity { .. }) if !state.unreferenced.is_empty() => {
+                let unread = self.unread(Instant::now());
+                self.take_out(state, unread)?;
+                self.dataplane.install_policy(id, policy)
+            }
+            done => done,
+        }
+    }
+
+    /// Until when policies must have been without references for no packet to be in the middle of reading them.
+    fn unread(&self, now: Instant) -> Option<Instant> {
+        match self.dataplane.wait_for_readers() {
+            Ok(()) => Some(now),
+            Err(error) => {
+                tracing::debug!(error = %Chain(&error), "policies are kept for a while instead");
+                now.checked_sub(GRACE)
+            }
+        }
+    }
+
+    fn take_out(&self, state: &mut State, unread: Option<Instant>) -> Result<(), BpfError> {
+        let is_due = |since: &Instant| unread.is_some_and(|unread| *since <= unread);
+        let due: Vec<PolicyId> =
+            state.unreferenced.iter().filter(|(_, since)| is_due(since)).map(|(id, _)| *id).collect();
         for id in due {
             self.dataplane.remove_policy(id)?;
             state.unreferenced.remove(&id);

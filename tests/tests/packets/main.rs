@@ -28,11 +28,13 @@ use Hook::{FromPod, ToPod};
 mod cost;
 mod flows;
 mod fragments;
+mod generated;
 mod limits;
 mod pins;
 mod policies;
 mod rig;
 mod sender;
+mod swaps;
 mod vlans;
 
 use rig::*;

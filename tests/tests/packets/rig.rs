@@ -32,8 +32,13 @@ impl Drop for Rig {
 impl Rig {
     /// An attachment with one address per family, everything checked, no policy.
     pub(super) fn new() -> Self {
+        Self::sized(|config| config)
+    }
+
+    /// As `new`, with maps of another size.
+    pub(super) fn sized(change: impl FnOnce(Config) -> Config) -> Self {
         let root = unused_root();
-        let dataplane = Dataplane::open(&config(&root)).expect("open the dataplane");
+        let dataplane = Dataplane::open(&change(config(&root))).expect("open the dataplane");
         let program = |name: &str| {
             SchedClassifier::from_pin(root.join("v2/prog").join(name)).expect("open a pinned program")
         };
@@ -62,17 +67,18 @@ impl Rig {
         ingress: Option<&CompiledPolicy>,
         egress: Option<&CompiledPolicy>,
     ) -> PolicyIds {
-        let install = |compiled: Option<&CompiledPolicy>| match compiled {
-            None => 0,
-            Some(compiled) => {
-                let id = self.dataplane.allocate_policy_id().unwrap();
-                self.dataplane.install_policy(id, compiled).unwrap();
-                id
-            }
-        };
+        let install =
+            |compiled: Option<&CompiledPolicy>| compiled.map_or(0, |compiled| self.install(compiled));
         let ids = PolicyIds { ingress: install(ingress), egress: install(egress) };
         self.dataplane.set_policy(POD, ids).unwrap();
         ids
+    }
+
+    /// Writes a policy that nothing refers to yet.
+    pub(super) fn install(&self, compiled: &CompiledPolicy) -> u32 {
+        let id = self.dataplane.allocate_policy_id().unwrap();
+        self.dataplane.install_policy(id, compiled).unwrap();
+        id
     }
 
     /// Runs a packet, and checks that exactly the counters of its outcome moved.
