@@ -10,6 +10,7 @@ use netattach::delegate::ResultCache;
 use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -345,6 +346,32 @@ fn a_definition_without_a_configuration_means_the_one_on_disk() {
         node.del(&x).success();
         node.take_calls().unwrap();
     }
+}
+
+/// Rows: CFG-22.
+#[test]
+fn files_on_disk_that_describe_no_network_are_shown_until_they_do() {
+    let node = undescribed();
+    let usable = json!({"cniVersion": "1.0.0", "name": "net", "type": "single"});
+    let untyped = json!({"name": "other", "plugins": [{}]});
+    on_disk(&node, &[("00.conflist", json!("{")), ("05.conflist", untyped), ("10.conf", usable.clone())]);
+    let shown = || {
+        let status = node.ctl(&["status"]).unwrap();
+        let rows = status["source"].as_array().unwrap().iter();
+        rows.map(|row| format!("{}: {}", row["object"].as_str().unwrap(), row["problem"].as_str().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let path = |file: &str| node.path("cni-conf").join(file).display().to_string();
+    let expected = [
+        format!(
+            "{}: parse network configuration: EOF while parsing an object at line 1 column 1",
+            path("00.conflist")
+        ),
+        format!("{}: plugin 0 of the list: key type: expected a string, found null", path("05.conflist")),
+    ];
+    assert!(eventually(PATIENCE, || shown() == expected), "{:#?}", shown());
+    on_disk(&node, &[("10.conf", usable)]);
+    assert!(eventually(PATIENCE, || shown() == [""; 0]), "{:#?}", shown());
 }
 
 /// Rows: NPWG-3.4.1-r4-none-fails, CFG-15, CFG-16, CFG-17.

@@ -168,16 +168,25 @@ fn somebody_elses_file_is_left_alone() {
 /// A crash between writing and renaming leaves the old file or none, never a part.
 #[test]
 fn an_agent_that_dies_while_writing_leaves_no_half_file() {
-    let mut node = node();
+    const WRITTEN: &str = "replace:\"written\"";
+    let (mut node, mut other) = (node(), node());
     let agent = executable("crash-agent").unwrap();
-    let crash = node.path("crash");
-    fs::create_dir(&crash).unwrap();
-    fs::write(crash.join("at"), "0").unwrap();
+    let start_as = |node: &mut Node, at: &str| {
+        let crash = node.path("crash");
+        fs::create_dir(&crash).unwrap();
+        fs::write(crash.join("at"), at).unwrap();
+        node.start_as(&agent, &[("NETATTACH_CRASH_DIR", crash.to_str().unwrap())])
+    };
+    let points = |node: &Node| fs::read_to_string(node.path("crash/log")).unwrap();
+    // Another agent tells how many points come before.
+    start_as(&mut other, "none").unwrap();
+    await_file(&other, "nobody dies", |_| true);
+    let before = points(&other).lines().position(|point| point == WRITTEN).unwrap();
     // It dies before or after it says that it is ready.
-    if node.start_as(&agent, &[("NETATTACH_CRASH_DIR", crash.to_str().unwrap())]).is_ok() {
+    if start_as(&mut node, &before.to_string()).is_ok() {
         node.wait_for_end().unwrap();
     }
-    assert_eq!(fs::read_to_string(crash.join("log")).unwrap(), "replace:\"written\"\n");
+    assert_eq!(points(&node).lines().last(), Some(WRITTEN));
     assert_eq!(written(&node), None);
     node.start().unwrap();
     await_file(&node, "after the crash", |_| true);

@@ -87,7 +87,7 @@ fn programs_and_maps_are_those_of_the_agent_before() {
     let mut node = node();
     node.start().unwrap();
     let first = ids(&Snapshot::take(&node, &[]).unwrap());
-    assert_eq!(first.len(), 17);
+    assert!(first.keys().any(|path| path.ends_with("prog/na_from_pod")), "{first:?}");
     node.kill().unwrap();
     node.start().unwrap();
     assert_eq!(ids(&Snapshot::take(&node, &[]).unwrap()), first);
@@ -162,7 +162,7 @@ fn a_sandbox_that_cannot_be_taken_back_keeps_its_numbers_over_a_restart() {
     node.start().unwrap();
     let (s, a, b) = (Pod::new("s").unwrap(), Pod::new("a").unwrap(), Pod::new("b").unwrap());
     node.add(&s).success();
-    assert_eq!(node.del(&s).failure().0, 999);
+    assert_eq!(node.del(&s).failure().0, 11, "the plugin's own");
     node.kill().unwrap();
     node.start().unwrap();
     node.add(&a).success();

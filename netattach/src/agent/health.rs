@@ -12,7 +12,8 @@ use super::cni_conf::CniConf;
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::plan::resolve::Network;
-use crate::rpc::message::Readiness;
+use crate::report::Chain;
+use crate::rpc::message::{Condition, Readiness};
 
 /// How often is looked without being asked.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -39,6 +40,8 @@ pub(super) struct Health {
     /// What the default network's other plugins say.
     plugins: Look,
     file: Look,
+    /// Files that the last look at the default network found unusable.
+    unusable: Mutex<Vec<Condition>>,
     /// `CNI_PATH` of the runtime, as far as it was heard of.
     cni_path: Mutex<Vec<PathBuf>>,
 }
@@ -66,6 +69,7 @@ impl Health {
             network: Look::new("default network", network_interval),
             plugins: Look::new("the default network's plugins", INTERVAL),
             file: Look::new("CNI configuration", network_interval),
+            unusable: Mutex::default(),
             cni_path: Mutex::default(),
         }
     }
@@ -98,6 +102,11 @@ impl Health {
         conditions
     }
 
+    /// The files on disk that should describe networks and cannot be used.
+    pub(super) fn unusable_files(&self) -> Vec<Condition> {
+        lock(&self.unusable).clone()
+    }
+
     /// The first look, before anything is served. The runtime's file waits until then.
     pub(super) fn look_first(&self) {
         self.dataplane.take(|| self.look_at_dataplane());
@@ -124,6 +133,12 @@ impl Health {
     /// Looks at the default network and brings the runtime's file up to date. The file is never taken away: a runtime
     /// without it would take another plugin's.
     fn look_at_network(&self) -> Seen {
+        let unusable = self.intents.unusable_files().into_iter();
+        let unusable = unusable.map(|(path, error)| Condition {
+            object: path.display().to_string(),
+            problem: Chain(&error).to_string(),
+        });
+        *lock(&self.unusable) = unusable.collect();
         let network = self.usable_network()?;
         if let Some(conf) = &self.conf {
             self.file.take(|| {

@@ -145,7 +145,7 @@ impl Reporter {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready,
-            source: problems.collect(),
+            source: problems.chain(self.health.unusable_files()).collect(),
             kernel: Kernel { release: kernel_release(), features: features() },
             attach_mode: "clsact".into(),
             memory_bytes: resident_memory(),

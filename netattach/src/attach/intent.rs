@@ -239,6 +239,21 @@ impl IntentReader {
         self.node_default(&self.source.snapshot())
     }
 
+    /// The files on disk that should describe networks and cannot be used, by their paths. They hinder nobody else.
+    pub fn unusable_files(&self) -> Vec<(PathBuf, ConfigError)> {
+        let default = match &self.default {
+            DefaultNetwork::Path(path) if path.is_dir() => Some(path),
+            _ => None,
+        };
+        let mut unusable = Vec::new();
+        for path in [&self.conf_dir].into_iter().chain(default) {
+            // A directory that cannot be read is an error of whoever needs it.
+            let Ok(directory) = conf_dir::read(path) else { continue };
+            unusable.extend(load::unusable(&directory).map(|found| (path.join(found.file), found.source)));
+        }
+        unusable
+    }
+
     /// Every network whose configuration can be read now, the default network first. What cannot be read is
     /// left out with a warning.
     pub fn defined(&self) -> Vec<Defined> {

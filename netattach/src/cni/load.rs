@@ -113,6 +113,14 @@ pub fn first(directory: &Directory, wanted: impl Fn(&NetworkList) -> bool) -> Re
     if skipped.is_empty() { Err(LoadError::Empty) } else { Err(LoadError::NoneUsable { skipped }) }
 }
 
+/// The files of the directory that should hold a network each and do not.
+pub fn unusable(directory: &Directory) -> impl Iterator<Item = Skipped> {
+    directory.iter().filter(|(file, _)| is_candidate(file)).filter_map(|(file, bytes)| {
+        let source = read(directory, bytes, is_list(file)).err()?;
+        Some(Skipped { file: file.clone(), source })
+    })
+}
+
 /// The network of one file of the directory, whatever the file is called: a list, with the plugins of its folder, or a
 /// single plugin.
 ///

@@ -1,0 +1,51 @@
+//! Ports of the node that lead to a pod on an additional network, by the reference plugin `portmap`, which programs
+//! iptables in the node's namespace.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::os::unix::fs::symlink;
+
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
+use netattach_tests::{Namespace, Node, Pod, tools};
+use serde_json::json;
+
+/// Rows: NPWG-4.1.2.1.7-pm-works.
+#[test]
+fn a_mapped_port_of_the_node_reaches_the_pod_on_that_network() {
+    let test = "a_mapped_port_of_the_node_reaches_the_pod_on_that_network";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["portmap"]) else { return };
+    let selection = json!([{
+        "name": "web", "default-route": ["10.60.0.1"],
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
+    }]);
+    let mut node = Node::new(&[pod("a", &json!({}), &selection)]).unwrap();
+    let bridge = json!({
+        "type": "bridge", "bridge": "web0", "isGateway": true, "ipam": node.host_local(&["10.60.0.0/24"])
+    });
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let list = json!({"cniVersion": "1.0.0", "name": "web", "plugins": [bridge, portmap]});
+    node.write("web", &network(NAMESPACE, "web", &list)).unwrap();
+    symlink(reference.join("portmap"), node.path("cni-bin/portmap")).unwrap();
+    // Somebody beyond the node.
+    let outside = Namespace::new().unwrap();
+    node.add_wire().unwrap();
+    let path = outside.path().to_string_lossy().into_owned();
+    let inside = |words: &[&str]| ip(&node.namespace, words).unwrap();
+    inside(&["link", "set", "wire1", "netns", &path]);
+    inside(&["addr", "add", "192.0.2.1/24", "dev", WIRE]);
+    ip(&outside, &["addr", "add", "192.0.2.2/24", "dev", "wire1"]).unwrap();
+    ip(&outside, &["link", "set", "wire1", "up"]).unwrap();
+    let published = "192.0.2.1:8080".parse().unwrap();
+    node.start().unwrap();
+
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let _echo = Echo::serve(&a.namespace, "10.60.0.2:80".parse().unwrap()).unwrap();
+    assert!(connects(&outside, published, PATIENCE));
+    node.check(&a).success();
+    node.del(&a).success();
+    assert!(!connects(&outside, published, SILENCE));
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
