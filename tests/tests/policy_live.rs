@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
-use netattach_tests::node::{DEFAULT_NETWORK, ip};
+use netattach_tests::node::{DEFAULT_NETWORK, WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{
     Conversation, Echo, PATIENCE, SILENCE, connect, connects, datagram, eventually, exchange, ping,
@@ -400,6 +400,51 @@ fn a_pod_that_is_attached_again_is_known_by_its_new_addresses() {
     assert_eq!(surprises(attempts), Vec::<String>::new());
     drop(servers);
     scene.end();
+}
+
+/// Rows: C17.
+#[test]
+fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_network_says() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let config = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
+    let lan = |word: &str| {
+        let mut lan = network(NAMESPACE, "lan", &config);
+        lan["metadata"]["annotations"] = json!({"netattach.dev/unenforceable": word});
+        lan
+    };
+    node.write("lan", &lan("refuse")).unwrap();
+    for name in ["server", "client"] {
+        node.write(name, &pod(name, &json!({"app": name}), &json!("lan"))).unwrap();
+    }
+    let deny = json!({"podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"]});
+    node.write("policy", &policy("deny", "lan", &deny)).unwrap();
+    node.start().unwrap();
+    let [server, client] = ["server", "client"].map(|name| Pod::new(name).unwrap());
+    node.add(&client).success();
+    let refused = (
+        7,
+        "attach net1 (shop/lan): nothing can be enforced there, annotation netattach.dev/unenforceable of the network \
+         is refuse, and the pod is selected by shop/deny"
+            .to_owned(),
+    );
+    assert_eq!(node.add(&server).failure(), refused);
+    node.kill().unwrap();
+    node.write("lan", &lan("warn")).unwrap();
+    node.start().unwrap();
+    node.add(&server).success();
+    let report = node.ctl(&["policy"]).unwrap();
+    assert_eq!(
+        report["conditions"],
+        json!([{
+            "object": "multi-networkpolicy shop/deny",
+            "problem": "selects net1 of shop/server on shop/lan, where nothing is enforced: it has no effect there"
+        }])
+    );
+    for pod in [&server, &client] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
 }
 
 /// What a pod with `CAP_NET_ADMIN` does to itself, and the reason under which its packets are dropped.

@@ -10,8 +10,10 @@ use crate::bpf;
 use crate::netlink::{Handle, LOOPBACK};
 use crate::observe::Observer;
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
+use crate::policy::compile::Subject;
 use crate::policy::dump::Dump;
 use crate::policy::explain::{Path, Question};
+use crate::policy::model::PolicyName;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
@@ -100,23 +102,29 @@ impl Reporter {
 
     pub(super) fn policy(&self, engine: &Engine) -> Result<PolicyReport, EnforceError> {
         let in_force = self.enforcer.in_force();
+        let mut unenforced = Vec::new();
         let attachments = each(engine, |row| {
             let id = row.id();
             let force = in_force.iter().find(|force| Some(force.id) == id);
+            let without_effect = self.enforcer.without_effect(row.sandbox().pod.as_ref(), row.plan);
+            unenforced.extend(without_effect.iter().map(|policy| row.unenforced(policy)));
             Some(AttachmentPolicy {
                 name: row.name(),
                 ingress: force.and_then(|force| force.ingress),
                 egress: force.and_then(|force| force.egress),
                 selected_by: force
-                    .map(|force| force.policies.iter().map(ToString::to_string).collect())
-                    .unwrap_or_default(),
+                    .map_or(without_effect.as_slice(), |force| force.policies.as_slice())
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect(),
             })
         });
         let conditions = self
             .enforcer
             .conditions()
             .into_iter()
-            .map(|condition| Condition { object: condition.object.to_string(), problem: condition.message });
+            .map(|condition| Condition { object: condition.object.to_string(), problem: condition.message })
+            .chain(unenforced);
         let rules = self.enforcer.rule_flows()?.into_iter().map(|rule| RuleFlows {
             policy: rule.policy,
             rule: rule.rule,
@@ -168,6 +176,18 @@ impl Row<'_> {
             pod: pod.map(|pod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }),
             network: self.plan.network.clone(),
             ifname: self.plan.ifname.clone(),
+        }
+    }
+
+    /// That a policy selects the attachment, which nothing judges.
+    fn unenforced(&self, policy: &PolicyName) -> Condition {
+        let AttachmentName { pod, network, ifname, .. } = self.name();
+        let pod = pod.map_or_else(|| self.attached.key.container_id.clone(), |pod| pod.to_string());
+        Condition {
+            object: Subject::Policy(policy.clone()).to_string(),
+            problem: format!(
+                "selects {ifname} of {pod} on {network}, where nothing is enforced: it has no effect there"
+            ),
         }
     }
 

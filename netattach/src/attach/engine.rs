@@ -126,6 +126,9 @@ impl Engine {
         netns: &Netns,
         version: cni::Version,
     ) -> Result<(Value, Attached), AttachError> {
+        if let Some(enforcer) = &self.node.enforcer {
+            enforcer.permit(&plan)?;
+        }
         for (_, _, step) in plan.steps() {
             if let Step::Lease(config) = step {
                 self.journal

@@ -42,9 +42,10 @@ use crate::delegate;
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Record};
 use crate::netlink::Handle;
-use crate::plan::{Output, StepRef};
+use crate::plan::{Output, Plan, StepRef};
 use crate::policy::guarded::Guarded;
 use crate::policy::sync::EnforceError;
+use crate::policy::unenforced::Unenforceable;
 
 /// What a node offers to every attachment. Shared by all operations.
 #[derive(Debug)]
@@ -86,6 +87,11 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// It could not be looked at.
     fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
+    /// Nothing that must be enforced is where nothing can be.
+    ///
+    /// # Errors
+    /// What, and whose word it is.
+    fn permit(&self, plan: &Plan) -> Result<(), Unenforceable>;
 }
 
 /// Where the progress of a plan is kept.

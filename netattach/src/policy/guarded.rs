@@ -90,7 +90,7 @@ fn endpoint(id: u32, pod: &PodRef, attachment: &AttachmentPlan, leased: &Leased)
 }
 
 /// Where an attachment is, as policies mean it.
-fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
+pub(super) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
     let network = attachment.network.split_once('/');
     let network = network.map(|(namespace, name)| Place::Network(NetworkRef::new(namespace, name)));
     network.into_iter().chain(attachment.default.then_some(Place::Default)).collect()

@@ -24,3 +24,4 @@ pub mod selector;
 pub mod sync;
 mod tables;
 mod traffic;
+pub mod unenforced;

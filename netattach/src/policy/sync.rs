@@ -17,10 +17,12 @@ use super::guarded::Guarded;
 use super::index::Endpoint;
 use super::model::{PolicyName, Severity};
 use super::passage::Passage;
+use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
 use crate::bpf::{self, BpfError, Dataplane, PolicyIds, Records};
 use crate::netlink::{self, Handle, Hook};
 use crate::netns::{Netns, NetnsError};
+use crate::plan::{AttachmentPlan, Plan, PodRef};
 use crate::report::Chain;
 use crate::source::Source;
 
@@ -326,6 +328,11 @@ impl Enforcer {
         state.programmed.endpoints.iter().map(row).collect()
     }
 
+    /// The policies that select an attachment which nothing judges.
+    pub fn without_effect(&self, pod: Option<&PodRef>, attachment: &AttachmentPlan) -> Vec<PolicyName> {
+        unenforced::selected(&self.source.snapshot(), self.options.network_policy, pod, attachment)
+    }
+
     /// What authors of policies should know.
     pub fn conditions(&self) -> Vec<Condition> {
         let state = self.lock();
@@ -572,6 +579,14 @@ impl Enforce for Enforcer {
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Self::verify_shared(self)
+    }
+
+    fn permit(&self, plan: &Plan) -> Result<(), Unenforceable> {
+        let objects = self.source.snapshot();
+        let permit = |attachment| {
+            unenforced::permit(&objects, self.options.network_policy, plan.sandbox.pod.as_ref(), attachment)
+        };
+        plan.attachments.iter().try_for_each(permit)
     }
 }
 
