@@ -111,6 +111,7 @@ fn a_removed_policy_frees_its_entries_and_no_other() {
     assert_eq!(rig.run(FromPod, &from_pod().udp(1, 2).frame()), Ok(()));
 }
 
+/// Rows: C94.
 #[test]
 fn a_policy_that_does_not_fit_is_refused_whole() {
     let rig = Rig::new();
@@ -127,6 +128,7 @@ fn a_policy_that_does_not_fit_is_refused_whole() {
     assert!(matches!(rig.dataplane.install_policy(0, &large), Err(BpfError::PolicyZero)));
 }
 
+/// Rows: C94.
 #[test]
 fn a_policy_that_fails_half_way_is_taken_back() {
     let rig = Rig::new();
