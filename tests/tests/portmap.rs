@@ -1,6 +1,5 @@
 //! Ports of the node that lead to a pod on an additional network, by the reference plugin `portmap`, which programs
 //! iptables in the node's namespace.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::os::unix::fs::symlink;
 

@@ -1,5 +1,4 @@
 //! Records cut off at every byte, as a death in the middle of a write leaves them.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::path::Path;
