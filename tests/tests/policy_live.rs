@@ -402,6 +402,24 @@ fn a_pod_that_is_attached_again_is_known_by_its_new_addresses() {
     scene.end();
 }
 
+/// The pod has no status yet, as while its init containers run.
+///
+/// Rows: C14, C90.
+#[test]
+fn a_pod_is_isolated_when_its_add_returns() {
+    let scene = Scene::new(&[("policy", nobody())]);
+    let Scene { server, client, .. } = &scene;
+    let attempts = NETWORKS.map(|network| (client, Via::Tcp, at(network, SERVER, 80), false));
+    let servers = serve(server, SERVER, &[80]);
+    assert_eq!(surprises(attempts.into()), Vec::<String>::new());
+    for network in [DEFAULT_NETWORK, "shop/storage"] {
+        let dropped = scene.dropped("server", network);
+        assert_eq!(dropped.as_object().unwrap().keys().collect::<Vec<_>>(), ["ingress-peer"], "{network}");
+    }
+    drop(servers);
+    scene.end();
+}
+
 /// Rows: C17.
 #[test]
 fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_network_says() {
