@@ -57,7 +57,7 @@ fn del_has_the_configuration_of_the_add_which_the_cache_shows() {
     node.add(&a).success();
     let mut added = node.take_calls().unwrap().remove(0)["stdin"].take();
     let key = Key { network: "chain".into(), container_id: a.container.clone(), ifname: "net1".into() };
-    let shown = ResultCache::new(&node.path("cni-cache")).read(&key).unwrap().unwrap();
+    let shown = ResultCache::new(node.path("cni-cache")).read(&key).unwrap().unwrap();
     let shown = shown.network().unwrap().plugins[1].raw().clone();
     assert_eq!(Value::Object(shown), json!({"type": "scripted", "key": 1}));
 
