@@ -121,8 +121,8 @@ fn udp_gets_the_rate_that_was_asked_for_and_tcp_no_more_in_each_direction() {
     ];
     for (what, rate) in cases {
         let part = rate / RATE as f64;
-        // TCP is at the mercy of its retransmission timer, and of how busy the machine is.
-        let least = if what.starts_with("TCP") { 0.4 } else { 0.95 };
+        // One TCP stream was measured between 0.93 and 1.01 on a busy machine, with bbr, cubic and reno.
+        let least = if what.starts_with("TCP") { 0.85 } else { 0.95 };
         assert!(
             (least..=1.05).contains(&part),
             "{what}: {rate:.0} bits per second, {part:.3} of what was asked"

@@ -37,8 +37,8 @@ impl Passage {
 
 /// A limit in bits per second with its burst in bits, as one of bytes.
 ///
-/// The burst is at least three tenths of a second's worth: what is too much is dropped, and a TCP sender that has lost a
-/// whole burst of segments is silent for two tenths. With less credit than that it could never make up for the silence.
+/// The burst is at least three tenths of a second's worth: what is too much is dropped, and a TCP sender that has to wait
+/// for its retransmission timer is silent for at least two tenths (Linux, `TCP_RTO_MIN`). The credit covers that silence.
 pub(super) fn rate(bits: Option<(u64, u64)>) -> Rate {
     bits.map_or(Rate::NONE, |(rate, burst)| Rate::new(rate / 8, burst.max(rate / 10 * 3) / 8))
 }
