@@ -7,6 +7,7 @@ pub mod manifest;
 mod namespace;
 pub mod node;
 pub mod packet;
+pub mod raw;
 pub mod runtime;
 pub mod snapshot;
 pub mod tools;

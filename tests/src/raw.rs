@@ -1,0 +1,97 @@
+//! Frames as they are, sent and seen by packet sockets.
+
+use std::io;
+use std::mem::{size_of, size_of_val};
+use std::num::NonZero;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, sockopt};
+
+use crate::Namespace;
+
+/// A packet socket (`packet(7)`) on one device: sends past the device's queueing discipline
+/// (`PACKET_QDISC_BYPASS`), sees every frame that the device receives. Frames are kept from when it was opened.
+#[derive(Debug)]
+pub struct RawSocket(OwnedFd);
+
+impl RawSocket {
+    /// Opens one on a device of a namespace.
+    ///
+    /// # Errors
+    /// There is no such device, or the kernel refuses.
+    pub fn open(namespace: &Namespace, device: &str) -> Result<Self> {
+        let every = (libc::ETH_P_ALL as u16).to_be();
+        let protocol = NonZero::new(u32::from(every)).map(Protocol::from_raw);
+        let socket =
+            namespace.run(|| rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, protocol))?;
+        let index = rustix::net::netdevice::name_to_index(&socket, device)
+            .with_context(|| format!("look for device {device}"))?;
+        // SAFETY: every field is a number or an array of numbers: all zeroes is a value.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = every;
+        address.sll_ifindex = i32::try_from(index)?;
+        // SAFETY: the kernel reads as many bytes of `address` as it is long; it lives through the call.
+        let bound = unsafe {
+            libc::bind(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+            )
+        };
+        succeeded(bound).with_context(|| format!("bind to device {device}"))?;
+        let on: libc::c_int = 1;
+        // SAFETY: the kernel reads as many bytes of `on` as it is long; it lives through the call.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_QDISC_BYPASS,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        succeeded(set).context("set PACKET_QDISC_BYPASS")?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a frame. That it is dropped on its way is not an error: the bypass tells of no drops by all drivers.
+    ///
+    /// # Errors
+    /// The device is down or gone.
+    pub fn send(&self, frame: &[u8]) -> Result<()> {
+        match rustix::net::send(&self.0, frame, SendFlags::empty()) {
+            Ok(_) | Err(rustix::io::Errno::NOBUFS) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The frames seen until, and with, one that ends in these bytes; all that came if none did in time.
+    ///
+    /// # Errors
+    /// The socket fails.
+    pub fn frames_until(&self, end: &[u8], patience: Duration) -> Result<Vec<Vec<u8>>> {
+        let deadline = Instant::now() + patience;
+        let mut frames: Vec<Vec<u8>> = Vec::new();
+        let mut buffer = [0; 2048];
+        while frames.last().is_none_or(|frame| !frame.ends_with(end)) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, Some(left))?;
+            match rustix::net::recv(&self.0, &mut buffer, RecvFlags::empty()) {
+                Ok((length, _)) => frames.push(buffer[..length].to_vec()),
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(frames)
+    }
+}
+
+fn succeeded(code: libc::c_int) -> io::Result<()> {
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
