@@ -9,6 +9,14 @@ mod document;
 mod netlink;
 mod pods;
 
+use std::thread;
+
+use anyhow::{Context, anyhow, bail};
+use serde::Serialize;
+
+use crate::screen;
+use crate::setup;
+
 /// How the result is printed.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
@@ -16,4 +24,37 @@ pub enum Output {
     Table,
     /// Every sample, for a program.
     Json,
+}
+
+/// Prepares the machine, then measures on a thread that leaves the machine's namespace for good: it and all its
+/// children live on the bench's node.
+fn measured<T: Send>(
+    output: Output,
+    scope: setup::Scope,
+    build: impl FnOnce() -> anyhow::Result<()>,
+    measure: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    if !crate::child::is_root() {
+        bail!(screen::Stuck::new("attaching takes root", "run the benchmark as root"));
+    }
+    if output == Output::Json {
+        screen::silence();
+    }
+    setup::run(scope)?;
+    build()?;
+    screen::heading("bench");
+    thread::scope(|scope| {
+        scope.spawn(measure).join().map_err(|_| anyhow!("the measuring thread panicked"))?
+    })
+}
+
+/// Prints a report: as this table, or every sample of it.
+fn print(output: Output, report: &impl Serialize, table: &str) -> anyhow::Result<()> {
+    match output {
+        Output::Table => screen::line(&format!("\n{table}")),
+        Output::Json => {
+            screen::line(&serde_json::to_string_pretty(report).context("write the figures as JSON")?);
+        }
+    }
+    Ok(())
 }

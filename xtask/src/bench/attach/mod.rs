@@ -17,7 +17,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 
 use self::figures::{Figures, Report};
 use super::pods::{Node, Pod};
-use super::{Output, document};
+use super::{Output, document, measured, print};
 use crate::screen::{self, Done, Progress};
 use crate::{dist, setup};
 
@@ -70,33 +70,19 @@ struct Samples {
 /// # Errors
 /// Not root, a tool is missing, or a contender failed or left something behind.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    if !crate::child::is_root() {
-        bail!(screen::Stuck::new("attaching takes root", "run the benchmark as root"));
-    }
     if let Some(unknown) = options.without.iter().find(|name| !CONTENDERS.contains(&name.as_str())) {
         let next = format!("the names are: {}", CONTENDERS.join("; "));
         bail!(screen::Stuck::new(format!("there is no contender named `{unknown}`"), next));
     }
-    if options.output == Output::Json {
-        screen::silence();
-    }
-    setup::run(setup::Scope::Usual)?;
-    if options.without.iter().all(|name| name != netattach::NAME) {
-        dist::build()?;
-    }
-    screen::heading("bench");
-    let measured = thread::scope(|scope| {
-        // The thread leaves the machine's namespace for good: it and all its children live on the bench's node.
-        scope.spawn(|| measure(options)).join().map_err(|_| anyhow!("the measuring thread panicked"))?
-    })?;
-    match options.output {
-        Output::Table => screen::line(&format!("\n{}", table::table(&measured))),
-        Output::Json => {
-            screen::line(&serde_json::to_string_pretty(&measured).context("write the figures as JSON")?);
-        }
-    }
+    let build = || match options.without.iter().any(|name| name == netattach::NAME) {
+        true => Ok(()),
+        false => dist::build(),
+    };
+    let report = measured(options.output, setup::Scope::Usual, build, || measure(options))?;
+    let table = table::table(&report);
+    print(options.output, &report, &table)?;
     if options.write {
-        document::update("attach", &measured.command, &table::table(&measured))?;
+        document::update("attach", &report.command, &table)?;
     }
     Ok(())
 }

@@ -6,16 +6,15 @@ mod paths;
 mod table;
 
 use std::num::NonZeroU16;
-use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::Context;
 
 use self::figures::{Report, Samples};
 use self::load::Kind;
 use self::paths::{PORTS, Path};
 use super::pods::Node;
-use super::{Output, document};
+use super::{Output, document, measured, print};
 use crate::screen::{self, Done};
 use crate::{dist, setup};
 
@@ -39,27 +38,11 @@ pub struct Options {
 /// # Errors
 /// Not root, a tool is missing, or a path does not carry traffic.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    if !crate::child::is_root() {
-        bail!(screen::Stuck::new("attaching takes root", "run the benchmark as root"));
-    }
-    if options.output == Output::Json {
-        screen::silence();
-    }
-    setup::run(setup::Scope::Comparing)?;
-    dist::build()?;
-    screen::heading("bench");
-    let measured = thread::scope(|scope| {
-        // The thread leaves the machine's namespace for good: it and all its children live on the bench's node.
-        scope.spawn(|| measure(options)).join().map_err(|_| anyhow!("the measuring thread panicked"))?
-    })?;
-    match options.output {
-        Output::Table => screen::line(&format!("\n{}", table::tables(&measured))),
-        Output::Json => {
-            screen::line(&serde_json::to_string_pretty(&measured).context("write the figures as JSON")?);
-        }
-    }
+    let report = measured(options.output, setup::Scope::Comparing, dist::build, || measure(options))?;
+    let tables = table::tables(&report);
+    print(options.output, &report, &tables)?;
     if options.write {
-        document::update("dataplane", &measured.command, &table::tables(&measured))?;
+        document::update("dataplane", &report.command, &tables)?;
     }
     Ok(())
 }
