@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a rig that cannot be set up is a failed test")]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use netattach_tests::manifest::{network, pod};
@@ -170,12 +170,12 @@ fn somebody_elses_file_is_left_alone() {
 fn an_agent_that_dies_while_writing_leaves_no_half_file() {
     const WRITTEN: &str = "replace:\"written\"";
     let (mut node, mut other) = (node(), node());
-    let agent = executable("crash-agent").unwrap();
+    let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
     let start_as = |node: &mut Node, at: &str| {
         let crash = node.path("crash");
         fs::create_dir(&crash).unwrap();
         fs::write(crash.join("at"), at).unwrap();
-        node.start_as(&agent, &[("NETATTACH_CRASH_DIR", crash.to_str().unwrap())])
+        node.start_as(agent, &[("NETATTACH_CRASH_DIR", crash.to_str().unwrap())])
     };
     let points = |node: &Node| fs::read_to_string(node.path("crash/log")).unwrap();
     // Another agent tells how many points come before.
