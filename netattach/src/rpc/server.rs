@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -272,18 +272,36 @@ async fn send(stream: &mut UnixStream, bytes: Vec<u8>, patience: Duration) -> Re
     }
 }
 
-/// Takes `PATH.lock`, which outlives sockets: whoever has it may remove the socket of the one before.
+/// How long the lock of an agent that is gone may still be seen: a plugin that it had just forked shares its open
+/// files until the plugin is executed, and a kill reaches the agent alone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often the lock is tried meanwhile.
+const LOCK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Takes `PATH.lock`, which outlives sockets: whoever has it may remove the socket of the one before. Blocks for
+/// [`LOCK_PATIENCE`] while another has it.
 fn lock_beside(path: &Path) -> Result<OwnedFd, ListenError> {
     let mut lock = path.as_os_str().to_owned();
     lock.push(".lock");
     let lock = PathBuf::from(lock);
     let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
-    let locked = rustix::fs::open(&lock, flags, Mode::RUSR | Mode::WUSR)
-        .and_then(|fd| rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).map(|()| fd));
-    match locked {
-        Ok(fd) => Ok(fd),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::Served { socket: path.to_owned(), lock }),
-        Err(error) => Err(ListenError::Lock { lock, source: error.into() }),
+    let fd = match rustix::fs::open(&lock, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) => fd,
+        Err(error) => return Err(ListenError::Lock { lock, source: error.into() }),
+    };
+    let began = Instant::now();
+    loop {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(fd),
+            Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_INTERVAL);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(ListenError::Served { socket: path.to_owned(), lock });
+            }
+            Err(error) => return Err(ListenError::Lock { lock, source: error.into() }),
+        }
     }
 }
 
@@ -455,6 +473,19 @@ mod tests {
         assert!(!socket.exists());
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
         Listener::bind(&socket).unwrap();
+    }
+
+    #[test]
+    fn the_lock_of_an_agent_that_was_killed_may_outlive_it_for_a_moment() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("netattach.sock");
+        let held = lock_beside(&socket).unwrap();
+        let child = std::thread::spawn(move || {
+            std::thread::sleep(LOCK_INTERVAL * 10);
+            drop(held);
+        });
+        drop(lock_beside(&socket).unwrap());
+        child.join().unwrap();
     }
 
     #[test]
