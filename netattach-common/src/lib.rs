@@ -13,6 +13,7 @@
 pub mod address;
 pub mod attachment;
 pub mod decide;
+pub mod fast;
 pub mod flow;
 pub mod fragment;
 pub mod key;
@@ -25,6 +26,7 @@ pub mod stats;
 
 pub use address::{Address, Ip4, Ip6, Mac, Port};
 pub use attachment::{AttachmentRecord, PolicyIds};
+pub use fast::{Decline, FastPort, FastStats, StationKey};
 pub use flow::{Flow, FlowKey};
 pub use fragment::{FragmentKey, Fragmented};
 pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey, VlanKey};
@@ -34,7 +36,7 @@ pub use record::Record;
 pub use stats::{Stats, Traffic};
 
 /// Version of every layout in this crate. The agent pins the maps below `<root>/v<LAYOUT_VERSION>`.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// IP protocol numbers (IANA) that the packet path tells apart.
 pub mod protocol {
@@ -77,7 +79,7 @@ const _: () = assert!(size_of::<Config>() == 24);
 
 /// Entries of each map unless the agent asks for others.
 pub mod capacity {
-    /// `na_link`, `na_att`, `na_policy`, `na_stat`: attachments of one node, id 0 included.
+    /// `na_link`, `na_att`, `na_policy`, `na_stat`, `na_fast_*`: attachments of one node, id 0 included.
     pub const ATTACHMENTS: usize = 8192;
     /// `na_addr4`, `na_addr6`: allowed source addresses.
     pub const ADDRESSES: usize = 32_768;

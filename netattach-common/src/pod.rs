@@ -1,8 +1,9 @@
 //! `aya::Pod` for every type that is a map key or value.
 
 use crate::{
-    AddressKey, AttachmentRecord, Config, Flow, FlowKey, FragmentKey, Fragmented, Ip4, Ip6, Limits,
-    PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record, RuleKey, Stats, Traffic, VlanKey,
+    AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
+    Ip6, Limits, PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record, RuleKey, StationKey, Stats,
+    Traffic, VlanKey,
 };
 
 macro_rules! pod {
@@ -20,6 +21,8 @@ pod!(
     AddressKey<Ip6>,
     AttachmentRecord,
     Config,
+    FastPort,
+    FastStats,
     Flow,
     FlowKey<Ip4>,
     FlowKey<Ip6>,
@@ -35,6 +38,7 @@ pod!(
     Rate,
     Record,
     RuleKey,
+    StationKey,
     Stats,
     Traffic,
     VlanKey,

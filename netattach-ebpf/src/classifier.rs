@@ -1,4 +1,4 @@
-//! The two entry points and the order in which a packet is judged.
+//! The entry points of the two hooks and the order in which a packet is judged.
 
 use core::mem::MaybeUninit;
 
@@ -10,7 +10,7 @@ use aya_ebpf::{
 use netattach_common::{AttachmentRecord, DropReason, Hook, Ip4, Ip6, PolicyIds, attachment::flag};
 
 use crate::{
-    antispoof, conntrack, count, fragment,
+    antispoof, conntrack, count, fast, fragment,
     frame::{self, Frame, ethertype},
     limit,
     maps::{self, Family},
@@ -35,31 +35,50 @@ impl From<DropReason> for Denied {
 
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
-    run(&ctx, Hook::FromPod)
+    let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
+    match verdict(&ctx, id, Hook::FromPod) {
+        Ok(sort) => {
+            fast::hand_over(&ctx, id, sort);
+            TC_ACT_UNSPEC
+        }
+        Err(()) => TC_ACT_SHOT as i32,
+    }
 }
 
 #[classifier]
 pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
-    run(&ctx, Hook::ToPod)
+    let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
+    match verdict(&ctx, id, Hook::ToPod) {
+        Ok(_) => TC_ACT_UNSPEC,
+        Err(()) => TC_ACT_SHOT as i32,
+    }
 }
 
+/// What a packet that may pass is to whoever carries it on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// IP traffic without VLAN tags, or traffic that nobody had to look at.
+    Data,
+    /// What keeps a link going: ARP, neighbour discovery, other ethertypes than IP, tagged frames.
+    Control,
+}
+
+/// Judges a packet, counts it and tells of it when it is dropped. `Err`: it must not go on.
 #[inline(always)]
-fn run(ctx: &TcContext, hook: Hook) -> i32 {
-    let id = maps::attachment_of(frame::ifindex(ctx)).unwrap_or(0);
+pub(crate) fn verdict(ctx: &TcContext, id: u32, hook: Hook) -> Result<Sort, ()> {
     let verdict = match Scope::of(id, hook) {
-        Some(scope) => judge(ctx, &scope).and_then(|()| Ok(limit::bytes(ctx, &scope)?)),
+        Some(scope) => judge(ctx, &scope).and_then(|sort| {
+            limit::bytes(ctx, &scope)?;
+            Ok(sort)
+        }),
         None => Err(DropReason::Unbound.into()),
     };
-    count::packet(id, hook, ctx.len(), verdict.map_err(|denied| denied.reason));
-    match verdict {
-        Ok(()) => TC_ACT_UNSPEC,
-        Err(Denied { reason, told }) => {
-            if !told {
-                record::dropped_unread(ctx, id, hook, reason);
-            }
-            TC_ACT_SHOT as i32
+    count::packet(id, hook, ctx.len(), verdict.map(|_| ()).map_err(|denied| denied.reason));
+    verdict.map_err(|Denied { reason, told }| {
+        if !told {
+            record::dropped_unread(ctx, id, hook, reason);
         }
-    }
+    })
 }
 
 /// One attachment's view of one packet.
@@ -83,11 +102,11 @@ impl Scope<'_> {
 }
 
 #[inline(always)]
-fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), Denied> {
+fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<Sort, Denied> {
     let record = scope.record;
     let unguarded = scope.policies.none() && !record.has(flag::PENDING);
     if scope.hook == Hook::ToPod && unguarded {
-        return Ok(());
+        return Ok(Sort::Data);
     }
     frame::pull(ctx, packet::HEADERS);
     let mut room = MaybeUninit::<Frame>::uninit();
@@ -99,18 +118,18 @@ fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), Denied> {
         return Err(DropReason::SourceMac.into());
     }
     match frame.ethertype {
-        ethertype::ARP if from_pod => Ok(antispoof::arp(ctx, scope, frame)?),
-        ethertype::ARP => Ok(()),
+        ethertype::ARP if from_pod => Ok(antispoof::arp(ctx, scope, frame).map(|()| Sort::Control)?),
+        ethertype::ARP => Ok(Sort::Control),
         ethertype::IPV4 => ip::<Ip4>(ctx, scope, frame),
         ethertype::IPV6 => ip::<Ip6>(ctx, scope, frame),
         _ if record.has(flag::PENDING) => Err(DropReason::Pending.into()),
-        _ => Ok(()),
+        _ => Ok(Sort::Control),
     }
 }
 
 /// Judges an IP packet. Out of line: one of the two versions is on the stack at a time.
 #[inline(never)]
-fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<(), Denied> {
+fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<Sort, Denied> {
     let mut room = MaybeUninit::<Packet<A>>::uninit();
     A::read(ctx, frame, &mut room)?;
     // SAFETY: `read` has written it unless it failed.
@@ -120,7 +139,8 @@ fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<()
         Hook::ToPod => Ok(()),
     };
     match verdict.and_then(|()| judge_ip(ctx, scope, packet)) {
-        Ok(()) => Ok(()),
+        Ok(()) if frame.tagged || packet.kind == Kind::LinkControl => Ok(Sort::Control),
+        Ok(()) => Ok(Sort::Data),
         Err(reason) => {
             record::dropped(ctx, scope, packet, reason);
             Err(Denied { reason, told: true })

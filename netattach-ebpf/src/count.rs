@@ -1,6 +1,6 @@
 //! Counters: one block per attachment and CPU, so plain additions do.
 
-use netattach_common::{DropReason, Hook, Stats};
+use netattach_common::{Decline, DropReason, Hook, Stats};
 
 use crate::maps;
 
@@ -51,6 +51,26 @@ pub(crate) fn record_withheld(attachment: u32) {
 #[inline(always)]
 pub(crate) fn record_lost(attachment: u32) {
     with(attachment, |stats| stats.records_lost += 1);
+}
+
+/// Counts a packet that an attachment received by the short way.
+#[inline(always)]
+pub(crate) fn short_way(attachment: u32, bytes: u32) {
+    if let Some(stats) = maps::fast_stats(attachment) {
+        // SAFETY: as in `with`.
+        let received = unsafe { &mut (*stats).received };
+        received.packets += 1;
+        received.bytes += u64::from(bytes);
+    }
+}
+
+/// Counts a packet of an attachment that was left to the stack.
+#[inline(always)]
+pub(crate) fn declined(attachment: u32, reason: Decline) {
+    if let Some(stats) = maps::fast_stats(attachment) {
+        // SAFETY: as in `with`.
+        unsafe { (&mut (*stats).declined)[reason as usize] += 1 };
+    }
 }
 
 /// Credits a rule with a flow it allowed.

@@ -79,6 +79,12 @@ pub(crate) fn pull(ctx: &TcContext, headers: usize) {
     }
 }
 
+/// Destination address, in place.
+#[inline(always)]
+pub(crate) fn destination(ctx: &TcContext) -> Result<&Mac, DropReason> {
+    at(ctx, 0)
+}
+
 /// Reads the Ethernet header and the VLAN tags. Each tag must be one that the attachment may use. Whoever calls it
 /// has room for the outcome.
 #[inline(never)]

@@ -34,6 +34,8 @@ mod conntrack;
 #[cfg(target_arch = "bpf")]
 mod count;
 #[cfg(target_arch = "bpf")]
+mod fast;
+#[cfg(target_arch = "bpf")]
 mod fragment;
 #[cfg(target_arch = "bpf")]
 mod frame;

@@ -20,6 +20,11 @@
 //! | `na_limit` | attachment id | [`Limits`] | agent; programs charge | ids run out |
 //! | `na_record` | | [`Record`]s | programs; agent reads | records are lost and counted |
 //! | `na_stat` | attachment id | [`Stats`], per CPU | programs; agent clears | ids run out |
+//! | `na_fast_port` | attachment id | [`FastPort`] | agent | ids run out |
+//! | `na_fast_mac` | [`StationKey`] | attachment id | agent | the attachment's packets take the stack |
+//! | `na_fast_stat` | attachment id | [`FastStats`], per CPU | programs; agent clears | ids run out |
+//! | `na_fast_until` | 0 | nanoseconds of the monotonic clock | agent | one entry |
+//! | `na_prog` | 0 | `na_fast` | agent | one entry |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
 //! The hash maps that only the agent fills are not preallocated: their memory follows their use.
@@ -27,13 +32,16 @@
 use crate::packet::Version;
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, lpm_trie::Key},
+    btf_maps::{
+        Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf, lpm_trie::Key,
+    },
     macros::btf_map,
     maps::ring_buf::RingBufEntry,
+    programs::TcContext,
 };
 use netattach_common::{
-    AddressKey, AttachmentRecord, Config, Flow, FlowKey, FragmentKey, Fragmented, Ip4, Ip6, Limits,
-    PolicyAddress, PolicyIds, PortKey, PortRule, Record, RuleKey, Stats, VlanKey,
+    AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
+    Ip6, Limits, PolicyAddress, PolicyIds, PortKey, PortRule, Record, RuleKey, StationKey, Stats, VlanKey,
     capacity::{
         ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, PEERS_V4, PEERS_V6, PORTS, RECORD_BYTES,
         RULES, VLANS,
@@ -81,6 +89,16 @@ static LIMIT: Array<Limits, ATTACHMENTS> = Array::new();
 static RECORD: RingBuf<Record, RECORD_BYTES> = RingBuf::new();
 #[btf_map(name = "na_stat")]
 static STATS: PerCpuArray<Stats, ATTACHMENTS> = PerCpuArray::new();
+#[btf_map(name = "na_fast_port")]
+static FAST_PORT: Array<FastPort, ATTACHMENTS> = Array::new();
+#[btf_map(name = "na_fast_mac")]
+static STATION: HashMap<StationKey, u32, ATTACHMENTS, SPARSE> = HashMap::new();
+#[btf_map(name = "na_fast_stat")]
+static FAST_STATS: PerCpuArray<FastStats, ATTACHMENTS> = PerCpuArray::new();
+#[btf_map(name = "na_fast_until")]
+static FAST_UNTIL: Array<u64, 1> = Array::new();
+#[btf_map(name = "na_prog")]
+static PROGRAM: ProgramArray<1> = ProgramArray::new();
 #[btf_map(name = "na_cfg")]
 static CONFIG: Array<Config, 1> = Array::new();
 
@@ -142,6 +160,39 @@ pub(crate) fn limits(attachment: u32) -> Option<*mut Limits> {
 #[inline(always)]
 pub(crate) fn new_record() -> Option<RingBufEntry<Record>> {
     RECORD.reserve(0)
+}
+
+/// An attachment's place on the short way, `None` when the id is out of range.
+#[inline(always)]
+pub(crate) fn fast_port(attachment: u32) -> Option<&'static FastPort> {
+    FAST_PORT.get(attachment)
+}
+
+/// The attachment that has an Ethernet address on a bridge and takes the short way.
+#[inline(always)]
+pub(crate) fn station(key: &StationKey) -> Option<u32> {
+    // SAFETY: as in `attachment_of`.
+    unsafe { STATION.get(key) }.copied()
+}
+
+/// Until when the short way may be taken: nanoseconds of the monotonic clock.
+#[inline(always)]
+pub(crate) fn fast_until() -> u64 {
+    // SAFETY: an aligned word of a map value, which stays in place as long as the map does.
+    FAST_UNTIL.get_ptr(0).map_or(0, |until| unsafe { until.read_volatile() })
+}
+
+/// This CPU's counters of the short way of an attachment.
+#[inline(always)]
+pub(crate) fn fast_stats(attachment: u32) -> Option<*mut FastStats> {
+    FAST_STATS.get_ptr_mut(attachment)
+}
+
+/// Goes on in `na_fast`. Returns when the slot is empty.
+#[inline(always)]
+pub(crate) fn tail_call_fast(ctx: &TcContext) {
+    // SAFETY: nothing that is alive here needs to be dropped.
+    unsafe { PROGRAM.tail_call(ctx, 0) }
 }
 
 /// The maps of one address family.

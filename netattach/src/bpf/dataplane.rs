@@ -14,7 +14,8 @@ use netattach_common::{AttachmentRecord, Hook, LAYOUT_VERSION, PolicyIds, Stats,
 use rustix::thread::MembarrierCommand;
 
 use super::attachments::{Attachment, Attachments};
-use super::pin::{Found, Pins, exists, map_name, specs};
+use super::fast::FastPath;
+use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
 use super::records::Records;
 use super::sys::SharedWords;
@@ -116,8 +117,8 @@ impl Dataplane {
             })?;
         }
         Ok(Self {
-            from_pod: open_program(&pins.program(Hook::FromPod))?,
-            to_pod: open_program(&pins.program(Hook::ToPod))?,
+            from_pod: open_program(&pins.program(Program::At(Hook::FromPod)))?,
+            to_pod: open_program(&pins.program(Program::At(Hook::ToPod)))?,
             object_tag: object.tag,
             attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
             policies: Mutex::new(policies),
@@ -260,6 +261,11 @@ impl Dataplane {
     /// What the programs tell about packets, from where the last reader stopped. One reader at a time.
     pub fn records(&self) -> Result<Records, BpfError> {
         Records::open(&self.pins)
+    }
+
+    /// The short way between pods, with nobody on it. One owner at a time.
+    pub fn fast_path(&self) -> Result<FastPath, BpfError> {
+        FastPath::open(&self.pins, self.cpus)
     }
 
     /// Every attachment that has a record, for recovery.

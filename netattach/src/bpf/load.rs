@@ -3,12 +3,12 @@
 use std::fs;
 
 use aya::EbpfLoader;
+use aya::maps::{MapData, ProgramArray};
 use aya::programs::SchedClassifier;
-use netattach_common::Hook;
 
 use super::BpfError;
 use super::object::Object;
-use super::pin::{MapSpec, Pins, program_name};
+use super::pin::{MapSpec, Pins, Program, map_name};
 use super::sys;
 
 /// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
@@ -26,20 +26,25 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
         loader.map_max_entries(spec.name, spec.max_entries);
     }
     let mut ebpf = loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Box::new(error)))?;
-    for hook in [Hook::FromPod, Hook::ToPod] {
-        let name = program_name(hook);
+    let mut slots: ProgramArray<MapData> = pins.open(map_name::PROGRAM)?;
+    for which in Program::ALL {
+        let name = which.name();
         let failed = |source| BpfError::LoadProgram { program: name, source };
         let program: &mut SchedClassifier =
             ebpf.program_mut(name).ok_or(BpfError::NoProgram(name))?.try_into().map_err(failed)?;
         program.load().map_err(failed)?;
-        replace_pin(program, pins, hook)?;
+        if let Some(slot) = which.slot() {
+            let fd = program.fd().map_err(failed)?;
+            slots.set(slot, fd, 0).map_err(|source| BpfError::WriteMap { map: map_name::PROGRAM, source })?;
+        }
+        replace_pin(program, pins, which)?;
     }
     Ok(())
 }
 
 /// Pins beside, then renames over: at every moment one of the two programs is pinned.
-fn replace_pin(program: &mut SchedClassifier, pins: &Pins, hook: Hook) -> Result<(), BpfError> {
-    let next = pins.next_program(hook);
+fn replace_pin(program: &mut SchedClassifier, pins: &Pins, which: Program) -> Result<(), BpfError> {
+    let next = pins.next_program(which);
     // Left behind by an agent that was killed here.
     match fs::remove_file(&next) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -48,13 +53,13 @@ fn replace_pin(program: &mut SchedClassifier, pins: &Pins, hook: Hook) -> Result
         _ => {}
     }
     program.pin(&next).map_err(|source| BpfError::PinProgram {
-        program: program_name(hook),
+        program: which.name(),
         path: next.clone(),
         source,
     })?;
-    fs::rename(&next, pins.program(hook)).map_err(|source| BpfError::PinTree {
+    fs::rename(&next, pins.program(which)).map_err(|source| BpfError::PinTree {
         action: "put a new program in place of",
-        path: pins.program(hook),
+        path: pins.program(which),
         source,
     })
 }

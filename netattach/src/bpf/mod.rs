@@ -1,8 +1,9 @@
 //! The only module that talks to BPF: the packet programs, their maps, and where both are pinned.
 //!
 //! ```text
-//! <root>/v2/na_link, na_att, ...        maps: the whole state of the packet path
-//! <root>/v2/prog/na_from_pod, na_to_pod programs, attached to every host-side device
+//! <root>/v3/na_link, na_att, ...        maps: the whole state of the packet path
+//! <root>/v3/prog/na_from_pod, na_to_pod programs, attached to every host-side device
+//! <root>/v3/prog/na_fast                where na_from_pod goes on, by the map na_prog
 //! ```
 //!
 //! [`Dataplane::open`] loads the programs once and finds them again after a restart; adding an attachment
@@ -15,6 +16,7 @@
 mod attachments;
 mod dataplane;
 mod error;
+mod fast;
 mod load;
 mod object;
 mod pin;
@@ -27,8 +29,9 @@ pub mod sys;
 pub use attachments::{Attachment, Checks};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
+pub use fast::{FastPath, Place};
 pub use netattach_common::{
-    AttachmentRecord, DropReason, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
+    AttachmentRecord, Decline, DropReason, FastStats, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
 };
 pub use pin::remove_all_pins;
 pub use records::Records;

@@ -39,18 +39,47 @@ pub(super) mod map_name {
     pub(in super::super) const RECORD: &str = "na_record";
     pub(in super::super) const STATS: &str = "na_stat";
     pub(in super::super) const CONFIG: &str = "na_cfg";
+    pub(in super::super) const FAST_PORT: &str = "na_fast_port";
+    pub(in super::super) const STATION: &str = "na_fast_mac";
+    pub(in super::super) const FAST_STATS: &str = "na_fast_stat";
+    pub(in super::super) const FAST_UNTIL: &str = "na_fast_until";
+    pub(in super::super) const PROGRAM: &str = "na_prog";
 
-    pub(in super::super) const ALL: [&str; 20] = [
+    pub(in super::super) const ALL: &[&str] = &[
         LINK, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE, FLOW4,
-        FLOW6, FRAGMENT4, FRAGMENT6, VLAN, LIMIT, RECORD, STATS, CONFIG,
+        FLOW6, FRAGMENT4, FRAGMENT6, VLAN, LIMIT, RECORD, STATS, CONFIG, FAST_PORT, STATION, FAST_STATS,
+        FAST_UNTIL, PROGRAM,
     ];
 }
 
-/// Name of the program of a hook, in the object, in the kernel and as a pin.
-pub(super) const fn program_name(hook: Hook) -> &'static str {
-    match hook {
-        Hook::FromPod => "na_from_pod",
-        Hook::ToPod => "na_to_pod",
+/// A program of the object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Program {
+    /// Attached to devices.
+    At(Hook),
+    /// Where [`Hook::FromPod`]'s goes on by a tail call.
+    Fast,
+}
+
+impl Program {
+    /// Those that others go on in come first.
+    pub(super) const ALL: [Self; 3] = [Self::Fast, Self::At(Hook::FromPod), Self::At(Hook::ToPod)];
+
+    /// Its name in the object, in the kernel and as a pin.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::At(Hook::FromPod) => "na_from_pod",
+            Self::At(Hook::ToPod) => "na_to_pod",
+            Self::Fast => "na_fast",
+        }
+    }
+
+    /// Its slot in the map of programs, if others go on in it.
+    pub(super) const fn slot(self) -> Option<u32> {
+        match self {
+            Self::Fast => Some(0),
+            Self::At(_) => None,
+        }
     }
 }
 
@@ -77,6 +106,8 @@ enum MapKind {
     PerCpuArray,
     LruHash,
     LpmTrie,
+    /// Programs to go on in.
+    ProgramArray,
     /// No keys; the size in bytes instead of entries.
     RingBuffer,
 }
@@ -89,6 +120,7 @@ impl MapKind {
             Self::SharedArray => (2, BPF_F_MMAPABLE),
             Self::PerCpuHash => (5, BPF_F_NO_PREALLOC),
             Self::PerCpuArray => (6, 0),
+            Self::ProgramArray => (3, 0),
             Self::LruHash => (9, 0),
             Self::LpmTrie => (11, BPF_F_NO_PREALLOC),
             Self::RingBuffer => (27, 0),
@@ -97,7 +129,7 @@ impl MapKind {
 }
 
 /// All maps, with the capacities of `config`.
-pub(super) fn specs(config: &Config) -> [MapSpec; 20] {
+pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
     use map_name as name;
 
     fn spec<K, V>(name: &'static str, kind: MapKind, max_entries: u32) -> MapSpec {
@@ -105,7 +137,7 @@ pub(super) fn specs(config: &Config) -> [MapSpec; 20] {
     }
     /// A prefix: its length in bits, then the data.
     type Prefix<K> = (u32, K);
-    [
+    vec![
         spec::<u32, u32>(name::LINK, MapKind::Hash, config.max_attachments),
         spec::<u32, common::AttachmentRecord>(name::ATTACHMENT, MapKind::Array, config.max_attachments),
         spec::<u32, common::PolicyIds>(name::POLICY, MapKind::SharedArray, config.max_attachments),
@@ -126,6 +158,11 @@ pub(super) fn specs(config: &Config) -> [MapSpec; 20] {
         spec::<(), ()>(name::RECORD, MapKind::RingBuffer, config.record_bytes),
         spec::<u32, common::Stats>(name::STATS, MapKind::PerCpuArray, config.max_attachments),
         spec::<u32, common::Config>(name::CONFIG, MapKind::Array, 1),
+        spec::<u32, common::FastPort>(name::FAST_PORT, MapKind::Array, config.max_attachments),
+        spec::<common::StationKey, u32>(name::STATION, MapKind::Hash, config.max_attachments),
+        spec::<u32, common::FastStats>(name::FAST_STATS, MapKind::PerCpuArray, config.max_attachments),
+        spec::<u32, u64>(name::FAST_UNTIL, MapKind::Array, 1),
+        spec::<u32, u32>(name::PROGRAM, MapKind::ProgramArray, 1),
     ]
 }
 
@@ -157,19 +194,19 @@ impl Pins {
         self.version.join(name)
     }
 
-    pub(super) fn program(&self, hook: Hook) -> PathBuf {
-        self.programs.join(program_name(hook))
+    pub(super) fn program(&self, program: Program) -> PathBuf {
+        self.programs.join(program.name())
     }
 
     /// Every pin that there is while nothing is amiss.
     pub(super) fn all(&self) -> impl Iterator<Item = PathBuf> {
-        let programs = [Hook::FromPod, Hook::ToPod].map(|hook| self.program(hook));
+        let programs = Program::ALL.map(|program| self.program(program));
         programs.into_iter().chain(map_name::ALL.iter().map(|name| self.map(name)))
     }
 
     /// Where a program waits before it takes the place of its predecessor.
-    pub(super) fn next_program(&self, hook: Hook) -> PathBuf {
-        self.programs.join(format!("next_{}", program_name(hook)))
+    pub(super) fn next_program(&self, program: Program) -> PathBuf {
+        self.programs.join(format!("next_{}", program.name()))
     }
 
     /// Makes the directories, if the root is on a BPF filesystem.
@@ -197,12 +234,12 @@ impl Pins {
                 found += 1;
             }
         }
-        for hook in [Hook::FromPod, Hook::ToPod] {
-            found += usize::from(exists(&self.program(hook))?);
+        for program in Program::ALL {
+            found += usize::from(exists(&self.program(program))?);
         }
         Ok(match found {
             0 => Found::Nothing,
-            all if all == specs.len() + 2 => Found::Everything,
+            all if all == specs.len() + Program::ALL.len() => Found::Everything,
             _ => Found::Some,
         })
     }
@@ -293,7 +330,7 @@ mod tests {
     #[test]
     fn names_fit_the_kernel() {
         let config = Config::new("/sys/fs/bpf/x");
-        let programs = [Hook::FromPod, Hook::ToPod].map(program_name);
+        let programs = Program::ALL.map(Program::name);
         for name in specs(&config).iter().map(|spec| spec.name).chain(programs) {
             assert!(name.len() <= 15, "{name}");
         }

@@ -26,6 +26,7 @@ use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp
 use Hook::{FromPod, ToPod};
 
 mod cost;
+mod fast;
 mod flows;
 mod fragments;
 mod generated;

@@ -1,0 +1,138 @@
+//! The short way from one pod of a node to another: who may take it, and what became of packets that could not.
+
+use crate::address::Mac;
+use crate::stats::Traffic;
+
+/// Value of map `na_fast_port`: an attachment's place on the short way. All zero: it has none, and what the pod sends
+/// and receives takes the way through the node's network stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FastPort {
+    /// Index of the bridge that the node's end is a port of, 0 for none. Frames stay within one bridge.
+    pub bridge: u32,
+    /// MTU of the node's end, in bytes: longer packets are left to the stack, which knows what to answer.
+    pub mtu: u32,
+}
+
+/// Key of map `na_fast_mac`: an Ethernet address on a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct StationKey {
+    /// Index of the bridge.
+    pub bridge: u32,
+    /// The address.
+    pub mac: Mac,
+    /// Zero.
+    pub pad: [u8; 2],
+}
+
+impl StationKey {
+    /// The key of an address on a bridge.
+    #[inline(always)]
+    pub const fn new(bridge: u32, mac: Mac) -> Self {
+        Self { bridge, mac, pad: [0; 2] }
+    }
+}
+
+macro_rules! declines {
+    ($($(#[$doc:meta])* $number:literal $variant:ident $name:literal,)+) => {
+        /// Why a packet that an attachment of the short way sent took the way through the stack. The number is the
+        /// index into [`FastStats::declined`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Decline {
+            $($(#[$doc])* $variant = $number,)+
+        }
+
+        impl Decline {
+            /// Every reason, by number.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The reason's short name: kebab case, stable, used in JSON.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+declines! {
+    /// No unicast IP packet without a VLAN tag, or neighbour discovery: the bridge must see these.
+    0 Control "control",
+    /// The destination is no attachment that takes the short way on the same bridge: the gateway, another node, or
+    /// a pod that opted out.
+    1 Elsewhere "elsewhere",
+    /// The destination waits for its policy, or its device is being taken away.
+    2 Unready "unready",
+    /// Longer than the MTU of the destination's link.
+    3 TooBig "too-big",
+    /// No agent has looked at the node's configuration for too long.
+    4 Unwatched "unwatched",
+    /// The program of the short way is not loaded.
+    5 NoProgram "no-program",
+}
+
+impl Decline {
+    /// How many numbers are reserved: the length of [`FastStats::declined`].
+    pub const SLOTS: usize = 8;
+}
+
+/// Value of map `na_fast_stat`: counters of one attachment, one copy per CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FastStats {
+    /// Received by the short way. Part of what [`Stats::to_pod`](crate::Stats::to_pod) counts.
+    pub received: Traffic,
+    /// Sent, and left to the stack, by [`Decline`] number.
+    pub declined: [u64; Decline::SLOTS],
+}
+
+const _: () = {
+    assert!(size_of::<FastPort>() == 8);
+    assert!(size_of::<StationKey>() == 12);
+    assert!(size_of::<FastStats>() == 80);
+};
+
+impl FastStats {
+    /// Adds another CPU's counters.
+    pub fn add(&mut self, other: &Self) {
+        self.received.packets = self.received.packets.wrapping_add(other.received.packets);
+        self.received.bytes = self.received.bytes.wrapping_add(other.received.bytes);
+        for (total, part) in self.declined.iter_mut().zip(other.declined) {
+            *total = total.wrapping_add(part);
+        }
+    }
+
+    /// The reasons for which packets took the stack, with how many.
+    pub fn declined(&self) -> impl Iterator<Item = (Decline, u64)> + '_ {
+        let counted = |reason: &Decline| (*reason, self.declined[*reason as usize]);
+        Decline::ALL.iter().map(counted).filter(|(_, packets)| *packets > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_numbered_from_zero_and_fit_the_counters() {
+        let numbers: Vec<usize> = Decline::ALL.iter().map(|reason| *reason as usize).collect();
+        assert_eq!(numbers, (0..Decline::ALL.len()).collect::<Vec<_>>());
+        assert!(Decline::ALL.len() <= Decline::SLOTS);
+    }
+
+    #[test]
+    fn adding_sums_every_field() {
+        let one =
+            FastStats { received: Traffic { packets: 1, bytes: 2 }, declined: [3, 4, 5, 6, 7, 8, 9, 10] };
+        let mut two = one;
+        two.add(&one);
+        let expected = FastStats {
+            received: Traffic { packets: 2, bytes: 4 },
+            declined: [6, 8, 10, 12, 14, 16, 18, 20],
+        };
+        assert_eq!(two, expected);
+    }
+}
