@@ -715,3 +715,19 @@ fn twenty_pods_at_once_get_addresses_of_their_own_and_leave_nothing() {
     let pods: Vec<&Pod> = pods.iter().collect();
     Snapshot::take(node, &pods).unwrap().assert_nothing_is_left();
 }
+
+#[test]
+fn check_knows_what_the_agents_settings_change_in_the_dataplane() {
+    let mut node = Node::new(&[]).unwrap();
+    for (key, value) in
+        [("acceptICMP", json!(true)), ("establishedOnChange", json!("keep")), ("midstream", json!("drop"))]
+    {
+        node.set(key, value);
+    }
+    node.write("a", &pod("a", &json!({}), &json!(""))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.check(&a).success();
+    node.del(&a).success();
+}

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use anyhow::Result;
-use netattach::link::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Route, Veth};
+use netattach::link::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Pace, Route, Veth};
 use netattach::netlink::{Error, Handle};
 use netattach_tests::Namespace;
 
@@ -135,5 +135,25 @@ fn all_links_of_a_pod_go_in_one_request() -> Result<()> {
     assert_eq!(inside.links()?.len(), 1, "only lo is left in the pod");
     assert_eq!(node.links()?.len(), 1, "only lo is left on the node");
     inside.ensure_links_absent(GROUP, &names)?;
+    Ok(())
+}
+
+#[test]
+fn a_device_is_paced_replaced_and_shown() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    assert!(node.has_pacing()?, "this kernel has tbf");
+    let near = node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    assert_eq!(node.find_pace(near.index)?, None);
+    let slow = Pace { rate: 1_000_000, burst: 10_000, queue: 100_000 };
+    // More than 32 bits hold.
+    let fast = Pace { rate: 12_500_000_000, burst: 2_000_000, queue: 200_000_000 };
+    for pace in [slow, slow, fast] {
+        node.ensure_paced(near.index, &pace)?;
+        assert_eq!(node.find_pace(near.index)?, Some((pace.rate, pace.queue)));
+    }
+    let gone = near.index + 100;
+    assert!(node.ensure_paced(gone, &slow).unwrap_err().not_found());
+    assert!(node.find_pace(gone).unwrap_err().not_found());
     Ok(())
 }

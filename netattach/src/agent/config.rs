@@ -388,7 +388,7 @@ impl Settings {
         self.run_dir.join("netattach.sock")
     }
 
-    /// What applies to every attachment.
+    /// What applies to every attachment, but for what the kernel decides.
     pub fn passage(&self) -> Passage {
         Passage {
             new_flows_per_second: self.new_flows_per_second,
@@ -396,6 +396,7 @@ impl Settings {
             keep_established: self.established_on_change == EstablishedOnChange::Keep,
             accept_icmp: self.accept_icmp,
             accept_icmpv6: self.accept_icmpv6,
+            paced: false,
         }
     }
 

@@ -280,7 +280,13 @@ fn features() -> Vec<Feature> {
     let clsact = Handle::open()
         .map_err(|error| Chain(&error).to_string())
         .and_then(|mut node| node.has_clsact().map_err(|error| Chain(&error).to_string()));
-    let mut features = vec![shown("clsact", "nothing can be enforced; since 4.5", clsact)];
+    let tbf = Handle::open()
+        .map_err(|error| Chain(&error).to_string())
+        .and_then(|mut node| node.has_pacing().map_err(|error| Chain(&error).to_string()));
+    let mut features = vec![
+        shown("clsact", "nothing can be enforced; since 4.5", clsact),
+        shown("tbf", "what exceeds a bandwidth is dropped and never delayed", tbf),
+    ];
     features.extend(bpf::probe::features(LOOPBACK).into_iter().map(|feature| {
         shown(feature.name, feature.absence, feature.present.map_err(|error| error.to_string()))
     }));

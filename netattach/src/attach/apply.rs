@@ -282,7 +282,7 @@ impl Executor<'_> {
         let (host, pod) = self.link(at, attachment)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
         let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &host, &pod)?;
-        enforcer.attach(&guarded, &mut self.host)?;
+        enforcer.attach(&guarded, &mut self.host, &mut self.pod)?;
         Ok(Output::Nothing)
     }
 

@@ -63,11 +63,13 @@ pub struct Node {
 /// What attaching and detaching ask of the dataplane. A trait so that executables without a dataplane do not
 /// carry its code and its BPF object.
 pub trait Enforce: fmt::Debug + Send + Sync {
-    /// The attachment has its policy, its counters and its programs.
+    /// The attachment has its policy, its counters and its programs, and both ends of its link their pace. `pod`: in the
+    /// pod's namespace.
     ///
     /// # Errors
-    /// The kernel refused a map or a program; whatever was done, [`Enforce::detach`] takes back.
-    fn attach(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError>;
+    /// The kernel refused a map, a program or a queue; whatever was done, [`Enforce::detach`] and the end of the link
+    /// take back.
+    fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError>;
     /// The dataplane knows the attachment with this number no more, or never did.
     ///
     /// # Errors

@@ -37,6 +37,17 @@ pub struct BridgePort {
     pub hairpin: bool,
 }
 
+/// How fast a device sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Bytes per second, Ethernet headers included.
+    pub rate: u64,
+    /// Bytes that may leave at once after a pause, at least the longest frame.
+    pub burst: u32,
+    /// Bytes that may wait; what comes when as many do is dropped.
+    pub queue: u32,
+}
+
 /// A macvlan, created in the pod's namespace on a parent in the node's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Macvlan {

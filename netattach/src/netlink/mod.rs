@@ -6,6 +6,7 @@
 mod address;
 mod error;
 mod link;
+mod pace;
 mod route;
 mod rule;
 mod socket;

@@ -23,6 +23,8 @@ const NLM_F_CAPPED: u16 = 0x100;
 /// In an acknowledgement: attributes follow.
 const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
+/// Tell the sender what was done.
+pub(super) const ECHO: u16 = 0x8;
 /// Fail when the object exists.
 pub(super) const EXCL: u16 = 0x200;
 /// Create the object when it does not exist.
@@ -319,6 +321,7 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
         M::DelRule(_) => "RTM_DELRULE",
         M::GetRule(_) => "RTM_GETRULE",
         M::NewQueueDiscipline(_) => "RTM_NEWQDISC",
+        M::GetQueueDiscipline(_) => "RTM_GETQDISC",
         M::NewTrafficFilter(_) => "RTM_NEWTFILTER",
         M::GetTrafficFilter(_) => "RTM_GETTFILTER",
         _ => "a netlink request",

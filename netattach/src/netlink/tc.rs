@@ -142,6 +142,6 @@ fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
 }
 
 /// The wire type of an interface index in traffic control is signed; the kernel never assigns one beyond it.
-fn index_of(index: u32) -> i32 {
+pub(super) fn index_of(index: u32) -> i32 {
     index.cast_signed()
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::index::{Endpoint, Place};
-use super::passage::rate;
+use super::passage::Limited;
 use super::sync::EnforceError;
 use crate::bpf::{Attachment, Checks, Limits, Rate};
+use crate::link::spec::Pace;
 use crate::mac::Mac;
 use crate::npwg::NetworkRef;
 use crate::plan::{AttachmentPlan, Interface, PodRef, Protect, Role, Sandbox, Step, result::Leased};
@@ -25,6 +26,9 @@ pub struct Guarded {
     pub(super) id: u32,
     pub(super) attachment: Attachment,
     pub(super) host_index: u32,
+    /// Index of the interface in the pod's namespace.
+    pub(super) pod_index: u32,
+    pub(super) limited: Option<Limited>,
     /// What policies can select; `None` for an attachment that no policy can mean.
     pub(super) endpoint: Option<Endpoint>,
 }
@@ -53,18 +57,14 @@ impl Guarded {
                 },
                 vlans: BTreeSet::new(),
                 limits: Limits {
-                    from_pod: rate(
-                        protect.bandwidth.and_then(|limits| limits.egress_rate.zip(limits.egress_burst)),
-                    ),
-                    to_pod: rate(
-                        protect.bandwidth.and_then(|limits| limits.ingress_rate.zip(limits.ingress_burst)),
-                    ),
                     flow_records: Rate::new(FLOW_RECORDS, FLOW_RECORDS),
                     drop_records: Rate::new(DROP_RECORDS, DROP_RECORDS),
                     ..Limits::default()
                 },
             },
             host_index: host.index,
+            pod_index: pod.index,
+            limited: protect.bandwidth.map(|bandwidth| Limited { bandwidth, mtu: pod.mtu.max(host.mtu) }),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
         })
     }
@@ -72,6 +72,16 @@ impl Guarded {
     /// Index of the device on the node.
     pub fn host_index(&self) -> u32 {
         self.host_index
+    }
+
+    /// How the node's end is to send to the pod, if that is limited.
+    pub(super) fn host_pace(&self) -> Option<Pace> {
+        Some(self.limited?.received()?.pace())
+    }
+
+    /// How the pod's end is to send, if that is limited.
+    pub(super) fn pod_pace(&self) -> Option<Pace> {
+        Some(self.limited?.sent()?.pace())
     }
 }
 

@@ -20,6 +20,7 @@ use super::passage::Passage;
 use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
 use crate::bpf::{self, BpfError, Dataplane, PolicyIds, Records};
+use crate::link::spec::Pace;
 use crate::netlink::{self, Handle, Hook};
 use crate::netns::{Netns, NetnsError};
 use crate::plan::{AttachmentPlan, Plan, PodRef};
@@ -108,6 +109,10 @@ impl Enforcer {
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
+        let passage = Passage { paced: Handle::open()?.has_pacing()?, ..passage };
+        if !passage.paced {
+            tracing::warn!("the kernel has no tbf: what exceeds a bandwidth is dropped and never delayed");
+        }
         let hooks_on = keep_hooks_on(&dataplane);
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
@@ -121,8 +126,10 @@ impl Enforcer {
     /// # Errors
     /// A write failed: the attachment must not come up. A policy that does not fit is not an error: the
     /// attachment is isolated completely and a condition says so.
-    pub fn attach(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
+    pub fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError> {
         self.put(guarded)?;
+        self.ensure_paced(guarded.host_index, guarded.host_pace(), host)?;
+        self.ensure_paced(guarded.pod_index, guarded.pod_pace(), pod)?;
         {
             let mut state = self.lock();
             state.programmed.endpoints.remove(&guarded.id);
@@ -140,7 +147,20 @@ impl Enforcer {
     }
 
     fn put(&self, guarded: &Guarded) -> Result<(), EnforceError> {
-        Ok(self.dataplane.put_attachment(guarded.id, &self.passage.applied_to(&guarded.attachment))?)
+        Ok(self.dataplane.put_attachment(guarded.id, &self.applied(guarded))?)
+    }
+
+    /// The attachment as the dataplane gets it.
+    fn applied(&self, guarded: &Guarded) -> bpf::Attachment {
+        self.passage.applied_to(&guarded.attachment, guarded.limited.as_ref())
+    }
+
+    /// A device sends at a pace, where there is one and the kernel can.
+    fn ensure_paced(&self, index: u32, pace: Option<Pace>, handle: &mut Handle) -> Result<(), EnforceError> {
+        match pace.filter(|_| self.passage.paced) {
+            Some(pace) => Ok(handle.ensure_paced(index, &pace)?),
+            None => Ok(()),
+        }
     }
 
     fn attach_programs(&self, index: u32, host: &mut Handle) -> Result<(), EnforceError> {
@@ -207,6 +227,8 @@ impl Enforcer {
             Err(error) if error.not_found() => return Ok(()),
             found => found?.is_none() || host.find_program(guarded.host_index, Hook::Egress)?.is_none(),
         };
+        // The pod's own end is left as the pod has it.
+        self.ensure_paced(guarded.host_index, guarded.host_pace(), host)?;
         if missing || changed { self.attach_programs(guarded.host_index, host) } else { Ok(()) }
     }
 
@@ -248,8 +270,8 @@ impl Enforcer {
     /// # Errors
     /// A map or the device's filters could not be read.
     pub fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
-        let Guarded { id, host_index, attachment, .. } = guarded;
-        if let Some(difference) = self.dataplane.difference(*id, *host_index, attachment)? {
+        let Guarded { id, host_index, .. } = guarded;
+        if let Some(difference) = self.dataplane.difference(*id, *host_index, &self.applied(guarded))? {
             return Ok(Some(difference));
         }
         {
@@ -266,6 +288,11 @@ impl Enforcer {
             if found.and_then(|found| found.name).as_deref() != Some(name) {
                 return Ok(Some(format!("program {name} is not attached to device {host_index}")));
             }
+        }
+        if let Some(pace) = guarded.host_pace().filter(|_| self.passage.paced)
+            && host.find_pace(*host_index)? != Some((pace.rate, pace.queue))
+        {
+            return Ok(Some(format!("device {host_index} does not send at the attachment's rate")));
         }
         Ok(None)
     }
@@ -556,8 +583,8 @@ fn over_capacity(
 }
 
 impl Enforce for Enforcer {
-    fn attach(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
-        Self::attach(self, guarded, host)
+    fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError> {
+        Self::attach(self, guarded, host, pod)
     }
 
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
