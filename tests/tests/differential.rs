@@ -341,6 +341,7 @@ impl Rig {
         let addressing = Addressing {
             addresses: vec!["192.0.2.2/24".parse().unwrap()],
             routes: vec![Route::via("0.0.0.0/0".parse().unwrap(), "192.0.2.1".parse().unwrap())],
+            ..Addressing::default()
         };
         node.configure(index, &addressing).unwrap();
         rig

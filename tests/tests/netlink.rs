@@ -33,12 +33,13 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
         port: Some(BridgePort { bridge: "br0".into(), hairpin: true }),
         ..veth("na0", "eth0")
     };
-    let near = node.create_veth(&spec, Some(bridge.link.index), pod.netns().as_fd())?;
+    let (near, far) =
+        node.create_veth(&spec, Some(bridge.link.index), pod.netns().as_fd(), &mut inside)?;
+    assert_eq!((&near, &far), (&node.link("na0")?, &inside.link("eth0")?));
     assert_eq!(
         (near.name.as_str(), near.up, near.controller, near.mtu),
         ("na0", true, Some(bridge.link.index), 1400)
     );
-    let far = inside.link("eth0")?;
     assert_eq!((far.mac, far.up, far.mtu, far.group), (Some(mac), false, 1400, GROUP));
     assert!(!node.ensure_bridge(&Bridge { name: "br0".into(), mtu: None, promiscuous: true })?.created);
     assert!(node.link("br0")?.promiscuous);
@@ -49,7 +50,8 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
 fn a_bridge_name_that_is_taken_by_another_kind_is_refused() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
-    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd(), &mut inside)?;
     let error =
         node.ensure_bridge(&Bridge { name: "na0".into(), mtu: None, promiscuous: false }).unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
@@ -61,8 +63,7 @@ fn a_macvlan_may_have_a_name_that_the_node_uses() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    let parent =
-        node.ensure_bridge(&Bridge { name: "eth0".into(), mtu: None, promiscuous: false })?.link.index;
+    let parent = node.ensure_bridge(&Bridge { name: "eth0".into(), mtu: None, promiscuous: false })?.link;
     let spec = Macvlan {
         pod_name: "eth0".into(),
         parent: None,
@@ -72,11 +73,14 @@ fn a_macvlan_may_have_a_name_that_the_node_uses() -> Result<()> {
         group: GROUP,
         broadcast_queue: Some(2000),
     };
-    node.create_macvlan(&spec, parent, pod.netns().as_fd(), &mut inside)?;
-    let made = inside.link("eth0")?;
+    let made = node.create_macvlan(&spec, &parent, pod.netns().as_fd(), &mut inside)?;
+    assert_eq!(made, inside.link("eth0")?);
     assert_eq!((made.kind.as_str(), made.macvlan_mode), ("macvlan", Some(MacvlanMode::Private)));
-    let again = node.create_macvlan(&spec, parent, pod.netns().as_fd(), &mut inside).unwrap_err();
+    let again = node.create_macvlan(&spec, &parent, pod.netns().as_fd(), &mut inside).unwrap_err();
     assert!(again.already_exists(), "{again}");
+    let other = Macvlan { pod_name: "net1".into(), broadcast_queue: None, ..spec };
+    let made = node.create_macvlan(&other, &parent, pod.netns().as_fd(), &mut inside)?;
+    assert_eq!(made, inside.link("net1")?);
     Ok(())
 }
 
@@ -85,7 +89,7 @@ fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd(), &mut inside)?;
     let index = inside.link("eth0")?.index;
     let addressing = Addressing {
         addresses: vec!["10.1.0.2/24".parse()?, "fd00::2/64".parse()?],
@@ -93,6 +97,7 @@ fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
             Route::via("0.0.0.0/0".parse()?, "10.1.0.1".parse()?),
             Route { mtu: Some(1300), ..Route::via("::/0".parse()?, "fd00::1".parse()?) },
         ],
+        announce_v4: false,
     };
     inside.configure(index, &addressing)?;
     let mut found = inside.addresses(index)?;
@@ -113,11 +118,12 @@ fn a_link_can_be_told_to_announce_its_addresses() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd(), &mut inside)?;
     let look = || pod.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/arp_notify"));
     assert_eq!(look()?, "0\n");
     let index = inside.link("eth0")?.index;
-    inside.ensure_arp_notify(index)?;
+    let announced = Addressing { announce_v4: true, ..Addressing::default() };
+    inside.configure(index, &announced)?;
     assert_eq!(look()?, "1\n");
     Ok(())
 }
@@ -129,7 +135,7 @@ fn all_links_of_a_pod_go_in_one_request() -> Result<()> {
     let mut inside = Handle::open_in(pod.netns())?;
     let names = ["net0", "net1", "net2", "net3"];
     for (number, name) in names.iter().enumerate() {
-        node.create_veth(&veth(&format!("na{number}"), name), None, pod.netns().as_fd())?;
+        node.create_veth(&veth(&format!("na{number}"), name), None, pod.netns().as_fd(), &mut inside)?;
     }
     inside.ensure_links_absent(GROUP, &names)?;
     assert_eq!(inside.links()?.len(), 1, "only lo is left in the pod");

@@ -492,7 +492,8 @@ fn del_leaves_what_somebody_else_made() {
         group: 0,
         port: None,
     };
-    rig.node().create_veth(&foreign, None, rig.pod.netns().as_fd()).unwrap();
+    let mut inside = Handle::open_in(rig.pod.netns()).unwrap();
+    rig.node().create_veth(&foreign, None, rig.pod.netns().as_fd(), &mut inside).unwrap();
     rig.alone("DEL", &config);
     let listed = |mac: &str| json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": rig.pod.path()}]});
     rig.after("DEL", &config, &listed("02:00:00:00:00:99"));
@@ -661,6 +662,7 @@ fn what_the_node_does_not_have_is_refused() {
             },
             None,
             rig.pod.netns().as_fd(),
+            &mut Handle::open_in(rig.pod.netns()).unwrap(),
         )
         .unwrap();
     let (code, said) = rig.refusal("ADD", &rig.config("1.0.0", "bridge"));
@@ -675,6 +677,7 @@ fn a_macvlan_without_master_sits_on_the_default_routes_interface() {
     let addressing = Addressing {
         addresses: vec![net("192.0.2.2/24")],
         routes: vec![Route::via(net("0.0.0.0/0"), "192.0.2.1".parse().unwrap())],
+        ..Addressing::default()
     };
     rig.node().configure(index, &addressing).unwrap();
     rig.add(&config("1.0.0", "macvlan", &json!({"mtu": 1400, "mac": MAC})));

@@ -14,6 +14,7 @@ use crate::ipam::host_local::{self, Leases, Owner};
 use crate::link::spec;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
+use crate::plan::undo::inverse;
 use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef,
     Style, addressing, remember, result, routing,
@@ -38,6 +39,7 @@ pub fn apply(
         netns,
         host: Handle::open().map_err(|error| AttachError::Open(error.into()))?,
         pod: Handle::open_in(netns)?,
+        parents: Vec::new(),
         progress,
     };
     executor.check_it_can_begin(plan)?;
@@ -62,6 +64,8 @@ struct Executor<'a> {
     netns: &'a Netns,
     host: Handle,
     pod: Handle,
+    /// The parents of macvlans by the names they were asked for by.
+    parents: Vec<(Option<String>, LinkState)>,
     progress: &'a mut dyn Progress,
 }
 
@@ -70,7 +74,10 @@ impl Executor<'_> {
         if matches!(step, Step::Delegate(_)) {
             self.progress.wait_durable()?;
         }
-        self.progress.begin(at)?;
+        // Of what is never taken back nobody needs to know that it began.
+        if inverse(self.sandbox, attachment, step).is_some() {
+            self.progress.begin(at)?;
+        }
         crate::crash_point!("apply", at);
         let output = self.effect(at, attachment, step)?;
         crate::crash_point!("applied", at);
@@ -129,7 +136,7 @@ impl Executor<'_> {
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
                 let (_, pod) = self.link(at, attachment)?;
                 if configure.style == Style::Subnet {
-                    self.announce(&pod, &addressing)?;
+                    self.announce_v6(&pod, &addressing)?;
                 }
                 self.configure(&pod, &addressing)
             }
@@ -155,11 +162,11 @@ impl Executor<'_> {
             Some(_) => Some(self.bridge_index(at, attachment)?),
             None => None,
         };
-        let host = match self.host.create_veth(veth, bridge, self.netns.as_fd()) {
+        let (host, pod) = match self.host.create_veth(veth, bridge, self.netns.as_fd(), &mut self.pod) {
             Err(error) if error.already_exists() => {
                 // The name is made from the container and the interface, both of which are ours: it is left over.
                 self.host.ensure_link_absent(&veth.host_name)?;
-                self.host.create_veth(veth, bridge, self.netns.as_fd())?
+                self.host.create_veth(veth, bridge, self.netns.as_fd(), &mut self.pod)?
             }
             other => other?,
         };
@@ -168,24 +175,33 @@ impl Executor<'_> {
             // is no carrier yet, so nothing was heard before this.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
         }
-        let pod = self.pod.link(&veth.pod_name)?;
         Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod) })
     }
 
     fn macvlan(&mut self, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
-        let parent = match &macvlan.parent {
+        let parent = self.parent(macvlan.parent.as_deref())?;
+        if let Some(mtu) = macvlan.mtu.filter(|mtu| *mtu > parent.mtu) {
+            return Err(StepError::Mtu { mtu, max: parent.mtu });
+        }
+        let pod = self.host.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
+        Ok(Output::Link { host: None, pod: interface(&pod) })
+    }
+
+    /// A macvlan's parent; the interface of the node's default route where none is named. Interfaces of one pod often
+    /// share it.
+    fn parent(&mut self, name: Option<&str>) -> Result<LinkState, StepError> {
+        if let Some((_, parent)) = self.parents.iter().find(|(of, _)| of.as_deref() == name) {
+            return Ok(parent.clone());
+        }
+        let parent = match name {
             Some(name) => self.host.link(name)?,
             None => {
                 let index = self.host.default_route_interface()?;
                 self.host.link_by_index(index)?
             }
         };
-        if let Some(mtu) = macvlan.mtu.filter(|mtu| *mtu > parent.mtu) {
-            return Err(StepError::Mtu { mtu, max: parent.mtu });
-        }
-        self.host.create_macvlan(macvlan, parent.index, self.netns.as_fd(), &mut self.pod)?;
-        let pod = self.pod.link(&macvlan.pod_name)?;
-        Ok(Output::Link { host: None, pod: interface(&pod) })
+        self.parents.push((name.map(str::to_owned), parent.clone()));
+        Ok(parent)
     }
 
     fn loopback(&mut self) -> Result<Output, StepError> {
@@ -286,14 +302,9 @@ impl Executor<'_> {
         Ok(Output::Nothing)
     }
 
-    /// Neighbours may still know an address by the interface that had it before: the new one tells them when it
-    /// comes up.
-    fn announce(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
-        if addressing.addresses.iter().any(|address| address.addr().is_ipv4()) {
-            self.pod.ensure_arp_notify(pod.index)?;
-        }
+    /// As `Addressing::announce_v4`, for IPv6: route netlink cannot set this one.
+    fn announce_v6(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
         if addressing.addresses.iter().any(|address| address.addr().is_ipv6()) {
-            // Route netlink cannot set this one.
             let key = format!("ipv6/conf/{}/ndisc_notify", pod.name);
             within(self.netns, || ensure_if_present(&key, "1"))??;
         }

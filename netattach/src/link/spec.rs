@@ -17,7 +17,7 @@ pub struct Veth {
     /// MTU of both ends in bytes; the kernel's default (1500) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Address of the pod's end; chosen by the kernel when absent.
+    /// Address of the pod's end; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
     /// Link group of the pod's end: links of one group are deleted by one request.
@@ -61,7 +61,7 @@ pub struct Macvlan {
     /// In bytes, at most the parent's; the parent's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Chosen by the kernel when absent.
+    /// A random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
     /// Link group: links of one group are deleted by one request.
@@ -159,4 +159,7 @@ pub struct Addressing {
     pub addresses: Vec<IpNet>,
     /// In the order in which they are installed.
     pub routes: Vec<Route>,
+    /// Whether the link tells its neighbours of its IPv4 addresses when it comes up (`arp_notify`): they may still know
+    /// them by the interface that had them before.
+    pub announce_v4: bool,
 }

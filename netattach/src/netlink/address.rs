@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::link::{AfSpecInet, AfSpecUnspec, InetDevConf, LinkAttribute};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 
 use super::route::route_message;
@@ -19,7 +20,10 @@ impl Handle {
     /// unique, and detection would hold the pod back for a second. A route to a destination that has one becomes
     /// another next hop of it. Repeating the call changes nothing.
     pub fn configure(&mut self, index: u32, addressing: &Addressing) -> Result<(), Error> {
-        let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 1);
+        let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 2);
+        if addressing.announce_v4 {
+            requests.push(Request::new(arp_notify(index), 0));
+        }
         for address in &addressing.addresses {
             let message = RouteNetlinkMessage::NewAddress(address_message(index, *address));
             requests.push(Request::new(message, CREATE | REPLACE));
@@ -65,6 +69,16 @@ impl Handle {
         let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?;
         Ok(found.into_iter().filter_map(|message| observed(message, Some(index))).collect())
     }
+}
+
+/// The link tells its neighbours of its IPv4 addresses when it comes up.
+fn arp_notify(index: u32) -> RouteNetlinkMessage {
+    let mut settings = InetDevConf::default();
+    settings.arp_notify = 1;
+    let request = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(settings)])];
+    let set =
+        LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::AfSpecUnspec(request));
+    RouteNetlinkMessage::SetLink(set.build())
 }
 
 fn address_message(index: u32, address: IpNet) -> AddressMessage {

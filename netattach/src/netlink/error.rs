@@ -87,6 +87,11 @@ impl Error {
         self.errno() == Some(rustix::io::Errno::EXIST)
     }
 
+    /// The name or the index that was asked for has another link.
+    pub(super) fn is_taken(&self) -> bool {
+        matches!(self.errno(), Some(rustix::io::Errno::EXIST | rustix::io::Errno::BUSY))
+    }
+
     /// What the request named is not there.
     pub fn not_found(&self) -> bool {
         matches!(self, Self::NoSuchLink(_))

@@ -1,10 +1,11 @@
 //! Links: creating in place, looking up, deleting.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    AfSpecInet, AfSpecUnspec, InetDevConf, InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData,
+    InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData,
     InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
@@ -16,6 +17,13 @@ use crate::mac::Mac;
 
 /// Name under which a macvlan is created when the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";
+
+/// MTU of a veth that is given none, in bytes: that of Ethernet (`ETH_DATA_LEN`), the kernel's default too.
+const DEFAULT_MTU: u32 = 1500;
+
+/// The indices that new links are given. The kernel counts up from 1 and passes over those that are taken. A taken one
+/// is no error: then the kernel chooses.
+const INDICES: std::ops::RangeInclusive<u16> = 4096..=u16::MAX;
 
 /// A link as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +100,7 @@ impl Handle {
     }
 
     /// Creates a veth pair with its far end in `pod` and its near end up (and, for a port, in its bridge).
-    /// Returns the near end. The far end is down: the kernel cannot create it up.
+    /// Returns the near end and the far one. The far end is down: the kernel cannot create it up.
     ///
     /// Both ends get one queue each way: veth otherwise starts one per CPU and takes most of a third longer.
     pub fn create_veth(
@@ -100,32 +108,62 @@ impl Handle {
         veth: &spec::Veth,
         bridge: Option<u32>,
         pod: BorrowedFd<'_>,
-    ) -> Result<LinkState, Error> {
-        let mut far =
-            LinkUnspec::new_with_name(&veth.pod_name).setns_by_fd(pod.as_raw_fd()).link_group(veth.group);
-        if let Some(mtu) = veth.mtu {
-            far = far.mtu(mtu);
-        }
-        if let Some(mac) = veth.mac {
-            far = far.address(mac.0.to_vec());
-        }
-        let mut near = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
-            .name(veth.host_name.clone())
-            .up()
-            .set_info_data(InfoData::Veth(InfoVeth::Peer(single_queue(far).build())));
-        if let Some(mtu) = veth.mtu {
-            near = near.mtu(mtu);
-        }
-        if let Some(bridge) = bridge {
-            near = near.controller(bridge);
-        }
-        let create = RouteNetlinkMessage::NewLink(single_queue(near).build());
-        let host_end = self.create_and_show(create, &veth.host_name)?;
+        pod_handle: &mut Handle,
+    ) -> Result<(LinkState, LinkState), Error> {
+        let (near, far) = (Chosen::new(None), Chosen::new(veth.mac));
+        let ends = match self.request_veth(veth, bridge, pod, (&near, &far)) {
+            Ok(()) => {
+                let mtu = veth.mtu.unwrap_or(DEFAULT_MTU);
+                let near_end = LinkState {
+                    up: true,
+                    controller: bridge,
+                    hairpin: veth.port.as_ref().map(|port| port.hairpin),
+                    link: Some(far.index),
+                    ..near.link(&veth.host_name, "veth", mtu)
+                };
+                let far_end = LinkState {
+                    link: Some(near.index),
+                    group: veth.group,
+                    ..far.link(&veth.pod_name, "veth", mtu)
+                };
+                (near_end, far_end)
+            }
+            Err(error) if error.is_taken() => {
+                self.request_veth(veth, bridge, pod, (&near.without_index(), &far.without_index()))?;
+                (self.link(&veth.host_name)?, pod_handle.link(&veth.pod_name)?)
+            }
+            Err(error) => return Err(error),
+        };
         if veth.port.as_ref().is_some_and(|port| port.hairpin) {
-            let hairpin = LinkBridgePort::new(host_end.index).hairpin(true).build();
+            let hairpin = LinkBridgePort::new(ends.0.index).hairpin(true).build();
             self.socket.request(RouteNetlinkMessage::NewLink(hairpin), 0)?;
         }
-        Ok(host_end)
+        Ok(ends)
+    }
+
+    fn request_veth(
+        &mut self,
+        veth: &spec::Veth,
+        bridge: Option<u32>,
+        pod: BorrowedFd<'_>,
+        (near, far): (&Chosen, &Chosen),
+    ) -> Result<(), Error> {
+        let mtu = veth.mtu.unwrap_or(DEFAULT_MTU);
+        let far = far.build(
+            LinkUnspec::new_with_name(&veth.pod_name)
+                .setns_by_fd(pod.as_raw_fd())
+                .link_group(veth.group)
+                .mtu(mtu),
+        );
+        let mut create = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+            .name(veth.host_name.clone())
+            .up()
+            .mtu(mtu)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(far)));
+        if let Some(bridge) = bridge {
+            create = create.controller(bridge);
+        }
+        self.socket.request(RouteNetlinkMessage::NewLink(near.build(create)), CREATE | EXCL).map(drop)
     }
 
     /// Creates a macvlan on `parent` directly in `pod`, down.
@@ -135,44 +173,56 @@ impl Handle {
     pub fn create_macvlan(
         &mut self,
         macvlan: &spec::Macvlan,
-        parent: u32,
+        parent: &LinkState,
         pod: BorrowedFd<'_>,
         pod_handle: &mut Handle,
-    ) -> Result<(), Error> {
-        match self.create_macvlan_as(&macvlan.pod_name, macvlan, parent, pod) {
-            Err(error) if error.already_exists() && pod_handle.find_link(&macvlan.pod_name)?.is_none() => {
-                let temporary = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(macvlan.pod_name.as_bytes()));
-                self.create_macvlan_as(&temporary, macvlan, parent, pod)?;
-                let index = pod_handle.link(&temporary)?.index;
-                let rename = LinkUnspec::new_with_index(index).name(&macvlan.pod_name).build();
-                pod_handle.socket.request(RouteNetlinkMessage::SetLink(rename), 0)?;
-                Ok(())
+    ) -> Result<LinkState, Error> {
+        let name = macvlan.pod_name.as_str();
+        let chosen = Chosen::new(macvlan.mac);
+        match self.request_macvlan(name, macvlan, parent, pod, &chosen) {
+            // It has its parent's address, whatever was asked for.
+            Ok(()) if macvlan.mode == spec::MacvlanMode::Passthru => return pod_handle.link(name),
+            Ok(()) => {
+                return Ok(LinkState {
+                    link: Some(parent.index),
+                    macvlan_mode: Some(macvlan.mode),
+                    group: macvlan.group,
+                    ..chosen.link(name, "macvlan", macvlan.mtu.unwrap_or(parent.mtu))
+                });
             }
-            other => other,
+            Err(error) if error.is_taken() => {}
+            Err(error) => return Err(error),
         }
+        let chosen = chosen.without_index();
+        match self.request_macvlan(name, macvlan, parent, pod, &chosen) {
+            Err(error) if error.already_exists() && pod_handle.find_link(name)?.is_none() => {
+                let temporary = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(name.as_bytes()));
+                self.request_macvlan(&temporary, macvlan, parent, pod, &chosen)?;
+                let index = pod_handle.link(&temporary)?.index;
+                let rename = LinkUnspec::new_with_index(index).name(name).build();
+                pod_handle.socket.request(RouteNetlinkMessage::SetLink(rename), 0)?;
+            }
+            other => other?,
+        }
+        pod_handle.link(name)
     }
 
-    fn create_macvlan_as(
+    fn request_macvlan(
         &mut self,
         name: &str,
         macvlan: &spec::Macvlan,
-        parent: u32,
+        parent: &LinkState,
         pod: BorrowedFd<'_>,
+        chosen: &Chosen,
     ) -> Result<(), Error> {
-        let mut link = LinkMacVlan::new(name, parent, kernel_mode(macvlan.mode))
+        let mut link = LinkMacVlan::new(name, parent.index, kernel_mode(macvlan.mode))
             .setns_by_fd(pod.as_raw_fd())
-            .link_group(macvlan.group);
-        if let Some(mtu) = macvlan.mtu {
-            link = link.mtu(mtu);
-        }
-        if let Some(mac) = macvlan.mac {
-            link = link.address(mac.0.to_vec());
-        }
+            .link_group(macvlan.group)
+            .mtu(macvlan.mtu.unwrap_or(parent.mtu));
         if let Some(length) = macvlan.broadcast_queue {
             link = link.append_info_data(InfoMacVlan::BcQueueLen(length));
         }
-        self.socket.request(RouteNetlinkMessage::NewLink(single_queue(link).build()), CREATE | EXCL)?;
-        Ok(())
+        self.socket.request(RouteNetlinkMessage::NewLink(chosen.build(link)), CREATE | EXCL).map(drop)
     }
 
     /// The bridge of that name, up; made when it is missing. Properties of an existing bridge are left alone
@@ -228,17 +278,6 @@ impl Handle {
         Ok(link)
     }
 
-    /// The link tells its neighbours of its IPv4 addresses when it comes up (`arp_notify`).
-    pub fn ensure_arp_notify(&mut self, index: u32) -> Result<(), Error> {
-        let mut settings = InetDevConf::default();
-        settings.arp_notify = 1;
-        let request = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(settings)])];
-        let set =
-            LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::AfSpecUnspec(request));
-        self.socket.request(RouteNetlinkMessage::SetLink(set.build()), 0)?;
-        Ok(())
-    }
-
     /// Brings a link up.
     pub fn ensure_up(&mut self, index: u32) -> Result<(), Error> {
         let up = LinkUnspec::new_with_index(index).up().build();
@@ -289,9 +328,60 @@ fn show(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(link.append_extra_attribute(mask).build())
 }
 
-fn single_queue<T: std::fmt::Debug + Default>(link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {
-    link.append_extra_attribute(LinkAttribute::NumTxQueues(1))
-        .append_extra_attribute(LinkAttribute::NumRxQueues(1))
+/// What the kernel would choose for a new link, chosen here: it need not be asked afterwards, which costs more than
+/// everything else about a link that it does not wait for.
+struct Chosen {
+    /// 0: the kernel's choice after all.
+    index: u32,
+    mac: Mac,
+}
+
+impl Chosen {
+    /// At random, but for an address that is asked for. Random numbers come from the standard library's hash keys: they
+    /// need to be different, not secret.
+    fn new(mac: Option<Mac>) -> Self {
+        let random = RandomState::new().build_hasher().finish();
+        let [first, .., a, b] = random.to_ne_bytes();
+        let (low, high) = (u32::from(*INDICES.start()), u32::from(*INDICES.end()));
+        let index = low + u32::from(u16::from_ne_bytes([a, b])) % (high - low + 1);
+        let octets = RandomState::new().build_hasher().finish().to_ne_bytes();
+        // Locally administered (bit 1 set), for one station (bit 0 clear): as the kernel's random addresses.
+        let random = Mac([first & 0xfe | 0x02, octets[0], octets[1], octets[2], octets[3], octets[4]]);
+        Self { index, mac: mac.unwrap_or(random) }
+    }
+
+    fn without_index(&self) -> Self {
+        Self { index: 0, mac: self.mac }
+    }
+
+    /// One queue each way: see [`Handle::create_veth`].
+    fn build<T: std::fmt::Debug + Default>(&self, link: LinkMessageBuilder<T>) -> LinkMessage {
+        let mut message = link
+            .append_extra_attribute(LinkAttribute::NumTxQueues(1))
+            .append_extra_attribute(LinkAttribute::NumRxQueues(1))
+            .address(self.mac.0.to_vec())
+            .build();
+        message.header.index = self.index;
+        message
+    }
+
+    /// The link that was made so: down, in no bridge and no group.
+    fn link(&self, name: &str, kind: &str, mtu: u32) -> LinkState {
+        LinkState {
+            index: self.index,
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            mac: Some(self.mac),
+            mtu,
+            up: false,
+            promiscuous: false,
+            controller: None,
+            hairpin: None,
+            link: None,
+            macvlan_mode: None,
+            group: 0,
+        }
+    }
 }
 
 fn kernel_mode(mode: spec::MacvlanMode) -> MacVlanMode {

@@ -72,7 +72,7 @@ impl Socket {
         raw.set_ext_ack(true).map_err(Error::Open)?;
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
-        Ok(Self { raw, sequence: 0, buffer: vec![0; RECEIVE_BUFFER] })
+        Ok(Self { raw, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
     }
 
     /// Sends `requests` in one datagram and waits for all their acknowledgements.
@@ -204,14 +204,15 @@ impl Socket {
 
     fn receive(&mut self, name: &'static str) -> Result<Vec<Received>, Error> {
         let failed = |source| Error::Receive(name, source);
-        let length = loop {
-            match self.raw.recv(&mut &mut self.buffer[..], 0) {
-                Ok(length) => break length,
+        loop {
+            self.buffer.clear();
+            match self.raw.recv(&mut self.buffer, 0) {
+                Ok(_) => break,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(failed(error)),
             }
-        };
-        parse_datagram(&self.buffer[..length]).map_err(|what| Error::Malformed { request: name, what })
+        }
+        parse_datagram(&self.buffer).map_err(|what| Error::Malformed { request: name, what })
     }
 }
 

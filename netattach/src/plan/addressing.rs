@@ -126,8 +126,11 @@ fn subnet(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) 
             .find(|leased| leased.address.addr().is_ipv4() == destination.addr().is_ipv4())
             .and_then(|leased| leased.gateway)
     };
-    let mut result =
-        Addressing { addresses: leased.iter().map(|leased| leased.address).collect(), routes: vec![] };
+    let mut result = Addressing {
+        addresses: leased.iter().map(|leased| leased.address).collect(),
+        routes: vec![],
+        announce_v4: leased.iter().any(|leased| leased.address.addr().is_ipv4()),
+    };
     result.routes.extend(
         routes.iter().map(|route| with_attributes(route, route.gw.or_else(|| gateway_for(&route.dst)))),
     );
@@ -221,6 +224,7 @@ mod tests {
                 Route::via(net("0.0.0.0/0"), "10.1.0.254".parse().unwrap()),
                 Route::via(net("::/0"), "fd00::1".parse().unwrap()),
             ],
+            announce_v4: true,
         };
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
         assert_eq!(gateways(&leased), [net("10.1.0.1/24"), net("fd00::1/64")]);
@@ -233,11 +237,13 @@ mod tests {
         let expected = Addressing {
             addresses: vec![net("10.9.0.7/32")],
             routes: vec![Route { on_link: true, ..Route::via(net("10.9.0.0/24"), GATEWAY_V4.into()) }],
+            announce_v4: false,
         };
         assert_eq!(pod_side(&configure, &leased, &[]), expected);
         let node = Addressing {
             addresses: vec![net("169.254.1.1/32")],
             routes: vec![Route::on_link(net("10.9.0.7/32"))],
+            announce_v4: false,
         };
         assert_eq!(host_side(&leased), node);
     }
@@ -286,6 +292,7 @@ mod tests {
                 through("::/0", GATEWAY_V6.into()),
                 through("10.5.0.0/16", GATEWAY_V4.into()),
             ],
+            announce_v4: false,
         };
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
     }
