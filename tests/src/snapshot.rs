@@ -86,10 +86,13 @@ impl Snapshot {
         for directory in ["leases", "state", "cni-cache", "run/network-status"] {
             read_files(&node.path(""), &node.path(directory), &mut files)?;
         }
-        files.retain(|path, _| {
-            !path.ends_with("/lock")
-                && !path.contains("/last_reserved_ip.")
-                && path != "state/journal/pools.jsonl"
+        files.retain(|path, content| {
+            let stays = path.ends_with("/lock")
+                || path.contains("/last_reserved_ip.")
+                || path == "state/journal/pools.jsonl";
+            // The file of the last reservation or record, kept empty for the next.
+            let spare = path.ends_with("/.netattach-reservation") || path == "state/journal/spare";
+            !(stays || spare && content.is_empty())
         });
         let mut pins = BTreeSet::new();
         list(node.bpffs(), &mut pins)?;

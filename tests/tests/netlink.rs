@@ -33,8 +33,7 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
         port: Some(BridgePort { bridge: "br0".into(), hairpin: true }),
         ..veth("na0", "eth0")
     };
-    let (near, far) =
-        node.create_veth(&spec, Some(bridge.link.index), pod.netns().as_fd(), &mut inside)?;
+    let (near, far) = node.create_veth(&spec, Some(bridge.link.index), pod.netns().as_fd(), &mut inside)?;
     assert_eq!((&near, &far), (&node.link("na0")?, &inside.link("eth0")?));
     assert_eq!(
         (near.name.as_str(), near.up, near.controller, near.mtu),
@@ -149,7 +148,8 @@ fn a_device_is_paced_replaced_and_shown() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     assert!(node.has_pacing()?, "this kernel has tbf");
-    let near = node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    let (near, _) = node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd(), &mut inside)?;
     assert_eq!(node.find_pace(near.index)?, None);
     let slow = Pace { rate: 1_000_000, burst: 10_000, queue: 100_000 };
     // More than 32 bits hold.

@@ -98,7 +98,7 @@ pub trait Enforce: fmt::Debug + Send + Sync {
 
 /// Where the progress of a plan is kept.
 pub trait Progress {
-    /// To be called before a step's effect.
+    /// To be called before the effect of a step that has an inverse.
     ///
     /// # Errors
     /// The progress could not be kept: the step must not happen.

@@ -15,6 +15,7 @@
 //! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
 
 mod record;
+mod spare;
 mod store;
 #[cfg(test)]
 mod tests;

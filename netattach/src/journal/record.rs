@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::JournalError;
+use super::spare::Spare;
 use crate::plan::{Output, Plan, StepRef};
 
 /// Which sandbox and which of its CNI interfaces a record is about.
@@ -97,6 +99,7 @@ pub struct Record {
     /// Lines that go with the next write.
     unwritten: Vec<u8>,
     sync: Option<JoinHandle<std::io::Result<()>>>,
+    spare: Arc<Spare>,
 }
 
 impl Record {
@@ -106,6 +109,7 @@ impl Record {
         key: Key,
         boot: &str,
         plan: Plan,
+        spare: Arc<Spare>,
     ) -> Result<Self, JournalError> {
         let mut record = Self {
             key,
@@ -121,6 +125,7 @@ impl Record {
             length: 0,
             unwritten: Vec::new(),
             sync: None,
+            spare,
         };
         let line = Line::Planned {
             version: VERSION,
@@ -142,6 +147,7 @@ impl Record {
         key: Key,
         boot: &str,
         text: &[u8],
+        spare: Arc<Spare>,
     ) -> Result<Option<Self>, JournalError> {
         // A line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable.
         let complete = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
@@ -165,6 +171,7 @@ impl Record {
             length: complete.len() as u64 + 1,
             unwritten: Vec::new(),
             sync: None,
+            spare,
         };
         for line in lines {
             match line {
@@ -200,14 +207,14 @@ impl Record {
         &self.path
     }
 
-    /// To be called before a step's effect.
+    /// To be called before the effect of a step that has an inverse.
     pub fn begin(&mut self, step: StepRef) -> Result<(), JournalError> {
         self.begun.insert(step);
         self.append(&Line::Began(step))
     }
 
     /// To be called after a step's effect. The line is written together with the next one: between the two nothing
-    /// happens, and a step that is only known to have begun is taken back all the same.
+    /// happens that is taken back, and a step that is only known to have begun is taken back all the same.
     pub fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
         let line = Line::Done(step, Box::new(output.clone()));
         self.outputs.insert(step, output);
@@ -256,15 +263,11 @@ impl Record {
     pub fn remove(mut self) -> Result<(), JournalError> {
         // The thread holds only a descriptor; it must not outlive the record and report on nothing.
         let _ = self.wait_durable();
-        match std::fs::remove_file(&self.path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                Err(JournalError::Write { path: self.path.clone(), source })
-            }
-            _ => {
-                crate::crash_point!("journal", "removed");
-                Ok(())
-            }
-        }
+        self.spare
+            .keep_or_remove(&self.path)
+            .map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
+        crate::crash_point!("journal", "removed");
+        Ok(())
     }
 
     fn append(&mut self, line: &Line) -> Result<(), JournalError> {

@@ -5,12 +5,13 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use super::JournalError;
 use super::record::{Key, Record};
+use super::spare::Spare;
 use crate::plan::Plan;
 
 /// Where the kernel says which boot this is.
@@ -45,6 +46,7 @@ pub enum Loaded {
 pub struct Store {
     directory: PathBuf,
     boot: String,
+    spare: Arc<Spare>,
     pools: Mutex<BTreeSet<Pool>>,
 }
 
@@ -56,7 +58,8 @@ impl Store {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
         let boot = std::fs::read_to_string(BOOT_ID).map_err(failed)?.trim().to_owned();
         let pools = read_pools(&directory.join(POOLS)).map_err(failed)?;
-        Ok(Self { directory, boot, pools: Mutex::new(pools) })
+        let spare = Arc::new(Spare::none(&directory).map_err(failed)?);
+        Ok(Self { directory, boot, spare, pools: Mutex::new(pools) })
     }
 
     /// Writes a new record with its plan.
@@ -65,7 +68,7 @@ impl Store {
     /// [`JournalError::Exists`] when there is one for the same sandbox and interface.
     pub fn create(&self, key: Key, plan: Plan) -> Result<Record, JournalError> {
         let path = self.directory.join(key.file_name()?);
-        let file = match OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path) {
+        let file = match self.spare.or_new(&path) {
             Ok(file) => file,
             Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(JournalError::Exists(key));
@@ -73,7 +76,7 @@ impl Store {
             Err(source) => return Err(JournalError::Write { path, source }),
         };
         crate::crash_point!("journal", "opened");
-        let created = Record::create(path.clone(), file, key, &self.boot, plan);
+        let created = Record::create(path.clone(), file, key, &self.boot, plan, Arc::clone(&self.spare));
         if created.is_err() {
             // A full disk leaves part of a line; nothing was done yet, so nothing needs to be remembered.
             let _ = std::fs::remove_file(&path);
@@ -93,7 +96,8 @@ impl Store {
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(failed)?;
         drop_partial_line(&file, &text).map_err(failed)?;
-        let record = Record::replay(path.clone(), file, key.clone(), &self.boot, &text)?;
+        let record =
+            Record::replay(path.clone(), file, key.clone(), &self.boot, &text, Arc::clone(&self.spare))?;
         Ok(record.map_or(Loaded::Torn, |record| Loaded::Whole(Box::new(record))))
     }
 

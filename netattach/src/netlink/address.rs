@@ -76,8 +76,7 @@ fn arp_notify(index: u32) -> RouteNetlinkMessage {
     let mut settings = InetDevConf::default();
     settings.arp_notify = 1;
     let request = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(settings)])];
-    let set =
-        LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::AfSpecUnspec(request));
+    let set = LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::AfSpecUnspec(request));
     RouteNetlinkMessage::SetLink(set.build())
 }
 

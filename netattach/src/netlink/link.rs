@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData,
-    InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
+    InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, LinkAttribute, LinkExtentMask,
+    LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 

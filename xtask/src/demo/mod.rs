@@ -330,7 +330,7 @@ impl Story {
         self.transcript.expect("addresses: no lease", &nothing, &leases)?;
         let mut journal = stage::files_below(&Path::new(HOME).join("state"))?;
         // Which pools were ever used; no record of a pod.
-        journal.retain(|file| !file.ends_with("/pools.jsonl"));
+        journal.retain(|file| !file.ends_with("/pools.jsonl") && !file.ends_with("/spare"));
         self.transcript.expect("journal: no record", &nothing, &journal)?;
         let status = stage::files_below(Path::new("/run/netattach/network-status"))?;
         self.transcript.expect("network-status: no file", &nothing, &status)?;

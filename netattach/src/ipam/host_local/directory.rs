@@ -11,6 +11,9 @@
 //! Only the holder of the lock uses the temporary name, so a stray one is nobody's and is removed by the next
 //! reader; to the Go plugin it is a file whose name is no address.
 //!
+//! A reservation that is released becomes that file, emptied, for the next one to be written to: where files come and
+//! go, ext4 takes longer to find an inode that was not deleted within the last minutes than for all the rest.
+//!
 //! Nothing is synced to disk. Losing power also ends every container that holds an address here, so a lost
 //! reservation is one that nobody misses; what may remain is a file without content, as from a Go plugin
 //! killed between create and write. Under the lock such a file has no writer any more: it counts as free and
@@ -23,7 +26,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::Owner;
@@ -32,17 +35,36 @@ use super::store::Error;
 const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
 
-/// A directory whose lock is held until this is dropped.
-pub(super) struct Locked {
+/// A directory that was opened once, and its lock file.
+#[derive(Debug)]
+pub(super) struct Opened {
     path: PathBuf,
     directory: OwnedFd,
-    _lock: OwnedFd,
+    lock: OwnedFd,
 }
+
+/// A directory whose lock is held until this is dropped.
+pub(super) struct Locked<'a>(&'a Opened);
 
 /// What a directory holds.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: HashMap<IpAddr, File>,
+    /// The address reserved last, by set, and the file that says so: what was read or written under this lock.
+    cursors: HashMap<usize, Cursor>,
+    /// An empty file has the temporary name.
+    spare: bool,
+    /// Whether a released reservation becomes the spare file: worth it only for who stays.
+    pub(super) keeps_spare: bool,
+}
+
+/// The record of the address reserved last in a set.
+#[derive(Debug)]
+struct Cursor {
+    file: OwnedFd,
+    /// Of the file, in bytes.
+    length: usize,
+    address: Option<IpAddr>,
 }
 
 /// A file whose name is an address.
@@ -65,24 +87,69 @@ pub(super) struct Stamp {
     modified: (i64, i64),
 }
 
-impl Locked {
-    /// Opens an existing directory and waits for its lock until `deadline`; `None` without a directory.
-    pub(super) fn open(path: &Path, deadline: Instant) -> Result<Option<Self>, Error> {
+impl Stamp {
+    /// That of the directory which has this path now; `None` when it cannot be told.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        rustix::fs::stat(path).ok().map(Self::from)
+    }
+}
+
+impl From<rustix::fs::Stat> for Stamp {
+    fn from(stat: rustix::fs::Stat) -> Self {
+        Self { device: stat.st_dev, inode: stat.st_ino, modified: (stat.st_mtime, stat.st_mtime_nsec as i64) }
+    }
+}
+
+impl Opened {
+    /// Opens an existing directory; `None` without one.
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
             Ok(directory) => directory,
             Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(Error::Open { path: path.to_owned(), source: error.into() }),
         };
-        let lock = acquire(&directory, deadline, path)?;
-        Ok(Some(Self { path: path.to_owned(), directory, _lock: lock }))
+        let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        let lock = rustix::fs::openat(&directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|error| Error::Lock { path: path.join(LOCK), source: error.into() })?;
+        Ok(Some(Self { path: path.to_owned(), directory, lock }))
     }
 
+    /// Waits for the lock until `deadline`, by asking again and again: a blocking flock(2) has no deadline.
+    pub(super) fn lock(&self, deadline: Instant) -> Result<Locked<'_>, Error> {
+        let mut pause = Duration::from_micros(100);
+        loop {
+            match rustix::fs::flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Locked(self)),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => {
+                    return Err(Error::Busy { path: self.path.join(LOCK) });
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+                    pause = (pause * 2).min(Duration::from_millis(10));
+                }
+                Err(error) => {
+                    return Err(Error::Lock { path: self.path.join(LOCK), source: error.into() });
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // A lock that is held cannot fail to be given up.
+        let _ = rustix::fs::flock(&self.0.lock, FlockOperation::Unlock);
+    }
+}
+
+impl Locked<'_> {
     /// Reads every reservation.
     pub(super) fn read(&self) -> Result<Contents, Error> {
-        let failed = |error: Errno| Error::Read { path: self.path.clone(), source: error.into() };
+        let failed = |error: Errno| Error::Read { path: self.0.path.clone(), source: error.into() };
         let mut contents = Contents::default();
-        for entry in rustix::fs::Dir::read_from(&self.directory).map_err(failed)? {
+        for entry in rustix::fs::Dir::read_from(&self.0.directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
             if name == TEMPORARY {
@@ -96,7 +163,10 @@ impl Locked {
 
     /// The address that was reserved last in a set. What is not exactly an address, a torn write or one with a
     /// newline, counts as none, as in the Go plugin: the search then starts at the beginning.
-    pub(super) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
+    pub(super) fn last_reserved(&self, contents: &Contents, set: usize) -> Option<IpAddr> {
+        if let Some(cursor) = contents.cursors.get(&set) {
+            return cursor.address;
+        }
         let file = self.open_file(&cursor_name(set)).ok()?;
         let content = read_to_end(&file).ok()?;
         std::str::from_utf8(&content).ok()?.parse::<IpAddr>().ok().map(|address| address.to_canonical())
@@ -113,13 +183,14 @@ impl Locked {
         let name = address.to_string();
         let content = owner.file_content();
         let abandoned = contents.files.get(&address) == Some(&File::Abandoned);
-        self.write_reservation(&name, content.as_bytes(), abandoned)
-            .map_err(|error| Error::Reserve { path: self.path.join(&name), source: error.into() })?;
+        let spare = std::mem::take(&mut contents.spare);
+        self.write_reservation(&name, content.as_bytes(), spare, abandoned)
+            .map_err(|error| Error::Reserve { path: self.0.path.join(&name), source: error.into() })?;
         crate::crash_point!("lease", name);
         contents.files.insert(address, File::Held(content.trim_ascii().as_bytes().into()));
 
-        self.write_cursor(&cursor_name(set), name.as_bytes()).map_err(|error| Error::WriteCursor {
-            path: self.path.join(cursor_name(set)),
+        self.write_cursor(contents, set, address).map_err(|error| Error::WriteCursor {
+            path: self.0.path.join(cursor_name(set)),
             source: error.into(),
         })
     }
@@ -127,21 +198,14 @@ impl Locked {
     /// Removes a reservation; one that is gone already is as good as removed.
     pub(super) fn remove(&self, contents: &mut Contents, address: IpAddr) -> Result<(), Error> {
         let name = address.to_string();
-        self.remove_name(&name)
-            .map_err(|error| Error::Remove { path: self.path.join(&name), source: error.into() })?;
+        let removed = match contents.keeps_spare && !contents.spare {
+            true => self.make_spare(&name).map(|made| contents.spare = made),
+            false => self.remove_name(&name),
+        };
+        removed.map_err(|error| Error::Remove { path: self.0.path.join(&name), source: error.into() })?;
         crate::crash_point!("released", name);
         contents.files.remove(&address);
         Ok(())
-    }
-
-    /// What identifies the directory's present state; `None` when it cannot be told.
-    pub(super) fn stamp(&self) -> Option<Stamp> {
-        let stat = rustix::fs::fstat(&self.directory).ok()?;
-        Some(Stamp {
-            device: stat.st_dev,
-            inode: stat.st_ino,
-            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
-        })
     }
 
     /// Gives the directory a modification time that no change of its entries gives it, so that any change by
@@ -151,18 +215,16 @@ impl Locked {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let mark = Timespec { tv_sec: now.tv_sec - 1, tv_nsec: now.tv_nsec };
         let times = Timestamps { last_access: mark, last_modification: mark };
-        rustix::fs::futimens(&self.directory, &times).ok()?;
-        self.stamp().filter(|stamp| stamp.modified == (mark.tv_sec, mark.tv_nsec))
+        rustix::fs::futimens(&self.0.directory, &times).ok()?;
+        let stamp = Stamp::from(rustix::fs::fstat(&self.0.directory).ok()?);
+        Some(stamp).filter(|stamp| stamp.modified == (mark.tv_sec, mark.tv_nsec))
     }
 
-    fn write_reservation(&self, name: &str, content: &[u8], replace: bool) -> Result<(), Errno> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let create = || rustix::fs::openat(&self.directory, TEMPORARY, flags, Mode::RUSR | Mode::WUSR);
-        let file = match create() {
-            // Removed rather than truncated: a stray temporary file may be the second name of a reservation.
-            Err(Errno::EXIST) => self.remove_name(TEMPORARY).and_then(|()| create()),
-            created => created,
-        }?;
+    fn write_reservation(&self, name: &str, content: &[u8], spare: bool, replace: bool) -> Result<(), Errno> {
+        let file = match spare.then(|| self.open_spare()) {
+            Some(Ok(file)) => file,
+            _ => self.create_temporary()?,
+        };
         let written = write_all(&file, content).and_then(|()| {
             crate::crash_point!("lease", "written");
             self.give_name(name, replace)
@@ -174,9 +236,39 @@ impl Locked {
         written
     }
 
+    fn create_temporary(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let create = || rustix::fs::openat(&self.0.directory, TEMPORARY, flags, Mode::RUSR | Mode::WUSR);
+        match create() {
+            // Removed rather than truncated: a stray temporary file may be the second name of a reservation.
+            Err(Errno::EXIST) => self.remove_name(TEMPORARY).and_then(|()| create()),
+            created => created,
+        }
+    }
+
+    fn open_spare(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.0.directory, TEMPORARY, flags, Mode::empty())
+    }
+
+    /// Turns a reservation into the spare file. `false` when there is none for it: it was gone.
+    ///
+    /// Renamed first: from then on the address is free, also when the agent is killed before the file is empty.
+    fn make_spare(&self, name: &str) -> Result<bool, Errno> {
+        let directory = &self.0.directory;
+        match rustix::fs::renameat(directory, name, directory, TEMPORARY) {
+            Err(Errno::NOENT) => return Ok(false),
+            other => other?,
+        }
+        match self.open_spare().and_then(|file| empty(&file)) {
+            Ok(()) => Ok(true),
+            Err(_) => self.remove_name(TEMPORARY).map(|()| false),
+        }
+    }
+
     /// Gives the temporary file its name; fails where the name exists, unless it is to be replaced.
     fn give_name(&self, name: &str, replace: bool) -> Result<(), Errno> {
-        let directory = &self.directory;
+        let directory = &self.0.directory;
         if replace {
             return rustix::fs::renameat(directory, TEMPORARY, directory, name);
         }
@@ -193,19 +285,29 @@ impl Locked {
     /// Overwrites, then cuts: a file that is emptied first is written to disk at once by ext4, which costs more
     /// than everything else here together. A writer killed in between leaves a wrong cursor, which only moves the
     /// point where the next search starts.
-    fn write_cursor(&self, name: &str, content: &[u8]) -> Result<(), Errno> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)?;
-        write_all(&file, content)?;
-        let length = content.len() as u64;
-        match rustix::fs::fstat(&file)?.st_size as u64 == length {
-            true => Ok(()),
-            false => rustix::fs::ftruncate(&file, length),
+    fn write_cursor(&self, contents: &mut Contents, set: usize, address: IpAddr) -> Result<(), Errno> {
+        // Forgotten until it is written: a failure leaves the file to be opened and measured again.
+        let (file, length) = match contents.cursors.remove(&set) {
+            Some(cursor) => (cursor.file, cursor.length),
+            None => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+                let mode = Mode::RUSR | Mode::WUSR;
+                let file = rustix::fs::openat(&self.0.directory, cursor_name(set), flags, mode)?;
+                let length = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(usize::MAX);
+                (file, length)
+            }
+        };
+        let content = address.to_string();
+        write_at_start(&file, content.as_bytes())?;
+        if length > content.len() {
+            rustix::fs::ftruncate(&file, content.len() as u64)?;
         }
+        contents.cursors.insert(set, Cursor { file, length: content.len(), address: Some(address) });
+        Ok(())
     }
 
     fn remove_name(&self, name: &str) -> Result<(), Errno> {
-        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
+        match rustix::fs::unlinkat(&self.0.directory, name, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
             other => other,
         }
@@ -214,7 +316,7 @@ impl Locked {
     fn open_file(&self, name: &str) -> Result<OwnedFd, Errno> {
         // Not blocking: a FIFO of that name must not hold up the directory.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.directory, name, flags, Mode::empty())
+        rustix::fs::openat(&self.0.directory, name, flags, Mode::empty())
     }
 
     fn read_reservation(&self, name: &str) -> File {
@@ -292,27 +394,14 @@ fn cursor_name(set: usize) -> String {
     format!("last_reserved_ip.{set}")
 }
 
-/// Waits for the lock by asking again and again: a blocking flock(2) has no deadline.
-fn acquire(directory: &OwnedFd, deadline: Instant, path: &Path) -> Result<OwnedFd, Error> {
-    let failed = |error: Errno| Error::Lock { path: path.join(LOCK), source: error.into() };
-    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
-    let mode = Mode::RUSR | Mode::WUSR;
-    let lock = rustix::fs::openat(directory, LOCK, flags, mode).map_err(failed)?;
-    let mut pause = Duration::from_micros(100);
-    loop {
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(lock),
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => {
-                return Err(Error::Busy { path: path.join(LOCK) });
-            }
-            Err(Errno::WOULDBLOCK) => {
-                std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
-                pause = (pause * 2).min(Duration::from_millis(10));
-            }
-            Err(error) => return Err(failed(error)),
-        }
+/// Empties a reservation's file, if nobody else has it by another name and it is as one that is made anew.
+fn empty(file: &OwnedFd) -> Result<(), Errno> {
+    let stat = rustix::fs::fstat(file)?;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !regular || stat.st_nlink != 1 || stat.st_mode & 0o7777 != 0o600 {
+        return Err(Errno::PERM);
     }
+    rustix::fs::ftruncate(file, 0)
 }
 
 fn read_to_end(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
@@ -332,6 +421,15 @@ fn write_all(file: &OwnedFd, mut content: &[u8]) -> Result<(), Errno> {
     while !content.is_empty() {
         let count = rustix::io::retry_on_intr(|| rustix::io::write(file, content))?;
         content = &content[count..];
+    }
+    Ok(())
+}
+
+fn write_at_start(file: &OwnedFd, content: &[u8]) -> Result<(), Errno> {
+    let mut written = 0;
+    while written < content.len() {
+        written +=
+            rustix::io::retry_on_intr(|| rustix::io::pwrite(file, &content[written..], written as u64))?;
     }
     Ok(())
 }

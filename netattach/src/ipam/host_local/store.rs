@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::allocator::{self, AllocateError, Reservations};
-use super::directory::{self, Contents, Locked, Stamp};
+use super::directory::{self, Contents, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, config};
 
@@ -29,6 +29,7 @@ pub struct Leases {
 /// What a directory held when it was last looked at.
 #[derive(Debug, Default)]
 struct Known {
+    opened: Option<Opened>,
     /// Present while `contents` is what the directory held when it had this stamp.
     stamp: Option<Stamp>,
     contents: Contents,
@@ -304,23 +305,28 @@ impl Leases {
     fn locked<T>(
         &self,
         path: &Path,
-        act: impl FnOnce(&Locked, &mut Contents) -> Result<T, Error>,
+        act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
         let deadline = Instant::now() + self.deadline;
         let known = self.known(path);
         // A panic elsewhere leaves no stamp, see below, and so nothing that would be believed.
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(directory) = Locked::open(path, deadline)? else { return Ok(None) };
+        let Known { opened, stamp, contents } = &mut *known;
         // Taken, not read: whatever fails on the way, the next call reads the directory.
-        let stamp = known.stamp.take();
-        if stamp.is_none() || directory.stamp() != stamp {
-            known.contents = directory.read()?;
+        let remembered = stamp.take();
+        if let (Some(opened), Some(_)) = (&*opened, remembered) {
+            let directory = opened.lock(deadline)?;
+            // Whoever changes it has the lock meanwhile.
+            if Stamp::of(path) == remembered {
+                contents.keeps_spare = true;
+                return acted(&directory, stamp, contents, act).map(Some);
+            }
         }
-        let result = act(&directory, &mut known.contents);
-        if result.as_ref().err().is_none_or(Error::is_decision) {
-            known.stamp = directory.mark();
-        }
-        result.map(Some)
+        *opened = Opened::open(path)?;
+        let Some(opened) = opened else { return Ok(None) };
+        let directory = opened.lock(deadline)?;
+        *contents = directory.read()?;
+        acted(&directory, stamp, contents, act).map(Some)
     }
 
     fn known(&self, path: &Path) -> Arc<Mutex<Known>> {
@@ -332,9 +338,23 @@ impl Leases {
     }
 }
 
+/// Runs `act`, and marks the directory unless it may be in a state that is not known.
+fn acted<T>(
+    directory: &Locked<'_>,
+    stamp: &mut Option<Stamp>,
+    contents: &mut Contents,
+    act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let result = act(directory, contents);
+    if result.as_ref().err().is_none_or(Error::is_decision) {
+        *stamp = directory.mark();
+    }
+    result
+}
+
 /// A locked directory as the allocator sees it.
 struct View<'a> {
-    directory: &'a Locked,
+    directory: &'a Locked<'a>,
     contents: &'a Contents,
 }
 
@@ -348,7 +368,7 @@ impl Reservations for View<'_> {
     }
 
     fn last_reserved(&self, set: usize) -> Option<IpAddr> {
-        self.directory.last_reserved(set)
+        self.directory.last_reserved(self.contents, set)
     }
 }
 
@@ -362,7 +382,7 @@ fn directory_of(data_dir: &Path, network: &str) -> Result<PathBuf, Error> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use serde_json::json;
 
@@ -378,6 +398,8 @@ mod tests {
     fn owner(container_id: &str, ifname: &str) -> Owner {
         Owner { container_id: container_id.to_owned(), ifname: ifname.to_owned() }
     }
+
+    const SPARE: &str = ".netattach-reservation";
 
     /// Name and content of every file but the lock.
     fn files(config: &Config) -> Vec<(String, String)> {
@@ -439,9 +461,50 @@ mod tests {
         assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 1);
         assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 0);
         assert_eq!(leases.release(dir.path(), "unknown", &owner("abc", "eth0")).unwrap(), 0);
-        assert_eq!(files(&config), named(&[("10.0.0.3", "abc\r\nnet1"), ("last_reserved_ip.0", "10.0.0.3")]));
+        assert_eq!(
+            files(&config),
+            named(&[(SPARE, ""), ("10.0.0.3", "abc\r\nnet1"), ("last_reserved_ip.0", "10.0.0.3")])
+        );
         leases.check(dir.path(), "net", &owner("abc", "net1"), &["10.0.0.3".parse().unwrap()]).unwrap();
         leases.check(dir.path(), "net", &owner("abc", "net1"), &[]).unwrap();
+    }
+
+    #[test]
+    fn a_released_reservation_is_written_over_by_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
+        let inode = |name: &str| fs::metadata(config.directory().join(name)).unwrap().ino();
+        let leases = Leases::default();
+        for ifname in ["net1", "net2"] {
+            leases.allocate(&config, &owner("a-long-name", ifname)).unwrap();
+        }
+        let (first, second) = (inode("10.0.0.2"), inode("10.0.0.3"));
+        for ifname in ["net1", "net2"] {
+            leases.release(dir.path(), "net", &owner("a-long-name", ifname)).unwrap();
+        }
+        assert_eq!(files(&config), named(&[(SPARE, ""), ("last_reserved_ip.0", "10.0.0.3")]));
+        leases.allocate(&config, &owner("b", "eth0")).unwrap();
+        assert_eq!((inode("10.0.0.4") == first, first == second), (true, false));
+        assert_eq!(files(&config), named(&[("10.0.0.4", "b\r\neth0"), ("last_reserved_ip.0", "10.0.0.4")]));
+        // Somebody else's name for the same file keeps its content.
+        fs::hard_link(config.directory().join("10.0.0.4"), dir.path().join("kept")).unwrap();
+        leases.release(dir.path(), "net", &owner("b", "eth0")).unwrap();
+        assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.4")]));
+        assert_eq!(fs::read_to_string(dir.path().join("kept")).unwrap(), "b\r\neth0");
+    }
+
+    #[test]
+    fn a_directory_that_is_replaced_is_looked_at_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
+        let leases = Leases::default();
+        leases.allocate(&config, &owner("a", "eth0")).unwrap();
+        fs::remove_dir_all(config.directory()).unwrap();
+        let again = leases.allocate(&config, &owner("a", "eth0")).unwrap();
+        assert_eq!(addresses(&again), ["10.0.0.2/29"]);
+        fs::rename(config.directory(), dir.path().join("old")).unwrap();
+        assert_eq!(leases.release(dir.path(), "net", &owner("a", "eth0")).unwrap(), 0);
+        assert!(dir.path().join("old/10.0.0.2").exists());
     }
 
     #[test]
