@@ -14,6 +14,7 @@
 //! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`sysctl`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
 //! | [`multus`] | what a node has of Multus: its configuration, its memory of pods | no |
 //! | [`policy`] | MultiNetworkPolicy compiled to classes | no |
+//! | [`fast`] | who takes the fast path between pods: follows links and filters | by `netlink` and `bpf` |
 //! | [`observe`] | what the programs told lately | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
 //! | `durable` | files that are replaced whole | files |
@@ -25,6 +26,7 @@ pub mod cli;
 pub mod cni;
 pub mod delegate;
 mod durable;
+pub mod fast;
 pub mod ipam;
 pub mod journal;
 pub mod link;

@@ -12,6 +12,7 @@ use crate::attach::{DefaultNetwork, InvalidDefaultNetwork, RepeatedAdd, standalo
 use crate::cni::CniError;
 use crate::cni::identifier::check_network_name;
 use crate::delegate::DEFAULT_DIRECTORY;
+use crate::fast;
 use crate::multus;
 use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
@@ -118,6 +119,8 @@ pub struct Settings {
     pub midstream: Midstream,
     /// What becomes of flows when the policy that approved them changes.
     pub established_on_change: EstablishedOnChange,
+    /// When packets between pods of the node pass its network stack by.
+    pub fast_path: fast::Mode,
     /// ICMP passes whatever the policies say.
     #[serde(rename = "acceptICMP")]
     pub accept_icmp: bool,
@@ -278,6 +281,7 @@ impl Default for Settings {
             new_flows_per_second: 25_000,
             midstream: Midstream::default(),
             established_on_change: EstablishedOnChange::default(),
+            fast_path: fast::Mode::default(),
             accept_icmp: false,
             accept_icmpv6: false,
         }
@@ -397,6 +401,7 @@ impl Settings {
             accept_icmp: self.accept_icmp,
             accept_icmpv6: self.accept_icmpv6,
             paced: false,
+            fast_path: self.fast_path,
         }
     }
 

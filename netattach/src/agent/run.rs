@@ -21,6 +21,7 @@ use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Key, Store};
+use crate::netlink::{self, LinkWatch};
 use crate::netns::NetnsError;
 use crate::observe::Observer;
 use crate::plan::resolve::Options;
@@ -71,6 +72,9 @@ pub enum AgentError {
     /// The socket cannot be served.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Changes of links cannot be followed.
+    #[error("listen for changes of links")]
+    Watch(#[from] netlink::Error),
     /// No runtime, no signals.
     #[error("start")]
     Start(#[from] std::io::Error),
@@ -158,6 +162,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let conf = CniConf::of(&settings)?;
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), conf));
     let observer = Arc::new(Observer::default());
+    let forwarding = tokio::spawn(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?));
     let watching = tokio::spawn(observe(Arc::clone(&observer), enforcer.records()?));
     let reporter =
         Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), Arc::clone(&observer));
@@ -190,6 +195,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         tracing::error!(%error, "the server ended badly");
     }
     policies.abort();
+    forwarding.abort();
     watching.abort();
     looks.abort();
     Ok(())

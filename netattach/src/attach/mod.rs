@@ -75,6 +75,11 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn detach(&self, id: u32) -> Result<(), EnforceError>;
+    /// Packets reach the attachment by the node's stack only, from here on: its link is about to go.
+    ///
+    /// # Errors
+    /// The kernel refused. Calling again is safe.
+    fn retire(&self, id: u32) -> Result<(), EnforceError>;
     /// These attachments exist, and no others when these are `all`. Says what is wrong with which.
     fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError>;
     /// The numbers of the attachments that the dataplane has records of.

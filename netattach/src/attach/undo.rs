@@ -34,6 +34,7 @@ pub fn undo(
         })
         .collect();
 
+    errors.extend(retire(node, &inverses).err());
     for (at, attachment, inverse) in &inverses {
         if let Inverse::Delegate(delegate) = inverse {
             crate::crash_point!("undo", at);
@@ -85,6 +86,20 @@ pub fn undo(
         }
     }
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
+}
+
+/// Takes the attachments off the fast path while their links exist.
+fn retire(node: &Node, inverses: &[(StepRef, &AttachmentPlan, Inverse<'_>)]) -> Result<(), AttachError> {
+    let Some(enforcer) = &node.enforcer else { return Ok(()) };
+    for (_, attachment, inverse) in inverses {
+        if let Inverse::Unprotect { id } = inverse {
+            let step = |source: StepError| {
+                AttachError::step(Doing::Detach, attachment, "take it off the fast path", source)
+            };
+            enforcer.retire(*id).map_err(StepError::from).map_err(step)?;
+        }
+    }
+    Ok(())
 }
 
 fn undo_delegate(

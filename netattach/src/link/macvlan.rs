@@ -29,7 +29,10 @@ impl Driver for Macvlan {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("bandwidth", json!({}))])?;
+        request.refuse(
+            self.kind(),
+            &[("linkInContainer", json!(false)), ("bandwidth", json!({})), ("fastPath", json!(false))],
+        )?;
         let config: Config = request.read()?;
         let mut steps = vec![Step::CreateMacvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),

@@ -295,6 +295,17 @@ impl Request<'_> {
         Ok(Some(with_bursts(limits)))
     }
 
+    /// `fastPath`: whether packets of the attachment may take the agent's fast path. Without an agent there is none.
+    fn fast_path(&self) -> Result<bool, PlanError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Holder {
+            #[serde(default)]
+            fast_path: Option<bool>,
+        }
+        Ok(self.read::<Holder>()?.fast_path.unwrap_or(true))
+    }
+
     /// The last steps of every interface: protection first, then the pod's end comes up.
     fn finish(
         &self,
@@ -302,10 +313,12 @@ impl Request<'_> {
         configure: Configure,
     ) -> Result<impl Iterator<Item = Step> + use<>, PlanError> {
         let bandwidth = self.bandwidth()?;
+        let fast_path = self.fast_path()?;
         let protect = self.protect.map(|protect| {
             Step::Protect(Protect {
                 check_addresses: protect.check_addresses && addressed,
                 bandwidth,
+                fast_path,
                 ..protect.clone()
             })
         });

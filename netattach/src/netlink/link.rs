@@ -323,7 +323,7 @@ impl Handle {
 }
 
 /// Asks for one link without its counters: gathering and parsing them takes longer than all the rest.
-fn show(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
+pub(super) fn show(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
     let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]);
     RouteNetlinkMessage::GetLink(link.append_extra_attribute(mask).build())
 }

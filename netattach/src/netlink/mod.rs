@@ -1,22 +1,28 @@
-//! The only module that talks route netlink: typed calls, specifications in and observed state out.
+//! The only module that talks netlink: typed calls, specifications in and observed state out.
 //!
 //! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it. Requests that belong
 //! together travel in one datagram. Calls named `ensure_*` are idempotent, `create_*` are not.
 
 mod address;
 mod error;
+mod forwarding;
 mod link;
+mod nft;
 mod pace;
 mod route;
 mod rule;
 mod socket;
 mod tc;
+mod watch;
 
 pub use error::{Error, Refused};
+pub use forwarding::{BridgeState, ForwardingState, PortState};
 pub use link::{Ensured, LinkState};
+pub use nft::{Family, HookedChains, hooked_chains};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use tc::{FilterState, Hook, LOOPBACK};
+pub use watch::{Changes, LinkWatch};
 
 use crate::netns::{Netns, NetnsError, within};
 

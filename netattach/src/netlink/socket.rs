@@ -321,6 +321,7 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
         M::NewRule(_) => "RTM_NEWRULE",
         M::DelRule(_) => "RTM_DELRULE",
         M::GetRule(_) => "RTM_GETRULE",
+        M::NewNeighbour(_) => "RTM_NEWNEIGH",
         M::NewQueueDiscipline(_) => "RTM_NEWQDISC",
         M::GetQueueDiscipline(_) => "RTM_GETQDISC",
         M::NewTrafficFilter(_) => "RTM_NEWTFILTER",

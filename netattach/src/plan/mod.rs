@@ -235,6 +235,14 @@ pub struct Protect {
     /// What the pod may receive and send: rates in bits per second, each with its burst in bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<crate::npwg::selection::Bandwidth>,
+    /// Whether its packets may pass the node's network stack by.
+    #[serde(default = "yes")]
+    pub fast_path: bool,
+}
+
+/// What records from before there was a fast path say about it.
+fn yes() -> bool {
+    true
 }
 
 /// How a pod's interface is configured.

@@ -368,6 +368,7 @@ fn attachment(
                 check_mac: true,
                 check_addresses: true,
                 bandwidth: None,
+                fast_path: true,
             });
         }
         let planned = driver.plan(&link::Request {

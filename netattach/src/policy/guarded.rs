@@ -6,6 +6,7 @@ use super::index::{Endpoint, Place};
 use super::passage::Limited;
 use super::sync::EnforceError;
 use crate::bpf::{Attachment, Checks, Limits, Rate};
+use crate::fast::{Member, Reason};
 use crate::link::spec::Pace;
 use crate::mac::Mac;
 use crate::npwg::NetworkRef;
@@ -31,6 +32,8 @@ pub struct Guarded {
     pub(super) limited: Option<Limited>,
     /// What policies can select; `None` for an attachment that no policy can mean.
     pub(super) endpoint: Option<Endpoint>,
+    /// What keeps it off the fast path whatever the node is like.
+    pub(super) kept_off: Option<Reason>,
 }
 
 impl Guarded {
@@ -65,8 +68,15 @@ impl Guarded {
             host_index: host.index,
             pod_index: pod.index,
             limited: protect.bandwidth.map(|bandwidth| Limited { bandwidth, mtu: pod.mtu.max(host.mtu) }),
+            kept_off: kept_off(protect, attachment),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
         })
+    }
+
+    /// What the fast path has to know of it.
+    pub(super) fn member(&self) -> Member {
+        let (id, device, mac) = (self.id, self.host_index, self.attachment.mac);
+        Member { id, mac, device, kept_off: self.kept_off.clone() }
     }
 
     /// Index of the device on the node.
@@ -83,6 +93,21 @@ impl Guarded {
     pub(super) fn pod_pace(&self) -> Option<Pace> {
         Some(self.limited?.sent()?.pace())
     }
+}
+
+/// What an attachment's own configuration says about the fast path.
+fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
+    if !protect.fast_path {
+        return Some(Reason::OptedOut);
+    }
+    let is_port = |step: &Step| matches!(step, Step::CreateVeth(veth) if veth.port.is_some());
+    if !attachment.steps.iter().any(is_port) {
+        return Some(Reason::Routed);
+    }
+    Reason::of_plugins(attachment.steps.iter().filter_map(|step| match step {
+        Step::Delegate(chained) if chained.role == Role::Plugin => Some(chained.plugin.as_str()),
+        _ => None,
+    }))
 }
 
 /// An attachment as policies can mean it: by its definition, as its pod's default network, or not at all.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::bpf::{Attachment, Checks, Limits, Rate};
+use crate::fast;
 use crate::link::spec::Pace;
 use crate::npwg::selection::Bandwidth;
 
@@ -21,6 +22,8 @@ pub struct Passage {
     pub accept_icmpv6: bool,
     /// The kernel can pace devices, so that what is too much waits before it is dropped.
     pub paced: bool,
+    /// When the fast path is taken.
+    pub fast_path: fast::Mode,
 }
 
 impl Passage {

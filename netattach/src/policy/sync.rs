@@ -20,6 +20,7 @@ use super::passage::Passage;
 use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
 use crate::bpf::{self, BpfError, Dataplane, PolicyIds, Records};
+use crate::fast::FastPaths;
 use crate::link::spec::Pace;
 use crate::netlink::{self, Handle, Hook};
 use crate::netns::{Netns, NetnsError};
@@ -79,6 +80,7 @@ pub struct Enforcer {
     source: Arc<dyn Source>,
     options: Options,
     passage: Passage,
+    fast: Arc<FastPaths>,
     state: Mutex<State>,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
@@ -117,7 +119,16 @@ impl Enforcer {
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
-        Ok(Self { dataplane, _hooks_on: hooks_on.ok(), source, options, passage, state: Mutex::new(state) })
+        let fast = Arc::new(FastPaths::new(passage.fast_path, dataplane.fast_path()?));
+        Ok(Self {
+            dataplane,
+            fast,
+            _hooks_on: hooks_on.ok(),
+            source,
+            options,
+            passage,
+            state: Mutex::new(state),
+        })
     }
 
     /// Puts a new attachment under its policies: record, policy, device, and last the programs. The pod's end of
@@ -143,7 +154,14 @@ impl Enforcer {
             }
         }
         self.dataplane.bind_link(guarded.host_index, guarded.id)?;
-        self.attach_programs(guarded.host_index, host)
+        self.attach_programs(guarded.host_index, host)?;
+        self.fast.admit(guarded.member());
+        Ok(())
+    }
+
+    /// The attachments of the fast path.
+    pub fn fast_paths(&self) -> &Arc<FastPaths> {
+        &self.fast
     }
 
     fn put(&self, guarded: &Guarded) -> Result<(), EnforceError> {
@@ -172,6 +190,7 @@ impl Enforcer {
     /// # Errors
     /// A map could not be written.
     pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
+        self.fast.forget(id)?;
         self.dataplane.remove_attachment(id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
@@ -229,7 +248,11 @@ impl Enforcer {
         };
         // The pod's own end is left as the pod has it.
         self.ensure_paced(guarded.host_index, guarded.host_pace(), host)?;
-        if missing || changed { self.attach_programs(guarded.host_index, host) } else { Ok(()) }
+        if missing || changed {
+            self.attach_programs(guarded.host_index, host)?;
+        }
+        self.fast.admit(guarded.member());
+        Ok(())
     }
 
     fn remove_strays(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
@@ -589,6 +612,10 @@ impl Enforce for Enforcer {
 
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         Self::detach(self, id)
+    }
+
+    fn retire(&self, id: u32) -> Result<(), EnforceError> {
+        Ok(self.fast.retire(id)?)
     }
 
     fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {

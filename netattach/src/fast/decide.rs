@@ -1,0 +1,354 @@
+//! Who takes the fast path. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bpf::Place;
+use crate::mac::Mac;
+use crate::netlink::ForwardingState;
+
+/// Plugins that change nothing on the node's end of a link: chained to a network, they do not keep it off the fast path.
+const INSIDE_THE_POD: [&str; 2] = ["sbr", "tuning"];
+
+/// What a virtual device has instead of a queueing discipline.
+const NO_DISCIPLINE: &str = "noqueue";
+
+/// When the fast path is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Where it makes no difference to anybody.
+    #[default]
+    Auto,
+    /// Also where packet filters and spanning trees of the node would see less.
+    On,
+    /// Never.
+    Off,
+}
+
+/// An attachment as the fast path knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub id: u32,
+    /// Address of the pod's end.
+    pub mac: Mac,
+    /// Index of the node's end.
+    pub device: u32,
+    /// What keeps it off whatever the node is like.
+    pub kept_off: Option<Reason>,
+}
+
+/// What the kernel shows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Node {
+    /// The node's ends of attachments, and their bridges, by index.
+    pub links: BTreeMap<u32, ForwardingState>,
+    /// Packet filters.
+    pub filters: Filters,
+}
+
+/// Packet filters that frames between bridge ports may meet.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Filters {
+    /// There are chains or tables for bridged frames.
+    pub bridge: bool,
+    /// There are chains or tables for IP packets.
+    pub ip: bool,
+    /// Every bridge shows frames to those for IP packets.
+    pub bridges_call_ip: bool,
+    /// Devices with chains of their own; a name that ends in `*` stands for all that begin so.
+    pub devices: BTreeSet<String>,
+}
+
+/// Why an attachment is not on the fast path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// The agent's setting.
+    Off,
+    /// The network's configuration.
+    OptedOut,
+    /// A plugin of the network's list.
+    Plugin(String),
+    /// No bridge port.
+    Routed,
+    /// The device is not there.
+    NoDevice,
+    /// The device is in no bridge.
+    NoBridge,
+    /// The port does not forward.
+    PortState,
+    /// The port has restrictions of its own.
+    PortRestricted,
+    /// The bridge runs a spanning tree protocol.
+    SpanningTree,
+    /// The bridge forwards by VLAN.
+    VlanFiltering,
+    /// Filters for bridged frames.
+    BridgeRules,
+    /// Filters for IP packets, which bridges call.
+    Iptables,
+    /// Filters of the device.
+    DeviceRules,
+    /// What it receives is shaped.
+    Shaped(String),
+    /// Somebody else has its address.
+    SameMac,
+    /// The kernel refused.
+    Failed(String),
+}
+
+impl Reason {
+    /// A short name: stable, used in tables and JSON.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::OptedOut => "opted-out",
+            Self::Plugin(_) => "plugin",
+            Self::Routed => "routed",
+            Self::NoDevice => "no-device",
+            Self::NoBridge => "no-bridge",
+            Self::PortState => "port-state",
+            Self::PortRestricted => "port-restricted",
+            Self::SpanningTree => "spanning-tree",
+            Self::VlanFiltering => "vlan-filtering",
+            Self::BridgeRules => "bridge-rules",
+            Self::Iptables => "iptables",
+            Self::DeviceRules => "device-rules",
+            Self::Shaped(_) => "shaped",
+            Self::SameMac => "same-mac",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// What a network's list of plugins says: the first after its own that might do something on the node's end.
+    pub fn of_plugins<'a>(chained: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let acts_on_node = |plugin: &&str| !INSIDE_THE_POD.contains(plugin);
+        chained.into_iter().find(acts_on_node).map(|plugin| Self::Plugin(plugin.to_owned()))
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("the agent's setting fastPath is off"),
+            Self::OptedOut => f.write_str("the network's configuration says fastPath: false"),
+            Self::Plugin(plugin) => {
+                write!(f, "the network's plugin {plugin} may work on the node's end of the link")
+            }
+            Self::Routed => f.write_str("links of type veth are routed by the node's stack"),
+            Self::NoDevice => f.write_str("the node's end of the link is gone"),
+            Self::NoBridge => f.write_str("the node's end of the link is in no bridge"),
+            Self::PortState => {
+                f.write_str("the bridge port does not forward: it is down, without carrier, or blocked")
+            }
+            Self::PortRestricted => f.write_str("the bridge port is isolated or locked"),
+            Self::SpanningTree => f.write_str("the bridge runs a spanning tree protocol"),
+            Self::VlanFiltering => f.write_str("the bridge filters by VLAN"),
+            Self::BridgeRules => {
+                f.write_str("there are packet filters for bridged frames (nftables bridge family, ebtables)")
+            }
+            Self::Iptables => f.write_str(
+                "the bridge shows frames to iptables (bridge-nf-call-iptables), and there are rules or tables",
+            ),
+            Self::DeviceRules => f.write_str("nftables has chains on the node's end of the link"),
+            Self::Shaped(discipline) => {
+                write!(f, "the node's end of the link queues what it sends to the pod ({discipline})")
+            }
+            Self::SameMac => f.write_str("another attachment on the bridge has the same MAC address"),
+            Self::Failed(why) => write!(f, "the kernel refused: {why}"),
+        }
+    }
+}
+
+/// What becomes of each attachment.
+pub fn decide(
+    mode: Mode,
+    members: &BTreeMap<u32, Member>,
+    node: &Node,
+) -> BTreeMap<u32, Result<Place, Reason>> {
+    let mut decided: BTreeMap<u32, Result<Place, Reason>> =
+        members.iter().map(|(id, member)| (*id, place(mode, member, node))).collect();
+    let mut owners: BTreeMap<(u32, Mac), u32> = BTreeMap::new();
+    for member in members.values() {
+        let bridge = node.links.get(&member.device).and_then(|link| link.controller);
+        *owners.entry((bridge.unwrap_or(0), member.mac)).or_default() += 1;
+    }
+    for decision in decided.values_mut() {
+        if let Ok(place) = decision
+            && owners.get(&(place.bridge, place.mac)).is_some_and(|owners| *owners > 1)
+        {
+            *decision = Err(Reason::SameMac);
+        }
+    }
+    decided
+}
+
+fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
+    if mode == Mode::Off {
+        return Err(Reason::Off);
+    }
+    if let Some(reason) = &member.kept_off {
+        return Err(reason.clone());
+    }
+    let link = node.links.get(&member.device).ok_or(Reason::NoDevice)?;
+    let index = link.controller.ok_or(Reason::NoBridge)?;
+    let bridge = node.links.get(&index).and_then(|controller| controller.bridge).ok_or(Reason::NoBridge)?;
+    let port = link.port.ok_or(Reason::NoBridge)?;
+    let filters = &node.filters;
+    let names = |pattern: &String| match pattern.strip_suffix('*') {
+        Some(prefix) => link.name.starts_with(prefix),
+        None => *pattern == link.name,
+    };
+    // What the bridge itself would not do cannot be asked for.
+    let always = [
+        (!port.forwarding, Reason::PortState),
+        (port.isolated || port.locked, Reason::PortRestricted),
+        (bridge.vlan_filtering, Reason::VlanFiltering),
+        (link.discipline != NO_DISCIPLINE, Reason::Shaped(link.discipline.clone())),
+    ];
+    let in_auto = [
+        (bridge.spanning_tree, Reason::SpanningTree),
+        (filters.bridge, Reason::BridgeRules),
+        (filters.ip && (filters.bridges_call_ip || bridge.calls_iptables), Reason::Iptables),
+        (filters.devices.iter().any(names), Reason::DeviceRules),
+    ];
+    let in_auto = in_auto.into_iter().filter(|_| mode == Mode::Auto);
+    match always.into_iter().chain(in_auto).find(|(holds, _)| *holds) {
+        Some((_, reason)) => Err(reason),
+        None => Ok(Place { bridge: index, mtu: link.mtu, mac: member.mac }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::{BridgeState, PortState};
+
+    const BRIDGE: u32 = 3;
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    fn link(index: u32, name: &str) -> ForwardingState {
+        let discipline = NO_DISCIPLINE.into();
+        ForwardingState {
+            index,
+            name: name.into(),
+            mtu: 1500,
+            controller: None,
+            discipline,
+            bridge: None,
+            port: None,
+        }
+    }
+
+    fn port(index: u32, name: &str) -> ForwardingState {
+        let port = PortState { forwarding: true, ..PortState::default() };
+        ForwardingState { controller: Some(BRIDGE), port: Some(port), ..link(index, name) }
+    }
+
+    fn node() -> Node {
+        let bridge = ForwardingState { bridge: Some(BridgeState::default()), ..link(BRIDGE, "br0") };
+        let links = [bridge, port(10, "na10"), port(11, "na11")];
+        let links = links.into_iter().map(|link| (link.index, link)).collect();
+        Node { links, filters: Filters::default() }
+    }
+
+    fn member(id: u32, device: u32) -> Member {
+        Member { id, mac: Mac([2, 0, 0, 0, 0, id as u8]), device, kept_off: None }
+    }
+
+    fn one(mode: Mode, member: Member, node: &Node) -> Result<Place, Reason> {
+        let id = member.id;
+        decide(mode, &[(id, member)].into(), node).remove(&id).unwrap()
+    }
+
+    fn bridge(node: &mut Node) -> &mut BridgeState {
+        node.links.get_mut(&BRIDGE).unwrap().bridge.as_mut().unwrap()
+    }
+
+    fn device(node: &mut Node) -> &mut ForwardingState {
+        node.links.get_mut(&10).unwrap()
+    }
+
+    #[test]
+    fn a_plain_bridge_port_takes_part() {
+        let place = Place { bridge: BRIDGE, mtu: 1500, mac: MAC };
+        assert_eq!(one(Mode::Auto, member(1, 10), &node()), Ok(place));
+        assert_eq!(one(Mode::On, member(1, 10), &node()), Ok(place));
+        assert_eq!(one(Mode::Off, member(1, 10), &node()), Err(Reason::Off));
+    }
+
+    /// Changes one thing about the node, then tells what becomes of the attachment with `auto` and with `on`.
+    fn with(change: impl FnOnce(&mut Node)) -> [Result<Place, Reason>; 2] {
+        let mut node = node();
+        change(&mut node);
+        [Mode::Auto, Mode::On].map(|mode| one(mode, member(1, 10), &node))
+    }
+
+    #[test]
+    fn what_the_bridge_would_not_do_is_never_done() {
+        let never = |reason: Reason| [Err(reason.clone()), Err(reason)];
+        assert_eq!(with(|node| node.links.clear()), never(Reason::NoDevice));
+        assert_eq!(with(|node| device(node).controller = None), never(Reason::NoBridge));
+        assert_eq!(with(|node| device(node).controller = Some(11)), never(Reason::NoBridge));
+        assert_eq!(with(|node| device(node).port = None), never(Reason::NoBridge));
+        assert_eq!(with(|node| device(node).port = Some(PortState::default())), never(Reason::PortState));
+        let restricted = PortState { forwarding: true, isolated: true, locked: false };
+        assert_eq!(with(|node| device(node).port = Some(restricted)), never(Reason::PortRestricted));
+        let restricted = PortState { forwarding: true, isolated: false, locked: true };
+        assert_eq!(with(|node| device(node).port = Some(restricted)), never(Reason::PortRestricted));
+        assert_eq!(with(|node| bridge(node).vlan_filtering = true), never(Reason::VlanFiltering));
+        let shaped = never(Reason::Shaped("tbf".into()));
+        assert_eq!(with(|node| device(node).discipline = "tbf".into()), shaped);
+    }
+
+    #[test]
+    fn what_others_would_see_is_respected_unless_told_otherwise() {
+        let place = Place { bridge: BRIDGE, mtu: 1500, mac: MAC };
+        let unless_on = |reason| [Err(reason), Ok(place)];
+        assert_eq!(with(|node| bridge(node).spanning_tree = true), unless_on(Reason::SpanningTree));
+        assert_eq!(with(|node| node.filters.bridge = true), unless_on(Reason::BridgeRules));
+        assert_eq!(
+            with(|node| node.filters.devices = ["na10".into()].into()),
+            unless_on(Reason::DeviceRules)
+        );
+        assert_eq!(with(|node| node.filters.devices = ["na*".into()].into()), unless_on(Reason::DeviceRules));
+        assert_eq!(with(|node| node.filters.devices = ["na11".into()].into()), [Ok(place), Ok(place)]);
+        let of_this = |node: &mut Node| {
+            bridge(node).calls_iptables = true;
+            node.filters.ip = true;
+        };
+        assert_eq!(with(of_this), unless_on(Reason::Iptables));
+        let of_all = |node: &mut Node| {
+            node.filters.bridges_call_ip = true;
+            node.filters.ip = true;
+        };
+        assert_eq!(with(of_all), unless_on(Reason::Iptables));
+        assert_eq!(with(|node| node.filters.ip = true), [Ok(place), Ok(place)], "bridges do not call it");
+        assert_eq!(with(|node| node.filters.bridges_call_ip = true), [Ok(place), Ok(place)], "no rules");
+    }
+
+    #[test]
+    fn what_the_network_says_comes_first() {
+        let opted_out = Member { kept_off: Some(Reason::OptedOut), ..member(1, 10) };
+        assert_eq!(one(Mode::On, opted_out, &node()), Err(Reason::OptedOut));
+        assert_eq!(
+            Reason::of_plugins(["tuning", "bandwidth", "portmap"]),
+            Some(Reason::Plugin("bandwidth".into()))
+        );
+        assert_eq!(Reason::of_plugins(["tuning", "sbr"]), None);
+    }
+
+    #[test]
+    fn two_owners_of_one_address_both_stay_on_the_bridge() {
+        let second = Member { mac: MAC, ..member(2, 11) };
+        let members: BTreeMap<_, _> = [(1, member(1, 10)), (2, second)].into();
+        let decided = decide(Mode::Auto, &members, &node());
+        assert_eq!(decided, [(1, Err(Reason::SameMac)), (2, Err(Reason::SameMac))].into());
+        let mut elsewhere = node();
+        elsewhere.links.get_mut(&11).unwrap().controller = Some(4);
+        assert_eq!(decide(Mode::Auto, &members, &elsewhere)[&1], one(Mode::Auto, member(1, 10), &node()));
+    }
+}

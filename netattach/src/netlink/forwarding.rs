@@ -1,0 +1,145 @@
+//! What a bridge and its ports do to frames beyond switching them.
+
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{
+    BridgePortState, BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoPortData, LinkAttribute,
+    LinkInfo, LinkMessage,
+};
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+
+use super::link::show;
+use super::socket::{CREATE, REPLACE};
+use super::{Error, Handle};
+use crate::mac::Mac;
+
+/// A link, as far as it matters to frames that might pass it by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForwardingState {
+    /// Index in its namespace.
+    pub index: u32,
+    /// Name in its namespace.
+    pub name: String,
+    /// In bytes.
+    pub mtu: u32,
+    /// The bridge (or other controller) that it is a port of.
+    pub controller: Option<u32>,
+    /// Kind of its queueing discipline for what it sends; `noqueue` for a veth that nobody touched.
+    pub discipline: String,
+    /// Of a bridge.
+    pub bridge: Option<BridgeState>,
+    /// Of a bridge's port.
+    pub port: Option<PortState>,
+}
+
+/// Settings of a bridge that make more of it than a switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BridgeState {
+    /// It runs a spanning tree protocol.
+    pub spanning_tree: bool,
+    /// It forwards by VLAN.
+    pub vlan_filtering: bool,
+    /// It shows what it forwards to iptables or ip6tables, whatever the sysctls say.
+    pub calls_iptables: bool,
+}
+
+/// A bridge's port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PortState {
+    /// It forwards: up, with a carrier, and not blocked by a spanning tree.
+    pub forwarding: bool,
+    /// It does not exchange frames with other isolated ports.
+    pub isolated: bool,
+    /// It takes frames from addresses only that somebody has entered.
+    pub locked: bool,
+}
+
+impl Handle {
+    /// The link of that index, or `None`.
+    pub fn forwarding_state(&mut self, index: u32) -> Result<Option<ForwardingState>, Error> {
+        match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
+            Ok(answers) => Ok(answers.into_iter().find_map(observed)),
+            Err(error) if error.not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All links of the namespace.
+    pub fn forwarding_states(&mut self) -> Result<Vec<ForwardingState>, Error> {
+        let all = show(LinkMessageBuilder::<LinkUnspec>::new());
+        Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
+    }
+
+    /// The port's bridge knows that the address is behind it, and does not forget it with age. When the bridge sees the
+    /// address elsewhere it follows, and when the port goes the entry goes too.
+    pub fn ensure_station(&mut self, port: u32, mac: Mac) -> Result<(), Error> {
+        let mut entry = NeighbourMessage::default();
+        entry.header.family = AddressFamily::Bridge;
+        entry.header.ifindex = port;
+        entry.header.state = NeighbourState::Reachable;
+        // Learned by a control plane: the kernel ages these neither, but lets them move (`br_fdb_update`).
+        entry.header.flags = NeighbourFlags::Controller | NeighbourFlags::ExtLearned;
+        entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
+        self.socket.request(RouteNetlinkMessage::NewNeighbour(entry), CREATE | REPLACE)?;
+        Ok(())
+    }
+}
+
+fn observed(message: RouteNetlinkMessage) -> Option<ForwardingState> {
+    let RouteNetlinkMessage::NewLink(LinkMessage { header, attributes, .. }) = message else { return None };
+    let mut state = ForwardingState {
+        index: header.index,
+        name: String::new(),
+        mtu: 0,
+        controller: None,
+        discipline: String::new(),
+        bridge: None,
+        port: None,
+    };
+    for attribute in attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => state.name = name,
+            LinkAttribute::Mtu(mtu) => state.mtu = mtu,
+            LinkAttribute::Qdisc(kind) => state.discipline = kind,
+            LinkAttribute::Controller(index) => state.controller = Some(index).filter(|index| *index != 0),
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    match info {
+                        LinkInfo::Data(InfoData::Bridge(data)) => state.bridge = Some(bridge(&data)),
+                        LinkInfo::PortData(InfoPortData::BridgePort(data)) => state.port = Some(port(&data)),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(state)
+}
+
+fn bridge(data: &[InfoBridge]) -> BridgeState {
+    let mut state = BridgeState::default();
+    for datum in data {
+        match datum {
+            InfoBridge::StpState(stp) => state.spanning_tree = *stp != BridgeStpState::Disabled,
+            InfoBridge::VlanFiltering(on) => state.vlan_filtering = *on,
+            InfoBridge::NfCallIpTables(on) | InfoBridge::NfCallIp6Tables(on) => state.calls_iptables |= *on,
+            _ => {}
+        }
+    }
+    state
+}
+
+fn port(data: &[InfoBridgePort]) -> PortState {
+    let mut state = PortState::default();
+    for datum in data {
+        match datum {
+            InfoBridgePort::State(now) => state.forwarding = *now == BridgePortState::Forwarding,
+            InfoBridgePort::Isolated(on) => state.isolated = *on,
+            InfoBridgePort::Locked(on) => state.locked = *on,
+            _ => {}
+        }
+    }
+    state
+}

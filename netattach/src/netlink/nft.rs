@@ -1,0 +1,212 @@
+//! Which hooks of the packet path have nftables chains. `iptables-nft` and `ebtables-nft` write such chains too.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+
+use super::Error;
+
+const NAME: &str = "NFT_MSG_GETCHAIN";
+/// `NFNL_SUBSYS_NFTABLES` and the message within it.
+const GET_CHAIN: u16 = 10 << 8 | 4;
+const NEW_CHAIN: u16 = 10 << 8 | 3;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const REQUEST_DUMP: u16 = 0x1 | 0x300;
+const DUMP_INTERRUPTED: u16 = 0x10;
+const HEADER_LEN: usize = 16;
+/// `struct nfgenmsg`.
+const GENERAL_LEN: usize = 4;
+const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_HOOK_DEV: u16 = 3;
+const NFTA_HOOK_DEVS: u16 = 4;
+const NFTA_DEVICE_NAME: u16 = 1;
+const RECEIVE_BUFFER: usize = 64 * 1024;
+const TRIES: u32 = 5;
+
+/// A family of tables (`NFPROTO_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Family {
+    /// Both versions of IP.
+    Inet = 1,
+    /// IPv4.
+    Ip4 = 2,
+    /// Devices.
+    Netdev = 5,
+    /// Bridges.
+    Bridge = 7,
+    /// IPv6.
+    Ip6 = 10,
+}
+
+/// The chains of a family that packets meet.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HookedChains {
+    /// How many.
+    pub count: usize,
+    /// The devices that they name; a name that ends in `*` stands for all that begin so.
+    pub devices: BTreeSet<String>,
+}
+
+/// The chains of a family that are on a hook, in the calling thread's namespace. A kernel without nftables has none.
+///
+/// # Errors
+/// The kernel did not answer, or not in time for one state of things.
+pub fn hooked_chains(family: Family) -> Result<HookedChains, Error> {
+    for _ in 0..TRIES {
+        if let Some(found) = dump(family)? {
+            return Ok(found);
+        }
+    }
+    Err(Error::Interrupted(NAME))
+}
+
+fn dump(family: Family) -> Result<Option<HookedChains>, Error> {
+    let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
+        Ok(socket) => socket,
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {
+            return Ok(Some(HookedChains::default()));
+        }
+        Err(error) => return Err(Error::Open(error)),
+    };
+    socket.bind_auto().map_err(Error::Open)?;
+    socket.send(&request(family), 0).map_err(|source| Error::Send(NAME, source))?;
+    let mut found = HookedChains::default();
+    let mut interrupted = false;
+    let mut buffer = vec![0; RECEIVE_BUFFER];
+    loop {
+        let length = loop {
+            match socket.recv(&mut &mut buffer[..], 0) {
+                Ok(length) => break length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(Error::Receive(NAME, source)),
+            }
+        };
+        for message in messages(&buffer[..length]) {
+            interrupted |= message.flags & DUMP_INTERRUPTED != 0;
+            match message.kind {
+                NLMSG_DONE => return Ok((!interrupted).then_some(found)),
+                NLMSG_ERROR => return refusal(message.body).map(Some),
+                NEW_CHAIN => found.add(message.body.get(GENERAL_LEN..).unwrap_or_default()),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// No nftables in this kernel, or what it said.
+fn refusal(body: &[u8]) -> Result<HookedChains, Error> {
+    let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
+    match code.saturating_neg() {
+        libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT => Ok(HookedChains::default()),
+        errno => Err(super::Refused { request: NAME, errno, text: None }.into()),
+    }
+}
+
+fn request(family: Family) -> Vec<u8> {
+    let mut request = Vec::with_capacity(HEADER_LEN + GENERAL_LEN);
+    request.extend(((HEADER_LEN + GENERAL_LEN) as u32).to_ne_bytes());
+    request.extend(GET_CHAIN.to_ne_bytes());
+    request.extend(REQUEST_DUMP.to_ne_bytes());
+    request.extend([0; 8]);
+    request.extend([family as u8, 0, 0, 0]);
+    request
+}
+
+impl HookedChains {
+    /// Counts a chain if it is on a hook: the others are only jumped to.
+    fn add(&mut self, attributes: &[u8]) {
+        for (kind, hook) in attributes_of(attributes) {
+            if kind != NFTA_CHAIN_HOOK {
+                continue;
+            }
+            self.count += 1;
+            for (kind, value) in attributes_of(hook) {
+                match kind {
+                    NFTA_HOOK_DEV => self.devices.extend(name(value)),
+                    NFTA_HOOK_DEVS => {
+                        self.devices.extend(attributes_of(value).filter_map(|(kind, value)| {
+                            // Another kind of attribute than a whole name is a prefix (Linux 6.16).
+                            let name = name(value)?;
+                            Some(if kind == NFTA_DEVICE_NAME { name } else { format!("{name}*") })
+                        }))
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+fn name(value: &[u8]) -> Option<String> {
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    (end > 0).then(|| String::from_utf8_lossy(&value[..end]).into_owned())
+}
+
+struct Message<'a> {
+    kind: u16,
+    flags: u16,
+    body: &'a [u8],
+}
+
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    std::iter::from_fn(move || {
+        let length = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
+        let message = bytes.get(..length).filter(|message| message.len() >= HEADER_LEN)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Message {
+            kind: u16::from_ne_bytes([message[4], message[5]]),
+            flags: u16::from_ne_bytes([message[6], message[7]]),
+            body: &message[HEADER_LEN..],
+        })
+    })
+}
+
+fn attributes_of(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let header = bytes.get(..4)?;
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        // Without the bits for nesting and byte order.
+        let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn chains_on_hooks_are_told_from_those_that_are_jumped_to() {
+        let mut found = HookedChains::default();
+        found.add(&attribute(3, b"jumped-to\0"));
+        assert_eq!(found, HookedChains::default());
+        let devices = [attribute(1, b"eth0\0"), attribute(2, b"na\0")].concat();
+        let hook = [attribute(1, &[0; 4]), attribute(0x8000 | 4, &devices)].concat();
+        found.add(&[attribute(3, b"filter\0"), attribute(0x8000 | 4, &hook)].concat());
+        found.add(&attribute(4, &attribute(3, b"eth1\0")));
+        let devices = ["eth0", "eth1", "na*"].map(str::to_owned).into();
+        assert_eq!(found, HookedChains { count: 2, devices });
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
+            for message in messages(&bytes) {
+                HookedChains::default().add(message.body);
+            }
+        }
+    }
+}
