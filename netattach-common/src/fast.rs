@@ -1,9 +1,9 @@
-//! The short way from one pod of a node to another: who may take it, and what became of packets that could not.
+//! The fast path from one pod of a node to another: who may take it, and what became of packets that could not.
 
 use crate::address::Mac;
 use crate::stats::Traffic;
 
-/// Value of map `na_fast_port`: an attachment's place on the short way. All zero: it has none, and what the pod sends
+/// Value of map `na_fast_port`: an attachment's place on the fast path. All zero: it has none, and what the pod sends
 /// and receives takes the way through the node's network stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
@@ -36,7 +36,7 @@ impl StationKey {
 
 macro_rules! declines {
     ($($(#[$doc:meta])* $number:literal $variant:ident $name:literal,)+) => {
-        /// Why a packet that an attachment of the short way sent took the way through the stack. The number is the
+        /// Why a packet that an attachment of the fast path sent took the way through the stack. The number is the
         /// index into [`FastStats::declined`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
@@ -61,7 +61,7 @@ macro_rules! declines {
 declines! {
     /// No unicast IP packet without a VLAN tag, or neighbour discovery: the bridge must see these.
     0 Control "control",
-    /// The destination is no attachment that takes the short way on the same bridge: the gateway, another node, or
+    /// The destination is no attachment that takes the fast path on the same bridge: the gateway, another node, or
     /// a pod that opted out.
     1 Elsewhere "elsewhere",
     /// The destination waits for its policy, or its device is being taken away.
@@ -70,7 +70,7 @@ declines! {
     3 TooBig "too-big",
     /// No agent has looked at the node's configuration for too long.
     4 Unwatched "unwatched",
-    /// The program of the short way is not loaded.
+    /// The program of the fast path is not loaded.
     5 NoProgram "no-program",
 }
 
@@ -83,7 +83,7 @@ impl Decline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FastStats {
-    /// Received by the short way. Part of what [`Stats::to_pod`](crate::Stats::to_pod) counts.
+    /// Received by the fast path. Part of what [`Stats::to_pod`](crate::Stats::to_pod) counts.
     pub received: Traffic,
     /// Sent, and left to the stack, by [`Decline`] number.
     pub declined: [u64; Decline::SLOTS],

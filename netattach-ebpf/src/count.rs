@@ -53,9 +53,9 @@ pub(crate) fn record_lost(attachment: u32) {
     with(attachment, |stats| stats.records_lost += 1);
 }
 
-/// Counts a packet that an attachment received by the short way.
+/// Counts a packet that an attachment received by the fast path.
 #[inline(always)]
-pub(crate) fn short_way(attachment: u32, bytes: u32) {
+pub(crate) fn fast_path(attachment: u32, bytes: u32) {
     if let Some(stats) = maps::fast_stats(attachment) {
         // SAFETY: as in `with`.
         let received = unsafe { &mut (*stats).received };

@@ -1,4 +1,4 @@
-//! The short way between two pods of one bridge: from the sender's program into the receiver's interface.
+//! The fast path between two pods of one bridge: from the sender's program into the receiver's interface.
 //!
 //! `na_from_pod` hands over what it lets pass. `na_fast` finds the receiver, judges the packet by the receiver's policy
 //! and bandwidth as `na_to_pod` would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second
@@ -63,7 +63,7 @@ pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     }
 }
 
-/// Who receives a packet by the short way.
+/// Who receives a packet by the fast path.
 #[derive(Clone, Copy)]
 struct Receiver {
     attachment: u32,
@@ -106,7 +106,7 @@ fn deliver(ctx: &TcContext, to: Receiver) -> i32 {
     if classifier::verdict(ctx, to.attachment, Hook::ToPod).is_err() {
         return TC_ACT_SHOT as i32;
     }
-    count::short_way(to.attachment, ctx.len());
+    count::fast_path(to.attachment, ctx.len());
     // SAFETY: the context pointer is valid while the program runs.
     unsafe {
         if (*ctx.skb.skb).pkt_type != PACKET_HOST {

@@ -162,27 +162,27 @@ pub(crate) fn new_record() -> Option<RingBufEntry<Record>> {
     RECORD.reserve(0)
 }
 
-/// An attachment's place on the short way, `None` when the id is out of range.
+/// An attachment's place on the fast path, `None` when the id is out of range.
 #[inline(always)]
 pub(crate) fn fast_port(attachment: u32) -> Option<&'static FastPort> {
     FAST_PORT.get(attachment)
 }
 
-/// The attachment that has an Ethernet address on a bridge and takes the short way.
+/// The attachment that has an Ethernet address on a bridge and takes the fast path.
 #[inline(always)]
 pub(crate) fn station(key: &StationKey) -> Option<u32> {
     // SAFETY: as in `attachment_of`.
     unsafe { STATION.get(key) }.copied()
 }
 
-/// Until when the short way may be taken: nanoseconds of the monotonic clock.
+/// Until when the fast path may be taken: nanoseconds of the monotonic clock.
 #[inline(always)]
 pub(crate) fn fast_until() -> u64 {
     // SAFETY: an aligned word of a map value, which stays in place as long as the map does.
     FAST_UNTIL.get_ptr(0).map_or(0, |until| unsafe { until.read_volatile() })
 }
 
-/// This CPU's counters of the short way of an attachment.
+/// This CPU's counters of the fast path of an attachment.
 #[inline(always)]
 pub(crate) fn fast_stats(attachment: u32) -> Option<*mut FastStats> {
     FAST_STATS.get_ptr_mut(attachment)

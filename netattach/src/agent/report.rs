@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::flow::{self, WallClock};
 use super::health::Health;
 use crate::attach::{Attached, Engine};
-use crate::bpf;
+use crate::bpf::{self, FastStats};
+use crate::fast::Standing;
 use crate::netlink::{Handle, LOOPBACK};
 use crate::observe::Observer;
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
@@ -17,9 +18,9 @@ use crate::policy::model::PolicyName;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
-    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, Feature,
-    FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyReport, Readiness, RuleFlows, State, Status,
-    Traffic,
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, FastPath,
+    FastPathCount, Feature, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyReport, Readiness,
+    RuleFlows, State, Status, Traffic,
 };
 use crate::source::Source;
 
@@ -59,6 +60,7 @@ impl Reporter {
                 addresses: row.result().ips.iter().map(|ip| ip.address).collect(),
                 host_interface: host.map(|host| host.name).or_else(|| row.parent()),
                 enforcement: if row.id().is_some() { Enforcement::Host } else { Enforcement::None },
+                fast_path: row.id().and_then(|id| self.enforcer.fast_paths().standing(id)).map(fast_path),
                 state: State::Attached,
             })
         })
@@ -66,17 +68,35 @@ impl Reporter {
 
     pub(super) fn stats(&self, engine: &Engine) -> Result<Vec<AttachmentStats>, EnforceError> {
         let mut failed = None;
-        let mut rows = each(engine, |row| match self.enforcer.stats(row.id()?) {
-            Ok(stats) => Some(stats_row(row.name(), &stats)),
+        let mut rows = each(engine, |row| match self.stats_of(row.id()?) {
+            Ok((stats, fast)) => Some(stats_row(row.name(), &stats, &fast)),
             Err(error) => {
                 failed = Some(error);
                 None
             }
         });
         // Devices that run the programs and are nobody's: there should be none.
-        let strangers = stats_row(nobody(0), &self.enforcer.stats(0)?);
+        let strangers = stats_row(nobody(0), &self.enforcer.stats(0)?, &FastStats::default());
         rows.extend(Some(strangers).filter(|row| !row.dropped.is_empty()));
         failed.map_or(Ok(rows), Err)
+    }
+
+    fn stats_of(&self, id: u32) -> Result<(bpf::Stats, FastStats), EnforceError> {
+        Ok((self.enforcer.stats(id)?, self.enforcer.fast_paths().stats(id)?))
+    }
+
+    /// How many attachments stand how with the fast path; those on it first, then by name.
+    fn fast_path(&self, engine: &Engine) -> Vec<FastPathCount> {
+        let mut counts: BTreeMap<(bool, String, String), u64> = BTreeMap::new();
+        let standings = each(engine, |row| self.enforcer.fast_paths().standing(row.id()?));
+        for FastPath { state, detail } in standings.into_iter().map(fast_path) {
+            *counts.entry((state != ON, state, detail)).or_default() += 1;
+        }
+        let count = |((_, state, detail), attachments)| FastPathCount {
+            standing: FastPath { state, detail },
+            attachments,
+        };
+        counts.into_iter().map(count).collect()
     }
 
     /// What the packet path told, with the attachments' names.
@@ -158,6 +178,8 @@ impl Reporter {
             attach_mode: "clsact".into(),
             memory_bytes: resident_memory(),
             attachments: each(engine, |_| Some(())).len() as u64,
+            fast_path_mode: self.enforcer.fast_paths().mode().name().into(),
+            fast_path: self.fast_path(engine),
         }
     }
 }
@@ -241,12 +263,27 @@ fn each<T>(engine: &Engine, mut make: impl FnMut(&Row<'_>) -> Option<T>) -> Vec<
 /// How many records one answer holds.
 const FLOWS_AT_ONCE: usize = 1000;
 
-fn stats_row(name: AttachmentName, stats: &bpf::Stats) -> AttachmentStats {
+/// The state of an attachment on the fast path.
+const ON: &str = "on";
+
+fn fast_path(standing: Standing) -> FastPath {
+    match standing {
+        Standing::On => FastPath { state: ON.into(), detail: String::new() },
+        Standing::Undecided => {
+            FastPath { state: "undecided".into(), detail: "the node has not been looked at yet".into() }
+        }
+        Standing::Off(reason) => FastPath { state: reason.name().into(), detail: reason.to_string() },
+    }
+}
+
+fn stats_row(name: AttachmentName, stats: &bpf::Stats, fast: &FastStats) -> AttachmentStats {
     AttachmentStats {
         name,
         received: traffic(stats.to_pod),
         sent: traffic(stats.from_pod),
         dropped: stats.dropped().map(|(reason, packets)| (reason.name().to_owned(), packets)).collect(),
+        fast: traffic(fast.received),
+        left_to_stack: fast.declined().map(|(reason, packets)| (reason.name().to_owned(), packets)).collect(),
         records_withheld: stats.records_withheld,
         records_lost: stats.records_lost,
     }

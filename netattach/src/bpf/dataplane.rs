@@ -263,7 +263,7 @@ impl Dataplane {
         Records::open(&self.pins)
     }
 
-    /// The short way between pods, with nobody on it. One owner at a time.
+    /// The fast path between pods, with nobody on it. One owner at a time.
     pub fn fast_path(&self) -> Result<FastPath, BpfError> {
         FastPath::open(&self.pins, self.cpus)
     }

@@ -15,7 +15,7 @@ use super::pin::{Pins, map_name};
 use super::policies::{absent, keys};
 use crate::mac::Mac;
 
-/// An attachment's place on the short way.
+/// An attachment's place on the fast path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Index of the bridge that the node's end is a port of; not 0.
@@ -26,7 +26,7 @@ pub struct Place {
     pub mac: Mac,
 }
 
-/// Handles of the maps of the short way, and what is in them. One owner at a time: it remembers what it wrote.
+/// Handles of the maps of the fast path, and what is in them. One owner at a time: it remembers what it wrote.
 pub struct FastPath {
     ports: Array<MapData, FastPort>,
     stations: HashMap<MapData, StationKey, u32>,
@@ -37,7 +37,7 @@ pub struct FastPath {
 }
 
 impl FastPath {
-    /// Opens the maps and takes everybody off the short way: what an earlier agent knew of the node may not be so any
+    /// Opens the maps and takes everybody off the fast path: what an earlier agent knew of the node may not be so any
     /// more. Counters stay.
     pub(super) fn open(pins: &Pins, cpus: usize) -> Result<Self, BpfError> {
         let mut opened = Self {
@@ -64,7 +64,7 @@ impl FastPath {
     /// Gives an attachment its place, or another one.
     ///
     /// # Errors
-    /// A map could not be written: the attachment is on the short way as it was before, or not at all.
+    /// A map could not be written: the attachment is on the fast path as it was before, or not at all.
     pub fn put(&mut self, id: u32, place: Place) -> Result<(), BpfError> {
         let before = self.places.get(&id).copied();
         if before == Some(place) {
@@ -81,7 +81,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Takes an attachment off the short way: from here on what it sends, and what is sent to it, takes the stack.
+    /// Takes an attachment off the fast path: from here on what it sends, and what is sent to it, takes the stack.
     /// Idempotent.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Takes an attachment off the short way and clears its counters. Idempotent.
+    /// Takes an attachment off the fast path and clears its counters. Idempotent.
     ///
     /// # Errors
     /// A map could not be written.
@@ -106,12 +106,12 @@ impl FastPath {
         self.stats.set(id, zeros, 0).map_err(failed)
     }
 
-    /// Who is on the short way.
+    /// Who is on the fast path.
     pub fn places(&self) -> &BTreeMap<u32, Place> {
         &self.places
     }
 
-    /// The short way may be taken for this long from now, unless this is called again.
+    /// The fast path may be taken for this long from now, unless this is called again.
     ///
     /// # Errors
     /// The map could not be written.

@@ -35,7 +35,11 @@ pub fn features(loopback: u32) -> Vec<Feature> {
         feature("btf", "maps cannot be shown field by field; since 4.18", has_btf()),
         feature("tcx", "clsact is used in any case; since 6.6", has_hook(loopback, TCX_INGRESS)),
         feature("netkit", "veth is used in any case; since 6.7", has_hook(loopback, NETKIT_PRIMARY)),
-        feature("redirect_peer", "not used yet; since 5.10", helper(BpfHelper::BPF_FUNC_redirect_peer)),
+        feature(
+            "redirect_peer",
+            "the programs cannot be loaded; since 5.10",
+            helper(BpfHelper::BPF_FUNC_redirect_peer),
+        ),
         feature("ringbuf", "not used yet; since 5.8", found(is_map_supported(MapType::RingBuf))),
         feature("netns_cookie", "not used yet", helper(BpfHelper::BPF_FUNC_get_netns_cookie)),
         feature("batch", "maps are read entry by entry in any case; since 5.6", has_batch()),

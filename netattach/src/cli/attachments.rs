@@ -11,13 +11,23 @@ pub(super) fn render(rows: &[Attachment], nothing: &str) -> String {
     if rows.is_empty() {
         return nothing.to_owned();
     }
-    let columns =
-        ["POD", "NETWORK", "INTERFACE", "KIND", "MAC", "ADDRESSES", "HOST-INTERFACE", "ENFORCED", "STATE"];
+    let columns = [
+        "POD",
+        "NETWORK",
+        "INTERFACE",
+        "KIND",
+        "MAC",
+        "ADDRESSES",
+        "HOST-INTERFACE",
+        "ENFORCED",
+        "FAST-PATH",
+        "STATE",
+    ];
     let cells: Vec<_> = rows.iter().map(row).collect();
     table::render(columns.map(|title| (title, Left)), &cells)
 }
 
-fn row(attachment: &Attachment) -> [String; 9] {
+fn row(attachment: &Attachment) -> [String; 10] {
     let [pod, network, ifname] = name_cells(&attachment.name);
     let addresses = attachment.addresses.iter().map(IpNet::to_string).collect::<Vec<_>>().join(",");
     [
@@ -29,6 +39,7 @@ fn row(attachment: &Attachment) -> [String; 9] {
         or_dash(Some(addresses).filter(|text| !text.is_empty())),
         or_dash(attachment.host_interface.as_ref()),
         attachment.enforcement.to_string(),
+        or_dash(attachment.fast_path.as_ref().map(|fast_path| &fast_path.state)),
         attachment.state.to_string(),
     ]
 }
@@ -38,7 +49,7 @@ mod tests {
     use super::super::tests::name;
     use super::*;
     use crate::mac::Mac;
-    use crate::rpc::message::{Enforcement, Kind, State};
+    use crate::rpc::message::{Enforcement, FastPath, Kind, State};
 
     #[test]
     fn every_attachment_is_a_line() {
@@ -51,6 +62,7 @@ mod tests {
                 addresses: vec!["10.1.0.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
                 host_interface: Some("na1f00d".to_owned()),
                 enforcement: Enforcement::Host,
+                fast_path: Some(FastPath { state: "on".to_owned(), detail: String::new() }),
                 state: State::Attached,
             },
             Attachment {
@@ -61,15 +73,16 @@ mod tests {
                 addresses: vec![],
                 host_interface: None,
                 enforcement: Enforcement::None,
+                fast_path: None,
                 state: State::Attaching,
             },
         ];
         assert_eq!(
             render(&rows, "nothing"),
             "\
-POD          NETWORK       INTERFACE  KIND        MAC                ADDRESSES                   HOST-INTERFACE  ENFORCED  STATE
-shop/cart-0  default       eth0       bridge      02:00:00:00:00:01  10.1.0.2/24,2001:db8::2/64  na1f00d         host      attached
--            shop/storage  net1       exec:sriov  -                  -                           -               none      attaching
+POD          NETWORK       INTERFACE  KIND        MAC                ADDRESSES                   HOST-INTERFACE  ENFORCED  FAST-PATH  STATE
+shop/cart-0  default       eth0       bridge      02:00:00:00:00:01  10.1.0.2/24,2001:db8::2/64  na1f00d         host      on         attached
+-            shop/storage  net1       exec:sriov  -                  -                           -               none      -          attaching
 "
         );
         assert_eq!(render(&[], "nothing"), "nothing");

@@ -323,6 +323,8 @@ mod tests {
             received: Traffic::default(),
             sent: Traffic { packets: 1, bytes: 60 },
             dropped: [].into(),
+            fast: Traffic::default(),
+            left_to_stack: [].into(),
             records_withheld: 0,
             records_lost: 0,
         };
@@ -373,7 +375,12 @@ mod tests {
       "packets": 1,
       "bytes": 60
     },
-    "dropped": {}
+    "dropped": {},
+    "fast": {
+      "packets": 0,
+      "bytes": 0
+    },
+    "left_to_stack": {}
   }
 ]
 "#

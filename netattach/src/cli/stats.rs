@@ -1,5 +1,7 @@
 //! `netattachctl stats`
 
+use std::collections::BTreeMap;
+
 use super::name_cells;
 use super::table::{self, Align};
 use crate::rpc::message::AttachmentStats;
@@ -19,17 +21,16 @@ pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
         ("OUT-BYTES", Align::Right),
         ("DROPPED", Align::Right),
         ("REASONS", Align::Left),
+        ("FAST-IN", Align::Right),
+        ("LEFT-TO-STACK", Align::Left),
     ];
     let cells: Vec<_> = rows.iter().map(row).collect();
     table::render(columns, &cells)
 }
 
-fn row(stats: &AttachmentStats) -> [String; 9] {
+fn row(stats: &AttachmentStats) -> [String; 11] {
     let [pod, network, ifname] = name_cells(&stats.name);
     let dropped = stats.dropped.values().fold(0u64, |sum, count| sum.saturating_add(*count));
-    let mut reasons: Vec<_> = stats.dropped.iter().collect();
-    reasons.sort_by_key(|(reason, count)| (std::cmp::Reverse(**count), *reason));
-    let reasons = reasons.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>();
     [
         pod,
         network,
@@ -39,8 +40,17 @@ fn row(stats: &AttachmentStats) -> [String; 9] {
         stats.sent.packets.to_string(),
         stats.sent.bytes.to_string(),
         dropped.to_string(),
-        reasons.join(", "),
+        reasons(&stats.dropped),
+        stats.fast.packets.to_string(),
+        reasons(&stats.left_to_stack),
     ]
+}
+
+/// The commonest first.
+fn reasons(counts: &BTreeMap<String, u64>) -> String {
+    let mut reasons: Vec<_> = counts.iter().collect();
+    reasons.sort_by_key(|(reason, count)| (std::cmp::Reverse(**count), *reason));
+    reasons.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -57,6 +67,8 @@ mod tests {
                 received: Traffic { packets: 7, bytes: 700 },
                 sent: Traffic { packets: 123_456, bytes: 123_456_789 },
                 dropped: [("policy-egress".to_owned(), 2), ("spoofed-mac".to_owned(), 40)].into(),
+                fast: Traffic { packets: 5, bytes: 500 },
+                left_to_stack: [("control".to_owned(), 3), ("elsewhere".to_owned(), 4)].into(),
                 records_withheld: 0,
                 records_lost: 0,
             },
@@ -65,6 +77,8 @@ mod tests {
                 received: Traffic::default(),
                 sent: Traffic::default(),
                 dropped: [].into(),
+                fast: Traffic::default(),
+                left_to_stack: [].into(),
                 records_withheld: 0,
                 records_lost: 0,
             },
@@ -72,9 +86,9 @@ mod tests {
         assert_eq!(
             render(&rows, "nothing"),
             "\
-POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  DROPPED  REASONS
-shop/cart-0  default       eth0                7       700       123456  123456789       42  spoofed-mac 40, policy-egress 2
-shop/cart-1  shop/storage  net1                0         0            0          0        0
+POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  DROPPED  REASONS                          FAST-IN  LEFT-TO-STACK
+shop/cart-0  default       eth0                7       700       123456  123456789       42  spoofed-mac 40, policy-egress 2        5  elsewhere 4, control 3
+shop/cart-1  shop/storage  net1                0         0            0          0        0                                         0
 "
         );
     }

@@ -2,7 +2,7 @@
 
 use super::CliError;
 use super::policy::problems;
-use super::table::{self, Align::Left};
+use super::table::{self, Align::Left, Align::Right};
 use crate::rpc::message::Status;
 
 /// The agent in a few lines, then what it waits for, what it cannot read and what the kernel can do.
@@ -25,9 +25,18 @@ pub(super) fn render(status: &Status) -> String {
         .iter()
         .map(|f| [f.name.clone(), yes_no(f.present), f.detail.clone()])
         .collect();
+    let fast_path: Vec<_> = status
+        .fast_path
+        .iter()
+        .map(|row| [row.standing.state.clone(), row.attachments.to_string(), row.standing.detail.clone()])
+        .collect();
     let sections = [
         (!conditions.is_empty())
             .then(|| table::render([("CONDITION", Left), ("MET", Left), ("DETAIL", Left)], &conditions)),
+        (!fast_path.is_empty()).then(|| {
+            let columns = [("FAST-PATH", Left), ("ATTACHMENTS", Right), ("DETAIL", Left)];
+            format!("fastPath: {}\n{}", status.fast_path_mode, table::render(columns, &fast_path))
+        }),
         (!status.source.is_empty()).then(|| problems(&status.source)),
         (!features.is_empty())
             .then(|| table::render([("FEATURE", Left), ("PRESENT", Left), ("DETAIL", Left)], &features)),
@@ -57,7 +66,7 @@ fn mebibytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::message::{Condition, Feature, Kernel, Readiness};
+    use crate::rpc::message::{Condition, FastPath, FastPathCount, Feature, Kernel, Readiness};
 
     fn status(journal: bool) -> Status {
         let readiness = |condition: &str, met, detail: &str| Readiness {
@@ -87,6 +96,11 @@ mod tests {
             attach_mode: "clsact".to_owned(),
             memory_bytes: 13_002_342,
             attachments: 3,
+            fast_path_mode: "auto".to_owned(),
+            fast_path: vec![FastPathCount {
+                standing: FastPath { state: "routed".to_owned(), detail: "by the stack".to_owned() },
+                attachments: 3,
+            }],
         }
     }
 
@@ -101,6 +115,10 @@ kernel 5.15.0, programs attached by clsact
 CONDITION  MET  DETAIL
 source     yes
 journal    no   2 sandboxes to undo
+
+fastPath: auto
+FAST-PATH  ATTACHMENTS  DETAIL
+routed               3  by the stack
 
 OBJECT                      PROBLEM
 /etc/netattach/pods/a.yaml  no kind

@@ -28,6 +28,17 @@ pub enum Mode {
     Off,
 }
 
+impl Mode {
+    /// As it is written in the settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// An attachment as the fast path knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
@@ -216,7 +227,8 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
         (filters.devices.iter().any(names), Reason::DeviceRules),
     ];
     let in_auto = in_auto.into_iter().filter(|_| mode == Mode::Auto);
-    match always.into_iter().chain(in_auto).find(|(holds, _)| *holds) {
+    // What was configured explains what follows from it.
+    match in_auto.chain(always).find(|(holds, _)| *holds) {
         Some((_, reason)) => Err(reason),
         None => Ok(Place { bridge: index, mtu: link.mtu, mac: member.mac }),
     }

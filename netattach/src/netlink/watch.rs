@@ -11,10 +11,14 @@ use super::Error;
 
 /// `RTNLGRP_LINK`: links of every kind, and the bridge's own notices about its ports.
 const GROUP_LINK: u32 = 1;
+/// `RTNLGRP_TC`: queueing disciplines of links.
+const GROUP_TC: u32 = 4;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_NEWQDISC: u16 = 36;
+const RTM_DELQDISC: u16 = 37;
 const HEADER_LEN: usize = 16;
-/// Where `ifinfomsg` has the link's index.
+/// Where `ifinfomsg` and `tcmsg` have the link's index.
 const INDEX_AT: usize = HEADER_LEN + 4;
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
@@ -39,6 +43,7 @@ impl LinkWatch {
         let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
         raw.bind_auto().map_err(Error::Open)?;
         raw.add_membership(GROUP_LINK).map_err(Error::Open)?;
+        raw.add_membership(GROUP_TC).map_err(Error::Open)?;
         raw.set_non_blocking(true).map_err(Error::Open)?;
         Ok(Self { raw, buffer: vec![0; RECEIVE_BUFFER] })
     }
@@ -88,7 +93,7 @@ fn indexes(mut datagram: &[u8]) -> Vec<u32> {
     let mut found = Vec::new();
     while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
         let kind = number::<2>(datagram, 4).map(u16::from_ne_bytes);
-        if matches!(kind, Some(RTM_NEWLINK | RTM_DELLINK)) {
+        if matches!(kind, Some(RTM_NEWLINK | RTM_DELLINK | RTM_NEWQDISC | RTM_DELQDISC)) {
             found.extend(number::<4>(datagram, INDEX_AT).map(u32::from_ne_bytes));
         }
         let next = length.max(HEADER_LEN).next_multiple_of(4);
@@ -116,8 +121,9 @@ mod tests {
 
     #[test]
     fn links_that_change_and_go_are_found() {
-        let datagram = [message(16, 7, 33), message(24, 8, 40), message(17, 9, 32)].concat();
-        assert_eq!(indexes(&datagram), [7, 9]);
+        let datagram =
+            [message(16, 7, 33), message(24, 8, 40), message(17, 9, 32), message(36, 4, 36)].concat();
+        assert_eq!(indexes(&datagram), [7, 9, 4]);
     }
 
     proptest::proptest! {

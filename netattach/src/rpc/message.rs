@@ -194,8 +194,20 @@ pub struct Attachment {
     pub host_interface: Option<String>,
     /// Where policies are enforced.
     pub enforcement: Enforcement,
+    /// How it stands with the fast path; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fast_path: Option<FastPath>,
     /// How far it is.
     pub state: State,
+}
+
+/// How an attachment stands with the fast path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FastPath {
+    /// `on`, `undecided` or the short name of what keeps it off.
+    pub state: String,
+    /// What keeps it off, for people; empty when nothing does.
+    pub detail: String,
 }
 
 /// What made an interface: `bridge` and so on in process, `exec:TYPE` by another plugin's executable.
@@ -246,6 +258,13 @@ pub struct AttachmentStats {
     pub sent: Traffic,
     /// Packets dropped in either direction, by the name of the reason; reasons without packets are left out.
     pub dropped: BTreeMap<String, u64>,
+    /// What of `received` came by the fast path.
+    #[serde(default)]
+    pub fast: Traffic,
+    /// Packets that the pod sent while it was on the fast path, and that took the node's stack: by the name of the reason;
+    /// reasons without packets are left out.
+    #[serde(default)]
+    pub left_to_stack: BTreeMap<String, u64>,
     /// Records of flows and drops that were withheld, beyond the attachment's share.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub records_withheld: u64,
@@ -384,6 +403,22 @@ pub struct Status {
     /// Resident memory in bytes.
     pub memory_bytes: u64,
     /// Number of attachments.
+    pub attachments: u64,
+    /// When the fast path is taken: `auto`, `on` or `off`.
+    #[serde(default)]
+    pub fast_path_mode: String,
+    /// How many attachments stand how with it.
+    #[serde(default)]
+    pub fast_path: Vec<FastPathCount>,
+}
+
+/// Attachments that stand alike with the fast path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FastPathCount {
+    /// How.
+    #[serde(flatten)]
+    pub standing: FastPath,
+    /// How many.
     pub attachments: u64,
 }
 

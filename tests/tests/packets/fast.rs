@@ -1,4 +1,4 @@
-//! The short way between two pods of one bridge.
+//! The fast path between two pods of one bridge.
 
 use std::time::Duration;
 
@@ -29,12 +29,12 @@ struct Moved {
     sent: u64,
     received: u64,
     received_dropped: u64,
-    short_way: u64,
+    fast_path: u64,
     declined: Vec<(Decline, u64)>,
 }
 
 impl FastRig {
-    /// Two attachments on one bridge, both on the short way, with an agent that watches.
+    /// Two attachments on one bridge, both on the fast path, with an agent that watches.
     fn new() -> Self {
         let rig = Rig::new();
         let fast = rig.dataplane.fast_path().unwrap();
@@ -63,15 +63,15 @@ impl FastRig {
             let before = fast_pod.declined[reason as usize];
             (reason, packets - before)
         });
-        let short_way = fast_peer_after.received.packets - fast_peer.received.packets;
+        let fast_path = fast_peer_after.received.packets - fast_peer.received.packets;
         let bytes = fast_peer_after.received.bytes - fast_peer.received.bytes;
-        assert_eq!(bytes, short_way * frame.len() as u64);
+        assert_eq!(bytes, fast_path * frame.len() as u64);
         Moved {
             verdict: result.return_value as i32,
             sent: pod_after.from_pod.packets - pod.from_pod.packets,
             received: peer_after.to_pod.packets - peer.to_pod.packets,
             received_dropped: peer_after.dropped_to_pod.packets - peer.dropped_to_pod.packets,
-            short_way,
+            fast_path,
             declined: declined.filter(|(_, packets)| *packets > 0).collect(),
         }
     }
@@ -82,7 +82,7 @@ impl FastRig {
 }
 
 fn taken() -> Moved {
-    Moved { verdict: REDIRECT, sent: 1, received: 1, short_way: 1, ..Moved::default() }
+    Moved { verdict: REDIRECT, sent: 1, received: 1, fast_path: 1, ..Moved::default() }
 }
 
 /// Left to the stack for a reason; `None`: without being counted.
@@ -92,7 +92,7 @@ fn declined(reason: impl Into<Option<Decline>>) -> Moved {
 }
 
 #[test]
-fn traffic_of_two_pods_takes_the_short_way() {
+fn traffic_of_two_pods_takes_the_fast_path() {
     let rig = FastRig::new();
     let fragment = from_pod().udp(1, 2).fragment(0, true).frame();
     let extended = from_pod6().extension(60, &[0, 1, 4, 0, 0, 0, 0]).udp(1, 2).frame();
@@ -189,7 +189,7 @@ fn what_does_not_fit_the_receivers_link_is_left_to_the_stack() {
 }
 
 #[test]
-fn without_an_agent_the_short_way_ends() {
+fn without_an_agent_the_fast_path_ends() {
     let mut rig = FastRig::new();
     rig.fast.renew(Duration::ZERO).unwrap();
     // The programs read a clock that moves with the timer's tick.
@@ -207,7 +207,7 @@ fn without_the_program_packets_take_the_stack() {
 }
 
 #[test]
-fn the_receivers_policy_holds_on_the_short_way() {
+fn the_receivers_policy_holds_on_the_fast_path() {
     let rig = FastRig::new();
     let from_pod_only = policy(&[("10.0.0.1/32", 1)], &[(1, port(6, 80))]);
     let ingress = rig.rig.install(&from_pod_only);
@@ -228,7 +228,7 @@ fn what_the_sender_may_not_send_never_gets_there() {
 }
 
 #[test]
-fn the_receivers_bandwidth_holds_on_the_short_way() {
+fn the_receivers_bandwidth_holds_on_the_fast_path() {
     let rig = FastRig::new();
     let frame = from_pod().udp(1, 2).frame();
     // A burst of two frames, and then hardly anything.
@@ -244,7 +244,7 @@ fn the_receivers_bandwidth_holds_on_the_short_way() {
 }
 
 #[test]
-fn a_successor_begins_with_nobody_on_the_short_way() {
+fn a_successor_begins_with_nobody_on_the_fast_path() {
     let rig = FastRig::new();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), taken());
     let counted = rig.fast_stats();
