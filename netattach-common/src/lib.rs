@@ -18,6 +18,7 @@ pub mod flow;
 pub mod fragment;
 pub mod key;
 pub mod limit;
+pub mod parent;
 #[cfg(feature = "user")]
 mod pod;
 pub mod reason;
@@ -31,6 +32,7 @@ pub use flow::{Flow, FlowKey};
 pub use fragment::{FragmentKey, Fragmented};
 pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey, VlanKey};
 pub use limit::{Limits, Rate};
+pub use parent::{ParentEntry, ParentKey};
 pub use reason::DropReason;
 pub use record::Record;
 pub use stats::{Stats, Traffic};
@@ -52,12 +54,12 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// Which of an attachment's two programs sees a packet.
+/// Which way a packet goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
-    /// Ingress of the host-side device: what the pod sends.
+    /// What the pod sends: ingress of the host-side device.
     FromPod,
-    /// Egress of the host-side device: what the pod receives.
+    /// What the pod receives: egress of the host-side device.
     ToPod,
 }
 
@@ -95,6 +97,8 @@ pub mod capacity {
     pub const FLOWS_V4: usize = 262_144;
     /// `na_ct6`: IPv6 flows.
     pub const FLOWS_V6: usize = 131_072;
+    /// `na_par`: macvlans of all attachments, and their parents.
+    pub const PARENTS: usize = ATTACHMENTS * 2;
     /// `na_vlan`: allowed VLAN ids of all attachments.
     pub const VLANS: usize = 32_768;
     /// `na_frag4`, `na_frag6`: fragmented packets on their way.

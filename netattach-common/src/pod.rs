@@ -2,8 +2,8 @@
 
 use crate::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
-    Ip6, Limits, PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record, RuleKey, StationKey, Stats,
-    Traffic, VlanKey,
+    Ip6, Limits, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record, RuleKey,
+    StationKey, Stats, Traffic, VlanKey,
 };
 
 macro_rules! pod {
@@ -30,6 +30,8 @@ pod!(
     FragmentKey<Ip6>,
     Fragmented,
     Limits,
+    ParentEntry,
+    ParentKey,
     PolicyAddress<Ip4>,
     PolicyAddress<Ip6>,
     PolicyIds,

@@ -82,6 +82,10 @@ drop_reasons! {
     24 Midstream "midstream" "a packet of no known connection, and midstream is drop",
     /// Beyond the attachment's bandwidth.
     25 RateLimit "rate-limit" "beyond the bandwidth of the attachment",
+    /// On a macvlan's parent: sent by another namespace, from no attachment's address.
+    26 Stranger "stranger" "a macvlan that is no attachment's sent on a parent of attachments",
+    /// On a macvlan's parent: sent from an attachment's address by another namespace.
+    27 SourceNamespace "source-namespace" "sent from an attachment's MAC address by somebody else than its pod",
 }
 
 impl DropReason {

@@ -20,7 +20,7 @@ use crate::{
 
 /// Why a packet must not go on.
 #[derive(Clone, Copy)]
-struct Denied {
+pub(crate) struct Denied {
     reason: DropReason,
     /// Whether the agent has been told, by someone who knew more about the packet.
     told: bool,
@@ -95,14 +95,14 @@ pub(crate) struct Scope<'a> {
 
 impl Scope<'_> {
     #[inline(always)]
-    fn of(id: u32, hook: Hook) -> Option<Self> {
+    pub(crate) fn of(id: u32, hook: Hook) -> Option<Self> {
         let record = maps::record(id).filter(|record| record.has(flag::PRESENT))?;
         Some(Self { id, record, policies: maps::policies(id), hook })
     }
 }
 
 #[inline(always)]
-fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<Sort, Denied> {
+pub(crate) fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<Sort, Denied> {
     let record = scope.record;
     let unguarded = scope.policies.none() && !record.has(flag::PENDING);
     if scope.hook == Hook::ToPod && unguarded {

@@ -85,6 +85,13 @@ pub(crate) fn destination(ctx: &TcContext) -> Result<&Mac, DropReason> {
     at(ctx, 0)
 }
 
+/// Where a frame goes, and where it says it comes from.
+#[inline(always)]
+pub(crate) fn addresses(ctx: &TcContext) -> Result<(Mac, Mac), DropReason> {
+    let header: &EthernetHeader = at(ctx, 0)?;
+    Ok((header.destination, header.source))
+}
+
 /// Reads the Ethernet header and the VLAN tags. Each tag must be one that the attachment may use. Whoever calls it
 /// has room for the outcome.
 #[inline(never)]

@@ -1,9 +1,12 @@
-//! The packet path of veth and bridge attachments: two classifiers on the host-side device.
+//! The packet path. Veth and bridge attachments: two classifiers on the host-side device. Macvlan attachments: two on
+//! the parent, for all that share it, and on the ingress of the pod's device (see `parent`).
 //!
-//! | program | hook of the host-side device | sees |
+//! | program | runs at | sees |
 //! |---|---|---|
-//! | `na_from_pod` | ingress | what the pod sends |
-//! | `na_to_pod` | egress | what the pod receives |
+//! | `na_from_pod` | ingress of the host-side device | what the pod sends |
+//! | `na_to_pod` | egress of the host-side device | what the pod receives |
+//! | `na_par_from` | ingress and egress of a parent, ingress of a macvlan | what its pods send |
+//! | `na_par_to` | ingress of a parent, ingress of a macvlan | what its pods receive |
 //!
 //! A packet's attachment follows from the device's index (map `na_link`), so one pair of programs serves all
 //! attachments and nothing is loaded when a pod starts. A packet that passes returns `TC_ACT_UNSPEC`: other
@@ -47,6 +50,8 @@ mod limit;
 mod maps;
 #[cfg(target_arch = "bpf")]
 mod packet;
+#[cfg(target_arch = "bpf")]
+mod parent;
 #[cfg(target_arch = "bpf")]
 mod policy;
 #[cfg(target_arch = "bpf")]

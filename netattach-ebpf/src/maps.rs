@@ -16,6 +16,7 @@
 //! | `na_rule` | policy, rule | flows allowed, per CPU | agent adds the entry, programs count | policy is refused whole |
 //! | `na_ct4`, `na_ct6` | [`FlowKey`] | [`Flow`] | programs | least recently used flow is forgotten |
 //! | `na_frag4`, `na_frag6` | [`FragmentKey`] | [`Fragmented`] | programs | least recently used packet is forgotten |
+//! | `na_par` | [`ParentKey`] | [`ParentEntry`] | agent | attachment is refused |
 //! | `na_vlan` | attachment, VLAN id | 1 | agent | attachment is refused |
 //! | `na_limit` | attachment id | [`Limits`] | agent; programs charge | ids run out |
 //! | `na_record` | | [`Record`]s | programs; agent reads | records are lost and counted |
@@ -41,10 +42,11 @@ use aya_ebpf::{
 };
 use netattach_common::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
-    Ip6, Limits, PolicyAddress, PolicyIds, PortKey, PortRule, Record, RuleKey, StationKey, Stats, VlanKey,
+    Ip6, Limits, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Record, RuleKey,
+    StationKey, Stats, VlanKey,
     capacity::{
-        ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, PEERS_V4, PEERS_V6, PORTS, RECORD_BYTES,
-        RULES, VLANS,
+        ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, PARENTS, PEERS_V4, PEERS_V6, PORTS,
+        RECORD_BYTES, RULES, VLANS,
     },
 };
 
@@ -81,6 +83,8 @@ static FLOW6: LruHashMap<FlowKey<Ip6>, Flow, FLOWS_V6> = LruHashMap::new();
 static FRAGMENT4: LruHashMap<FragmentKey<Ip4>, Fragmented, FRAGMENTS> = LruHashMap::new();
 #[btf_map(name = "na_frag6")]
 static FRAGMENT6: LruHashMap<FragmentKey<Ip6>, Fragmented, FRAGMENTS> = LruHashMap::new();
+#[btf_map(name = "na_par")]
+static PARENT: HashMap<ParentKey, ParentEntry, PARENTS, SPARSE> = HashMap::new();
 #[btf_map(name = "na_vlan")]
 static VLAN: HashMap<VlanKey, u32, VLANS, SPARSE> = HashMap::new();
 #[btf_map(name = "na_limit")]
@@ -142,6 +146,13 @@ pub(crate) fn rule_counter(policy: u32, rule: u32) -> Option<*mut u64> {
 #[inline(always)]
 pub(crate) fn port_rule(key: &PortKey, bits: u32) -> Option<u32> {
     PORT.get(&Key::new(bits, *key)).map(|entry| entry.rule)
+}
+
+/// What is known of an address on a parent, in place. Entries come and go with attachments; one that is replaced while
+/// it is read stays what it was until the program ends.
+#[inline(always)]
+pub(crate) fn parent(key: &ParentKey) -> Option<*const ParentEntry> {
+    PARENT.get_ptr(key)
 }
 
 /// Whether an attachment may use a VLAN.

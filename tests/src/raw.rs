@@ -22,7 +22,16 @@ impl RawSocket {
     /// # Errors
     /// There is no such device, or the kernel refuses.
     pub fn open(namespace: &Namespace, device: &str) -> Result<Self> {
-        let every = (libc::ETH_P_ALL as u16).to_be();
+        Self::open_for(namespace, device, libc::ETH_P_ALL as u16)
+    }
+
+    /// The same for frames of one ethertype: it sees them as protocols do, after the filters of the device's ingress, while
+    /// a socket for all sees them before.
+    ///
+    /// # Errors
+    /// As [`RawSocket::open`].
+    pub fn open_for(namespace: &Namespace, device: &str, ethertype: u16) -> Result<Self> {
+        let every = ethertype.to_be();
         let protocol = NonZero::new(u32::from(every)).map(Protocol::from_raw);
         let socket =
             namespace.run(|| rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, protocol))?;
@@ -65,6 +74,22 @@ impl RawSocket {
         match rustix::net::send(&self.0, frame, SendFlags::empty()) {
             Ok(_) | Err(rustix::io::Errno::NOBUFS) => Ok(()),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The frames that have come already.
+    ///
+    /// # Errors
+    /// The socket fails.
+    pub fn frames(&self) -> Result<Vec<Vec<u8>>> {
+        let mut frames = Vec::new();
+        let mut buffer = [0; 2048];
+        loop {
+            match rustix::net::recv(&self.0, &mut buffer, RecvFlags::DONTWAIT) {
+                Ok((length, _)) => frames.push(buffer[..length].to_vec()),
+                Err(rustix::io::Errno::AGAIN) => return Ok(frames),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 

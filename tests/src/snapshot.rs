@@ -9,7 +9,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netattach::bpf::{self, Dataplane, PolicyIds};
 use netattach::mac::Mac;
-use netattach::netlink::Handle;
+use netattach::netlink::{Handle, Hook};
 use netattach::netns::Netns;
 
 use crate::node::{MAX_ATTACHMENTS, WIRE};
@@ -59,6 +59,8 @@ pub struct Link {
     pub controller: Option<u32>,
     /// Without link-local ones of IPv6.
     pub addresses: BTreeSet<IpNet>,
+    /// Names of our filters, by hook.
+    pub programs: BTreeSet<(Hook, String)>,
 }
 
 /// The maps of the packet programs, without flows.
@@ -66,6 +68,10 @@ pub struct Link {
 pub struct Maps {
     /// Device to attachment.
     pub links: BTreeMap<u32, u32>,
+    /// Attachments that have an address on a parent.
+    pub macvlans: BTreeSet<u32>,
+    /// Parents that run the programs.
+    pub parents: BTreeSet<u32>,
     /// Attachments with a record, as text.
     pub records: BTreeMap<u32, String>,
     /// Allowed source addresses.
@@ -117,6 +123,8 @@ impl Snapshot {
         let stays = |name: &str, kind: &str| matches!(kind, "" | "bridge") || matches!(name, WIRE | "wire1");
         let left: Vec<_> = self.node.links.iter().filter(|(name, link)| !stays(name, &link.kind)).collect();
         assert!(left.is_empty(), "links on the node: {left:?}");
+        let programs = self.node.links.values().flat_map(|link| &link.programs);
+        assert_eq!(programs.collect::<Vec<_>>(), Vec::<&(Hook, String)>::new(), "programs on the node");
         for (container, pod) in &self.pods {
             assert_eq!(pod.links.keys().collect::<Vec<_>>(), ["lo"], "links of {container}");
             assert_eq!(pod.routes, BTreeSet::new(), "routes of {container}");
@@ -146,6 +154,11 @@ impl Network {
         for link in handle.links()? {
             let addresses = handle.addresses(link.index)?;
             names.insert(link.index, link.name.clone());
+            let mut programs = BTreeSet::new();
+            for hook in [Hook::Ingress, Hook::Egress] {
+                let found = handle.find_filters(link.index, hook)?;
+                programs.extend(found.into_iter().filter_map(|filter| Some((hook, filter.name?))));
+            }
             let shown = Link {
                 kind: link.kind,
                 mac: link.mac,
@@ -153,6 +166,7 @@ impl Network {
                 up: link.up,
                 controller: link.controller,
                 addresses: addresses.into_iter().filter(|net| !is_link_local_v6(net.addr())).collect(),
+                programs,
             };
             links.insert(link.name, shown);
         }
@@ -177,6 +191,8 @@ impl Maps {
         let Some(dataplane) = dataplane(node)? else { return Ok(Self::default()) };
         let mut maps = Self {
             links: dataplane.links_dump(),
+            macvlans: dataplane.macvlans_dump(),
+            parents: dataplane.covered_parents().into_keys().collect(),
             records: dataplane
                 .attachments_dump()?
                 .into_iter()

@@ -116,10 +116,10 @@ fn every_kind_is_attached_checked_adopted_and_taken_back_with_its_sandbox() {
     assert_eq!(
         shown,
         [
-            ["kube-system/default", "eth0", "host"],
-            ["shop/storage", "net1", "host"],
-            ["shop/storage", "net2", "host"],
-            ["shop/lan", "net3", "none"],
+            ["kube-system/default", "eth0", "full"],
+            ["shop/storage", "net1", "full"],
+            ["shop/storage", "net2", "full"],
+            ["shop/lan", "net3", "full-unless-privileged"],
             ["shop/odd", "net4", "none"],
         ]
     );

@@ -425,7 +425,7 @@ fn a_pod_is_isolated_when_its_add_returns() {
 fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_network_says() {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
-    let config = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
+    let config = json!({"cniVersion": "1.0.0", "type": "macvlan", "mode": "passthru", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
     let lan = |word: &str| {
         let mut lan = network(NAMESPACE, "lan", &config);
         lan["metadata"]["annotations"] = json!({"netattach.dev/unenforceable": word});
@@ -447,6 +447,8 @@ fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_netwo
             .to_owned(),
     );
     assert_eq!(node.add(&server).failure(), refused);
+    // There is room for one.
+    node.del(&client).success();
     node.kill().unwrap();
     node.write("lan", &lan("warn")).unwrap();
     node.start().unwrap();

@@ -127,6 +127,8 @@ pub struct Settings {
     /// ICMPv6 passes whatever the policies say.
     #[serde(rename = "acceptICMPv6")]
     pub accept_icmpv6: bool,
+    /// What becomes of frames that macvlans send which are no attachment's, on parents of attachments.
+    pub other_macvlans: OtherMacvlans,
 }
 
 /// The configuration file that the agent writes for the container runtime.
@@ -175,6 +177,17 @@ pub enum Midstream {
     Pickup,
     /// They are dropped.
     Drop,
+}
+
+/// What becomes of frames of other namespaces from addresses that are no attachment's, on parents of attachments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OtherMacvlans {
+    /// They are dropped: a pod can make such a macvlan on its own.
+    #[default]
+    Drop,
+    /// They pass: somebody else attaches pods or machines to the same parents.
+    Pass,
 }
 
 /// What becomes of flows when the policy that approved them changes.
@@ -284,6 +297,7 @@ impl Default for Settings {
             fast_path: fast::Mode::default(),
             accept_icmp: false,
             accept_icmpv6: false,
+            other_macvlans: OtherMacvlans::default(),
         }
     }
 }
@@ -359,7 +373,7 @@ impl Settings {
                 Err(SettingsError::Range { key, value, min, max })
             }
         };
-        range("maxAttachments", self.max_attachments.into(), 2, 65_536)?;
+        range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
         range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
     }
@@ -402,6 +416,7 @@ impl Settings {
             accept_icmpv6: self.accept_icmpv6,
             paced: false,
             fast_path: self.fast_path,
+            strangers: self.other_macvlans == OtherMacvlans::Pass,
         }
     }
 

@@ -39,7 +39,7 @@ fn mistakes_are_named() {
     let file = directory.path().join("netattachd.yaml");
     let table = [
         ("parallelAdds: 0", "parallelAdds must be between 1 and 128, not 0"),
-        ("maxAttachments: 100000", "maxAttachments must be between 2 and 65536, not 100000"),
+        ("maxAttachments: 100000", "maxAttachments must be between 2 and 65535, not 100000"),
         ("globalNamespaces: [default, A]", "globalNamespaces[1]: \"A\" is not the name of a namespace"),
         ("cniConf: {dir: net.d}", "cniConf.dir: net.d is not an absolute path"),
         ("cniConf: {name: x.conf}", "cniConf.name: \"x.conf\" is not a file name that ends in .conflist"),

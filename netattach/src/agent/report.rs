@@ -10,7 +10,7 @@ use crate::bpf::{self, FastStats};
 use crate::fast::Standing;
 use crate::netlink::{Handle, LOOPBACK};
 use crate::observe::Observer;
-use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
+use crate::plan::{self, AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::compile::Subject;
 use crate::policy::dump::Dump;
 use crate::policy::explain::{Path, Question};
@@ -59,7 +59,11 @@ impl Reporter {
                 mac: pod.as_ref().and_then(|pod| pod.mac),
                 addresses: row.result().ips.iter().map(|ip| ip.address).collect(),
                 host_interface: host.map(|host| host.name).or_else(|| row.parent()),
-                enforcement: if row.id().is_some() { Enforcement::Host } else { Enforcement::None },
+                enforcement: match row.plan.enforcement() {
+                    plan::Enforcement::Full => Enforcement::Full,
+                    plan::Enforcement::FullUnlessPrivileged => Enforcement::FullUnlessPrivileged,
+                    plan::Enforcement::None => Enforcement::None,
+                },
                 fast_path: row.id().and_then(|id| self.enforcer.fast_paths().standing(id)).map(fast_path),
                 state: State::Attached,
             })

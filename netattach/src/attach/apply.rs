@@ -16,8 +16,8 @@ use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::undo::inverse;
 use crate::plan::{
-    AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Plan, Protect, Role, Sandbox, Step, StepRef,
-    Style, addressing, remember, result, routing,
+    AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Parent, Plan, Protect, Role, Sandbox, Step,
+    StepRef, Style, addressing, remember, result, routing,
 };
 use crate::policy::guarded::Guarded;
 use crate::sysctl;
@@ -175,7 +175,7 @@ impl Executor<'_> {
             // is no carrier yet, so nothing was heard before this.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
         }
-        Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod) })
+        Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
     }
 
     fn macvlan(&mut self, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
@@ -184,7 +184,8 @@ impl Executor<'_> {
             return Err(StepError::Mtu { mtu, max: parent.mtu });
         }
         let pod = self.host.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
-        Ok(Output::Link { host: None, pod: interface(&pod) })
+        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
     }
 
     /// A macvlan's parent; the interface of the node's default route where none is named. Interfaces of one pod often
@@ -295,9 +296,9 @@ impl Executor<'_> {
     ) -> Result<Output, StepError> {
         let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
         let leased = self.leased(at, attachment)?;
-        let (host, pod) = self.link(at, attachment)?;
-        let host = host.ok_or(StepError::Missing("an end on the node"))?;
-        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &host, &pod)?;
+        let ends = result::ends(at.0, attachment, self.progress.outputs());
+        let ends = ends.ok_or(StepError::Missing("a link"))?;
+        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &ends)?;
         enforcer.attach(&guarded, &mut self.host, &mut self.pod)?;
         Ok(Output::Nothing)
     }

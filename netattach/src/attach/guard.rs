@@ -16,8 +16,8 @@ pub(super) fn guards<'p>(
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
         let leased = result::leased(at.0, attachment, outputs).unwrap_or_default();
-        let (host, pod) = result::link(at.0, attachment, outputs)?;
-        let guarded = Guarded::new(protect, &plan.sandbox, attachment, &leased, &host?, &pod).ok()?;
+        let ends = result::ends(at.0, attachment, outputs)?;
+        let guarded = Guarded::new(protect, &plan.sandbox, attachment, &leased, &ends).ok()?;
         Some((attachment, guarded))
     })
 }

@@ -63,8 +63,8 @@ pub struct Node {
 /// What attaching and detaching ask of the dataplane. A trait so that executables without a dataplane do not
 /// carry its code and its BPF object.
 pub trait Enforce: fmt::Debug + Send + Sync {
-    /// The attachment has its policy, its counters and its programs, and both ends of its link their pace. `pod`: in the
-    /// pod's namespace.
+    /// The attachment has its policy, its counters and its programs, and its link its pace. `host` is in the node's
+    /// namespace, `pod` in the pod's.
     ///
     /// # Errors
     /// The kernel refused a map, a program or a queue; whatever was done, [`Enforce::detach`] and the end of the link

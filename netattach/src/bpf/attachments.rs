@@ -8,6 +8,7 @@ use netattach_common::attachment::flag;
 use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Rate, VlanKey};
 
 use super::BpfError;
+use super::parents::{Device, OnParent, Parents};
 use super::pin::{Pins, map_name};
 use super::policies::{absent, insert, keys};
 use crate::mac::Mac;
@@ -84,6 +85,8 @@ pub(super) struct Attachments {
     addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
     /// Device to attachment.
     bound: BTreeMap<u32, u32>,
+    /// Macvlans, which share a device.
+    pub(super) parents: Parents,
     max: u32,
 }
 
@@ -122,6 +125,7 @@ impl Attachments {
             vlans,
             addresses,
             bound,
+            parents: Parents::open(pins)?,
             max,
         };
         let strangers =
@@ -167,6 +171,18 @@ impl Attachments {
         self.write_record(id, record)
     }
 
+    /// Makes an address on a parent an attachment's, which must have a record.
+    pub(super) fn bind_macvlan(&mut self, id: u32, on: &OnParent) -> Result<(), BpfError> {
+        self.check(id)?;
+        let mut record = self.record(id)?;
+        if !record.has(flag::PRESENT) {
+            return Err(BpfError::UnknownAttachment(id));
+        }
+        record.host_ifindex = on.parent;
+        self.write_record(id, record)?;
+        self.parents.bind(id, record.mac, on)
+    }
+
     /// Makes a device nobody's. One that is nobody's is fine.
     pub(super) fn unbind(&mut self, ifindex: u32) -> Result<(), BpfError> {
         let failed = |source| BpfError::WriteMap { map: map_name::LINK, source };
@@ -191,6 +207,7 @@ impl Attachments {
         for ifindex in devices {
             self.unbind(ifindex)?;
         }
+        self.parents.unbind(id)?;
         self.write_record(id, AttachmentRecord::FREE)?;
         for address in self.addresses.get(&id).cloned().unwrap_or_default() {
             self.disallow(id, address)?;
@@ -205,11 +222,11 @@ impl Attachments {
     pub(super) fn difference(
         &self,
         id: u32,
-        ifindex: u32,
+        device: &Device,
         attachment: &Attachment,
     ) -> Result<Option<String>, BpfError> {
         let found = self.record(id)?;
-        let wanted = Self::record_of(attachment, ifindex);
+        let wanted = Self::record_of(attachment, device.index());
         if !found.has(flag::PRESENT) {
             return Ok(Some(format!("the dataplane has no record of attachment {id}")));
         }
@@ -217,8 +234,15 @@ impl Attachments {
             return Ok(Some(format!("the dataplane's record of attachment {id} is another")));
         }
         let reading = |map| move |source| BpfError::ReadMap { map, source };
-        if present(self.links.get(&ifindex, 0)).map_err(reading(map_name::LINK))? != Some(id) {
-            return Ok(Some(format!("the dataplane does not bind device {ifindex} to attachment {id}")));
+        let bound = match device {
+            Device::Own(ifindex) => {
+                present(self.links.get(ifindex, 0)).map_err(reading(map_name::LINK))? == Some(id)
+            }
+            Device::Parent(on) => self.parents.has(id, found.mac, on)?,
+        };
+        if !bound {
+            let index = device.index();
+            return Ok(Some(format!("the dataplane does not bind device {index} to attachment {id}")));
         }
         for address in &attachment.addresses {
             let allowed = match address {
@@ -272,7 +296,8 @@ impl Attachments {
     }
 
     fn device_of(&self, id: u32) -> Option<u32> {
-        self.bound.iter().find(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex)
+        let own = self.bound.iter().find(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex);
+        own.or_else(|| self.parents.parent_of(id))
     }
 
     fn record_of(attachment: &Attachment, host_ifindex: u32) -> AttachmentRecord {

@@ -15,6 +15,7 @@ use rustix::thread::MembarrierCommand;
 
 use super::attachments::{Attachment, Attachments};
 use super::fast::FastPath;
+use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
 use super::records::Records;
@@ -75,8 +76,8 @@ impl Config {
 /// Programs and maps, opened. Dropping it changes nothing in the kernel. One process at a time may hold it:
 /// it remembers what it wrote.
 pub struct Dataplane {
-    from_pod: ProgramFd,
-    to_pod: ProgramFd,
+    on_device: [ProgramFd; 2],
+    on_parent: [ProgramFd; 2],
     object_tag: u64,
     pins: Pins,
     attachments: Mutex<Attachments>,
@@ -117,8 +118,8 @@ impl Dataplane {
             })?;
         }
         Ok(Self {
-            from_pod: open_program(&pins.program(Program::At(Hook::FromPod)))?,
-            to_pod: open_program(&pins.program(Program::At(Hook::ToPod)))?,
+            on_device: open_programs(&pins, Program::At)?,
+            on_parent: open_programs(&pins, Program::OnParent)?,
             object_tag: object.tag,
             attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
             policies: Mutex::new(policies),
@@ -131,10 +132,12 @@ impl Dataplane {
 
     /// The program to attach to a hook of a host-side device, in direct-action mode or by tcx.
     pub fn program(&self, hook: Hook) -> BorrowedFd<'_> {
-        match hook {
-            Hook::FromPod => self.from_pod.as_fd(),
-            Hook::ToPod => self.to_pod.as_fd(),
-        }
+        pick(&self.on_device, hook)
+    }
+
+    /// The program to attach to a parent of macvlans, in direct-action mode, by a filter that says where.
+    pub fn parent_program(&self, hook: Hook) -> BorrowedFd<'_> {
+        pick(&self.on_parent, hook)
     }
 
     /// Whether devices may still run other programs than [`program`](Self::program) gives. Stays so across
@@ -160,10 +163,10 @@ impl Dataplane {
     pub fn difference(
         &self,
         id: u32,
-        ifindex: u32,
+        device: &Device,
         attachment: &Attachment,
     ) -> Result<Option<String>, BpfError> {
-        self.attachments().difference(id, ifindex, attachment)
+        self.attachments().difference(id, device, attachment)
     }
 
     /// The first pin that is gone. What was pinned works on, but no later agent would find it.
@@ -179,6 +182,36 @@ impl Dataplane {
     /// Makes a host-side device an attachment's. Until then its packets are dropped, so bind before attaching.
     pub fn bind_link(&self, ifindex: u32, id: u32) -> Result<(), BpfError> {
         self.attachments().bind(ifindex, id)
+    }
+
+    /// Makes the frames of a macvlan's parent that have the attachment's MAC address its own.
+    pub fn bind_macvlan(&self, id: u32, on: &OnParent) -> Result<(), BpfError> {
+        self.attachments().bind_macvlan(id, on)
+    }
+
+    /// Enters a parent, before programs are attached to it.
+    pub fn cover_parent(&self, parent: u32, what: Parent) -> Result<(), BpfError> {
+        self.attachments().parents.cover(parent, what)
+    }
+
+    /// Takes a parent out, after its programs are gone. Idempotent.
+    pub fn uncover_parent(&self, parent: u32) -> Result<(), BpfError> {
+        self.attachments().parents.uncover(parent)
+    }
+
+    /// The parents that are entered.
+    pub fn covered_parents(&self) -> BTreeMap<u32, Parent> {
+        self.attachments().parents.covered()
+    }
+
+    /// The parents that carry attachments.
+    pub fn parents_in_use(&self) -> BTreeSet<u32> {
+        self.attachments().parents.in_use()
+    }
+
+    /// The parent of an attachment's macvlan, if it has one.
+    pub fn parent_of(&self, id: u32) -> Option<u32> {
+        self.attachments().parents.parent_of(id)
     }
 
     /// Makes a device nobody's. Idempotent.
@@ -283,6 +316,11 @@ impl Dataplane {
         self.attachments().bound().clone()
     }
 
+    /// Which attachments have an address on a parent, for recovery.
+    pub fn macvlans_dump(&self) -> BTreeSet<u32> {
+        self.attachments().parents.attachments().collect()
+    }
+
     fn attachments(&self) -> MutexGuard<'_, Attachments> {
         lock(&self.attachments)
     }
@@ -334,6 +372,19 @@ fn map_words(pins: &Pins, len: u32) -> Result<SharedWords, BpfError> {
     let path = pins.map(map_name::POLICY);
     let data = MapData::from_pin(&path).map_err(|source| BpfError::OpenMap { path, source })?;
     SharedWords::map(data.fd().as_fd(), len as usize).map_err(BpfError::MapPolicyWords)
+}
+
+/// In the order of [`pick`].
+fn open_programs(pins: &Pins, program: fn(Hook) -> Program) -> Result<[ProgramFd; 2], BpfError> {
+    let open = |hook| open_program(&pins.program(program(hook)));
+    Ok([open(Hook::FromPod)?, open(Hook::ToPod)?])
+}
+
+fn pick([from_pod, to_pod]: &[ProgramFd; 2], hook: Hook) -> BorrowedFd<'_> {
+    match hook {
+        Hook::FromPod => from_pod.as_fd(),
+        Hook::ToPod => to_pod.as_fd(),
+    }
 }
 
 fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {

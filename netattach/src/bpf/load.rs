@@ -9,7 +9,7 @@ use aya::programs::SchedClassifier;
 use super::BpfError;
 use super::object::Object;
 use super::pin::{MapSpec, Pins, Program, map_name};
-use super::sys;
+use super::{probe, sys};
 
 /// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
 /// the place of the pinned ones.
@@ -20,7 +20,9 @@ pub(super) fn load(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<()
 }
 
 fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), BpfError> {
+    let cookies = u8::from(probe::has_netns_cookie());
     let mut loader = EbpfLoader::new();
+    loader.override_global("NA_COOKIES", &cookies, true);
     for spec in specs {
         loader.map_pin_path(spec.name, pins.map(spec.name));
         loader.map_max_entries(spec.name, spec.max_entries);
@@ -42,7 +44,7 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
     Ok(())
 }
 
-/// Pins beside, then renames over: at every moment one of the two programs is pinned.
+/// Pins beside, then renames over: at every moment the old or the new program is pinned.
 fn replace_pin(program: &mut SchedClassifier, pins: &Pins, which: Program) -> Result<(), BpfError> {
     let next = pins.next_program(which);
     // Left behind by an agent that was killed here.

@@ -3,7 +3,8 @@
 //! ```text
 //! <root>/v3/na_link, na_att, ...        maps: the whole state of the packet path
 //! <root>/v3/prog/na_from_pod, na_to_pod programs, attached to every host-side device
-//! <root>/v3/prog/na_fast                where na_from_pod goes on, by the map na_prog
+//!               na_par_from, na_par_to programs, attached to every parent of macvlans
+//!               na_fast                where na_from_pod goes on, by the map na_prog
 //! ```
 //!
 //! [`Dataplane::open`] loads the programs once and finds them again after a restart; adding an attachment
@@ -19,6 +20,7 @@ mod error;
 mod fast;
 mod load;
 mod object;
+mod parents;
 mod pin;
 mod policies;
 pub mod probe;
@@ -33,5 +35,6 @@ pub use fast::{FastPath, Place};
 pub use netattach_common::{
     AttachmentRecord, Decline, DropReason, FastStats, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
 };
-pub use pin::remove_all_pins;
+pub use parents::{Device, OnParent, Parent};
+pub use pin::{Program, remove_all_pins};
 pub use records::Records;

@@ -34,6 +34,7 @@ pub(super) mod map_name {
     pub(in super::super) const FLOW6: &str = "na_ct6";
     pub(in super::super) const FRAGMENT4: &str = "na_frag4";
     pub(in super::super) const FRAGMENT6: &str = "na_frag6";
+    pub(in super::super) const PARENT: &str = "na_par";
     pub(in super::super) const VLAN: &str = "na_vlan";
     pub(in super::super) const LIMIT: &str = "na_limit";
     pub(in super::super) const RECORD: &str = "na_record";
@@ -47,29 +48,39 @@ pub(super) mod map_name {
 
     pub(in super::super) const ALL: &[&str] = &[
         LINK, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE, FLOW4,
-        FLOW6, FRAGMENT4, FRAGMENT6, VLAN, LIMIT, RECORD, STATS, CONFIG, FAST_PORT, STATION, FAST_STATS,
-        FAST_UNTIL, PROGRAM,
+        FLOW6, FRAGMENT4, FRAGMENT6, PARENT, VLAN, LIMIT, RECORD, STATS, CONFIG, FAST_PORT, STATION,
+        FAST_STATS, FAST_UNTIL, PROGRAM,
     ];
 }
 
 /// A program of the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Program {
-    /// Attached to devices.
+pub enum Program {
+    /// Attached to devices that are one attachment's.
     At(Hook),
+    /// Attached to parents of macvlans: what their pods send, what they receive.
+    OnParent(Hook),
     /// Where [`Hook::FromPod`]'s goes on by a tail call.
     Fast,
 }
 
 impl Program {
     /// Those that others go on in come first.
-    pub(super) const ALL: [Self; 3] = [Self::Fast, Self::At(Hook::FromPod), Self::At(Hook::ToPod)];
+    pub const ALL: [Self; 5] = [
+        Self::Fast,
+        Self::At(Hook::FromPod),
+        Self::At(Hook::ToPod),
+        Self::OnParent(Hook::FromPod),
+        Self::OnParent(Hook::ToPod),
+    ];
 
     /// Its name in the object, in the kernel and as a pin.
-    pub(super) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::At(Hook::FromPod) => "na_from_pod",
             Self::At(Hook::ToPod) => "na_to_pod",
+            Self::OnParent(Hook::FromPod) => "na_par_from",
+            Self::OnParent(Hook::ToPod) => "na_par_to",
             Self::Fast => "na_fast",
         }
     }
@@ -78,7 +89,7 @@ impl Program {
     pub(super) const fn slot(self) -> Option<u32> {
         match self {
             Self::Fast => Some(0),
-            Self::At(_) => None,
+            Self::At(_) | Self::OnParent(_) => None,
         }
     }
 }
@@ -153,6 +164,11 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
         spec::<FlowKey<Ip6>, common::Flow>(name::FLOW6, MapKind::LruHash, config.max_flows_v6),
         spec::<FragmentKey<Ip4>, common::Fragmented>(name::FRAGMENT4, MapKind::LruHash, config.max_fragments),
         spec::<FragmentKey<Ip6>, common::Fragmented>(name::FRAGMENT6, MapKind::LruHash, config.max_fragments),
+        spec::<common::ParentKey, common::ParentEntry>(
+            name::PARENT,
+            MapKind::Hash,
+            config.max_attachments.saturating_mul(2),
+        ),
         spec::<common::VlanKey, u32>(name::VLAN, MapKind::Hash, config.max_vlans),
         spec::<u32, common::Limits>(name::LIMIT, MapKind::Array, config.max_attachments),
         spec::<(), ()>(name::RECORD, MapKind::RingBuffer, config.record_bytes),

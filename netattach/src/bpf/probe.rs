@@ -41,9 +41,19 @@ pub fn features(loopback: u32) -> Vec<Feature> {
             helper(BpfHelper::BPF_FUNC_redirect_peer),
         ),
         feature("ringbuf", "not used yet; since 5.8", found(is_map_supported(MapType::RingBuf))),
-        feature("netns_cookie", "not used yet", helper(BpfHelper::BPF_FUNC_get_netns_cookie)),
+        feature(
+            "netns_cookie",
+            "a pod with CAP_NET_RAW can send by the MAC address of another pod on the same macvlan parent; since 6.15",
+            helper(BpfHelper::BPF_FUNC_get_netns_cookie),
+        ),
         feature("batch", "maps are read entry by entry in any case; since 5.6", has_batch()),
     ]
+}
+
+/// Whether classifiers can tell from which namespace's socket a packet came. A kernel that does not say is taken as one
+/// where they cannot.
+pub(super) fn has_netns_cookie() -> bool {
+    is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false)
 }
 
 /// `enum bpf_attach_type`.

@@ -61,7 +61,7 @@ mod tests {
                 mac: Some(Mac([2, 0, 0, 0, 0, 1])),
                 addresses: vec!["10.1.0.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
                 host_interface: Some("na1f00d".to_owned()),
-                enforcement: Enforcement::Host,
+                enforcement: Enforcement::Full,
                 fast_path: Some(FastPath { state: "on".to_owned(), detail: String::new() }),
                 state: State::Attached,
             },
@@ -81,7 +81,7 @@ mod tests {
             render(&rows, "nothing"),
             "\
 POD          NETWORK       INTERFACE  KIND        MAC                ADDRESSES                   HOST-INTERFACE  ENFORCED  FAST-PATH  STATE
-shop/cart-0  default       eth0       bridge      02:00:00:00:00:01  10.1.0.2/24,2001:db8::2/64  na1f00d         host      on         attached
+shop/cart-0  default       eth0       bridge      02:00:00:00:00:01  10.1.0.2/24,2001:db8::2/64  na1f00d         full      on         attached
 -            shop/storage  net1       exec:sriov  -                  -                           -               none      -          attaching
 "
         );

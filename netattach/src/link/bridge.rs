@@ -5,7 +5,7 @@
 //! for it, and a bridge's own address is fixed when it is made.
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::{Driver, PlanError, Request, check_mtu, spec};
 use crate::cni::json::null_is_default;
@@ -40,6 +40,10 @@ struct Config {
 impl Driver for Bridge {
     fn kind(&self) -> &'static str {
         "bridge"
+    }
+
+    fn is_judged(&self, _: &Map<String, Value>) -> bool {
+        true
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {

@@ -1,5 +1,7 @@
 //! `loopback`: brings the pod's `lo` up.
 
+use serde_json::{Map, Value};
+
 use super::{Driver, PlanError, Request};
 use crate::plan::Step;
 
@@ -8,6 +10,10 @@ pub(super) struct Loopback;
 impl Driver for Loopback {
     fn kind(&self) -> &'static str {
         "loopback"
+    }
+
+    fn is_judged(&self, _: &Map<String, Value>) -> bool {
+        false
     }
 
     fn plan(&self, _request: &Request<'_>) -> Result<Vec<Step>, PlanError> {

@@ -1,10 +1,10 @@
 //! `macvlan`: an interface of the pod with an address of its own on a parent of the node.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins. Policy on a macvlan has to
-//! be enforced on the parent; this version does not do so and reports the attachment as not enforced.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, and `bandwidth`. Policy is enforced on
+//! the parent, except for a macvlan that takes the whole parent over.
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::{Driver, PlanError, Request, check_mtu, spec};
 use crate::plan::{Configure, Step, Style};
@@ -28,11 +28,16 @@ impl Driver for Macvlan {
         "macvlan"
     }
 
+    /// One in mode passthru takes over the parent's own address: on the parent, its frames are not told from the node's.
+    fn is_judged(&self, config: &Map<String, Value>) -> bool {
+        config.get("mode").and_then(Value::as_str) != Some("passthru")
+    }
+
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        request.refuse(
-            self.kind(),
-            &[("linkInContainer", json!(false)), ("bandwidth", json!({})), ("fastPath", json!(false))],
-        )?;
+        request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
+        if !self.is_judged(request.config) {
+            request.refuse(self.kind(), &[("bandwidth", json!({}))])?;
+        }
         let config: Config = request.read()?;
         let mut steps = vec![Step::CreateMacvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),
@@ -43,9 +48,11 @@ impl Driver for Macvlan {
             group: request.group,
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),
         })];
-        steps.extend(request.ipam()?);
+        let ipam = request.ipam()?;
+        let addressed = ipam.is_some();
+        steps.extend(ipam);
         let configure = Configure { style: Style::Subnet, default_route: false, dns: request.dns()? };
-        steps.push(Step::Configure(configure));
+        steps.extend(request.finish(addressed, configure)?);
         Ok(steps)
     }
 

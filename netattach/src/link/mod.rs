@@ -28,6 +28,9 @@ pub trait Driver: Sync {
     /// The plugin `type` that it answers to.
     fn kind(&self) -> &'static str;
 
+    /// Whether the dataplane can judge what an interface of this configuration sends and receives.
+    fn is_judged(&self, config: &Map<String, Value>) -> bool;
+
     /// The steps that attach one interface.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 //! its addresses and the routes of `ipam` do), `ipam` (required).
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::{Driver, PlanError, Request, check_mtu, spec};
 use crate::cni::json::null_is_default;
@@ -27,6 +28,10 @@ struct Config {
 impl Driver for Veth {
     fn kind(&self) -> &'static str {
         "veth"
+    }
+
+    fn is_judged(&self, _: &Map<String, Value>) -> bool {
+        true
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {

@@ -21,7 +21,7 @@ pub use link::{Ensured, LinkState};
 pub use nft::{Family, HookedChains, hooked_chains};
 pub use route::RouteState;
 pub use rule::Rule;
-pub use tc::{FilterState, Hook, LOOPBACK};
+pub use tc::{Filter, FilterState, Hook, LOOPBACK};
 pub use watch::{Changes, LinkWatch};
 
 use crate::netns::{Netns, NetnsError, within};
@@ -48,6 +48,12 @@ impl Handle {
     /// Opens a handle in the calling thread's namespace.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { socket: socket::Socket::open()? })
+    }
+
+    /// Cookie of the handle's namespace, by which BPF programs know its sockets; 0 where the kernel gives none (before
+    /// Linux 5.14).
+    pub fn netns_cookie(&self) -> u64 {
+        self.socket.netns_cookie()
     }
 
     /// Opens a handle in another namespace. The handle may be used from any thread.

@@ -4,6 +4,8 @@
 //! costs one system call each way. It does not stop at an error: callers batch only what is harmless after a
 //! failure of what stands before it.
 
+use std::os::fd::AsRawFd;
+
 use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
@@ -36,6 +38,8 @@ pub(super) const APPEND: u16 = 0x800;
 /// A datagram from the kernel is at most this long (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
 const RECEIVE_BUFFER: usize = 64 * 1024;
 const DUMP_TRIES: u32 = 5;
+/// `asm-generic/socket.h`.
+const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// One request of a batch.
 pub(super) struct Request {
@@ -73,6 +77,23 @@ impl Socket {
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
         Ok(Self { raw, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
+    }
+
+    /// Cookie of the socket's namespace, 0 where the kernel gives none (before 5.14).
+    pub(super) fn netns_cookie(&self) -> u64 {
+        let mut cookie = 0u64;
+        let mut length = size_of_val(&cookie) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes, the size of `cookie`, and the length it wrote.
+        let result = unsafe {
+            libc::getsockopt(
+                self.raw.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_NETNS_COOKIE,
+                (&raw mut cookie).cast(),
+                &raw mut length,
+            )
+        };
+        if result == 0 { cookie } else { 0 }
     }
 
     /// Sends `requests` in one datagram and waits for all their acknowledgements.
@@ -324,7 +345,9 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
         M::NewNeighbour(_) => "RTM_NEWNEIGH",
         M::NewQueueDiscipline(_) => "RTM_NEWQDISC",
         M::GetQueueDiscipline(_) => "RTM_GETQDISC",
+        M::DelQueueDiscipline(_) => "RTM_DELQDISC",
         M::NewTrafficFilter(_) => "RTM_NEWTFILTER",
+        M::DelTrafficFilter(_) => "RTM_DELTFILTER",
         M::GetTrafficFilter(_) => "RTM_GETTFILTER",
         _ => "a netlink request",
     }

@@ -19,6 +19,8 @@ const FILTER_HANDLE: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
 /// Index of the loopback device in every namespace.
 pub const LOOPBACK: u32 = 1;
+/// `linux/pkt_cls.h`.
+const TCA_BPF_CLASSID: u16 = 3;
 /// `linux/rtnetlink.h`.
 const TCA_INGRESS_BLOCK: u16 = 13;
 
@@ -29,6 +31,21 @@ pub enum Hook {
     Ingress,
     /// Frames that the device sends: what a pod behind a veth receives.
     Egress,
+}
+
+/// One of our filters.
+#[derive(Debug, Clone, Copy)]
+pub struct Filter<'a> {
+    /// Which packets.
+    pub hook: Hook,
+    /// Its number among the filters of our priority.
+    pub handle: u32,
+    /// What the program reads in `tc_classid`.
+    pub class: u16,
+    /// The program's name.
+    pub name: &'a str,
+    /// The program.
+    pub program: BorrowedFd<'a>,
 }
 
 /// A BPF filter as the kernel shows it.
@@ -48,21 +65,64 @@ impl Handle {
         index: u32,
         programs: &[(Hook, &str, BorrowedFd<'_>)],
     ) -> Result<(), Error> {
+        let filters: Vec<Filter<'_>> = programs
+            .iter()
+            .map(|(hook, name, program)| Filter {
+                hook: *hook,
+                handle: FILTER_HANDLE,
+                class: 0,
+                name,
+                program: *program,
+            })
+            .collect();
+        self.ensure_filters(index, &filters).map(drop)
+    }
+
+    /// The same for filters with numbers of their own, which are in the order in which packets meet them. Says whether
+    /// the device had no `clsact` before.
+    pub fn ensure_filters(&mut self, index: u32, filters: &[Filter<'_>]) -> Result<bool, Error> {
         let mut requests = vec![Request::new(clsact(index), CREATE | EXCL)];
-        for (hook, name, program) in programs {
-            requests.push(Request::new(filter(index, *hook, name, *program), CREATE));
+        for wanted in filters {
+            requests.push(Request::new(RouteNetlinkMessage::NewTrafficFilter(filter(index, wanted)), CREATE));
         }
         let mut replies = self.socket.batch(requests)?.into_iter();
-        match replies.next() {
+        let made = match replies.next() {
             Some(Err(refused)) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => {
                 return Err(refused.into());
             }
-            _ => {}
-        }
+            first => matches!(first, Some(Ok(_))),
+        };
         for reply in replies {
             reply?;
         }
-        Ok(())
+        Ok(made)
+    }
+
+    /// Our filters of these numbers are gone, and with `clsact` that too, unless others have filters there. A device that
+    /// is gone has none.
+    pub fn ensure_filters_absent(
+        &mut self,
+        index: u32,
+        filters: &[(Hook, u32)],
+        clsact_too: bool,
+    ) -> Result<(), Error> {
+        let requests = filters.iter().map(|(hook, handle)| {
+            let message = RouteNetlinkMessage::DelTrafficFilter(address(index, *hook, *handle));
+            Request::new(message, 0)
+        });
+        for reply in self.socket.batch(requests.collect())? {
+            absent_is_fine(reply.map(drop).map_err(Error::from))?;
+        }
+        if !clsact_too {
+            return Ok(());
+        }
+        for hook in [Hook::Ingress, Hook::Egress] {
+            if !self.dump_filters(index, hook)?.is_empty() {
+                return Ok(());
+            }
+        }
+        let RouteNetlinkMessage::NewQueueDiscipline(message) = clsact(index) else { return Ok(()) };
+        absent_is_fine(self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0).map(drop))
     }
 
     /// Whether the kernel has the `clsact` queueing discipline. Asks for one that has to be refused, with a filter block
@@ -79,15 +139,23 @@ impl Handle {
 
     /// Our filter on that hook of the device, if it is there.
     pub fn find_program(&mut self, index: u32, hook: Hook) -> Result<Option<FilterState>, Error> {
+        Ok(self.find_filters(index, hook)?.into_iter().next())
+    }
+
+    /// The filters of our priority on that hook of the device, in the order in which packets meet them.
+    pub fn find_filters(&mut self, index: u32, hook: Hook) -> Result<Vec<FilterState>, Error> {
+        Ok(self.dump_filters(index, hook)?.into_iter().filter_map(observed).collect())
+    }
+
+    fn dump_filters(&mut self, index: u32, hook: Hook) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let mut request = TcMessage::with_index(index_of(index));
         request.header.parent = parent(hook);
-        let answers = match self.socket.dump(RouteNetlinkMessage::GetTrafficFilter(request)) {
+        match self.socket.dump(RouteNetlinkMessage::GetTrafficFilter(request)) {
             Err(error) if error.not_found() || error.errno() == Some(rustix::io::Errno::INVAL) => {
-                return Ok(None);
+                Ok(Vec::new())
             }
-            other => other?,
-        };
-        Ok(answers.into_iter().find_map(observed))
+            other => other,
+        }
     }
 }
 
@@ -99,19 +167,40 @@ fn clsact(index: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewQueueDiscipline(message)
 }
 
-fn filter(index: u32, hook: Hook, name: &str, program: BorrowedFd<'_>) -> RouteNetlinkMessage {
+fn filter(index: u32, filter: &Filter<'_>) -> TcMessage {
+    let mut message = address(index, filter.hook, filter.handle);
+    let mut options = vec![
+        // A file descriptor is never negative.
+        TcOption::Bpf(TcFilterBpfOption::ProgFd(filter.program.as_raw_fd().cast_unsigned())),
+        TcOption::Bpf(TcFilterBpfOption::ProgName(filter.name.to_owned())),
+        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+    ];
+    if filter.class != 0 {
+        let class = u32::from(filter.class).to_ne_bytes().to_vec();
+        options.push(TcOption::Other(DefaultNla::new(TCA_BPF_CLASSID, class)));
+    }
+    message.attributes.push(TcAttribute::Options(options));
+    message
+}
+
+fn address(index: u32, hook: Hook, handle: u32) -> TcMessage {
     let mut message = TcMessage::with_index(index_of(index));
-    message.header.handle = TcHandle::from(FILTER_HANDLE);
+    message.header.handle = TcHandle::from(handle);
     message.header.parent = parent(hook);
     message.header.info = (PRIORITY << 16) | u32::from(ETH_P_ALL.to_be());
     message.attributes.push(TcAttribute::Kind("bpf".into()));
-    message.attributes.push(TcAttribute::Options(vec![
-        // A file descriptor is never negative.
-        TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
-        TcOption::Bpf(TcFilterBpfOption::ProgName(name.to_owned())),
-        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
-    ]));
-    RouteNetlinkMessage::NewTrafficFilter(message)
+    message
+}
+
+/// What is to go and is not there, or was on a device that is gone, is gone.
+fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
+    use rustix::io::Errno;
+    match result {
+        Err(error) if error.not_found() || matches!(error.errno(), Some(Errno::INVAL | Errno::NOENT)) => {
+            Ok(())
+        }
+        other => other,
+    }
 }
 
 fn parent(hook: Hook) -> TcHandle {

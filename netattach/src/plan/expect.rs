@@ -63,7 +63,7 @@ pub fn expected(
     for (index, step) in attachment.steps.iter().enumerate() {
         // Step numbers fit: see `Plan::steps`.
         let Some(output) = outputs.get(&StepRef(number, index as u16)) else { break };
-        if let Output::Link { host, pod } = output {
+        if let Output::Link { host, pod, .. } = output {
             expected.host.clone_from(host);
             expected.pod = Some(pod.clone());
         }
@@ -192,7 +192,7 @@ mod tests {
         };
         let all = [
             Output::Bridge(made("br0", 1)),
-            Output::Link { host: Some(made("na0", 2)), pod: made("eth0", 3) },
+            Output::Link { host: Some(made("na0", 2)), pod: made("eth0", 3), parent: None },
             lease,
             Output::Nothing,
             Output::Nothing,

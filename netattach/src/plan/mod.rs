@@ -282,6 +282,9 @@ pub enum Output {
         host: Option<Interface>,
         /// The pod's end.
         pod: Interface,
+        /// What it is on, if it shares that with other pods' links.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        parent: Option<Parent>,
     },
     /// The pod's loopback, with the addresses it has.
     Loopback {
@@ -335,6 +338,16 @@ pub struct Interface {
     pub mtu: u32,
 }
 
+/// A device of the node that carries links of pods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    /// The device.
+    pub device: Interface,
+    /// Cookie of the pod's namespace (`SO_NETNS_COOKIE`): how programs on the parent know what the pod's sockets send.
+    /// 0 where the kernel gives none.
+    pub netns_cookie: u64,
+}
+
 /// An address with its subnet's prefix length and gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeasedAddress {
@@ -369,7 +382,28 @@ impl Plan {
     }
 }
 
+/// How far policies and checks hold for an attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enforcement {
+    /// Whatever the pod may do in its namespace.
+    Full,
+    /// Unless the pod has `CAP_NET_ADMIN` over its namespace; without `netns_cookie` in the kernel, `CAP_NET_RAW` is enough.
+    FullUnlessPrivileged,
+    /// Not at all.
+    None,
+}
+
 impl AttachmentPlan {
+    /// How far policies and checks hold.
+    pub fn enforcement(&self) -> Enforcement {
+        let is_macvlan = self.steps.iter().any(|step| matches!(step, Step::CreateMacvlan(_)));
+        match self.number() {
+            None => Enforcement::None,
+            Some(_) if is_macvlan => Enforcement::FullUnlessPrivileged,
+            Some(_) => Enforcement::Full,
+        }
+    }
+
     /// Number in the dataplane's maps, if it is there.
     pub fn number(&self) -> Option<u32> {
         self.steps.iter().find_map(|step| match step {

@@ -356,12 +356,12 @@ fn attachment(
         }
         kind = plugin_type.to_owned();
         let asked = config.get("runtimeConfig").and_then(Value::as_object);
-        let beyond = asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(driver.kind(), key)));
+        let beyond = asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(driver, &config, key)));
         if let Some(capability) = beyond {
             let capability = capability.clone();
             return Err(at(PlanError::Capability { capability, kind: driver.kind() }.into()));
         }
-        if let Some(numbers) = numbers.as_deref_mut().filter(|_| is_protected(driver.kind())) {
+        if let Some(numbers) = numbers.as_deref_mut().filter(|_| driver.is_judged(&config)) {
             protect = Some(Protect {
                 id: numbers.attachment().map_err(at)?,
                 zone: numbers.network(&network.name),
@@ -403,13 +403,8 @@ fn attachment(
 }
 
 /// Whether a capability means something to one of our own kinds of interface.
-fn is_carried_out(kind: &str, capability: &str) -> bool {
-    NATIVE_CAPABILITIES.contains(&capability) || (capability == "bandwidth" && is_protected(kind))
-}
-
-/// Whether the dataplane judges this kind of interface: those with an end on the node.
-fn is_protected(kind: &str) -> bool {
-    matches!(kind, "bridge" | "veth")
+fn is_carried_out(driver: &dyn link::Driver, config: &Map<String, Value>, capability: &str) -> bool {
+    NATIVE_CAPABILITIES.contains(&capability) || (capability == "bandwidth" && driver.is_judged(config))
 }
 
 /// Merges a selection's `cni-args` over the `args.cni` of the configuration, key by key.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
-    AttachmentPlan, Configure, Interface, LeasedAddress, Output, Role, Sandbox, Step, StepRef, Style,
+    AttachmentPlan, Configure, Interface, LeasedAddress, Output, Parent, Role, Sandbox, Step, StepRef, Style,
     addressing, routing,
 };
 use crate::cni::{self, CniError, CniResult, Value};
@@ -40,7 +40,7 @@ pub fn result(
                 }
             }
             (_, Output::Bridge(bridge)) => result.interfaces.push(interface(bridge, None)),
-            (_, Output::Link { host, pod: end }) => {
+            (_, Output::Link { host, pod: end, .. }) => {
                 result.interfaces.extend(host.iter().map(|host| interface(host, None)));
                 pod = Some(result.interfaces.len());
                 result.interfaces.push(interface(end, Some(&sandbox.netns)));
@@ -170,7 +170,7 @@ pub fn read_back(
     for (index, step) in attachment.steps.iter().enumerate() {
         let link = |host| {
             let pod = result.interfaces.get(pod?).map(read_interface)?;
-            Some(Output::Link { host, pod })
+            Some(Output::Link { host, pod, parent: None })
         };
         let output = match step {
             Step::EnsureBridge(_) => on_node(true).map(Output::Bridge),
@@ -221,17 +221,35 @@ fn read_interface(interface: &cni::Interface) -> Interface {
     }
 }
 
+/// The link that an attachment's steps made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ends {
+    /// The node's end, if it has one.
+    pub host: Option<Interface>,
+    /// The pod's.
+    pub pod: Interface,
+    /// What it is on, if it shares that with other pods' links.
+    pub parent: Option<Parent>,
+}
+
+/// The link that an attachment's steps made, if they did.
+pub fn ends(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef, Output>) -> Option<Ends> {
+    // Step numbers fit: see `Plan::steps`.
+    (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
+        Some(Output::Link { host, pod, parent }) => {
+            Some(Ends { host: host.clone(), pod: pod.clone(), parent: parent.clone() })
+        }
+        _ => None,
+    })
+}
+
 /// The ends of the link that an attachment's steps made: the node's, if it has one, and the pod's.
 pub fn link(
     number: u16,
     attachment: &AttachmentPlan,
     outputs: &BTreeMap<StepRef, Output>,
 ) -> Option<(Option<Interface>, Interface)> {
-    // Step numbers fit: see `Plan::steps`.
-    (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
-        Some(Output::Link { host, pod }) => Some((host.clone(), pod.clone())),
-        _ => None,
-    })
+    ends(number, attachment, outputs).map(|ends| (ends.host, ends.pod))
 }
 
 /// What address management brought to an attachment.
@@ -339,11 +357,12 @@ mod tests {
         let brought = |step: &Step| match step {
             Step::EnsureBridge(bridge) => Output::Bridge(made(&bridge.name, "02:00:00:00:00:01")),
             Step::CreateVeth(veth) => Output::Link {
+                parent: None,
                 host: Some(made(&veth.host_name, "02:00:00:00:00:02")),
                 pod: made(&veth.pod_name, "02:00:00:00:00:03"),
             },
             Step::CreateMacvlan(macvlan) => {
-                Output::Link { host: None, pod: made(&macvlan.pod_name, "02:00:00:00:00:03") }
+                Output::Link { host: None, parent: None, pod: made(&macvlan.pod_name, "02:00:00:00:00:03") }
             }
             Step::RaiseLoopback => Output::Loopback {
                 addresses: ["127.0.0.1/8", "192.0.2.1/32", "127.0.0.2/8", "::1/128"]

@@ -3,14 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::index::{Endpoint, Place};
+use super::parents::Macvlan;
 use super::passage::Limited;
 use super::sync::EnforceError;
-use crate::bpf::{Attachment, Checks, Limits, Rate};
+use crate::bpf::{Attachment, Checks, Device, Limits, OnParent, Rate};
 use crate::fast::{Member, Reason};
-use crate::link::spec::Pace;
+use crate::link::spec::{MacvlanMode, Pace};
 use crate::mac::Mac;
 use crate::npwg::NetworkRef;
-use crate::plan::{AttachmentPlan, Interface, PodRef, Protect, Role, Sandbox, Step, result::Leased};
+use crate::plan::result::{Ends, Leased};
+use crate::plan::{AttachmentPlan, PodRef, Protect, Role, Sandbox, Step};
 use crate::source::ObjectName;
 
 /// Most records of new flows of one attachment, per second.
@@ -26,7 +28,9 @@ const DHCP: &str = "dhcp";
 pub struct Guarded {
     pub(super) id: u32,
     pub(super) attachment: Attachment,
-    pub(super) host_index: u32,
+    pub(super) device: Device,
+    /// The pod's side of a macvlan.
+    pub(super) macvlan: Option<Macvlan>,
     /// Index of the interface in the pod's namespace.
     pub(super) pod_index: u32,
     pub(super) limited: Option<Limited>,
@@ -43,10 +47,16 @@ impl Guarded {
         sandbox: &Sandbox,
         attachment: &AttachmentPlan,
         leased: &Leased,
-        host: &Interface,
-        pod: &Interface,
+        ends: &Ends,
     ) -> Result<Self, EnforceError> {
+        let pod = &ends.pod;
         let mac: Mac = pod.mac.ok_or_else(|| EnforceError::NoMac(pod.name.clone()))?;
+        let device = device(attachment, ends).ok_or_else(|| EnforceError::NoDevice(pod.name.clone()))?;
+        let macvlan = matches!(device, Device::Parent(_)).then(|| Macvlan {
+            netns: sandbox.netns.clone().into(),
+            netns_id: sandbox.netns_id,
+            index: pod.index,
+        });
         Ok(Self {
             id: protect.id,
             attachment: Attachment {
@@ -65,9 +75,14 @@ impl Guarded {
                     ..Limits::default()
                 },
             },
-            host_index: host.index,
+            limited: protect.bandwidth.map(|bandwidth| Limited {
+                bandwidth,
+                mtu: pod.mtu.max(ends.host.as_ref().map_or(0, |host| host.mtu)),
+                paced_to_pod: macvlan.is_none(),
+            }),
+            device,
+            macvlan,
             pod_index: pod.index,
-            limited: protect.bandwidth.map(|bandwidth| Limited { bandwidth, mtu: pod.mtu.max(host.mtu) }),
             kept_off: kept_off(protect, attachment),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
         })
@@ -75,18 +90,19 @@ impl Guarded {
 
     /// What the fast path has to know of it.
     pub(super) fn member(&self) -> Member {
-        let (id, device, mac) = (self.id, self.host_index, self.attachment.mac);
+        let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
         Member { id, mac, device, kept_off: self.kept_off.clone() }
     }
 
     /// Index of the device on the node.
     pub fn host_index(&self) -> u32 {
-        self.host_index
+        self.device.index()
     }
 
-    /// How the node's end is to send to the pod, if that is limited.
+    /// How the node's end is to send to the pod, if it has one and that is limited.
     pub(super) fn host_pace(&self) -> Option<Pace> {
-        Some(self.limited?.received()?.pace())
+        let limited = self.limited.filter(|limited| limited.paced_to_pod)?;
+        Some(limited.received()?.pace())
     }
 
     /// How the pod's end is to send, if that is limited.
@@ -108,6 +124,23 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
         Step::Delegate(chained) if chained.role == Role::Plugin => Some(chained.plugin.as_str()),
         _ => None,
     }))
+}
+
+/// Where the attachment's frames are seen on the node.
+fn device(attachment: &AttachmentPlan, ends: &Ends) -> Option<Device> {
+    let mode = attachment.steps.iter().find_map(|step| match step {
+        Step::CreateMacvlan(macvlan) => Some(macvlan.mode),
+        _ => None,
+    });
+    match (&ends.host, &ends.parent) {
+        (Some(host), _) => Some(Device::Own(host.index)),
+        (None, Some(parent)) => Some(Device::Parent(OnParent {
+            parent: parent.device.index,
+            siblings: mode == Some(MacvlanMode::Bridge),
+            netns_cookie: parent.netns_cookie,
+        })),
+        (None, None) => None,
+    }
 }
 
 /// An attachment as policies can mean it: by its definition, as its pod's default network, or not at all.

@@ -17,6 +17,7 @@ pub mod guarded;
 pub mod index;
 pub mod manifest;
 pub mod model;
+mod parents;
 pub mod passage;
 #[cfg(test)]
 mod scenarios;

@@ -24,15 +24,18 @@ pub struct Passage {
     pub paced: bool,
     /// When the fast path is taken.
     pub fast_path: fast::Mode,
+    /// Frames of macvlans that are no attachment's pass on parents of attachments.
+    pub strangers: bool,
 }
 
 impl Passage {
     /// The attachment with what applies to all of them, and with its own bandwidth.
     pub(super) fn applied_to(self, attachment: &Attachment, bandwidth: Option<&Limited>) -> Attachment {
         let flows = u64::from(self.new_flows_per_second);
-        let charged = |limit: Option<Limit>, charge: fn(Limit, bool) -> Rate| {
-            limit.map_or(Rate::NONE, |limit| charge(limit, self.paced))
+        let charged = |limit: Option<Limit>, charge: fn(Limit, bool) -> Rate, paced: bool| {
+            limit.map_or(Rate::NONE, |limit| charge(limit, self.paced && paced))
         };
+        let paced_to_pod = bandwidth.is_some_and(|limited| limited.paced_to_pod);
         Attachment {
             flags: Checks {
                 strict_connections: self.strict_connections,
@@ -43,8 +46,8 @@ impl Passage {
             },
             limits: Limits {
                 flows: Rate::new(flows, flows),
-                from_pod: charged(bandwidth.and_then(Limited::sent), Limit::sent),
-                to_pod: charged(bandwidth.and_then(Limited::received), Limit::received),
+                from_pod: charged(bandwidth.and_then(Limited::sent), Limit::sent, true),
+                to_pod: charged(bandwidth.and_then(Limited::received), Limit::received, paced_to_pod),
                 ..attachment.limits
             },
             ..attachment.clone()
@@ -74,6 +77,8 @@ pub(super) struct Limited {
     pub(super) bandwidth: Bandwidth,
     /// MTU of the interface in bytes.
     pub(super) mtu: u32,
+    /// Whether a device of the node sends to this pod alone, so that what comes to it can wait there.
+    pub(super) paced_to_pod: bool,
 }
 
 impl Limited {
@@ -155,7 +160,7 @@ mod tests {
             egress_rate: None,
             egress_burst: None,
         };
-        let limited = Limited { bandwidth, mtu: 1500 };
+        let limited = Limited { bandwidth, mtu: 1500, paced_to_pod: true };
         assert_eq!(limited.received(), Some(Limit { rate: 1_000_000, burst: 100_000 }));
         assert_eq!(limited.sent(), None);
     }

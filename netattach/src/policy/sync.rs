@@ -16,10 +16,11 @@ use super::explain::{Path, Question, View, explain};
 use super::guarded::Guarded;
 use super::index::Endpoint;
 use super::model::{PolicyName, Severity};
+use super::parents::Parents;
 use super::passage::Passage;
 use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
-use crate::bpf::{self, BpfError, Dataplane, PolicyIds, Records};
+use crate::bpf::{self, BpfError, Dataplane, Device, PolicyIds, Program, Records};
 use crate::fast::FastPaths;
 use crate::link::spec::Pace;
 use crate::netlink::{self, Handle, Hook};
@@ -35,11 +36,6 @@ pub(super) const DENY_ALL: PolicyId = PolicyId::MAX;
 /// How long entries that nothing refers to are kept where the kernel does not tell when they are read no more: longer than
 /// any packet can be in the middle of reading them.
 const GRACE: Duration = Duration::from_secs(1);
-
-/// Name of the program that judges what pods send, as `tc` and `bpftool` show it.
-pub const FROM_POD: &str = "na_from_pod";
-/// Name of the program that judges what pods receive.
-pub const TO_POD: &str = "na_to_pod";
 
 /// Why an attachment could not be put under its policies.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +55,12 @@ pub enum EnforceError {
     /// The interface in the pod has no Ethernet address to verify.
     #[error("interface {0} has no Ethernet address")]
     NoMac(String),
+    /// Nothing on the node sees what the interface sends and receives.
+    #[error("interface {0} has no end and no parent on the node")]
+    NoDevice(String),
+    /// A filter has no room for the attachment's number.
+    #[error("attachment number {0} is more than a filter can hold")]
+    NoClass(u32),
 }
 
 /// One row of a report.
@@ -81,6 +83,7 @@ pub struct Enforcer {
     options: Options,
     passage: Passage,
     fast: Arc<FastPaths>,
+    parents: Parents,
     state: Mutex<State>,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
@@ -127,6 +130,7 @@ impl Enforcer {
             source,
             options,
             passage,
+            parents: Parents::new(passage.strangers),
             state: Mutex::new(state),
         })
     }
@@ -139,7 +143,7 @@ impl Enforcer {
     /// attachment is isolated completely and a condition says so.
     pub fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError> {
         self.put(guarded)?;
-        self.ensure_paced(guarded.host_index, guarded.host_pace(), host)?;
+        self.ensure_paced(guarded.host_index(), guarded.host_pace(), host)?;
         self.ensure_paced(guarded.pod_index, guarded.pod_pace(), pod)?;
         {
             let mut state = self.lock();
@@ -153,10 +157,18 @@ impl Enforcer {
                 }
             }
         }
-        self.dataplane.bind_link(guarded.host_index, guarded.id)?;
-        self.attach_programs(guarded.host_index, host)?;
-        self.fast.admit(guarded.member());
-        Ok(())
+        match (&guarded.device, &guarded.macvlan) {
+            (Device::Own(index), _) => {
+                self.dataplane.bind_link(*index, guarded.id)?;
+                self.attach_programs(*index, host)?;
+                self.fast.admit(guarded.member());
+                Ok(())
+            }
+            (Device::Parent(on), Some(macvlan)) => {
+                self.parents.attach(&self.dataplane, guarded.id, on, macvlan, host, pod)
+            }
+            (Device::Parent(on), None) => Err(EnforceError::NoDevice(format!("with parent {}", on.parent))),
+        }
     }
 
     /// The attachments of the fast path.
@@ -191,7 +203,7 @@ impl Enforcer {
     /// A map could not be written.
     pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
-        self.dataplane.remove_attachment(id)?;
+        self.parents.detach(&self.dataplane, id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
         if state.endpoints.remove(&id).is_some() {
@@ -233,6 +245,10 @@ impl Enforcer {
         if all {
             errors.extend(self.remove_strays(&known).err());
         }
+        match Handle::open() {
+            Ok(mut host) => errors.extend(self.parents.adopt_all(&self.dataplane, all, &mut host)),
+            Err(error) => errors.push(error.into()),
+        }
         if errors.is_empty() {
             errors.extend(self.dataplane.programs_attached().err().map(EnforceError::from));
         }
@@ -240,16 +256,20 @@ impl Enforcer {
     }
 
     fn adopt_device(&self, guarded: &Guarded, changed: bool, host: &mut Handle) -> Result<(), EnforceError> {
-        self.dataplane.bind_link(guarded.host_index, guarded.id)?;
-        let missing = match host.find_program(guarded.host_index, Hook::Ingress) {
+        let index = match &guarded.device {
+            Device::Own(index) => *index,
+            Device::Parent(on) => return self.parents.adopt(&self.dataplane, guarded, on, changed),
+        };
+        self.dataplane.bind_link(index, guarded.id)?;
+        let missing = match host.find_program(index, Hook::Ingress) {
             // The device is gone: its DEL is still to come.
             Err(error) if error.not_found() => return Ok(()),
-            found => found?.is_none() || host.find_program(guarded.host_index, Hook::Egress)?.is_none(),
+            found => found?.is_none() || host.find_program(index, Hook::Egress)?.is_none(),
         };
         // The pod's own end is left as the pod has it.
-        self.ensure_paced(guarded.host_index, guarded.host_pace(), host)?;
+        self.ensure_paced(index, guarded.host_pace(), host)?;
         if missing || changed {
-            self.attach_programs(guarded.host_index, host)?;
+            self.attach_programs(index, host)?;
         }
         self.fast.admit(guarded.member());
         Ok(())
@@ -258,8 +278,9 @@ impl Enforcer {
     fn remove_strays(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
         let recorded = self.dataplane.attachments_dump()?;
         let bound = self.dataplane.links_dump();
-        let strays: BTreeSet<u32> =
-            recorded.keys().chain(bound.values()).copied().filter(|id| !known.contains(id)).collect();
+        let macvlans = self.dataplane.macvlans_dump();
+        let entered = recorded.keys().chain(bound.values()).chain(&macvlans).copied();
+        let strays: BTreeSet<u32> = entered.filter(|id| !known.contains(id)).collect();
         for id in strays {
             tracing::info!(id, "removing an attachment from the maps that is in no record");
             self.dataplane.remove_attachment(id)?;
@@ -293,8 +314,8 @@ impl Enforcer {
     /// # Errors
     /// A map or the device's filters could not be read.
     pub fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
-        let Guarded { id, host_index, .. } = guarded;
-        if let Some(difference) = self.dataplane.difference(*id, *host_index, &self.applied(guarded))? {
+        let Guarded { id, device, .. } = guarded;
+        if let Some(difference) = self.dataplane.difference(*id, device, &self.applied(guarded))? {
             return Ok(Some(difference));
         }
         {
@@ -306,16 +327,20 @@ impl Enforcer {
                 return Ok(Some(format!("attachment {id} is under other policies in the dataplane")));
             }
         }
-        for (hook, name) in [(Hook::Ingress, FROM_POD), (Hook::Egress, TO_POD)] {
-            let found = host.find_program(*host_index, hook)?;
+        if let Some(on) = guarded.on_parent() {
+            return Parents::missing(host, on.parent);
+        }
+        let index = device.index();
+        for (hook, name, _) in programs(&self.dataplane) {
+            let found = host.find_program(index, hook)?;
             if found.and_then(|found| found.name).as_deref() != Some(name) {
-                return Ok(Some(format!("program {name} is not attached to device {host_index}")));
+                return Ok(Some(format!("program {name} is not attached to device {index}")));
             }
         }
         if let Some(pace) = guarded.host_pace().filter(|_| self.passage.paced)
-            && host.find_pace(*host_index)? != Some((pace.rate, pace.queue))
+            && host.find_pace(index)? != Some((pace.rate, pace.queue))
         {
-            return Ok(Some(format!("device {host_index} does not send at the attachment's rate")));
+            return Ok(Some(format!("device {index} does not send at the attachment's rate")));
         }
         Ok(None)
     }
@@ -552,10 +577,8 @@ fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
 
 /// The programs of an attachment and where they run.
 fn programs(dataplane: &Dataplane) -> [(Hook, &'static str, BorrowedFd<'_>); 2] {
-    [
-        (Hook::Ingress, FROM_POD, dataplane.program(bpf::Hook::FromPod)),
-        (Hook::Egress, TO_POD, dataplane.program(bpf::Hook::ToPod)),
-    ]
+    [(Hook::Ingress, bpf::Hook::FromPod), (Hook::Egress, bpf::Hook::ToPod)]
+        .map(|(hook, way)| (hook, Program::At(way).name(), dataplane.program(way)))
 }
 
 /// What to assign when policies were refused for want of room: an attachment keeps what it has; a new one is

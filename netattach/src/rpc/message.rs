@@ -220,17 +220,16 @@ pub enum Kind {
     Exec(String),
 }
 
-/// Where policies take hold of an attachment's traffic.
+/// How far policies and source checks hold for an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum Enforcement {
-    /// On the host's end of the link: out of the pod's reach.
-    Host,
-    /// On the host's parent interface: out of the pod's reach.
-    Parent,
-    /// Inside the pod: a pod with `CAP_NET_RAW` or `CAP_NET_ADMIN` may find ways around.
-    Pod,
-    /// Nowhere: policies have no effect.
+    /// Whatever the pod may do in its namespace.
+    Full,
+    /// Unless the pod has `CAP_NET_ADMIN` over its namespace; without `netns_cookie` in the kernel, `CAP_NET_RAW` is
+    /// enough.
+    FullUnlessPrivileged,
+    /// Not at all: policies have no effect.
     None,
 }
 
@@ -554,9 +553,8 @@ impl From<Kind> for String {
 impl fmt::Display for Enforcement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Host => "host",
-            Self::Parent => "parent",
-            Self::Pod => "pod",
+            Self::Full => "full",
+            Self::FullUnlessPrivileged => "full-unless-privileged",
             Self::None => "none",
         })
     }

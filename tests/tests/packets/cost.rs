@@ -16,8 +16,8 @@ fn nanoseconds_per_packet() {
     let started = std::time::Instant::now();
     let open = Rig::new();
     println!("loaded in {:?}", started.elapsed());
-    let fast = SchedClassifier::from_pin(open.root.join("v3/prog/na_fast")).unwrap();
-    for program in [&open.from_pod, &open.to_pod, &fast] {
+    for name in Program::ALL.map(Program::name) {
+        let program = SchedClassifier::from_pin(open.root.join("v3/prog").join(name)).unwrap();
         let info = program.info().unwrap();
         println!(
             "{} verified instructions {:?}",

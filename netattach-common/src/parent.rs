@@ -1,0 +1,67 @@
+//! Devices that carry the macvlans of several pods: which attachment a frame of theirs is of.
+
+use crate::address::Mac;
+
+/// Key of `na_par`: an Ethernet address on a parent. With the address of all zeroes, which no frame comes from, the
+/// parent itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct ParentKey {
+    /// Index of the parent in the node's namespace.
+    pub ifindex: u32,
+    /// Address of a macvlan in a pod.
+    pub mac: Mac,
+    /// Zero.
+    pub pad: [u8; 2],
+}
+
+impl ParentKey {
+    /// The entry of a macvlan.
+    #[inline(always)]
+    pub const fn macvlan(ifindex: u32, mac: Mac) -> Self {
+        Self { ifindex, mac, pad: [0; 2] }
+    }
+
+    /// The entry of the parent itself.
+    #[inline(always)]
+    pub const fn itself(ifindex: u32) -> Self {
+        Self::macvlan(ifindex, Mac { octets: [0; 6] })
+    }
+}
+
+/// Value of `na_par`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct ParentEntry {
+    /// Attachment id; 0 in the entry of the parent itself.
+    pub attachment: u32,
+    /// The bits of [`flag`].
+    pub flags: u32,
+    /// Cookie of the namespace whose sockets send from the address: the pod's, or the node's.
+    pub netns_cookie: u64,
+}
+
+/// Bits of [`ParentEntry::flags`].
+pub mod flag {
+    /// The driver hands frames to siblings itself, by way of the parent's ingress. Without it every frame leaves by
+    /// the parent's egress, and one that comes in with the macvlan's source address was sent back from outside.
+    pub const SIBLINGS: u32 = 1;
+    /// Of the parent itself: frames of other namespaces that come from no attachment's address pass.
+    pub const STRANGERS: u32 = 1 << 1;
+    /// Of the parent itself: its queueing discipline was made by the agent, and goes with the programs.
+    pub const OWN_CLSACT: u32 = 1 << 2;
+}
+
+/// Where a program runs, as its filter tells it (`tc_classid`). Any other number is the attachment in whose macvlan's
+/// ingress it runs.
+pub mod place {
+    /// Egress of a parent.
+    pub const EGRESS: u16 = 0;
+    /// Ingress of a parent.
+    pub const INGRESS: u16 = u16::MAX;
+}
+
+const _: () = {
+    assert!(size_of::<ParentKey>() == 12);
+    assert!(size_of::<ParentEntry>() == 16);
+};

@@ -1,0 +1,176 @@
+//! The packet path of macvlan attachments.
+//!
+//! A macvlan has no end on the node. What its pod exchanges with others crosses the parent, which other pods' macvlans
+//! share: a frame's attachment follows from its Ethernet addresses there. What crosses where (`drivers/net/macvlan.c`):
+//!
+//! | frame | parent's ingress | parent's egress | macvlan's ingress |
+//! |---|---|---|---|
+//! | unicast from one pod to another of the same parent, both in mode bridge | yes | | yes |
+//! | any other frame that a pod sends | | yes | |
+//! | unicast from outside | yes | | yes |
+//! | multicast and broadcast from outside | yes, once | | one copy for each |
+//! | multicast and broadcast of a pod in mode bridge, to the others | | (the one for outside) | one copy for each |
+//!
+//! So unicast is judged on the parent, out of the pods' reach, and the copies of group frames on the macvlan that receives
+//! them, for both ends. A pod that takes the programs off its own macvlan loses its own protection from such copies.
+//!
+//! A frame is what it says to be only as far as the kernel knows its sender: where it can tell from which namespace's
+//! socket a frame came, only the pod's own may use the pod's address, and no other pod one that is nobody's. Frames
+//! without a socket (answers of the kernel itself, forwarded packets) count as the initial namespace's, and pass.
+
+use aya_ebpf::{
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
+    helpers::generated::bpf_get_netns_cookie,
+    macros::classifier,
+    programs::TcContext,
+};
+use core::ptr::null_mut;
+use netattach_common::{
+    DropReason, Hook, Mac, ParentKey,
+    parent::{flag, place},
+};
+
+use crate::{
+    classifier::{self, Scope},
+    count, frame, maps, record,
+};
+
+/// Whether the kernel has `bpf_get_netns_cookie` for classifiers: written by the agent before it loads the programs. The
+/// verifier leaves out what is never executed, so that a kernel without the helper takes them too.
+#[unsafe(no_mangle)]
+static NA_COOKIES: u8 = 0;
+
+/// Where a program runs.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Ingress of the parent, or its egress.
+    Parent { ingress: bool },
+    /// Ingress of the macvlan of this attachment.
+    Macvlan(u32),
+}
+
+impl Place {
+    #[inline(always)]
+    fn of(ctx: &TcContext) -> Self {
+        // SAFETY: the context pointer is valid while the program runs.
+        match unsafe { (*ctx.skb.skb).tc_classid } as u16 {
+            place::EGRESS => Self::Parent { ingress: false },
+            place::INGRESS => Self::Parent { ingress: true },
+            attachment => Self::Macvlan(attachment.into()),
+        }
+    }
+}
+
+/// Judges a frame as what its sender sends.
+#[classifier]
+pub(crate) fn na_par_from(ctx: TcContext) -> i32 {
+    let Ok((destination, source)) = frame::addresses(&ctx) else {
+        return TC_ACT_SHOT as i32;
+    };
+    match Place::of(&ctx) {
+        Place::Parent { ingress } => from(&ctx, source, ingress),
+        Place::Macvlan(attachment) if is_group(&destination) => copied(&ctx, attachment, source),
+        Place::Macvlan(_) => TC_ACT_UNSPEC,
+    }
+}
+
+/// Judges a frame as what its receiver receives.
+#[classifier]
+pub(crate) fn na_par_to(ctx: TcContext) -> i32 {
+    let Ok((destination, _)) = frame::addresses(&ctx) else {
+        return TC_ACT_SHOT as i32;
+    };
+    let attachment = match Place::of(&ctx) {
+        Place::Parent { .. } => {
+            let entry = maps::parent(&ParentKey::macvlan(frame::ifindex(&ctx), destination));
+            // SAFETY: a field of a map's value, which stays readable until the program ends.
+            entry.map_or(0, |entry| unsafe { (*entry).attachment })
+        }
+        Place::Macvlan(attachment) if is_group(&destination) => attachment,
+        Place::Macvlan(_) => 0,
+    };
+    if attachment == 0 { TC_ACT_UNSPEC } else { decide(&ctx, attachment, Hook::ToPod) }
+}
+
+#[inline(always)]
+fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
+    let parent = frame::ifindex(ctx);
+    let entry = maps::parent(&ParentKey::macvlan(parent, source));
+    let cookie = sender(ctx);
+    // SAFETY: a map's value, which stays readable until the program ends.
+    let known = entry.map(|entry| unsafe { &*entry });
+    match known {
+        Some(entry) if ingress && entry.flags & flag::SIBLINGS == 0 => TC_ACT_UNSPEC,
+        Some(entry) if cookie == 0 || cookie == entry.netns_cookie || is_nodes(parent, cookie, 0) => {
+            decide(ctx, entry.attachment, Hook::FromPod)
+        }
+        Some(_) => nobodys(ctx, DropReason::SourceNamespace),
+        None if cookie == 0 || is_nodes(parent, cookie, flag::STRANGERS) => TC_ACT_UNSPEC,
+        None => nobodys(ctx, DropReason::Stranger),
+    }
+}
+
+/// Judges a copy for the macvlan of `receiver` as what its sender sends. Counted is the one frame that leaves by the parent.
+#[inline(always)]
+fn copied(ctx: &TcContext, receiver: u32, source: Mac) -> i32 {
+    let Some(record) = maps::record(receiver) else {
+        return TC_ACT_SHOT as i32;
+    };
+    let entry = maps::parent(&ParentKey::macvlan(record.host_ifindex, source));
+    // SAFETY: a field of a map's value, which stays readable until the program ends.
+    let sender = entry.map_or(0, |entry| unsafe { (*entry).attachment });
+    match Scope::of(sender, Hook::FromPod) {
+        Some(scope) => match classifier::judge(ctx, &scope) {
+            Ok(_) => TC_ACT_UNSPEC,
+            Err(_) => TC_ACT_SHOT as i32,
+        },
+        // From outside, or of a macvlan that is nobody's.
+        None => TC_ACT_UNSPEC,
+    }
+}
+
+/// Cookie of the namespace of the socket that sent the frame; 0 where that is not known.
+#[inline(always)]
+fn sender(ctx: &TcContext) -> u64 {
+    // SAFETY: read as the agent wrote it; a constant to the verifier.
+    if unsafe { core::ptr::read_volatile(&raw const NA_COOKIES) } == 0 {
+        return 0;
+    }
+    // SAFETY: the context pointer is valid while the program runs; without one the helper tells the initial
+    // namespace's cookie, which is also what it tells of frames that no socket sent.
+    let (cookie, initial) =
+        unsafe { (bpf_get_netns_cookie(ctx.skb.skb.cast()), bpf_get_netns_cookie(null_mut())) };
+    if cookie == initial { 0 } else { cookie }
+}
+
+/// Whether a cookie is that of the node's own namespace, or the parent has one of these flags.
+#[inline(always)]
+fn is_nodes(parent: u32, cookie: u64, or: u32) -> bool {
+    match maps::parent(&ParentKey::itself(parent)) {
+        // SAFETY: as in `na_par_to`.
+        Some(entry) => unsafe { (*entry).netns_cookie == cookie || (*entry).flags & or != 0 },
+        None => true,
+    }
+}
+
+#[inline(always)]
+fn decide(ctx: &TcContext, attachment: u32, hook: Hook) -> i32 {
+    match classifier::verdict(ctx, attachment, hook) {
+        Ok(_) => TC_ACT_UNSPEC,
+        Err(()) => TC_ACT_SHOT as i32,
+    }
+}
+
+/// Drops a frame whose sender is no attachment's pod.
+#[inline(always)]
+fn nobodys(ctx: &TcContext, reason: DropReason) -> i32 {
+    count::packet(0, Hook::FromPod, ctx.len(), Err(reason));
+    record::dropped_unread(ctx, 0, Hook::FromPod, reason);
+    TC_ACT_SHOT as i32
+}
+
+/// Whether a frame goes to more than one receiver.
+#[inline(always)]
+fn is_group(mac: &Mac) -> bool {
+    mac.octets[0] & 1 != 0
+}

@@ -1,0 +1,162 @@
+//! Macvlans and the parents that carry them: the map in which programs on a parent find a frame's attachment.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aya::maps::{HashMap, MapData};
+use netattach_common::parent::flag;
+use netattach_common::{self as common, ParentEntry, ParentKey};
+
+use super::BpfError;
+use super::pin::{Pins, map_name};
+use super::policies::{absent, insert};
+
+/// Where an attachment's frames are seen on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Device {
+    /// On a device of its own, by its index.
+    Own(u32),
+    /// On the parent of its macvlan.
+    Parent(OnParent),
+}
+
+impl Device {
+    /// Index of the device in the node's namespace.
+    pub fn index(&self) -> u32 {
+        match self {
+            Self::Own(index) => *index,
+            Self::Parent(on) => on.parent,
+        }
+    }
+}
+
+/// What makes a frame on a parent one of an attachment, besides its Ethernet address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OnParent {
+    /// Index of the parent in the node's namespace.
+    pub parent: u32,
+    /// Whether the driver hands frames to siblings itself, by way of the parent's ingress (mode bridge).
+    pub siblings: bool,
+    /// Cookie of the pod's network namespace (`SO_NETNS_COOKIE`); 0 where the kernel gives none.
+    pub netns_cookie: u64,
+}
+
+/// A parent that runs the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parent {
+    /// Cookie of the node's own namespace, whose frames pass.
+    pub netns_cookie: u64,
+    /// Whether frames of other namespaces pass that come from no attachment's address.
+    pub strangers: bool,
+    /// Whether the agent made the device's `clsact`.
+    pub own_clsact: bool,
+}
+
+/// The handle of `na_par`, and what is in it.
+pub(super) struct Parents {
+    map: HashMap<MapData, ParentKey, ParentEntry>,
+    entries: BTreeMap<ParentKey, ParentEntry>,
+}
+
+impl Parents {
+    /// Opens the map and takes stock.
+    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
+        let map: HashMap<_, ParentKey, ParentEntry> = pins.open(map_name::PARENT)?;
+        let entries = map
+            .iter()
+            .collect::<Result<_, _>>()
+            .map_err(|source| BpfError::ReadMap { map: map_name::PARENT, source })?;
+        Ok(Self { map, entries })
+    }
+
+    /// Makes an address on a parent an attachment's, and any other address that was the attachment's nobody's.
+    pub(super) fn bind(&mut self, id: u32, mac: common::Mac, on: &OnParent) -> Result<(), BpfError> {
+        let key = ParentKey::macvlan(on.parent, mac);
+        self.write(key, entry_of(id, on))?;
+        self.unbind_all_but(id, Some(key))
+    }
+
+    /// Makes every address of an attachment nobody's.
+    pub(super) fn unbind(&mut self, id: u32) -> Result<(), BpfError> {
+        self.unbind_all_but(id, None)
+    }
+
+    /// Enters a parent itself.
+    pub(super) fn cover(&mut self, parent: u32, what: Parent) -> Result<(), BpfError> {
+        let flags = [(what.strangers, flag::STRANGERS), (what.own_clsact, flag::OWN_CLSACT)];
+        let flags = flags.into_iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit);
+        self.write(
+            ParentKey::itself(parent),
+            ParentEntry { attachment: 0, flags, netns_cookie: what.netns_cookie },
+        )
+    }
+
+    /// Takes a parent out.
+    pub(super) fn uncover(&mut self, parent: u32) -> Result<(), BpfError> {
+        self.erase(ParentKey::itself(parent))
+    }
+
+    /// The parents that are entered.
+    pub(super) fn covered(&self) -> BTreeMap<u32, Parent> {
+        let parents = self.entries.iter().filter(|(key, _)| **key == ParentKey::itself(key.ifindex));
+        parents
+            .map(|(key, entry)| {
+                let parent = Parent {
+                    netns_cookie: entry.netns_cookie,
+                    strangers: entry.flags & flag::STRANGERS != 0,
+                    own_clsact: entry.flags & flag::OWN_CLSACT != 0,
+                };
+                (key.ifindex, parent)
+            })
+            .collect()
+    }
+
+    /// The parents that carry attachments.
+    pub(super) fn in_use(&self) -> BTreeSet<u32> {
+        self.entries.iter().filter(|(_, entry)| entry.attachment != 0).map(|(key, _)| key.ifindex).collect()
+    }
+
+    /// The parent of an attachment.
+    pub(super) fn parent_of(&self, id: u32) -> Option<u32> {
+        self.entries.iter().find(|(_, entry)| entry.attachment == id).map(|(key, _)| key.ifindex)
+    }
+
+    /// The attachments that have an address on a parent.
+    pub(super) fn attachments(&self) -> impl Iterator<Item = u32> + '_ {
+        self.entries.values().map(|entry| entry.attachment).filter(|id| *id != 0)
+    }
+
+    /// Whether the kernel's map has the attachment as it was bound.
+    pub(super) fn has(&self, id: u32, mac: common::Mac, on: &OnParent) -> Result<bool, BpfError> {
+        let found = match self.map.get(&ParentKey::macvlan(on.parent, mac), 0) {
+            Ok(entry) => Some(entry),
+            Err(aya::maps::MapError::KeyNotFound) => None,
+            Err(source) => return Err(BpfError::ReadMap { map: map_name::PARENT, source }),
+        };
+        Ok(found == Some(entry_of(id, on)))
+    }
+
+    fn unbind_all_but(&mut self, id: u32, keep: Option<ParentKey>) -> Result<(), BpfError> {
+        let of_id = self.entries.iter().filter(|(key, entry)| entry.attachment == id && Some(**key) != keep);
+        let keys: Vec<ParentKey> = of_id.map(|(key, _)| *key).collect();
+        keys.into_iter().try_for_each(|key| self.erase(key))
+    }
+
+    fn write(&mut self, key: ParentKey, entry: ParentEntry) -> Result<(), BpfError> {
+        insert(&mut self.map, map_name::PARENT, key, entry)?;
+        self.entries.insert(key, entry);
+        Ok(())
+    }
+
+    fn erase(&mut self, key: ParentKey) -> Result<(), BpfError> {
+        let failed = |source| BpfError::WriteMap { map: map_name::PARENT, source };
+        self.map.remove(&key).or_else(absent).map_err(failed)?;
+        crate::crash_point!("map", map_name::PARENT);
+        self.entries.remove(&key);
+        Ok(())
+    }
+}
+
+fn entry_of(id: u32, on: &OnParent) -> ParentEntry {
+    let flags = if on.siblings { flag::SIBLINGS } else { 0 };
+    ParentEntry { attachment: id, flags, netns_cookie: on.netns_cookie }
+}

@@ -1,0 +1,202 @@
+//! Parents of macvlans: the programs are on a parent as long as it carries attachments.
+//!
+//! Order makes every moment safe, and every crash repairable: a parent is entered in the map before the first program is
+//! attached to it, and taken out after the last is gone. What is entered and carries nothing is swept at start.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use netattach_common::parent::place;
+
+use super::guarded::Guarded;
+use super::sync::EnforceError;
+use crate::bpf::{Dataplane, Device, Hook as Way, OnParent, Parent, Program};
+use crate::netlink::{Filter, Handle, Hook};
+use crate::netns::{Netns, NetnsId};
+
+/// Numbers of our filters. Others count from 1, and a filter of theirs is not to be replaced.
+const FROM: u32 = 0x6e61_0001;
+const TO: u32 = 0x6e61_0002;
+
+/// Where the programs of a parent run, and which.
+const ON_PARENT: [(Hook, u32, Way, u16); 3] = [
+    (Hook::Ingress, FROM, Way::FromPod, place::INGRESS),
+    (Hook::Ingress, TO, Way::ToPod, place::INGRESS),
+    (Hook::Egress, FROM, Way::FromPod, place::EGRESS),
+];
+
+/// A macvlan in its pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Macvlan {
+    /// Path of the pod's namespace.
+    pub(super) netns: PathBuf,
+    /// Which namespace that was.
+    pub(super) netns_id: NetnsId,
+    /// Index of the macvlan there.
+    pub(super) index: u32,
+}
+
+/// Keeps the parents' programs.
+#[derive(Debug, Default)]
+pub(super) struct Parents {
+    /// Whether frames of macvlans that are no attachment's pass.
+    strangers: bool,
+    /// Held while it is decided whether a parent is the first or the last of its kind, and while that is carried out.
+    turn: Mutex<()>,
+}
+
+impl Parents {
+    pub(super) fn new(strangers: bool) -> Self {
+        Self { strangers, turn: Mutex::default() }
+    }
+
+    /// Puts a macvlan under the programs of its parent, and those that judge copies of group frames on itself. Its
+    /// record is written and the macvlan is down.
+    pub(super) fn attach(
+        &self,
+        dataplane: &Dataplane,
+        id: u32,
+        on: &OnParent,
+        macvlan: &Macvlan,
+        host: &mut Handle,
+        pod: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        {
+            let _turn = self.turn();
+            dataplane.bind_macvlan(id, on)?;
+            if !dataplane.covered_parents().contains_key(&on.parent) {
+                self.cover(dataplane, on.parent, host)?;
+            }
+        }
+        ensure_copies_judged(dataplane, id, macvlan, pod)
+    }
+
+    /// Forgets an attachment; the programs leave a parent with its last.
+    pub(super) fn detach(&self, dataplane: &Dataplane, id: u32) -> Result<(), EnforceError> {
+        let Some(parent) = dataplane.parent_of(id) else {
+            return Ok(dataplane.remove_attachment(id)?);
+        };
+        let _turn = self.turn();
+        dataplane.remove_attachment(id)?;
+        if dataplane.parents_in_use().contains(&parent) {
+            return Ok(());
+        }
+        uncover(dataplane, parent, &mut Handle::open()?)
+    }
+
+    /// Takes over an attachment that was there at start. `changed`: what runs may be other programs.
+    pub(super) fn adopt(
+        &self,
+        dataplane: &Dataplane,
+        guarded: &Guarded,
+        on: &OnParent,
+        changed: bool,
+    ) -> Result<(), EnforceError> {
+        dataplane.bind_macvlan(guarded.id, on)?;
+        let Some(macvlan) = guarded.macvlan.as_ref().filter(|_| changed) else { return Ok(()) };
+        match Netns::open(&macvlan.netns) {
+            Ok(netns) if netns.id() == macvlan.netns_id => {
+                let mut pod = Handle::open_in(&netns)?;
+                match ensure_copies_judged(dataplane, guarded.id, macvlan, &mut pod) {
+                    // The pod has deleted it.
+                    Err(EnforceError::Netlink(error)) if error.not_found() => Ok(()),
+                    other => other,
+                }
+            }
+            // The pod is gone: its DEL is still to come.
+            _ => Ok(()),
+        }
+    }
+
+    /// After all attachments have been taken over: every parent runs this agent's programs. When those attachments are
+    /// `all`, a parent that carries none runs none.
+    pub(super) fn adopt_all(&self, dataplane: &Dataplane, all: bool, host: &mut Handle) -> Vec<EnforceError> {
+        let _turn = self.turn();
+        let in_use = dataplane.parents_in_use();
+        let covered = dataplane.covered_parents();
+        let stale = covered.keys().filter(|parent| all && !in_use.contains(parent));
+        let removed = stale.map(|parent| uncover(dataplane, *parent, &mut *host)).collect::<Vec<_>>();
+        let wanted = in_use.iter().chain(covered.keys().filter(|parent| !all && !in_use.contains(parent)));
+        let ensured = wanted.map(|parent| match self.cover(dataplane, *parent, &mut *host) {
+            // The device is gone, and the macvlans with it.
+            Err(EnforceError::Netlink(error)) if error.not_found() => Ok(()),
+            other => other,
+        });
+        let ensured = ensured.collect::<Vec<_>>();
+        removed.into_iter().chain(ensured).filter_map(Result::err).collect()
+    }
+
+    /// The first program that is missing on a parent, in words.
+    pub(super) fn missing(host: &mut Handle, parent: u32) -> Result<Option<String>, EnforceError> {
+        for hook in [Hook::Ingress, Hook::Egress] {
+            let found = host.find_filters(parent, hook)?;
+            for (_, _, way, _) in ON_PARENT.iter().filter(|(at, ..)| *at == hook) {
+                let name = Program::OnParent(*way).name();
+                if !found.iter().any(|filter| filter.name.as_deref() == Some(name)) {
+                    return Ok(Some(format!("program {name} is not attached to device {parent}")));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), EnforceError> {
+        let known = dataplane.covered_parents().get(&parent).copied();
+        let what = Parent {
+            netns_cookie: host.netns_cookie(),
+            strangers: self.strangers,
+            // Until it is known: one that is left over would be nobody's.
+            own_clsact: known.is_none_or(|known| known.own_clsact),
+        };
+        dataplane.cover_parent(parent, what)?;
+        let filters = ON_PARENT.map(|(hook, handle, way, class)| filter(dataplane, hook, handle, way, class));
+        let made = host.ensure_filters(parent, &filters)?;
+        let own_clsact = made || known.is_some_and(|known| known.own_clsact);
+        if own_clsact != what.own_clsact {
+            dataplane.cover_parent(parent, Parent { own_clsact, ..what })?;
+        }
+        Ok(())
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        // What a panic left half done, the next repeats.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn uncover(dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), EnforceError> {
+    let own_clsact = dataplane.covered_parents().get(&parent).is_some_and(|covered| covered.own_clsact);
+    host.ensure_filters_absent(parent, &ON_PARENT.map(|(hook, handle, ..)| (hook, handle)), own_clsact)?;
+    Ok(dataplane.uncover_parent(parent)?)
+}
+
+/// The driver copies multicast and broadcast frames to each macvlan past the parent's hooks: each is judged where it
+/// arrives.
+fn ensure_copies_judged(
+    dataplane: &Dataplane,
+    id: u32,
+    macvlan: &Macvlan,
+    pod: &mut Handle,
+) -> Result<(), EnforceError> {
+    // Numbers of attachments are below `place::INGRESS`: the settings bound them.
+    let class = u16::try_from(id).map_err(|_| EnforceError::NoClass(id))?;
+    let filters = [(FROM, Way::FromPod), (TO, Way::ToPod)]
+        .map(|(handle, way)| filter(dataplane, Hook::Ingress, handle, way, class));
+    pod.ensure_filters(macvlan.index, &filters)?;
+    Ok(())
+}
+
+fn filter(dataplane: &Dataplane, hook: Hook, handle: u32, way: Way, class: u16) -> Filter<'_> {
+    let name = Program::OnParent(way).name();
+    Filter { hook, handle, class, name, program: dataplane.parent_program(way) }
+}
+
+impl Guarded {
+    /// Its parent, if it is a macvlan.
+    pub(super) fn on_parent(&self) -> Option<&OnParent> {
+        match &self.device {
+            Device::Parent(on) => Some(on),
+            Device::Own(_) => None,
+        }
+    }
+}
