@@ -3,8 +3,10 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::bpf::{DropReason, Record};
-use crate::rpc::message::{AttachmentName, FlowRecord};
+use netattach_common::flow::state;
+
+use crate::bpf::{self, DropReason, Ended, Ending, Record};
+use crate::rpc::message::{AttachmentName, EndedFlow, FlowRecord, Traffic};
 
 /// The same moment on the kernel's monotonic clock and on the wall.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +36,7 @@ pub(super) fn describe(record: &Record, name: AttachmentName, clock: WallClock) 
     let parsed = record.parsed != 0;
     let address =
         |address: netattach_common::Ip6| parsed.then(|| IpAddr::V6(Ipv6Addr::from(address)).to_canonical());
-    let with_ports = matches!(record.protocol, 6 | 17 | 132);
+    let with_ports = has_ports(record.protocol);
     let port = |port: netattach_common::Port| (parsed && with_ports).then(|| port.number());
     let some = |number: u32| Some(number).filter(|number| *number != 0);
     FlowRecord {
@@ -52,7 +54,55 @@ pub(super) fn describe(record: &Record, name: AttachmentName, clock: WallClock) 
         length: record.length,
         policy: some(policy(record, reason)),
         rule: some(record.rule),
+        ended: None,
     }
+}
+
+/// A flow that has ended, entered at the attachment of this name and these addresses.
+pub(super) fn describe_ended(
+    ended: &Ended,
+    name: AttachmentName,
+    addresses: &[IpAddr],
+    clock: WallClock,
+) -> FlowRecord {
+    let Ended { at, entry, ending } = ended;
+    let traffic = |counted: bpf::Traffic| Traffic { packets: counted.packets, bytes: counted.bytes };
+    let with_ports = has_ports(entry.protocol);
+    let some_port = |port: u16| with_ports.then_some(port);
+    FlowRecord {
+        name,
+        time_ms: clock.wall_ms(u64::from(*at) * 1_000_000_000),
+        verdict: "ended".to_owned(),
+        reason: Some(why(*ending, entry.flow.state).to_owned()),
+        direction: if addresses.contains(&entry.opener.0) { "from-pod" } else { "to-pod" }.to_owned(),
+        protocol: Some(protocol(entry.protocol)),
+        source: Some(entry.opener.0),
+        source_port: some_port(entry.opener.1),
+        destination: Some(entry.responder.0),
+        destination_port: some_port(entry.responder.1),
+        vlan: Some(entry.vlan).filter(|vlan| *vlan != 0),
+        length: 0,
+        policy: None,
+        rule: None,
+        ended: Some(EndedFlow {
+            seconds: entry.flow.last_seen.wrapping_sub(entry.flow.opened),
+            forward: traffic(entry.flow.forward),
+            backward: traffic(entry.flow.backward),
+        }),
+    }
+}
+
+fn why(ending: Ending, state: u8) -> &'static str {
+    match ending {
+        Ending::Detached => "detached",
+        Ending::Expired if state & state::RST != 0 => "reset",
+        Ending::Expired if state & state::CLOSED == state::CLOSED => "closed",
+        Ending::Expired => "timeout",
+    }
+}
+
+fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, 6 | 17 | 132)
 }
 
 /// The policy that decided: that of the leg for a new flow, that which the reason speaks of for a drop.
@@ -129,6 +179,7 @@ mod tests {
             length: 74,
             policy: Some(12),
             rule: None,
+            ended: None,
         };
         assert_eq!(describe(&record, name.clone(), clock), told);
         let opened = Record { reason: 0, rule: 4, to_pod: 1, responder: 1, ..record };
@@ -153,5 +204,58 @@ mod tests {
             ..told
         };
         assert_eq!(describe(&unread, name, clock), expected);
+    }
+    #[test]
+    fn a_flow_that_has_ended_is_told_as_its_opener_saw_it() {
+        use netattach_common::Flow;
+        use state::{CLOSED, ESTABLISHED, REPLIED, RST};
+        let flow = Flow {
+            opened: 100,
+            last_seen: 130,
+            attachment: 7,
+            state: REPLIED | ESTABLISHED | CLOSED,
+            forward: bpf::Traffic { packets: 5, bytes: 500 },
+            backward: bpf::Traffic { packets: 4, bytes: 4000 },
+            ..Flow::default()
+        };
+        let (pod, server) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let entry = bpf::FlowEntry {
+            zone: 1,
+            opener: (pod, 4000),
+            responder: (server, 80),
+            protocol: 6,
+            vlan: 0,
+            flow,
+        };
+        let ended = Ended { at: 150, entry, ending: Ending::Expired };
+        let clock = WallClock { monotonic_ns: 151_000_000_000, wall_ms: 1_000_000 };
+        let name = AttachmentName { id: Some(7), pod: None, network: "a/b".into(), ifname: "net1".into() };
+        let told = FlowRecord {
+            name: name.clone(),
+            time_ms: 999_000,
+            verdict: "ended".into(),
+            reason: Some("closed".into()),
+            direction: "from-pod".into(),
+            protocol: Some("tcp".into()),
+            source: Some(pod),
+            source_port: Some(4000),
+            destination: Some(server),
+            destination_port: Some(80),
+            vlan: None,
+            length: 0,
+            policy: None,
+            rule: None,
+            ended: Some(EndedFlow {
+                seconds: 30,
+                forward: Traffic { packets: 5, bytes: 500 },
+                backward: Traffic { packets: 4, bytes: 4000 },
+            }),
+        };
+        assert_eq!(describe_ended(&ended, name.clone(), &[pod], clock), told);
+        let answered = FlowRecord { direction: "to-pod".into(), ..told };
+        assert_eq!(describe_ended(&ended, name, &[server], clock), answered);
+        assert_eq!(why(Ending::Expired, REPLIED | RST), "reset");
+        assert_eq!(why(Ending::Expired, REPLIED | ESTABLISHED), "timeout");
+        assert_eq!(why(Ending::Detached, CLOSED), "detached");
     }
 }

@@ -212,7 +212,10 @@ impl Handler for Served {
                 Ok(report) => Response::Policy(report),
                 Err(error) => Response::Refused(Chain(&error).to_string()),
             },
-            Request::Flows(call) => Response::Flows(agent.reporter.flows(&agent.engine, call)),
+            Request::Flows(call) => match agent.reporter.flows(&agent.engine, call) {
+                Ok(report) => Response::Flows(report),
+                Err(error) => Response::Refused(Chain(&error).to_string()),
+            },
             Request::Status => Response::Status(agent.reporter.status(&agent.engine)),
         }
     }

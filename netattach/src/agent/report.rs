@@ -1,6 +1,7 @@
 //! What the agent tells about itself, from memory and from the maps.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::flow::{self, WallClock};
@@ -9,7 +10,7 @@ use crate::attach::{Attached, Engine};
 use crate::bpf::{self, FastStats};
 use crate::fast::Standing;
 use crate::netlink::{Handle, LOOPBACK};
-use crate::observe::Observer;
+use crate::observe::{Event, Observer};
 use crate::plan::{self, AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::compile::Subject;
 use crate::policy::dump::Dump;
@@ -19,8 +20,8 @@ use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, FastPath,
-    FastPathCount, Feature, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyReport, Readiness,
-    RuleFlows, State, Status, Traffic,
+    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyReport,
+    Readiness, RuleFlows, State, Status, Traffic, Untold,
 };
 use crate::source::Source;
 
@@ -72,8 +73,12 @@ impl Reporter {
 
     pub(super) fn stats(&self, engine: &Engine) -> Result<Vec<AttachmentStats>, EnforceError> {
         let mut failed = None;
+        let census = self.enforcer.flows().census().unwrap_or_default();
+        let flows = |id: u32| census.by_attachment.get(&id).copied().unwrap_or_default();
         let mut rows = each(engine, |row| match self.stats_of(row.id()?) {
-            Ok((stats, fast)) => Some(stats_row(row.name(), &stats, &fast)),
+            Ok((stats, fast)) => {
+                Some(AttachmentStats { flows: flows(row.id()?), ..stats_row(row.name(), &stats, &fast) })
+            }
             Err(error) => {
                 failed = Some(error);
                 None
@@ -104,16 +109,37 @@ impl Reporter {
     }
 
     /// What the packet path told, with the attachments' names.
-    pub(super) fn flows(&self, engine: &Engine, call: FlowsCall) -> FlowsReport {
+    pub(super) fn flows(&self, engine: &Engine, call: FlowsCall) -> Result<FlowsReport, EnforceError> {
         let batch = self.observer.from(call.from, FLOWS_AT_ONCE);
-        let names: BTreeMap<u32, AttachmentName> =
-            each(engine, |row| Some((row.id()?, row.name()))).into_iter().collect();
+        let names: BTreeMap<u32, (AttachmentName, Vec<IpAddr>)> = each(engine, |row| {
+            let addresses = row.result().ips.iter().map(|ip| ip.address.addr()).collect();
+            Some((row.id()?, (row.name(), addresses)))
+        })
+        .into_iter()
+        .collect();
         let clock = WallClock::now();
-        let records = batch.records.iter().map(|record| {
-            let name = names.get(&record.attachment).cloned();
-            flow::describe(record, name.unwrap_or_else(|| nobody(record.attachment)), clock)
+        let records = batch.events.iter().map(|event| {
+            let attachment = match event {
+                Event::Packet(record) => record.attachment,
+                Event::Ended(ended) => ended.entry.flow.attachment,
+            };
+            let known = names.get(&attachment).cloned();
+            let (name, addresses) = known.unwrap_or_else(|| (nobody(attachment), Vec::new()));
+            match event {
+                Event::Packet(record) => flow::describe(record, name, clock),
+                Event::Ended(ended) => flow::describe_ended(ended, name, &addresses, clock),
+            }
         });
-        FlowsReport { records: records.collect(), next: batch.next, missed: batch.missed }
+        let records = records.collect();
+        let strangers = (nobody(0), Vec::new());
+        let mut untold = Vec::new();
+        for (id, (name, _)) in names.into_iter().chain([(0, strangers)]) {
+            let stats = self.enforcer.stats(id)?;
+            let (withheld, lost) = (stats.records_withheld, stats.records_lost);
+            untold.extend((withheld + lost > 0).then_some(Untold { name, withheld, lost }));
+        }
+        let (next, missed, untold_ends) = (batch.next, batch.missed, batch.untold);
+        Ok(FlowsReport { records, next, missed, untold, untold_ends })
     }
 
     pub(super) fn policy_dump(&self, wanted: Option<&str>) -> Vec<Dump> {
@@ -184,7 +210,21 @@ impl Reporter {
             attachments: each(engine, |_| Some(())).len() as u64,
             fast_path_mode: self.enforcer.fast_paths().mode().name().into(),
             fast_path: self.fast_path(engine),
+            flows: self.flow_table(),
         }
+    }
+
+    fn flow_table(&self) -> Vec<FlowTableUse> {
+        let flows = self.enforcer.flows();
+        let census = flows.census().unwrap_or_default();
+        let [v4, v6] = flows.capacity();
+        [("IPv4", census.v4, v4), ("IPv6", census.v6, v6)]
+            .map(|(family, entries, capacity)| FlowTableUse {
+                family: family.to_owned(),
+                entries,
+                capacity: capacity.into(),
+            })
+            .into()
     }
 }
 
@@ -290,6 +330,9 @@ fn stats_row(name: AttachmentName, stats: &bpf::Stats, fast: &FastStats) -> Atta
         left_to_stack: fast.declined().map(|(reason, packets)| (reason.name().to_owned(), packets)).collect(),
         records_withheld: stats.records_withheld,
         records_lost: stats.records_lost,
+        flows: 0,
+        new_flows: stats.new_flows,
+        flows_not_stored: stats.flows_not_stored,
     }
 }
 

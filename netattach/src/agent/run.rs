@@ -23,7 +23,7 @@ use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Key, Store};
 use crate::netlink::{self, LinkWatch};
 use crate::netns::NetnsError;
-use crate::observe::Observer;
+use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
@@ -38,6 +38,12 @@ const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How many records are taken in before others get their turn.
 const RECORDS_AT_ONCE: usize = 4096;
+
+/// How often the flow table is gone through.
+const COLLECT_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Between the rounds of one pass over the flow table.
+const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often policies that nothing refers to are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -163,7 +169,8 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), conf));
     let observer = Arc::new(Observer::default());
     let forwarding = tokio::spawn(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?));
-    let watching = tokio::spawn(observe(Arc::clone(&observer), enforcer.records()?));
+    let watching = tokio::spawn(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
+    let collecting = tokio::spawn(collect_flows(Arc::clone(&enforcer)));
     let reporter =
         Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), Arc::clone(&observer));
     let parallel_adds = settings.parallel_adds;
@@ -197,6 +204,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     policies.abort();
     forwarding.abort();
     watching.abort();
+    collecting.abort();
     looks.abort();
     Ok(())
 }
@@ -242,11 +250,35 @@ fn is_outdated(agent: &Agent, call: &CniCall, recorded: SystemTime) -> bool {
 }
 
 /// Takes in what the programs tell, several times a second: they wake nobody.
-async fn observe(observer: Arc<Observer>, mut records: bpf::Records) {
+async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: bpf::Records) {
     let mut tick = tokio::time::interval(OBSERVE_INTERVAL);
     loop {
         tick.tick().await;
-        observer.take_in(std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE));
+        let (ended, untold) = enforcer.flows().take_ended();
+        let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
+        observer.take_in(packets.chain(ended.into_iter().map(Event::Ended)), untold);
+    }
+}
+
+/// Takes ended flows out of the flow table, a bounded number of entries at a time.
+async fn collect_flows(enforcer: Arc<Enforcer>) {
+    let mut pass = tokio::time::interval(COLLECT_INTERVAL);
+    loop {
+        pass.tick().await;
+        loop {
+            let enforcer = Arc::clone(&enforcer);
+            let round = tokio::task::spawn_blocking(move || enforcer.collect_flows()).await;
+            match round {
+                Ok(Ok(false)) => tokio::time::sleep(COLLECT_PAUSE).await,
+                Ok(Ok(true)) => break,
+                Ok(Err(error)) => {
+                    tracing::error!(error = %Chain(&error), "flow table not gone through; it will be tried again");
+                    break;
+                }
+                // A panic, which the panic hook has reported.
+                Err(_) => break,
+            }
+        }
     }
 }
 

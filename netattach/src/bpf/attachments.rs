@@ -281,6 +281,18 @@ impl Attachments {
         &self.addresses
     }
 
+    /// An attachment's addresses in its network, the link-local one included. None when it has no record.
+    pub(super) fn hosts(&self, id: u32) -> Result<Vec<(u32, IpAddr)>, BpfError> {
+        self.check(id)?;
+        let record = self.record(id)?;
+        if !record.has(flag::PRESENT) {
+            return Ok(Vec::new());
+        }
+        let link_local = IpAddr::V6(record.link_local.into());
+        let addresses = self.addresses.get(&id).into_iter().flatten().copied();
+        Ok(addresses.chain([link_local]).map(|address| (record.zone, address)).collect())
+    }
+
     /// Device to attachment.
     pub(super) fn bound(&self) -> &BTreeMap<u32, u32> {
         &self.bound

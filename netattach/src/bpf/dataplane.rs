@@ -15,6 +15,7 @@ use rustix::thread::MembarrierCommand;
 
 use super::attachments::{Attachment, Attachments};
 use super::fast::FastPath;
+use super::flows::{FlowTable, Host};
 use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
@@ -299,6 +300,16 @@ impl Dataplane {
     /// The fast path between pods, with nobody on it. One owner at a time.
     pub fn fast_path(&self) -> Result<FastPath, BpfError> {
         FastPath::open(&self.pins, self.cpus)
+    }
+
+    /// The flow table.
+    pub fn flows(&self) -> Result<FlowTable, BpfError> {
+        FlowTable::open(&self.pins)
+    }
+
+    /// An attachment's addresses in its network, the link-local one included. None when it has no record.
+    pub fn hosts(&self, id: u32) -> Result<Vec<Host>, BpfError> {
+        self.attachments().hosts(id)
     }
 
     /// Every attachment that has a record, for recovery.

@@ -18,6 +18,7 @@ mod attachments;
 mod dataplane;
 mod error;
 mod fast;
+mod flows;
 mod load;
 mod object;
 mod parents;
@@ -32,6 +33,7 @@ pub use attachments::{Attachment, Checks};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
 pub use fast::{FastPath, Place};
+pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
 pub use netattach_common::{
     AttachmentRecord, Decline, DropReason, FastStats, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
 };

@@ -8,7 +8,7 @@ use aya::maps::MapType;
 use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported};
 
-use super::sys::{self, Command};
+use super::sys::{self, BatchAttributes, Command};
 
 /// Something that a kernel may lack.
 #[derive(Debug)]
@@ -146,29 +146,17 @@ fn has_batch() -> io::Result<bool> {
     }
     /// `BPF_MAP_TYPE_HASH`.
     const HASH: u32 = 1;
-    #[repr(C)]
-    #[derive(Default)]
-    struct Batch {
-        in_batch: u64,
-        out_batch: u64,
-        keys: u64,
-        values: u64,
-        count: u32,
-        map_fd: u32,
-        elem_flags: u64,
-        flags: u64,
-    }
     let create = Create { map_type: HASH, key_size: 4, value_size: 4, max_entries: 1, flags: 0 };
     // SAFETY: the beginning of the `map_create` member of `union bpf_attr`, which holds no pointers.
     let map = unsafe { sys::bpf_fd(Command::MapCreate, &create) }?;
     let (mut next, mut key, mut value) = (0_u32, 0_u32, 0_u32);
-    let batch = UnsafeCell::new(Batch {
+    let batch = UnsafeCell::new(BatchAttributes {
         out_batch: (&raw mut next) as u64,
         keys: (&raw mut key) as u64,
         values: (&raw mut value) as u64,
         count: 1,
         map_fd: sys::raw(std::os::fd::AsFd::as_fd(&map)),
-        ..Batch::default()
+        ..BatchAttributes::default()
     });
     // SAFETY: the `batch` member of `union bpf_attr`; the pointers are valid for one key and one value of four bytes, the
     // kernel writes into the member and not beyond, and the cell allows that.

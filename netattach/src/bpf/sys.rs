@@ -1,6 +1,7 @@
 //! The few `bpf(2)` and memory calls that aya does not offer: tcx links by device index, what a link is
 //! attached to, and the memory map of an array.
 
+use std::cell::UnsafeCell;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -116,6 +117,63 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
         ifindex: info.ifindex,
         attach_type: info.attach_type,
     })
+}
+
+/// What [`lookup_batch`] found.
+pub(super) struct Batch {
+    /// How many entries were written.
+    pub(super) count: usize,
+    /// Where to go on; `None` after the last entry.
+    pub(super) next: Option<u32>,
+}
+
+/// Copies entries of a hash map, whole buckets at a time, from where the batch before stopped (Linux 5.6). Entries that come
+/// and go meanwhile may be missed or not; no other is missed or given twice.
+///
+/// # Errors
+/// `ENOSPC` when a bucket has more entries than there is room for.
+pub(super) fn lookup_batch<K: aya::Pod, V: aya::Pod>(
+    map: BorrowedFd<'_>,
+    from: Option<u32>,
+    keys: &mut [K],
+    values: &mut [V],
+) -> io::Result<Batch> {
+    let mut next = 0_u32;
+    let cursor = from.unwrap_or_default();
+    let room = u32::try_from(keys.len().min(values.len())).unwrap_or(u32::MAX);
+    let attributes = UnsafeCell::new(BatchAttributes {
+        in_batch: if from.is_some() { (&raw const cursor) as u64 } else { 0 },
+        out_batch: (&raw mut next) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: room,
+        map_fd: raw(map),
+        ..BatchAttributes::default()
+    });
+    // SAFETY: the `batch` member of `union bpf_attr`. Keys and values have room for `count` entries of the map's sizes,
+    // which its opener has checked, and any bytes make valid ones; positions are 32 bits for hash maps. The kernel writes the
+    // number of entries back, which the cell allows.
+    let result = unsafe { bpf(Command::MapLookupBatch, &attributes) };
+    let count = attributes.into_inner().count as usize;
+    match result {
+        Ok(_) => Ok(Batch { count, next: Some(next) }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Batch { count, next: None }),
+        Err(error) => Err(error),
+    }
+}
+
+/// The `batch` member of `union bpf_attr`.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct BatchAttributes {
+    pub(super) in_batch: u64,
+    pub(super) out_batch: u64,
+    pub(super) keys: u64,
+    pub(super) values: u64,
+    pub(super) count: u32,
+    pub(super) map_fd: u32,
+    pub(super) elem_flags: u64,
+    pub(super) flags: u64,
 }
 
 /// An array of 64-bit words shared with the kernel: a `BPF_F_MMAPABLE` array map with 8-byte values.

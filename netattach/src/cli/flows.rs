@@ -1,14 +1,16 @@
 //! `netattachctl flows`
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use super::{CliError, Filter, PATIENCE, or_dash};
 use crate::rpc::client;
-use crate::rpc::message::{FlowRecord, FlowsCall, FlowsReport, Request, Response};
+use crate::rpc::message::{AttachmentName, EndedFlow, FlowRecord, FlowsCall, FlowsReport, Request, Response};
 
 /// How often the agent is asked for more.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -18,10 +20,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Flows {
     #[command(flatten)]
     filter: Filter,
-    /// Only packets that became this
+    /// Only packets and flows that became this
     #[arg(long, value_enum)]
     verdict: Option<Verdict>,
-    /// Only packets that were dropped for this reason, such as ingress-port
+    /// Only what was dropped or ended for this reason, such as ingress-port or timeout
     #[arg(long)]
     reason: Option<String>,
     /// Go on until interrupted
@@ -35,6 +37,36 @@ enum Verdict {
     Allowed,
     /// Drops
     Dropped,
+    /// Flows that are over
+    Ended,
+}
+
+impl Verdict {
+    /// As records have it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Dropped => "dropped",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// Counts of what was not told, as last heard.
+#[derive(Debug, Default)]
+struct Silence {
+    /// By the attachment's number: withheld, lost.
+    of: BTreeMap<Option<u32>, (u64, u64)>,
+    ends: u64,
+}
+
+/// What more was not told.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Missing {
+    #[serde(flatten)]
+    name: AttachmentName,
+    withheld: u64,
+    lost: u64,
 }
 
 impl Flows {
@@ -42,12 +74,26 @@ impl Flows {
     /// record.
     pub(super) fn run(&self, socket: &Path, json: bool, out: &mut impl Write) -> Result<(), CliError> {
         let mut from = None;
+        let mut silence = Silence::default();
         loop {
             let report = ask(socket, from)?;
             if report.missed > 0 {
                 let note = format!("{} records came too fast and are not shown", report.missed);
                 let note = if json { serde_json::json!({"missed": report.missed}).to_string() } else { note };
                 writeln!(out, "{note}")?;
+            }
+            let (missing, ends) = silence.hear(&report);
+            // What was not told before somebody followed is in the counters of `stats`.
+            if from.is_some() {
+                for missing in missing.iter().filter(|missing| self.filter.matches(&missing.name)) {
+                    let note = if json { serde_json::to_string(missing)? } else { missing_line(missing) };
+                    writeln!(out, "{note}")?;
+                }
+                if ends > 0 {
+                    let note = format!("{ends} ended flows were too many to be told");
+                    let note = if json { serde_json::json!({"untold_ends": ends}).to_string() } else { note };
+                    writeln!(out, "{note}")?;
+                }
             }
             for record in report.records.iter().filter(|record| self.shows(record)) {
                 let line = if json { serde_json::to_string(record)? } else { line(record) };
@@ -65,12 +111,7 @@ impl Flows {
     }
 
     fn shows(&self, record: &FlowRecord) -> bool {
-        let wanted = match self.verdict {
-            None => true,
-            Some(Verdict::Allowed) => record.reason.is_none(),
-            Some(Verdict::Dropped) => record.reason.is_some(),
-        };
-        wanted
+        self.verdict.is_none_or(|verdict| record.verdict == verdict.name())
             && self.filter.matches(&record.name)
             && self.reason.as_ref().is_none_or(|reason| record.reason.as_ref() == Some(reason))
     }
@@ -82,6 +123,37 @@ fn ask(socket: &Path, from: Option<u64>) -> Result<FlowsReport, CliError> {
         Response::Flows(report) => Ok(report),
         _ => Err(CliError::OtherAnswer { request: request.name() }),
     }
+}
+
+impl Silence {
+    /// What was not told beyond what was known, and ended flows likewise.
+    fn hear(&mut self, report: &FlowsReport) -> (Vec<Missing>, u64) {
+        let mut heard = Self { ends: report.untold_ends, ..Self::default() };
+        let mut missing = Vec::new();
+        for untold in &report.untold {
+            let id = untold.name.id;
+            let (withheld, lost) = self.of.get(&id).copied().unwrap_or_default();
+            heard.of.insert(id, (untold.withheld, untold.lost));
+            // An attachment that has the number of one that is gone counts anew.
+            let (withheld, lost) =
+                (untold.withheld.saturating_sub(withheld), untold.lost.saturating_sub(lost));
+            if withheld + lost > 0 {
+                missing.push(Missing { name: untold.name.clone(), withheld, lost });
+            }
+        }
+        let ends = heard.ends.saturating_sub(self.ends);
+        *self = heard;
+        (missing, ends)
+    }
+}
+
+fn missing_line(missing: &Missing) -> String {
+    let Missing { name, withheld, lost } = missing;
+    format!(
+        "{} {}: {withheld} records beyond its share and {lost} that came too fast are not shown",
+        or_dash(name.pod.as_ref()),
+        name.ifname
+    )
 }
 
 /// `12:00:00.123 shop/cart net1 from-pod dropped egress-port tcp 10.0.0.1:4000 > 10.0.0.2:80`
@@ -103,8 +175,15 @@ fn line(record: &FlowRecord) -> String {
         (None, Some(policy), Some(rule)) => format!("policy {policy} rule {rule}"),
         _ => "-".to_owned(),
     };
+    let more = record.ended.map_or_else(String::new, |ended| {
+        let EndedFlow { seconds, forward, backward } = ended;
+        format!(
+            ", {seconds} s, {} packets {} bytes, back {} packets {} bytes",
+            forward.packets, forward.bytes, backward.packets, backward.bytes
+        )
+    });
     format!(
-        "{time} {} {} {} {} {outcome} {} {} > {}",
+        "{time} {} {} {} {} {outcome} {} {} > {}{more}",
         or_dash(record.name.pod.as_ref()),
         record.name.ifname,
         record.direction,
@@ -119,6 +198,7 @@ fn line(record: &FlowRecord) -> String {
 mod tests {
     use super::super::tests::name;
     use super::*;
+    use crate::rpc::message::{Traffic, Untold};
 
     fn record() -> FlowRecord {
         FlowRecord {
@@ -136,6 +216,19 @@ mod tests {
             length: 74,
             policy: Some(12),
             rule: None,
+            ended: None,
+        }
+    }
+
+    fn over() -> FlowRecord {
+        let traffic = |packets, bytes| Traffic { packets, bytes };
+        let ended = EndedFlow { seconds: 30, forward: traffic(5, 500), backward: traffic(4, 4000) };
+        FlowRecord {
+            verdict: "ended".into(),
+            reason: Some("closed".into()),
+            policy: None,
+            ended: Some(ended),
+            ..record()
         }
     }
 
@@ -150,29 +243,60 @@ mod tests {
             line(&opened),
             "00:16:40.123 shop/cart net1 from-pod allowed policy 12 rule 3 tcp 10.0.0.1:4000 > 10.0.0.2:80"
         );
+        assert_eq!(
+            line(&over()),
+            "00:16:40.123 shop/cart net1 from-pod ended closed tcp 10.0.0.1:4000 > 10.0.0.2:80, 30 s, \
+             5 packets 500 bytes, back 4 packets 4000 bytes"
+        );
     }
 
     #[test]
     fn filters_leave_what_matches_all_of_them() {
-        let allowed = FlowRecord { reason: None, ..record() };
+        let allowed = FlowRecord { verdict: "allowed".into(), reason: None, ..record() };
         let none = Flows::default();
         let drops = Flows { verdict: Some(Verdict::Dropped), ..Flows::default() };
         let flows = Flows { verdict: Some(Verdict::Allowed), ..Flows::default() };
+        let ended = Flows { verdict: Some(Verdict::Ended), ..Flows::default() };
+        let closed = Flows { reason: Some("closed".into()), ..Flows::default() };
         let spoofed = Flows { reason: Some("source-mac".into()), ..Flows::default() };
         let pod = |pod: &str| Flows {
             filter: Filter { pod: Some(pod.parse().unwrap()), network: None },
             ..Flows::default()
         };
         let cases = [
-            (&none, true, true),
-            (&drops, true, false),
-            (&flows, false, true),
-            (&spoofed, false, false),
-            (&pod("shop/cart"), true, true),
-            (&pod("shop/db"), false, false),
+            (&none, [true, true, true]),
+            (&drops, [true, false, false]),
+            (&flows, [false, true, false]),
+            (&ended, [false, false, true]),
+            (&closed, [false, false, true]),
+            (&spoofed, [false, false, false]),
+            (&pod("shop/cart"), [true, true, true]),
+            (&pod("shop/db"), [false, false, false]),
         ];
-        for (flows, drop, open) in cases {
-            assert_eq!((flows.shows(&record()), flows.shows(&allowed)), (drop, open), "{flows:?}");
+        for (flows, expected) in cases {
+            assert_eq!(
+                [record(), allowed.clone(), over()].map(|record| flows.shows(&record)),
+                expected,
+                "{flows:?}"
+            );
         }
+    }
+
+    #[test]
+    fn what_was_not_told_is_said_once() {
+        let untold = |withheld, lost| Untold { name: record().name, withheld, lost };
+        let report =
+            |untold, untold_ends| FlowsReport { records: vec![], next: 0, missed: 0, untold, untold_ends };
+        let mut silence = Silence::default();
+        let missing = |withheld, lost| Missing { name: record().name, withheld, lost };
+        assert_eq!(silence.hear(&report(vec![untold(5, 1)], 2)), (vec![missing(5, 1)], 2));
+        assert_eq!(silence.hear(&report(vec![untold(5, 1)], 2)), (vec![], 0));
+        assert_eq!(silence.hear(&report(vec![untold(9, 1)], 3)), (vec![missing(4, 0)], 1));
+        assert_eq!(silence.hear(&report(vec![], 3)), (vec![], 0));
+        assert_eq!(silence.hear(&report(vec![untold(2, 0)], 0)), (vec![missing(2, 0)], 0), "counted anew");
+        assert_eq!(
+            missing_line(&missing(2, 3)),
+            "shop/cart net1: 2 records beyond its share and 3 that came too fast are not shown"
+        );
     }
 }

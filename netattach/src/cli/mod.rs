@@ -327,6 +327,9 @@ mod tests {
             left_to_stack: [].into(),
             records_withheld: 0,
             records_lost: 0,
+            flows: 0,
+            new_flows: 0,
+            flows_not_stored: 0,
         };
         Response::Stats(vec![
             row(name(1, "shop/cart-0", "shop/blue", "net1")),
@@ -380,7 +383,9 @@ mod tests {
       "packets": 0,
       "bytes": 0
     },
-    "left_to_stack": {}
+    "left_to_stack": {},
+    "flows": 0,
+    "new_flows": 0
   }
 ]
 "#

@@ -19,6 +19,7 @@ pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
         ("IN-BYTES", Align::Right),
         ("OUT-PACKETS", Align::Right),
         ("OUT-BYTES", Align::Right),
+        ("FLOWS", Align::Right),
         ("DROPPED", Align::Right),
         ("REASONS", Align::Left),
         ("FAST-IN", Align::Right),
@@ -28,7 +29,7 @@ pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
     table::render(columns, &cells)
 }
 
-fn row(stats: &AttachmentStats) -> [String; 11] {
+fn row(stats: &AttachmentStats) -> [String; 12] {
     let [pod, network, ifname] = name_cells(&stats.name);
     let dropped = stats.dropped.values().fold(0u64, |sum, count| sum.saturating_add(*count));
     [
@@ -39,6 +40,7 @@ fn row(stats: &AttachmentStats) -> [String; 11] {
         stats.received.bytes.to_string(),
         stats.sent.packets.to_string(),
         stats.sent.bytes.to_string(),
+        stats.flows.to_string(),
         dropped.to_string(),
         reasons(&stats.dropped),
         stats.fast.packets.to_string(),
@@ -71,6 +73,9 @@ mod tests {
                 left_to_stack: [("control".to_owned(), 3), ("elsewhere".to_owned(), 4)].into(),
                 records_withheld: 0,
                 records_lost: 0,
+                flows: 12,
+                new_flows: 0,
+                flows_not_stored: 0,
             },
             AttachmentStats {
                 name: name(2, "shop/cart-1", "shop/storage", "net1"),
@@ -81,14 +86,17 @@ mod tests {
                 left_to_stack: [].into(),
                 records_withheld: 0,
                 records_lost: 0,
+                flows: 0,
+                new_flows: 0,
+                flows_not_stored: 0,
             },
         ];
         assert_eq!(
             render(&rows, "nothing"),
             "\
-POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  DROPPED  REASONS                          FAST-IN  LEFT-TO-STACK
-shop/cart-0  default       eth0                7       700       123456  123456789       42  spoofed-mac 40, policy-egress 2        5  elsewhere 4, control 3
-shop/cart-1  shop/storage  net1                0         0            0          0        0                                         0
+POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  FLOWS  DROPPED  REASONS                          FAST-IN  LEFT-TO-STACK
+shop/cart-0  default       eth0                7       700       123456  123456789     12       42  spoofed-mac 40, policy-egress 2        5  elsewhere 4, control 3
+shop/cart-1  shop/storage  net1                0         0            0          0      0        0                                         0
 "
         );
     }

@@ -30,6 +30,17 @@ pub(super) fn render(status: &Status) -> String {
         .iter()
         .map(|row| [row.standing.state.clone(), row.attachments.to_string(), row.standing.detail.clone()])
         .collect();
+    let flows: Vec<_> = status
+        .flows
+        .iter()
+        .map(|f| {
+            // The kernel forgets flows before the map is full to the last entry.
+            let state =
+                if f.entries * 10 >= f.capacity * 9 { "full: flows are forgotten early" } else { "ok" };
+            [f.family.clone(), f.entries.to_string(), f.capacity.to_string(), state.to_owned()]
+        })
+        .collect();
+    let flows_header = [("FLOWS", Left), ("ENTRIES", Right), ("CAPACITY", Right), ("STATE", Left)];
     let sections = [
         (!conditions.is_empty())
             .then(|| table::render([("CONDITION", Left), ("MET", Left), ("DETAIL", Left)], &conditions)),
@@ -38,6 +49,7 @@ pub(super) fn render(status: &Status) -> String {
             format!("fastPath: {}\n{}", status.fast_path_mode, table::render(columns, &fast_path))
         }),
         (!status.source.is_empty()).then(|| problems(&status.source)),
+        (!flows.is_empty()).then(|| table::render(flows_header, &flows)),
         (!features.is_empty())
             .then(|| table::render([("FEATURE", Left), ("PRESENT", Left), ("DETAIL", Left)], &features)),
     ];
@@ -66,7 +78,7 @@ fn mebibytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::message::{Condition, FastPath, FastPathCount, Feature, Kernel, Readiness};
+    use crate::rpc::message::{Condition, FastPath, FastPathCount, Feature, FlowTableUse, Kernel, Readiness};
 
     fn status(journal: bool) -> Status {
         let readiness = |condition: &str, met, detail: &str| Readiness {
@@ -101,6 +113,9 @@ mod tests {
                 standing: FastPath { state: "routed".to_owned(), detail: "by the stack".to_owned() },
                 attachments: 3,
             }],
+            flows: [("IPv4", 100), ("IPv6", 900)]
+                .map(|(family, entries)| FlowTableUse { family: family.to_owned(), entries, capacity: 1000 })
+                .into(),
         }
     }
 
@@ -122,6 +137,10 @@ routed               3  by the stack
 
 OBJECT                      PROBLEM
 /etc/netattach/pods/a.yaml  no kind
+
+FLOWS  ENTRIES  CAPACITY  STATE
+IPv4       100      1000  ok
+IPv6       900      1000  full: flows are forgotten early
 
 FEATURE  PRESENT  DETAIL
 tcx      no       clsact is used instead; since 6.6

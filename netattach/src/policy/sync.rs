@@ -20,7 +20,7 @@ use super::parents::Parents;
 use super::passage::Passage;
 use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
-use crate::bpf::{self, BpfError, Dataplane, Device, PolicyIds, Program, Records};
+use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, PolicyIds, Program, Records};
 use crate::fast::FastPaths;
 use crate::link::spec::Pace;
 use crate::netlink::{self, Handle, Hook};
@@ -79,6 +79,7 @@ pub struct InForce {
 /// The dataplane, the policies in it, and the attachments under them.
 pub struct Enforcer {
     dataplane: Dataplane,
+    flows: FlowTable,
     source: Arc<dyn Source>,
     options: Options,
     passage: Passage,
@@ -123,8 +124,10 @@ impl Enforcer {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
         let fast = Arc::new(FastPaths::new(passage.fast_path, dataplane.fast_path()?));
+        let flows = dataplane.flows()?;
         Ok(Self {
             dataplane,
+            flows,
             fast,
             _hooks_on: hooks_on.ok(),
             source,
@@ -197,12 +200,14 @@ impl Enforcer {
         Ok(host.ensure_programs(index, &programs(&self.dataplane))?)
     }
 
-    /// Forgets an attachment whose links are gone. Idempotent.
+    /// Forgets an attachment whose links are gone, and its flows: the next that has its addresses must not find them.
+    /// Idempotent: the flows go first, while the record says whose they are.
     ///
     /// # Errors
     /// A map could not be written.
     pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
+        self.flows.purge(self.dataplane.hosts(id)?)?;
         self.parents.detach(&self.dataplane, id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
@@ -281,6 +286,8 @@ impl Enforcer {
         let macvlans = self.dataplane.macvlans_dump();
         let entered = recorded.keys().chain(bound.values()).chain(&macvlans).copied();
         let strays: BTreeSet<u32> = entered.filter(|id| !known.contains(id)).collect();
+        let hosts = strays.iter().map(|id| self.dataplane.hosts(*id)).collect::<Result<Vec<_>, _>>()?;
+        self.flows.purge(hosts.into_iter().flatten())?;
         for id in strays {
             tracing::info!(id, "removing an attachment from the maps that is in no record");
             self.dataplane.remove_attachment(id)?;
@@ -367,6 +374,28 @@ impl Enforcer {
     /// The map could not be opened.
     pub fn records(&self) -> Result<Records, EnforceError> {
         Ok(self.dataplane.records()?)
+    }
+
+    /// The flow table.
+    pub fn flows(&self) -> &FlowTable {
+        &self.flows
+    }
+
+    /// Goes on with the pass over the flow table, where there can be flows. `true` when it is at its end.
+    ///
+    /// # Errors
+    /// The table could not be read or written.
+    pub fn collect_flows(&self) -> Result<bool, EnforceError> {
+        if !self.flows.may_hold_flows() {
+            return Ok(true);
+        }
+        let whole = self.flows.collect()?;
+        let state = self.lock();
+        let isolated = state.programmed.endpoints.values().any(|assigned| *assigned != Assignment::default());
+        if whole && !isolated && !state.strangers {
+            self.flows.nothing_isolated();
+        }
+        Ok(whole)
     }
 
     /// How many flows each rule in force has allowed.
@@ -506,6 +535,10 @@ impl Enforcer {
 
     fn assign(&self, state: &mut State, endpoint: u32, assignment: Assignment) -> Result<(), EnforceError> {
         let ids = PolicyIds { ingress: assignment.ingress, egress: assignment.egress };
+        let before = state.programmed.endpoints.get(&endpoint).copied().unwrap_or_default();
+        if before != Assignment::default() || assignment != Assignment::default() {
+            self.flows.expect_flows();
+        }
         self.dataplane.set_policy(endpoint, ids)?;
         state.programmed.endpoints.insert(endpoint, assignment);
         Ok(())

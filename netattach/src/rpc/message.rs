@@ -270,6 +270,15 @@ pub struct AttachmentStats {
     /// Records that were lost because the agent did not read fast enough.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub records_lost: u64,
+    /// Flows in the flow table that were entered at the attachment, as of the last pass over it.
+    #[serde(default)]
+    pub flows: u64,
+    /// Flows that were ever entered at the attachment.
+    #[serde(default)]
+    pub new_flows: u64,
+    /// Flows that were allowed and not entered, because the flow table had no room.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub flows_not_stored: u64,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
@@ -284,7 +293,7 @@ pub struct FlowsCall {
     pub from: Option<u64>,
 }
 
-/// New flows and drops.
+/// New flows, drops and flows that have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowsReport {
     /// Oldest first.
@@ -293,9 +302,27 @@ pub struct FlowsReport {
     pub next: u64,
     /// How many records before these the agent no longer has.
     pub missed: u64,
+    /// What was not told since attachment or agent began, where that is anything.
+    #[serde(default)]
+    pub untold: Vec<Untold>,
+    /// Ended flows that were too many to be told since the agent started.
+    #[serde(default)]
+    pub untold_ends: u64,
 }
 
-/// A packet that opened a flow, or one that was dropped.
+/// Records of one attachment that nobody was told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Untold {
+    /// At whose attachment.
+    #[serde(flatten)]
+    pub name: AttachmentName,
+    /// Beyond its share of records.
+    pub withheld: u64,
+    /// The agent did not read fast enough.
+    pub lost: u64,
+}
+
+/// A packet that opened a flow, one that was dropped, or a flow that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRecord {
     /// At whose attachment; one that is gone has its number only.
@@ -303,15 +330,15 @@ pub struct FlowRecord {
     pub name: AttachmentName,
     /// When, in milliseconds since 1970.
     pub time_ms: u64,
-    /// `allowed` or `dropped`.
+    /// `allowed`, `dropped` or `ended`.
     pub verdict: String,
-    /// Why it was dropped.
+    /// Why it was dropped. Of an ended flow: `closed`, `reset`, `timeout`, or `detached` with one of its ends.
     pub reason: Option<String>,
     /// `from-pod` or `to-pod`.
     pub direction: String,
     /// `tcp` and so on; the number of others; none for a packet that was not read that far.
     pub protocol: Option<String>,
-    /// Where it comes from.
+    /// Where it comes from; the opener of an ended flow.
     pub source: Option<IpAddr>,
     /// For protocols with ports.
     pub source_port: Option<u16>,
@@ -321,12 +348,26 @@ pub struct FlowRecord {
     pub destination_port: Option<u16>,
     /// Id of the outer tag.
     pub vlan: Option<u16>,
-    /// Length of the frame in bytes.
+    /// Length of the frame in bytes; 0 for an ended flow.
     pub length: u32,
     /// Number of the policy that decided.
     pub policy: Option<u32>,
     /// Number of the rule that allowed, in that policy.
     pub rule: Option<u32>,
+    /// What an ended flow was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<EndedFlow>,
+}
+
+/// A flow that has ended, as counted at the attachment where it was entered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedFlow {
+    /// From its first packet to its last, in seconds.
+    pub seconds: u32,
+    /// What its opener sent.
+    pub forward: Traffic,
+    /// What came back.
+    pub backward: Traffic,
 }
 
 /// How often a rule has allowed a flow.
@@ -409,6 +450,9 @@ pub struct Status {
     /// How many attachments stand how with it.
     #[serde(default)]
     pub fast_path: Vec<FastPathCount>,
+    /// How full the flow table is, for each address family.
+    #[serde(default)]
+    pub flows: Vec<FlowTableUse>,
 }
 
 /// Attachments that stand alike with the fast path.
@@ -419,6 +463,17 @@ pub struct FastPathCount {
     pub standing: FastPath,
     /// How many.
     pub attachments: u64,
+}
+
+/// How full one map of the flow table is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowTableUse {
+    /// `IPv4` or `IPv6`.
+    pub family: String,
+    /// Flows in it, as of the last pass over it.
+    pub entries: u64,
+    /// As many as it can hold; then the ones that were not used for longest are forgotten.
+    pub capacity: u64,
 }
 
 /// One condition of readiness.

@@ -1,4 +1,6 @@
-//! What the flow table remembers.
+//! What the flow table remembers, and what the agent takes out of it.
+
+use netattach::bpf::{Census, Ended, Ending, FlowTable};
 
 use super::*;
 
@@ -142,4 +144,97 @@ fn an_expired_flow_is_no_flow() {
     assert_eq!(rig.run(FromPod, &query), Ok(()));
     assert_eq!(rig.run(ToPod, &answer), Ok(()));
     assert_eq!(rig.dataplane.stats(POD).unwrap().new_flows, 2);
+}
+
+/// Goes through the whole table.
+fn collect(table: &FlowTable) {
+    while !table.collect().unwrap() {}
+}
+
+/// Opener's port, responder's port and packets both ways of each flow that was taken out, by opener's port.
+fn ended(table: &FlowTable) -> Vec<(u16, u16, [u64; 2], Ending)> {
+    let (flows, untold) = table.take_ended();
+    assert_eq!(untold, 0);
+    let row = |Ended { entry, ending, .. }: &Ended| {
+        let packets = [entry.flow.forward.packets, entry.flow.backward.packets];
+        (entry.opener.1, entry.responder.1, packets, *ending)
+    };
+    let mut rows: Vec<_> = flows.iter().map(row).collect();
+    rows.sort_by_key(|row| row.0);
+    rows
+}
+
+#[test]
+fn what_has_ended_is_taken_out_and_told_and_the_rest_is_counted() {
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    let table = rig.dataplane.flows().unwrap();
+    for frame in [from_pod().udp(1000, 53), from_pod().udp(1000, 53), from_pod().udp(1001, 53)] {
+        assert_eq!(rig.run(FromPod, &frame.frame()), Ok(()));
+    }
+    assert_eq!(rig.run(ToPod, &to_pod().udp(53, 1000).frame()), Ok(()));
+    // What was not answered ends after 30 seconds, what was after 120.
+    rig.age(40);
+    assert_eq!(rig.run(ToPod, &to_pod6().tcp(2000, 80, SYN).frame()), Ok(()));
+    collect(&table);
+    assert_eq!(ended(&table), [(1001, 53, [1, 0], Ending::Expired)]);
+    assert_eq!(table.census(), Some(Census { v4: 1, v6: 1, by_attachment: [(POD, 2)].into() }));
+    rig.age(100);
+    collect(&table);
+    assert_eq!(ended(&table), [(1000, 53, [2, 1], Ending::Expired)]);
+    assert_eq!(table.census(), Some(Census { v4: 0, v6: 1, by_attachment: [(POD, 1)].into() }));
+    assert_eq!(rig.flows().keys().count(), 0);
+}
+
+#[test]
+fn the_flows_of_a_host_that_is_gone_go_at_once() {
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    let table = rig.dataplane.flows().unwrap();
+    for frame in [from_pod().tcp(4000, 80, SYN), from_pod().udp(1, 2)] {
+        assert_eq!(rig.run(FromPod, &frame.frame()), Ok(()));
+    }
+    assert_eq!(rig.run(ToPod, &to_pod6().tcp(2000, 80, SYN).frame()), Ok(()));
+    let address = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+    table.purge([(2, address(POD_V4)), (1, address("10.0.0.9"))]).unwrap();
+    assert_eq!(ended(&table), [], "another network's and another host's");
+    let hosts = rig.dataplane.hosts(POD).unwrap();
+    assert_eq!(hosts.len(), 3, "{hosts:?}");
+    assert!(hosts.contains(&(1, address(POD_V4))) && hosts.contains(&(1, address(POD_V6))), "{hosts:?}");
+    table.purge(hosts).unwrap();
+    let expected = [
+        (1, 2, [1, 0], Ending::Detached),
+        (2000, 80, [1, 0], Ending::Detached),
+        (4000, 80, [1, 0], Ending::Detached),
+    ];
+    assert_eq!(ended(&table), expected);
+    collect(&table);
+    assert_eq!(table.census(), Some(Census::default()));
+    rig.dataplane.remove_attachment(POD).unwrap();
+    assert_eq!(rig.dataplane.hosts(POD).unwrap(), []);
+}
+
+#[test]
+fn flows_that_share_batches_and_rounds_are_each_seen_once() {
+    // Room for all, and for the lists that each processor keeps of its own.
+    let rig = Rig::sized(|config| Config { max_flows_v4: 65_536, ..config });
+    rig.enforce(None, Some(&allow_all()));
+    let table = rig.dataplane.flows().unwrap();
+    let mut flows = rig.flows();
+    assert_eq!(rig.run(FromPod, &from_pod().udp(1, 2).frame()), Ok(()));
+    let (key, flow) = flows.iter().next().unwrap().unwrap();
+    let aged = Flow { last_seen: flow.last_seen.wrapping_sub(100), ..flow };
+    let count = 20_000_u32;
+    for number in 1..count {
+        let tags = [0, (number >> 8) as u8, number as u8];
+        let flow = if number % 4 == 0 { aged } else { flow };
+        flows.insert(FlowKey { tags, ..key }, flow, 0).unwrap();
+    }
+    assert!(!table.collect().unwrap(), "more than one round looks at");
+    collect(&table);
+    let old = u64::from(count - 1) / 4;
+    let live = u64::from(count) - old;
+    assert_eq!(table.census(), Some(Census { v4: live, v6: 0, by_attachment: [(POD, live)].into() }));
+    assert_eq!(flows.keys().count() as u64, live);
+    // No more of one attachment in one round than its share; a round is 16,384 entries.
+    let (told, untold) = table.take_ended();
+    assert_eq!((told.len(), told.len() as u64 + untold), (1024, old));
 }

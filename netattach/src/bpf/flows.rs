@@ -1,0 +1,414 @@
+//! The flow table as the agent sees it. The programs enter flows and leave those that have ended where they are, until their room
+//! is needed; here they are counted, taken out, and taken out at once when the attachment goes that they belong to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use aya::Pod;
+use aya::maps::{HashMap, MapData, MapError};
+use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port};
+
+use super::BpfError;
+use super::pin::{Pins, map_name};
+use super::policies::absent;
+use super::sys::{self, Batch};
+
+/// Entries that are looked at before others get their turn.
+const ROUND: usize = 16_384;
+/// Entries of one system call.
+const BATCH: usize = 1024;
+/// Ended flows that wait for whoever tells of them.
+const KEPT: usize = 8192;
+/// Of one attachment and one round.
+const SHARE: usize = 512;
+
+/// An address in the network (zone) that it is used in.
+pub type Host = (u32, IpAddr);
+
+/// A flow, as its opener sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowEntry {
+    /// Number of the network.
+    pub zone: u32,
+    /// Address and port (0 for protocols without) of the opener.
+    pub opener: (IpAddr, u16),
+    /// The same of the other end.
+    pub responder: (IpAddr, u16),
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Id of the outer VLAN tag, 0 without one.
+    pub vlan: u16,
+    /// What the programs know of it.
+    pub flow: Flow,
+}
+
+/// Why a flow was taken out of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Its time without a packet was over.
+    Expired,
+    /// One of its ends is no longer attached.
+    Detached,
+}
+
+/// A flow that was taken out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// When it was found, seconds of the kernel's monotonic clock.
+    pub at: u32,
+    /// As it was then.
+    pub entry: FlowEntry,
+    /// Why.
+    pub ending: Ending,
+}
+
+/// What the last whole pass over the table has found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Census {
+    /// IPv4 entries that had not ended.
+    pub v4: u64,
+    /// IPv6 entries.
+    pub v6: u64,
+    /// Both, by the attachment at whose hooks they were entered.
+    pub by_attachment: BTreeMap<u32, u64>,
+}
+
+/// Both maps of the flow table.
+pub struct FlowTable {
+    passes: Mutex<Passes>,
+    /// Hosts that are gone, whose flows no pass has begun to look for yet.
+    gone: Mutex<BTreeSet<Host>>,
+    ended: Mutex<Waiting>,
+    census: Mutex<Option<Census>>,
+    capacity: [u32; 2],
+    /// How often something has become isolated: only then flows are entered. See [`Self::may_hold_flows`].
+    expected: AtomicU64,
+    /// What `expected` was when the last whole pass began.
+    last_pass: AtomicU64,
+    /// What `expected` was when the table was last seen to be empty and to stay so.
+    seen_empty: AtomicU64,
+}
+
+#[derive(Default)]
+struct Waiting {
+    flows: Vec<Ended>,
+    untold: u64,
+}
+
+struct Passes {
+    v4: Table<Ip4>,
+    v6: Table<Ip6>,
+    position: Position,
+    counting: Census,
+    /// What [`FlowTable::expected`] was when this pass began.
+    begun: u64,
+}
+
+/// Where the pass over both maps is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Position {
+    /// The map of IPv4 is done.
+    in_v6: bool,
+    /// Where to go on in the map; `None`: at its beginning.
+    next: Option<u32>,
+}
+
+impl FlowTable {
+    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
+        let passes = Passes {
+            v4: Table::open(pins, map_name::FLOW4)?,
+            v6: Table::open(pins, map_name::FLOW6)?,
+            position: Position::default(),
+            counting: Census::default(),
+            begun: 0,
+        };
+        Ok(Self {
+            capacity: [passes.v4.capacity, passes.v6.capacity],
+            passes: Mutex::new(passes),
+            gone: Mutex::default(),
+            ended: Mutex::default(),
+            census: Mutex::default(),
+            // An earlier agent may have left some.
+            expected: AtomicU64::new(1),
+            last_pass: AtomicU64::new(0),
+            seen_empty: AtomicU64::new(0),
+        })
+    }
+
+    /// Goes on with the pass over the table: takes out what has ended, and counts the rest. One round looks at a bounded number
+    /// of entries. `true` when the pass is at its end.
+    ///
+    /// An entry is looked at again right before it is taken out. A packet that enters a new flow of the same key in the
+    /// microsecond between has its flow forgotten, as it can always be when the table is full.
+    pub fn collect(&self) -> Result<bool, BpfError> {
+        let mut passes = lock(&self.passes);
+        let Passes { v4, v6, position, counting, begun } = &mut *passes;
+        if *position == Position::default() {
+            *counting = Census::default();
+            *begun = self.expected.load(Ordering::SeqCst);
+        }
+        let now = now();
+        let mut told = BTreeMap::new();
+        let mut left = ROUND;
+        while left > 0 {
+            let mut each = |entry: &FlowEntry| -> Option<Ending> {
+                let ended = entry.flow.is_expired(entry.protocol, now);
+                if !ended {
+                    *if entry.opener.0.is_ipv4() { &mut counting.v4 } else { &mut counting.v6 } += 1;
+                    *counting.by_attachment.entry(entry.flow.attachment).or_default() += 1;
+                }
+                ended.then_some(Ending::Expired)
+            };
+            let mut end = |ended: Ended| self.tell(&mut told, ended);
+            let batch = if position.in_v6 {
+                v6.look(position.next, now, &mut each, &mut end)?
+            } else {
+                v4.look(position.next, now, &mut each, &mut end)?
+            };
+            // A batch without entries has still gone through buckets.
+            left = left.saturating_sub(batch.count.max(1));
+            position.next = batch.next;
+            if batch.next.is_none() {
+                if position.in_v6 {
+                    *position = Position::default();
+                    *lock(&self.census) = Some(std::mem::take(counting));
+                    self.last_pass.store(*begun, Ordering::SeqCst);
+                    return Ok(true);
+                }
+                position.in_v6 = true;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes out every flow of hosts that are gone, so that whoever gets such an address next does not find them. Returns when it
+    /// is done. Several that come together share a pass.
+    pub fn purge(&self, hosts: impl IntoIterator<Item = Host>) -> Result<(), BpfError> {
+        let mine: BTreeSet<Host> = hosts.into_iter().collect();
+        if mine.is_empty() || !self.may_hold_flows() {
+            return Ok(());
+        }
+        lock(&self.gone).extend(&mine);
+        let mut passes = lock(&self.passes);
+        let gone = {
+            let mut gone = lock(&self.gone);
+            if mine.is_disjoint(&gone) {
+                // Whoever had the lock before has looked for these as well.
+                return Ok(());
+            }
+            std::mem::take(&mut *gone)
+        };
+        let (now, mut told) = (now(), BTreeMap::new());
+        let mut each = |entry: &FlowEntry| {
+            let ours =
+                [entry.opener.0, entry.responder.0].iter().any(|end| gone.contains(&(entry.zone, *end)));
+            ours.then_some(Ending::Detached)
+        };
+        let mut end = |ended: Ended| self.tell(&mut told, ended);
+        let done = passes
+            .v4
+            .look_at_all(now, &mut each, &mut end)
+            .and_then(|()| passes.v6.look_at_all(now, &mut each, &mut end));
+        if done.is_err() {
+            lock(&self.gone).extend(gone);
+        }
+        crate::crash_point!("map", "purged flows");
+        done
+    }
+
+    /// The flows that were taken out since the last call, and how many others were beyond what is kept.
+    pub fn take_ended(&self) -> (Vec<Ended>, u64) {
+        let waiting = std::mem::take(&mut *lock(&self.ended));
+        (waiting.flows, waiting.untold)
+    }
+
+    /// What the last whole pass has found; `None` before the first.
+    pub fn census(&self) -> Option<Census> {
+        lock(&self.census).clone()
+    }
+
+    /// Capacity of the two maps, IPv4 and IPv6.
+    pub fn capacity(&self) -> [u32; 2] {
+        self.capacity
+    }
+
+    /// Something is to be isolated, or not to be any longer.
+    pub fn expect_flows(&self) {
+        self.expected.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Nothing is isolated. If the last pass has found nothing and nothing was isolated since it began, there is nothing to be
+    /// found until something becomes isolated.
+    pub fn nothing_isolated(&self) {
+        let empty = lock(&self.census).as_ref().is_some_and(|census| census.v4 + census.v6 == 0);
+        if empty {
+            self.seen_empty.fetch_max(self.last_pass.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+    }
+
+    /// Whether there can be flows at all. On a node without policies there are none, and looking for them at each DEL would be
+    /// for nothing.
+    pub fn may_hold_flows(&self) -> bool {
+        self.expected.load(Ordering::SeqCst) > self.seen_empty.load(Ordering::SeqCst)
+    }
+
+    fn tell(&self, told: &mut BTreeMap<u32, usize>, ended: Ended) {
+        let mut waiting = lock(&self.ended);
+        let of_one = told.entry(ended.entry.flow.attachment).or_default();
+        if *of_one < SHARE && waiting.flows.len() < KEPT {
+            *of_one += 1;
+            waiting.flows.push(ended);
+        } else {
+            waiting.untold += 1;
+        }
+    }
+}
+
+impl fmt::Debug for FlowTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlowTable").finish_non_exhaustive()
+    }
+}
+
+/// One map.
+struct Table<A> {
+    name: &'static str,
+    fd: OwnedFd,
+    map: HashMap<MapData, FlowKey<A>, Flow>,
+    keys: Vec<FlowKey<A>>,
+    values: Vec<Flow>,
+    capacity: u32,
+}
+
+impl<A> Table<A>
+where
+    A: Address,
+    FlowKey<A>: Pod,
+{
+    fn open(pins: &Pins, name: &'static str) -> Result<Self, BpfError> {
+        let path = pins.map(name);
+        let failed = |source: MapError| BpfError::OpenMap { path: path.clone(), source };
+        let fd = sys::open_pin(&path).map_err(|error| failed(error.into()))?;
+        let capacity = aya::maps::MapInfo::from_pin(&path).map_err(failed)?.max_entries();
+        let map = pins.open(name)?;
+        Ok(Self { name, fd, map, keys: Vec::new(), values: Vec::new(), capacity })
+    }
+
+    /// Looks at the entries of one batch and takes out those that `each` gives an ending.
+    fn look(
+        &mut self,
+        from: Option<u32>,
+        now: u32,
+        each: &mut dyn FnMut(&FlowEntry) -> Option<Ending>,
+        end: &mut dyn FnMut(Ended),
+    ) -> Result<Batch, BpfError> {
+        let batch = self.read(from)?;
+        for index in 0..batch.count {
+            let (key, flow) = (self.keys[index], self.values[index]);
+            let entry = entry(&key, flow);
+            let Some(ending) = each(&entry) else { continue };
+            if let Some(flow) = self.take_out(&key, |flow| match ending {
+                Ending::Expired => flow.is_expired(key.protocol, now),
+                Ending::Detached => true,
+            })? {
+                end(Ended { at: now, entry: FlowEntry { flow, ..entry }, ending });
+            }
+        }
+        Ok(batch)
+    }
+
+    fn look_at_all(
+        &mut self,
+        now: u32,
+        each: &mut dyn FnMut(&FlowEntry) -> Option<Ending>,
+        end: &mut dyn FnMut(Ended),
+    ) -> Result<(), BpfError> {
+        let mut next = None;
+        loop {
+            next = self.look(next, now, each, end)?.next;
+            if next.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fills `keys` and `values`.
+    fn read(&mut self, from: Option<u32>) -> Result<Batch, BpfError> {
+        loop {
+            self.keys.resize(self.keys.len().max(BATCH), none());
+            self.values.resize(self.keys.len(), Flow::default());
+            match sys::lookup_batch(self.fd.as_fd(), from, &mut self.keys, &mut self.values) {
+                // More than that share a bucket.
+                Err(error)
+                    if error.raw_os_error() == Some(libc::ENOSPC)
+                        && self.keys.len() < self.capacity as usize =>
+                {
+                    self.keys.resize(self.keys.len() * 2, none());
+                }
+                read => {
+                    return read.map_err(|error| BpfError::ReadMap { map: self.name, source: error.into() });
+                }
+            }
+        }
+    }
+
+    /// Takes an entry out if it is there and still meant; gives what it was.
+    fn take_out(
+        &mut self,
+        key: &FlowKey<A>,
+        meant: impl Fn(&Flow) -> bool,
+    ) -> Result<Option<Flow>, BpfError> {
+        let flow = match self.map.get(key, 0) {
+            Ok(flow) if meant(&flow) => flow,
+            Ok(_) | Err(MapError::KeyNotFound) => return Ok(None),
+            Err(source) => return Err(BpfError::ReadMap { map: self.name, source }),
+        };
+        match self.map.remove(key) {
+            Ok(()) => Ok(Some(flow)),
+            Err(error) => match absent(error) {
+                Ok(()) => Ok(None),
+                Err(source) => Err(BpfError::WriteMap { map: self.name, source }),
+            },
+        }
+    }
+}
+
+/// Seconds of the clock that the programs write down.
+fn now() -> u32 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // As the programs do: differences are taken with wrap-around.
+    now.tv_sec as u32
+}
+
+fn none<A: Address>() -> FlowKey<A> {
+    FlowKey {
+        zone: 0,
+        low: A::UNSPECIFIED,
+        high: A::UNSPECIFIED,
+        low_port: Port::NONE,
+        high_port: Port::NONE,
+        protocol: 0,
+        tags: [0; 3],
+    }
+}
+
+fn ip<A: Address>(address: A) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from(address.widen())).to_canonical()
+}
+
+fn entry<A: Address>(key: &FlowKey<A>, flow: Flow) -> FlowEntry {
+    let low = (ip(key.low), key.low_port.number());
+    let high = (ip(key.high), key.high_port.number());
+    let (opener, responder) = if flow.opened_by_low != 0 { (low, high) } else { (high, low) };
+    let vlan = u16::from(key.tags[0]) << 4 | u16::from(key.tags[1]) >> 4;
+    FlowEntry { zone: key.zone, opener, responder, protocol: key.protocol, vlan, flow }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic leaves is a pass that ended early.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,183 @@
+//! What is told of flows, from the packet to `netattachctl flows`, and what becomes of them when a pod goes.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::executable;
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connect, connects, datagram, eventually};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+/// `netattachctl flows --follow` while it runs, and the lines that it has written.
+struct Follower {
+    child: Child,
+    lines: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Follower {
+    fn start(node: &Node, filters: &[&str]) -> Self {
+        let mut child = Command::new(executable("netattachctl").unwrap())
+            .arg("--socket")
+            .arg(node.socket())
+            .args(["-o", "json", "flows", "--follow"])
+            .args(filters)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (stdout, written) = (child.stdout.take().unwrap(), Arc::clone(&lines));
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                written.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// Waits for lines, then gives all that were written.
+    fn lines(&self, enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        let come = eventually(PATIENCE, || {
+            std::thread::sleep(SILENCE / 10);
+            enough(&self.lines.lock().unwrap())
+        });
+        let lines = self.lines.lock().unwrap().clone();
+        assert!(come, "{lines:#?}");
+        lines
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // One that has ended by itself has said why.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server that accepts TCP to port 80 from whoever is on `storage`, and a client.
+fn scene() -> (Node, [Pod; 2]) {
+    let mut node = Node::new(&[]).unwrap();
+    let storage = json!({"cniVersion": "1.0.0", "type": "veth", "capabilities": {"ips": true},
+                         "ipam": node.host_local(&["10.51.0.0/24"])});
+    node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
+    for (name, address) in [("server", "10.51.0.2/24"), ("client", "10.51.0.3/24")] {
+        let asked = json!([{"name": "storage", "ips": [address]}]);
+        node.write(name, &pod(name, &json!({"app": name}), &asked)).unwrap();
+    }
+    let web = json!({"podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
+                     "ingress": [{"ports": [{"protocol": "TCP", "port": 80}]}]});
+    node.write("web", &policy("web", "storage", &web)).unwrap();
+    node.start().unwrap();
+    let pods = ["server", "client"].map(|name| {
+        let pod = Pod::new(name).unwrap();
+        node.add(&pod).success();
+        pod
+    });
+    (node, pods)
+}
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 51, 0, 2], port))
+}
+
+/// The fields of a line that do not differ from run to run.
+fn told(line: &Value) -> Value {
+    let pod =
+        format!("{}/{}", line["pod"]["namespace"].as_str().unwrap(), line["pod"]["name"].as_str().unwrap());
+    json!([
+        pod,
+        line["network"],
+        line["direction"],
+        line["verdict"],
+        line["reason"],
+        line["protocol"],
+        line["destination_port"]
+    ])
+}
+
+#[test]
+fn records_arrive_while_somebody_follows_and_filters_hold() {
+    let (node, [server, client]) = scene();
+    let everything = Follower::start(&node, &[]);
+    let of_pod = Follower::start(&node, &["--pod", "shop/server"]);
+    let of_another = Follower::start(&node, &["--pod", "shop/client"]);
+    let of_another_network = Follower::start(&node, &["--network", "kube-system/default"]);
+    let drops = Follower::start(&node, &["--verdict", "dropped", "--network", "shop/storage"]);
+    let opened = Follower::start(&node, &["--verdict", "allowed"]);
+    let by_port = Follower::start(&node, &["--reason", "ingress-port"]);
+    let by_peer = Follower::start(&node, &["--reason", "ingress-peer"]);
+    let echo = Echo::serve(&server.namespace, at(80)).unwrap();
+    drop(connect(&client.namespace, at(80), PATIENCE).unwrap());
+    assert!(!connects(&client.namespace, at(81), SILENCE));
+    let here = ["shop/server", "shop/storage", "to-pod"];
+    let line = |rest: &[Value]| {
+        Value::Array(here.iter().map(|word| json!(word)).chain(rest.iter().cloned()).collect())
+    };
+    let flow = line(&[json!("allowed"), Value::Null, json!("tcp"), json!(80)]);
+    let refused = line(&[json!("dropped"), json!("ingress-port"), json!("tcp"), json!(81)]);
+    let both = |lines: &[Value]| {
+        let told: Vec<_> = lines.iter().map(told).collect();
+        told.contains(&flow) && told.contains(&refused)
+    };
+    everything.lines(both);
+    of_pod.lines(both);
+    for (follower, expected) in [(&drops, &refused), (&by_port, &refused), (&opened, &flow)] {
+        let lines = follower.lines(|lines| !lines.is_empty());
+        // A connection attempt that is not answered is repeated.
+        assert!(lines.iter().all(|line| told(line) == *expected), "{lines:#?}");
+    }
+    for nobody in [&of_another, &of_another_network, &by_peer] {
+        assert_eq!(*nobody.lines.lock().unwrap(), Vec::<Value>::new());
+    }
+
+    // A flood of drops: the attachment's share is told, and how many are not.
+    let socket = client.namespace.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    for _ in 0..1000 {
+        socket.send_to(b"x", at(9)).unwrap();
+    }
+    let dropped = |lines: &[Value]| lines.iter().filter(|line| line["destination_port"] == 9).count() as u64;
+    let withheld = |lines: &[Value]| lines.iter().filter_map(|line| line["withheld"].as_u64()).sum::<u64>();
+    let lines = of_pod.lines(|lines| dropped(lines) + withheld(lines) >= 1000);
+    assert_eq!(dropped(&lines) + withheld(&lines), 1000, "each is told or counted");
+    assert!(dropped(&lines) >= 100 && withheld(&lines) >= 500, "{} told", dropped(&lines));
+    assert_eq!(withheld(&of_another.lines.lock().unwrap()), 0, "another pod's are not its affair");
+    drop(echo);
+    for pod in [&server, &client] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn the_flows_of_a_pod_end_with_it_and_what_they_were_is_told() {
+    let (node, [server, client]) = scene();
+    let follower = Follower::start(&node, &["--verdict", "ended"]);
+    let echo = Echo::serve(&server.namespace, at(80)).unwrap();
+    let connection = connect(&client.namespace, at(80), PATIENCE).unwrap();
+    let local = connection.local_addr().unwrap();
+    assert!(!datagram(&client.namespace, at(80), SILENCE).unwrap());
+    node.del(&client).success();
+    let lines = follower.lines(|lines| !lines.is_empty());
+    let ended = &lines[0];
+    assert_eq!(told(ended), json!(["shop/server", "shop/storage", "to-pod", "ended", "detached", "tcp", 80]));
+    assert_eq!((&ended["source"], &ended["source_port"]), (&json!("10.51.0.3"), &json!(local.port())));
+    // Handshake, four bytes and what acknowledges them.
+    let packets = |way: &str| ended["ended"][way]["packets"].as_u64().unwrap();
+    assert!((3..=6).contains(&packets("forward")) && (2..=6).contains(&packets("backward")), "{ended:#}");
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    let stats = node.ctl(&["stats", "--pod", "shop/server", "--network", "shop/storage"]).unwrap();
+    assert_eq!(stats[0]["new_flows"], 1, "{stats:#}");
+    let capacities = node.ctl(&["status"]).unwrap()["flows"].clone();
+    assert_eq!(
+        (&capacities[0]["family"], &capacities[0]["capacity"], &capacities[1]["capacity"]),
+        (&json!("IPv4"), &json!(262_144), &json!(131_072))
+    );
+    drop((echo, connection));
+    node.del(&server).success();
+    Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
+}
