@@ -30,8 +30,23 @@ pub struct Query<A> {
     pub peer: A,
     /// IP protocol number.
     pub protocol: u8,
-    /// Port of the side that did not open the flow. `None` for traffic without ports.
-    pub port: Option<Port>,
+    /// Port of the side that did not open the flow; [`Port::NONE`] for traffic without ports.
+    pub port: Port,
+    /// Whether the traffic has ports. Beside the port, not around it: compiled for the kernel, the port is read in any
+    /// case, and before Linux 6.3 the verifier lets nothing be read that was never written.
+    pub has_port: bool,
+}
+
+impl<A> Query<A> {
+    /// A question about traffic with a port, or without ports.
+    #[inline(always)]
+    pub fn new(peer: A, protocol: u8, port: Option<Port>) -> Self {
+        let (port, has_port) = match port {
+            Some(port) => (port, true),
+            None => (Port::NONE, false),
+        };
+        Self { peer, protocol, port, has_port }
+    }
 }
 
 /// The answer of a policy.
@@ -61,11 +76,9 @@ pub fn decide<A, T: Tables<A>>(tables: &T, policy: u32, query: &Query<A>) -> Ver
     if class == NOTHING {
         return Verdict::UnknownPeer;
     }
-    let (port, bits) = match query.port {
-        Some(port) => (port, PortKey::PORT_BITS),
-        None => (Port::NONE, PortKey::PROTOCOL_BITS),
-    };
-    match tables.rule(&PortKey { policy, class, protocol: query.protocol, pad: 0, port }, bits) {
+    let bits = if query.has_port { PortKey::PORT_BITS } else { PortKey::PROTOCOL_BITS };
+    let key = PortKey { policy, class, protocol: query.protocol, pad: 0, port: query.port };
+    match tables.rule(&key, bits) {
         Some(rule) => Verdict::Allow { rule },
         None => Verdict::UnknownPort,
     }
@@ -127,7 +140,7 @@ mod tests {
     }
 
     fn query(peer: [u8; 4], protocol: u8, port: impl Into<Option<u16>>) -> Query<[u8; 4]> {
-        Query { peer, protocol, port: port.into().map(Port::new) }
+        Query::new(peer, protocol, port.into().map(Port::new))
     }
 
     /// Policy 7: 10.0.0.0/8 (class 4) any; 10.1.0.0/16 (class 2) TCP 80 and 8080-8083; host 10.1.0.9

@@ -213,7 +213,7 @@ fn judge<A: Family>(scope: &Scope<'_>, tuple: &Tuple<A>, leg: Leg) -> Result<u32
         Leg::Responder => own_port,
     };
     let port = has_ports(protocol).then_some(responder_port);
-    policy::allows(scope.policies.of(leg), leg, &Query { peer, protocol, port })
+    policy::allows(scope.policies.of(leg), leg, &Query::new(peer, protocol, port))
 }
 
 #[inline(always)]
@@ -223,7 +223,7 @@ fn without_ports<A: Family>(scope: &Scope<'_>, packet: &Packet<A>) -> Result<(),
         Hook::ToPod => packet.tuple.source,
     };
     let leg = Leg::of(scope.hook, true);
-    let query = Query { peer, protocol: packet.tuple.protocol, port: None };
+    let query = Query::new(peer, packet.tuple.protocol, None);
     policy::allows(scope.policies.of(leg), leg, &query).map(drop)
 }
 

@@ -14,7 +14,7 @@ use super::traffic::wider;
 /// open the flow, `None` for traffic without ports.
 pub fn judge(policy: &CompiledPolicy, peer: IpAddr, protocol: u8, port: Option<u16>) -> Verdict {
     // The tables are of one policy: its number among others says nothing here.
-    decide(policy, 0, &Query { peer, protocol, port: port.map(Port::new) })
+    decide(policy, 0, &Query::new(peer, protocol, port.map(Port::new)))
 }
 
 /// The rule that allows the traffic; `None`: denied.
