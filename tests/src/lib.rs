@@ -2,6 +2,7 @@
 //! running agent, and a machine with container runtimes.
 
 pub mod calls;
+pub mod foreign;
 pub mod machine;
 pub mod manifest;
 mod namespace;

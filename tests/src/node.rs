@@ -27,6 +27,10 @@ pub const MAX_ATTACHMENTS: u32 = 64;
 /// A link with carrier on nodes that asked for one ([`Node::add_wire`]): parent of macvlans.
 pub const WIRE: &str = "wire0";
 
+/// How agents attach programs where a test does not say (`attach` of their configuration): the same tests run in both
+/// modes.
+const ATTACH_VARIABLE: &str = "NETATTACH_ATTACH";
+
 const BPFFS: &str = "/sys/fs/bpf";
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 const BPFFS_MAGIC: u64 = 0xcafe_4a11;
@@ -256,6 +260,9 @@ impl Node {
         let delegation = settings.entry("delegation").or_insert_with(|| json!({}));
         if let Value::Object(delegation) = delegation {
             delegation.entry("cacheDir").or_insert(json!(self.path("cni-cache")));
+        }
+        if let Ok(mode) = std::env::var(ATTACH_VARIABLE) {
+            settings.entry("attach").or_insert(json!(mode));
         }
         settings.entry("deviceInfoDir").or_insert(json!(self.path("devinfo")));
         let config = self.path("netattachd.yaml");

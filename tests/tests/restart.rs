@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 
 use aya::maps::MapInfo;
 use aya::programs::ProgramInfo;
+use netattach::bpf::sys;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, executable};
 use netattach_tests::snapshot::Snapshot;
@@ -35,9 +37,12 @@ fn ids(snapshot: &Snapshot) -> BTreeMap<String, u32> {
         .pins
         .iter()
         .map(|path| {
-            let id = match path.contains("/prog/") {
-                true => ProgramInfo::from_pin(path).unwrap().id(),
-                false => MapInfo::from_pin(path).unwrap().id(),
+            let id = if path.contains("/prog/") {
+                ProgramInfo::from_pin(path).unwrap().id()
+            } else if path.contains("/link/") {
+                sys::link_info(sys::open_pin(path.as_ref()).unwrap().as_fd()).unwrap().id
+            } else {
+                MapInfo::from_pin(path).unwrap().id()
             };
             (path.clone(), id)
         })

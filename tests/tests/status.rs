@@ -5,10 +5,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use netattach_tests::foreign::tc;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{Call, Outcome, ip};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// What STATUS may take at most.
@@ -94,13 +96,20 @@ fn a_dataplane_that_has_lost_something_is_a_matter_of_the_pods_that_are_there() 
     status(&node).success();
     let attachments = node.ctl(&["attachments"]).unwrap();
     let device = attachments[0]["host_interface"].as_str().unwrap();
-    let tc = |words: &[&str]| {
-        let done = node.namespace.run(|| std::process::Command::new("tc").args(words).status());
-        assert!(done.unwrap().success(), "tc {words:?}");
-    };
-    tc(&["qdisc", "del", "dev", device, "clsact"]);
-    await_status(&node, 51, "dataplane: shop/a eth0: program na_from_pod is not attached");
-    assert!(node.check(&a).failure().1.contains("program na_from_pod is not attached"));
+    // Another qdisc in the place of clsact keeps the agent from putting its programs back. It is stopped meanwhile: it
+    // would be faster.
+    let agent = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
+    kill_process(agent, Signal::STOP).unwrap();
+    tc(&node.namespace, &format!("qdisc del dev {device} clsact")).unwrap();
+    tc(&node.namespace, &format!("qdisc add dev {device} ingress")).unwrap();
+    kill_process(agent, Signal::CONT).unwrap();
+    await_status(&node, 51, "dataplane: shop/a eth0: program na_");
+    assert!(node.check(&a).failure().1.contains("is not attached to device"));
+    let shown = node.ctl(&["status"]).unwrap_err().to_string();
+    assert!(shown.contains("the agent is not ready: dataplane"), "{shown}");
+    tc(&node.namespace, &format!("qdisc del dev {device} ingress")).unwrap();
+    await_status(&node, 0, "");
+    node.check(&a).success();
     node.del(&a).success();
     await_status(&node, 0, "");
 

@@ -53,6 +53,7 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
     setup::run(if ci { Scope::Gate } else { Scope::Testing })?;
     dist::build()?;
     let mut total = workspace()?;
+    total += by_tcx()?;
     if ci {
         screen::heading("fuzz");
         total += fuzz::run_all(FUZZ_SECONDS)?;
@@ -64,15 +65,31 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Everything.
 fn workspace() -> anyhow::Result<Count> {
     screen::heading("test");
     screen::step("compile", |progress| {
         child::run(child::cargo().args(["test", "--workspace", "--no-run"]), progress)?;
         Ok(screen::Done::Was(String::new()))
     })?;
+    tests(&["--workspace"], &variables())
+}
+
+/// What attaches programs, once more with agents that attach them by tcx where a test does not say.
+fn by_tcx() -> anyhow::Result<Count> {
+    screen::heading("test with programs attached by tcx");
+    let selection = ["policy_live", "restart", "gc"].into_iter().flat_map(|name| ["--test", name]);
+    let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(selection).collect();
+    let tcx = ("NETATTACH_ATTACH", PathBuf::from("tcx"));
+    tests(&selection, &variables().into_iter().chain([tcx]).collect::<Vec<_>>())
+}
+
+/// Runs a selection of the tests.
+fn tests(selection: &[&str], variables: &[(&str, PathBuf)]) -> anyhow::Result<Count> {
     let mut cargo = child::cargo();
-    cargo.args(["test", "--workspace", "--no-fail-fast", "--color", "never"]).envs(variables());
-    run_as_root(&mut cargo)?;
+    cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
+    cargo.envs(variables.iter().cloned());
+    run_as_root(&mut cargo, variables)?;
     let mut tally = Tally::default();
     let (output, success, status) = child::watch(&mut cargo, |line| {
         if line.starts_with(SKIPPED) {
@@ -106,7 +123,7 @@ fn variables() -> [(&'static str, PathBuf); 3] {
 }
 
 /// Lets test executables run as root when this process does not.
-fn run_as_root(cargo: &mut Command) -> anyhow::Result<()> {
+fn run_as_root(cargo: &mut Command, variables: &[(&str, PathBuf)]) -> anyhow::Result<()> {
     if child::is_root() {
         return Ok(());
     }
@@ -122,7 +139,7 @@ fn run_as_root(cargo: &mut Command) -> anyhow::Result<()> {
     screen::line("  the tests need root for network namespaces and BPF: their executables run through sudo");
     let kept = ["CARGO_MANIFEST_DIR", "RUST_BACKTRACE", "PATH", "CI"];
     let kept = kept.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
-    let told = variables().map(|(name, path)| format!("{name}={}", path.display()));
+    let told = variables.iter().map(|(name, path)| format!("{name}={}", path.display()));
     let runner: Vec<String> =
         ["sudo", "-n", "--", "env"].map(str::to_owned).into_iter().chain(kept).chain(told).collect();
     let runner = serde_json::to_string(&runner).context("spell the test runner")?;
@@ -133,7 +150,7 @@ fn run_as_root(cargo: &mut Command) -> anyhow::Result<()> {
 
 /// One test executable that has ended.
 #[derive(Debug, PartialEq, Eq)]
-struct Finished {
+pub(crate) struct Finished {
     name: String,
     count: Count,
     took: Duration,
@@ -141,7 +158,8 @@ struct Finished {
 }
 
 impl Finished {
-    fn print(&self) {
+    /// Prints its line.
+    pub(crate) fn print(&self) {
         if self.died {
             screen::finished("FAIL", self.took, &self.name, "ended without a result");
         } else if self.count != Count::default() {
@@ -153,7 +171,7 @@ impl Finished {
 
 /// Reads the output of `cargo test` line by line.
 #[derive(Default)]
-struct Tally {
+pub(crate) struct Tally {
     total: Count,
     running: Option<(String, Instant)>,
     /// Tests of the running executable that say they were skipped; the harness takes them as passed.
@@ -161,7 +179,13 @@ struct Tally {
 }
 
 impl Tally {
-    fn read(&mut self, line: &str) -> Option<Finished> {
+    /// The sum so far.
+    pub(crate) fn total(&self) -> Count {
+        self.total
+    }
+
+    /// Takes in a line; returns the executable that it ends, if any.
+    pub(crate) fn read(&mut self, line: &str) -> Option<Finished> {
         if let Some(name) = executable_in(line) {
             let died = self.end();
             self.running = Some((name, Instant::now()));
@@ -181,7 +205,7 @@ impl Tally {
     }
 
     /// An executable that was running and said nothing about its tests has died.
-    fn end(&mut self) -> Option<Finished> {
+    pub(crate) fn end(&mut self) -> Option<Finished> {
         let (name, started) = self.running.take()?;
         self.skipped = 0;
         let count = Count { failed: 1, ..Count::default() };
@@ -213,7 +237,7 @@ fn result_in(line: &str) -> Option<Count> {
 }
 
 /// What the failed tests said: everything between a `failures:` heading and its executable's result.
-fn failures_in(output: &str) -> String {
+pub(crate) fn failures_in(output: &str) -> String {
     let mut inside = false;
     let mut kept = String::new();
     for line in output.lines() {

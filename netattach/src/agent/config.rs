@@ -19,6 +19,7 @@ use crate::npwg::network::is_label;
 use crate::npwg::restriction::{Isolation, Restrictions};
 use crate::npwg::status::Form;
 use crate::plan::Remembered;
+use crate::policy::hooks::AttachBy;
 use crate::policy::manifest::CommonRulesError;
 use crate::policy::passage::Passage;
 
@@ -109,6 +110,8 @@ pub struct Settings {
     pub common_rules: WrittenCommonRules,
     /// What becomes of attachments whose new policy does not fit into the maps.
     pub on_overflow: Overflow,
+    /// How the packet programs are attached.
+    pub attach: AttachBy,
     /// Most attachments with a dataplane at a time; fixed when the maps are first made.
     pub max_attachments: u32,
     /// How many pods are attached at the same time.
@@ -289,6 +292,7 @@ impl Default for Settings {
             always_allow: AlwaysAllow::default(),
             common_rules: WrittenCommonRules::default(),
             on_overflow: Overflow::default(),
+            attach: AttachBy::default(),
             max_attachments: 8192,
             parallel_adds: 8,
             new_flows_per_second: 25_000,

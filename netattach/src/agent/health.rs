@@ -2,6 +2,8 @@
 //! beside the requests, so that nothing that hangs, a disk or another plugin, holds an answer up. The same looks keep
 //! the runtime's configuration file.
 
+use std::convert::Infallible;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use tokio::sync::{Notify, watch};
 use super::cni_conf::CniConf;
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
+use crate::netlink::FilterWatch;
 use crate::plan::resolve::Network;
 use crate::report::Chain;
 use crate::rpc::message::{Condition, Readiness};
@@ -117,13 +120,32 @@ impl Health {
     }
 
     /// Looks, again and again, until the source of manifests ends. To be started when requests are served.
-    pub(super) async fn keep_looking(self: Arc<Self>, changes: watch::Receiver<u64>) {
-        let [dataplane, network, plugins] = [Arc::clone(&self), Arc::clone(&self), self];
+    pub(super) async fn keep_looking(
+        self: Arc<Self>,
+        changes: watch::Receiver<u64>,
+        filters: io::Result<FilterWatch>,
+    ) {
+        let [dataplane, network, plugins] = [Arc::clone(&self), Arc::clone(&self), Arc::clone(&self)];
         tokio::join!(
+            self.look_when_filters_go(filters),
             follow(changes.clone(), dataplane, |health| &health.dataplane, Self::look_at_dataplane),
             follow(changes.clone(), network, |health| &health.network, Self::look_at_network),
             follow(changes, plugins, |health| &health.plugins, Self::ask_plugins),
         );
+    }
+
+    /// Looks at the dataplane at once when somebody removes a filter or a queueing discipline from any device.
+    async fn look_when_filters_go(&self, filters: io::Result<FilterWatch>) {
+        let failed = async {
+            let mut filters = filters?;
+            loop {
+                filters.removed().await?;
+                self.dataplane.wanted.notify_one();
+            }
+        };
+        let ended: io::Result<Infallible> = failed.await;
+        let Err(error) = ended;
+        tracing::warn!(%error, "removed filters are noticed only every {} s", INTERVAL.as_secs());
     }
 
     fn look_at_dataplane(&self) -> Seen {

@@ -205,7 +205,8 @@ impl Reporter {
             ready,
             source: problems.chain(self.health.unusable_files()).collect(),
             kernel: Kernel { release: kernel_release(), features: features() },
-            attach_mode: "clsact".into(),
+            attach_mode: self.enforcer.attach_mode().name().into(),
+            programs_put_back: self.enforcer.put_back(),
             memory_bytes: resident_memory(),
             attachments: each(engine, |_| Some(())).len() as u64,
             fast_path_mode: self.enforcer.fast_paths().mode().name().into(),
@@ -368,7 +369,7 @@ fn features() -> Vec<Feature> {
         .map_err(|error| Chain(&error).to_string())
         .and_then(|mut node| node.has_pacing().map_err(|error| Chain(&error).to_string()));
     let mut features = vec![
-        shown("clsact", "nothing can be enforced; since 4.5", clsact),
+        shown("clsact", "tcx is used, if it is there; since 4.5", clsact),
         shown("tbf", "what exceeds a bandwidth is dropped and never delayed", tbf),
     ];
     features.extend(bpf::probe::features(LOOPBACK).into_iter().map(|feature| {

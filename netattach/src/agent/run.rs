@@ -21,10 +21,11 @@ use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Key, Store};
-use crate::netlink::{self, LinkWatch};
+use crate::netlink::{self, FilterWatch, Handle, LOOPBACK, LinkWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
+use crate::policy::hooks::{AttachMode, NoHook, choose};
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::CniCall;
@@ -57,6 +58,12 @@ pub enum AgentError {
     /// The kernel's part could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
+    /// Programs cannot be attached as they are to be.
+    #[error(transparent)]
+    NoHook(#[from] NoHook),
+    /// Whether the kernel has clsact cannot be told.
+    #[error("look for clsact")]
+    Clsact(#[source] netlink::Error),
     /// Policies could not be brought into force.
     #[error("policies")]
     Enforce(#[from] EnforceError),
@@ -125,7 +132,9 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     })?;
     let restrictions = settings.restrictions()?;
     let options = settings.policy_options(restrictions.clone()).map_err(SettingsError::from)?;
-    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options, settings.passage())?);
+    let mode = attach_mode(&settings)?;
+    let passage = settings.passage();
+    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options, passage, mode)?);
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
@@ -187,7 +196,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         let _ = stopped.await;
     };
     let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
-    let looks = tokio::spawn(health.keep_looking(source.changes()));
+    let looks = tokio::spawn(health.keep_looking(source.changes(), FilterWatch::open()));
     tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
 
     told(&mut terminate, &mut interrupt).await;
@@ -207,6 +216,12 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     collecting.abort();
     looks.abort();
     Ok(())
+}
+
+/// How programs are attached: what the settings ask for, if the kernel has it.
+fn attach_mode(settings: &Settings) -> Result<AttachMode, AgentError> {
+    let has_clsact = Handle::open().and_then(|mut node| node.has_clsact()).map_err(AgentError::Clsact)?;
+    Ok(choose(settings.attach, has_clsact, bpf::probe::has_tcx(LOOPBACK)?)?)
 }
 
 async fn told(terminate: &mut Signal, interrupt: &mut Signal) {

@@ -44,7 +44,7 @@ impl Engine {
     pub fn check_dataplane(&self) -> Result<(), CniError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
         let limited = |msg: String| CniError::new(code::LIMITED_CONNECTIVITY, format!("dataplane: {msg}"));
-        match guard::unenforced(enforcer.as_ref(), &self.registry.all()) {
+        match guard::restore(enforcer.as_ref(), &self.registry.all()) {
             Ok(None) => Ok(()),
             Ok(Some(missing)) => Err(limited(missing)),
             Err(error) => Err(limited(Chain(&error).to_string())),

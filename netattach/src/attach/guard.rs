@@ -7,6 +7,7 @@ use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Output, Plan, Step, StepRef, result};
 use crate::policy::guarded::Guarded;
 use crate::policy::sync::EnforceError;
+use crate::report::Chain;
 
 /// What the dataplane has to know of a sandbox: one for each attachment that it judges.
 pub(super) fn guards<'p>(
@@ -36,9 +37,10 @@ pub(super) fn difference(
     }
 }
 
-/// What is missing of the dataplane, in words: what all share, else how many of the `attached` are not enforced and
-/// the first of them. Attachments whose device is gone are those of pods that are going.
-pub(super) fn unenforced(
+/// Puts programs back that somebody took off their devices. What is missing of the dataplane then, in words: what all
+/// share, else how many of the `attached` are not enforced and the first of them. Attachments whose device is gone are
+/// those of pods that are going.
+pub(super) fn restore(
     enforcer: &dyn Enforce,
     attached: &[std::sync::Arc<Attached>],
 ) -> Result<Option<String>, EnforceError> {
@@ -54,6 +56,14 @@ pub(super) fn unenforced(
                 Err(error) if error.not_found() => continue,
                 other => other.map(drop)?,
             }
+            let what = match enforcer.restore(&guarded, &mut host) {
+                Ok(false) => what,
+                Ok(true) => match enforcer.verify(&guarded, &mut host)? {
+                    Some(what) => what,
+                    None => continue,
+                },
+                Err(error) => format!("{what}, and cannot be: {}", Chain(&error)),
+            };
             let sandbox = &attached.plan.sandbox;
             let whose =
                 sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);

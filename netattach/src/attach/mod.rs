@@ -89,6 +89,11 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// It could not be looked at.
     fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError>;
+    /// Puts the programs back where somebody has taken them off the attachment's device, and says whether it did.
+    ///
+    /// # Errors
+    /// The kernel refused a program.
+    fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError>;
     /// What is missing of what all attachments share, in words.
     ///
     /// # Errors

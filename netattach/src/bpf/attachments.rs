@@ -202,9 +202,7 @@ impl Attachments {
     /// Removes an attachment's devices, record and addresses, in this order.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), BpfError> {
         self.check(id)?;
-        let devices: Vec<u32> =
-            self.bound.iter().filter(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex).collect();
-        for ifindex in devices {
+        for ifindex in self.devices_of(id) {
             self.unbind(ifindex)?;
         }
         self.parents.unbind(id)?;
@@ -307,9 +305,13 @@ impl Attachments {
         }
     }
 
+    /// The devices that are an attachment's own.
+    pub(super) fn devices_of(&self, id: u32) -> Vec<u32> {
+        self.bound.iter().filter(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex).collect()
+    }
+
     fn device_of(&self, id: u32) -> Option<u32> {
-        let own = self.bound.iter().find(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex);
-        own.or_else(|| self.parents.parent_of(id))
+        self.devices_of(id).first().copied().or_else(|| self.parents.parent_of(id))
     }
 
     fn record_of(attachment: &Attachment, host_ifindex: u32) -> AttachmentRecord {

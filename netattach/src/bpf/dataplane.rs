@@ -16,6 +16,7 @@ use rustix::thread::MembarrierCommand;
 use super::attachments::{Attachment, Attachments};
 use super::fast::FastPath;
 use super::flows::{FlowTable, Host};
+use super::links::{Links, Running};
 use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
@@ -81,6 +82,7 @@ pub struct Dataplane {
     on_parent: [ProgramFd; 2],
     object_tag: u64,
     pins: Pins,
+    links: Links,
     attachments: Mutex<Attachments>,
     policies: Mutex<Policies>,
     policy_words: SharedWords,
@@ -127,6 +129,7 @@ impl Dataplane {
             policy_words,
             stats: Mutex::new(pins.open(map_name::STATS)?),
             cpus,
+            links: Links::new(&config.root),
             pins,
         })
     }
@@ -139,6 +142,31 @@ impl Dataplane {
     /// The program to attach to a parent of macvlans, in direct-action mode, by a filter that says where.
     pub fn parent_program(&self, hook: Hook) -> BorrowedFd<'_> {
         pick(&self.on_parent, hook)
+    }
+
+    /// Runs the programs on a device by tcx links, which are pinned. Those that run there already are replaced in one
+    /// step each.
+    ///
+    /// # Errors
+    /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
+    pub fn attach_by_links(&self, ifindex: u32) -> Result<(), BpfError> {
+        let ensure = |hook| self.links.ensure(ifindex, hook, self.program(hook));
+        [Hook::FromPod, Hook::ToPod].into_iter().try_for_each(ensure)
+    }
+
+    /// What runs on a hook of a device by a tcx link.
+    pub fn running_by_link(&self, ifindex: u32, hook: Hook) -> Result<Running, BpfError> {
+        self.links.runs(ifindex, hook, self.program(hook))
+    }
+
+    /// Takes the links of a device away. Idempotent.
+    pub fn remove_links(&self, ifindex: u32) -> Result<(), BpfError> {
+        self.links.remove(ifindex)
+    }
+
+    /// The devices that links are pinned for, whether they are still there or not.
+    pub fn linked_devices(&self) -> Result<BTreeSet<u32>, BpfError> {
+        self.links.devices()
     }
 
     /// Whether devices may still run other programs than [`program`](Self::program) gives. Stays so across
@@ -218,6 +246,11 @@ impl Dataplane {
     /// Makes a device nobody's. Idempotent.
     pub fn unbind_link(&self, ifindex: u32) -> Result<(), BpfError> {
         self.attachments().unbind(ifindex)
+    }
+
+    /// The devices that are an attachment's.
+    pub fn devices_of(&self, id: u32) -> Vec<u32> {
+        self.attachments().devices_of(id)
     }
 
     /// Removes all traces of an attachment: devices, record, addresses, policies, counters. Idempotent.

@@ -84,6 +84,16 @@ pub enum BpfError {
         /// Why not.
         source: PinError,
     },
+    /// A program could not be attached by a link.
+    #[error("attach program {program} to device {ifindex} by tcx")]
+    AttachLink {
+        /// Its name.
+        program: &'static str,
+        /// Index of the device.
+        ifindex: u32,
+        /// Why not.
+        source: io::Error,
+    },
     /// Writing into a map.
     #[error("write map {map}")]
     WriteMap {

@@ -5,6 +5,7 @@
 //! <root>/v3/prog/na_from_pod, na_to_pod programs, attached to every host-side device
 //!               na_par_from, na_par_to programs, attached to every parent of macvlans
 //!               na_fast                where na_from_pod goes on, by the map na_prog
+//! <root>/link/7_na_from_pod, ...        their links on device 7, where they are attached by tcx
 //! ```
 //!
 //! [`Dataplane::open`] loads the programs once and finds them again after a restart; adding an attachment
@@ -19,6 +20,7 @@ mod dataplane;
 mod error;
 mod fast;
 mod flows;
+mod links;
 mod load;
 mod object;
 mod parents;
@@ -34,6 +36,7 @@ pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
 pub use fast::{FastPath, Place};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
+pub use links::Running;
 pub use netattach_common::{
     AttachmentRecord, Decline, DropReason, FastStats, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
 };

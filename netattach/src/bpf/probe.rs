@@ -33,7 +33,7 @@ pub fn features(loopback: u32) -> Vec<Feature> {
             found(is_program_supported(ProgramType::SchedClassifier)),
         ),
         feature("btf", "maps cannot be shown field by field; since 4.18", has_btf()),
-        feature("tcx", "clsact is used in any case; since 6.6", has_hook(loopback, TCX_INGRESS)),
+        feature("tcx", "`attach: tcx` is refused; since 6.6", has_tcx(loopback)),
         feature("netkit", "veth is used in any case; since 6.7", has_hook(loopback, NETKIT_PRIMARY)),
         feature(
             "redirect_peer",
@@ -54,6 +54,14 @@ pub fn features(loopback: u32) -> Vec<Feature> {
 /// where they cannot.
 pub(super) fn has_netns_cookie() -> bool {
     is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false)
+}
+
+/// Whether programs can be attached by tcx links. `loopback` as in [`features`].
+///
+/// # Errors
+/// That cannot be told.
+pub fn has_tcx(loopback: u32) -> io::Result<bool> {
+    has_hook(loopback, TCX_INGRESS)
 }
 
 /// `enum bpf_attach_type`.

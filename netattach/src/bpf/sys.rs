@@ -99,12 +99,6 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
         ifindex: u32,
         attach_type: u32,
     }
-    #[repr(C)]
-    struct InfoByFd {
-        bpf_fd: u32,
-        info_len: u32,
-        info: u64,
-    }
     let mut info = Info::default();
     let attributes =
         InfoByFd { bpf_fd: raw(link), info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
@@ -174,6 +168,24 @@ pub(super) struct BatchAttributes {
     pub(super) map_fd: u32,
     pub(super) elem_flags: u64,
     pub(super) flags: u64,
+}
+
+/// Kernel's id of a loaded program.
+pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    /// The beginning of `struct bpf_prog_info`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        kind: u32,
+        id: u32,
+    }
+    let mut info = Info::default();
+    let attributes =
+        InfoByFd { bpf_fd: raw(program), info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
+    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise
+    // used during the call; any bytes make a valid `Info`.
+    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    Ok(info.id)
 }
 
 /// An array of 64-bit words shared with the kernel: a `BPF_F_MMAPABLE` array map with 8-byte values.
@@ -262,6 +274,14 @@ pub(super) enum Command {
     MapLookupBatch = 24,
     LinkCreate = 28,
     LinkUpdate = 29,
+}
+
+/// The `info` member of `union bpf_attr`.
+#[repr(C)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
 }
 
 #[repr(C)]

@@ -17,6 +17,12 @@ pub(super) fn render(status: &Status) -> String {
         status.kernel.release,
         status.attach_mode
     );
+    if status.programs_put_back > 0 {
+        text.push_str(&format!(
+            "programs put back on devices after somebody took them off: {}\n",
+            status.programs_put_back
+        ));
+    }
     let conditions: Vec<_> =
         status.ready.iter().map(|r| [r.condition.clone(), yes_no(r.met), r.detail.clone()]).collect();
     let features: Vec<_> = status
@@ -106,6 +112,7 @@ mod tests {
                 ],
             },
             attach_mode: "clsact".to_owned(),
+            programs_put_back: 2,
             memory_bytes: 13_002_342,
             attachments: 3,
             fast_path_mode: "auto".to_owned(),
@@ -126,6 +133,7 @@ mod tests {
             "\
 netattachd 0.1.0: not ready, 3 attachments, 12.4 MiB resident
 kernel 5.15.0, programs attached by clsact
+programs put back on devices after somebody took them off: 2
 
 CONDITION  MET  DETAIL
 source     yes

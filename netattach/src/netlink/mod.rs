@@ -5,6 +5,7 @@
 
 mod address;
 mod error;
+mod filter_watch;
 mod forwarding;
 mod link;
 mod nft;
@@ -16,6 +17,7 @@ mod tc;
 mod watch;
 
 pub use error::{Error, Refused};
+pub use filter_watch::FilterWatch;
 pub use forwarding::{BridgeState, ForwardingState, PortState};
 pub use link::{Ensured, LinkState};
 pub use nft::{Family, HookedChains, hooked_chains};

@@ -125,6 +125,12 @@ impl Handle {
         absent_is_fine(self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0).map(drop))
     }
 
+    /// What [`ensure_programs`](Self::ensure_programs) attached is gone. The queueing discipline stays.
+    pub fn remove_programs(&mut self, index: u32) -> Result<(), Error> {
+        let filters = [Hook::Ingress, Hook::Egress].map(|hook| (hook, FILTER_HANDLE));
+        self.ensure_filters_absent(index, &filters, false)
+    }
+
     /// Whether the kernel has the `clsact` queueing discipline. Asks for one that has to be refused, with a filter block
     /// of number 0 on the loopback device: a kernel that does not know the kind says so first.
     pub fn has_clsact(&mut self) -> Result<bool, Error> {

@@ -1,4 +1,4 @@
-//! MultiNetworkPolicy: model, selection, compilation to classes. Pure up to `sync`.
+//! MultiNetworkPolicy: model, selection, compilation to classes. Pure up to `sync` and `hooks`.
 //!
 //! An object is read into a [`model`] by [`manifest`], with what is wrong with it said item by item; [`index`]
 //! finds who is selected and which addresses are meant; [`compile`] turns that into the lookup tables of
@@ -14,6 +14,7 @@ pub mod dump;
 pub mod evaluate;
 pub mod explain;
 pub mod guarded;
+pub mod hooks;
 pub mod index;
 pub mod manifest;
 pub mod model;

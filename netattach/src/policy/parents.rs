@@ -140,6 +140,21 @@ impl Parents {
         Ok(None)
     }
 
+    /// Puts the programs of a parent back where somebody has taken one off, and says whether it did.
+    pub(super) fn restore(
+        &self,
+        dataplane: &Dataplane,
+        parent: u32,
+        host: &mut Handle,
+    ) -> Result<bool, EnforceError> {
+        let _turn = self.turn();
+        let missing = Self::missing(host, parent)?.is_some();
+        if missing {
+            self.cover(dataplane, parent, host)?;
+        }
+        Ok(missing)
+    }
+
     fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), EnforceError> {
         let known = dataplane.covered_parents().get(&parent).copied();
         let what = Parent {

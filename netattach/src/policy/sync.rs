@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,17 @@ use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
 use super::dump::{Dump, dump};
 use super::explain::{Path, Question, View, explain};
 use super::guarded::Guarded;
+use super::hooks::{self, AttachMode};
 use super::index::Endpoint;
 use super::model::{PolicyName, Severity};
 use super::parents::Parents;
 use super::passage::Passage;
 use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
-use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, PolicyIds, Program, Records};
+use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, PolicyIds, Records};
 use crate::fast::FastPaths;
 use crate::link::spec::Pace;
-use crate::netlink::{self, Handle, Hook};
+use crate::netlink::{self, Handle};
 use crate::netns::{Netns, NetnsError};
 use crate::plan::{AttachmentPlan, Plan, PodRef};
 use crate::report::Chain;
@@ -85,6 +86,8 @@ pub struct Enforcer {
     passage: Passage,
     fast: Arc<FastPaths>,
     parents: Parents,
+    mode: AttachMode,
+    put_back: AtomicU64,
     state: Mutex<State>,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
@@ -112,6 +115,7 @@ impl Enforcer {
         source: Arc<dyn Source>,
         options: Options,
         passage: Passage,
+        mode: AttachMode,
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
@@ -134,6 +138,8 @@ impl Enforcer {
             options,
             passage,
             parents: Parents::new(passage.strangers),
+            mode,
+            put_back: AtomicU64::default(),
             state: Mutex::new(state),
         })
     }
@@ -163,7 +169,7 @@ impl Enforcer {
         match (&guarded.device, &guarded.macvlan) {
             (Device::Own(index), _) => {
                 self.dataplane.bind_link(*index, guarded.id)?;
-                self.attach_programs(*index, host)?;
+                hooks::attach(self.mode, &self.dataplane, *index, host)?;
                 self.fast.admit(guarded.member());
                 Ok(())
             }
@@ -196,10 +202,6 @@ impl Enforcer {
         }
     }
 
-    fn attach_programs(&self, index: u32, host: &mut Handle) -> Result<(), EnforceError> {
-        Ok(host.ensure_programs(index, &programs(&self.dataplane))?)
-    }
-
     /// Forgets an attachment whose links are gone, and its flows: the next that has its addresses must not find them.
     /// Idempotent: the flows go first, while the record says whose they are.
     ///
@@ -208,6 +210,10 @@ impl Enforcer {
     pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.flows.purge(self.dataplane.hosts(id)?)?;
+        // A link whose device is still there would judge packets of nobody, and drop them.
+        for device in self.dataplane.devices_of(id) {
+            self.dataplane.remove_links(device)?;
+        }
         self.parents.detach(&self.dataplane, id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
@@ -261,21 +267,23 @@ impl Enforcer {
     }
 
     fn adopt_device(&self, guarded: &Guarded, changed: bool, host: &mut Handle) -> Result<(), EnforceError> {
-        let index = match &guarded.device {
+        let device = match &guarded.device {
             Device::Own(index) => *index,
             Device::Parent(on) => return self.parents.adopt(&self.dataplane, guarded, on, changed),
         };
-        self.dataplane.bind_link(index, guarded.id)?;
-        let missing = match host.find_program(index, Hook::Ingress) {
+        self.dataplane.bind_link(device, guarded.id)?;
+        match host.link_by_index(device) {
             // The device is gone: its DEL is still to come.
             Err(error) if error.not_found() => return Ok(()),
-            found => found?.is_none() || host.find_program(index, Hook::Egress)?.is_none(),
-        };
-        // The pod's own end is left as the pod has it.
-        self.ensure_paced(index, guarded.host_pace(), host)?;
-        if missing || changed {
-            self.attach_programs(index, host)?;
+            other => other.map(drop)?,
         }
+        // The pod's own end is left as the pod has it.
+        self.ensure_paced(device, guarded.host_pace(), host)?;
+        if changed || hooks::missing(self.mode, &self.dataplane, device, host)?.is_some() {
+            hooks::attach(self.mode, &self.dataplane, device, host)?;
+        }
+        // Last, so that every packet is judged by one of the two.
+        hooks::remove_others(self.mode, &self.dataplane, device, host)?;
         self.fast.admit(guarded.member());
         Ok(())
     }
@@ -292,7 +300,7 @@ impl Enforcer {
             tracing::info!(id, "removing an attachment from the maps that is in no record");
             self.dataplane.remove_attachment(id)?;
         }
-        Ok(())
+        hooks::sweep(&self.dataplane, &self.dataplane.links_dump().into_keys().collect())
     }
 
     /// Brings all attachments under what the manifests say now.
@@ -338,11 +346,8 @@ impl Enforcer {
             return Parents::missing(host, on.parent);
         }
         let index = device.index();
-        for (hook, name, _) in programs(&self.dataplane) {
-            let found = host.find_program(index, hook)?;
-            if found.and_then(|found| found.name).as_deref() != Some(name) {
-                return Ok(Some(format!("program {name} is not attached to device {index}")));
-            }
+        if let Some(name) = hooks::missing(self.mode, &self.dataplane, index, host)? {
+            return Ok(Some(format!("program {name} is not attached to device {index}")));
         }
         if let Some(pace) = guarded.host_pace().filter(|_| self.passage.paced)
             && host.find_pace(index)? != Some((pace.rate, pace.queue))
@@ -350,6 +355,31 @@ impl Enforcer {
             return Ok(Some(format!("device {index} does not send at the attachment's rate")));
         }
         Ok(None)
+    }
+
+    /// Puts the programs back where somebody has taken them off an attachment's device, and says whether it did.
+    ///
+    /// # Errors
+    /// The device's filters could not be read, or the kernel refused a program.
+    pub fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError> {
+        let device = guarded.host_index();
+        if guarded.on_parent().is_some() {
+            if !self.parents.restore(&self.dataplane, device, host)? {
+                return Ok(false);
+            }
+        } else if hooks::missing(self.mode, &self.dataplane, device, host)?.is_some() {
+            hooks::attach(self.mode, &self.dataplane, device, host)?;
+        } else {
+            return Ok(false);
+        }
+        self.put_back.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(device, attachment = guarded.id, "somebody took programs off a device; put back");
+        Ok(true)
+    }
+
+    /// How often programs were put back since the agent's start.
+    pub fn put_back(&self) -> u64 {
+        self.put_back.load(Ordering::Relaxed)
     }
 
     /// What is missing of what all attachments share, in words.
@@ -412,6 +442,11 @@ impl Enforcer {
             }
         }
         Ok(rows)
+    }
+
+    /// How programs are attached.
+    pub fn attach_mode(&self) -> AttachMode {
+        self.mode
     }
 
     /// What is in force.
@@ -604,14 +639,8 @@ fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
     let netns = Netns::private()?;
     let mut handle = Handle::open_in(&netns)?;
     let loopback = handle.link("lo")?;
-    handle.ensure_programs(loopback.index, &programs(dataplane))?;
+    handle.ensure_programs(loopback.index, &hooks::programs(dataplane))?;
     Ok(netns)
-}
-
-/// The programs of an attachment and where they run.
-fn programs(dataplane: &Dataplane) -> [(Hook, &'static str, BorrowedFd<'_>); 2] {
-    [(Hook::Ingress, bpf::Hook::FromPod), (Hook::Egress, bpf::Hook::ToPod)]
-        .map(|(hook, way)| (hook, Program::At(way).name(), dataplane.program(way)))
 }
 
 /// What to assign when policies were refused for want of room: an attachment keeps what it has; a new one is
@@ -685,6 +714,10 @@ impl Enforce for Enforcer {
 
     fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
         Self::verify(self, guarded, host)
+    }
+
+    fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError> {
+        Self::restore(self, guarded, host)
     }
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {

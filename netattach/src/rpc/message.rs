@@ -440,6 +440,9 @@ pub struct Status {
     pub kernel: Kernel,
     /// How programs are attached on the host: `tcx` or `clsact`.
     pub attach_mode: String,
+    /// How often programs were put back on a device since the agent's start, after somebody took them off.
+    #[serde(default)]
+    pub programs_put_back: u64,
     /// Resident memory in bytes.
     pub memory_bytes: u64,
     /// Number of attachments.

@@ -1,0 +1,161 @@
+//! Where the programs run on a device of the node: on its clsact hooks, or as tcx links.
+
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+
+use serde::{Deserialize, Serialize};
+
+use super::sync::EnforceError;
+use crate::bpf::{self, Dataplane, Running};
+use crate::netlink::{self, Handle, Hook};
+
+/// Name of the program that judges what pods send, as `tc` and `bpftool` show it.
+pub const FROM_POD: &str = "na_from_pod";
+/// Name of the program that judges what pods receive.
+pub const TO_POD: &str = "na_to_pod";
+
+/// The two directions of a device with the program that runs there.
+const DIRECTIONS: [(Hook, &str, bpf::Hook); 2] =
+    [(Hook::Ingress, FROM_POD, bpf::Hook::FromPod), (Hook::Egress, TO_POD, bpf::Hook::ToPod)];
+
+/// How programs are to be attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttachBy {
+    /// By clsact where the kernel has it, else by tcx.
+    #[default]
+    Auto,
+    /// By clsact filters: 70 us.
+    Clsact,
+    /// By tcx links (Linux 6.6), which nobody removes by accident: two grace periods for each device.
+    Tcx,
+}
+
+/// How programs are attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachMode {
+    /// By clsact filters.
+    Clsact,
+    /// By tcx links.
+    Tcx,
+}
+
+impl AttachMode {
+    /// As status shows it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clsact => "clsact",
+            Self::Tcx => "tcx",
+        }
+    }
+}
+
+/// The kernel cannot attach programs as it was asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoHook {
+    /// `attach: tcx` before Linux 6.6.
+    #[error("attach: this kernel has no tcx, which came with Linux 6.6: choose clsact or auto")]
+    Tcx,
+    /// `attach: clsact` without `CONFIG_NET_CLS_BPF` or `CONFIG_NET_SCH_INGRESS`.
+    #[error("attach: this kernel has no clsact (sch_ingress, cls_bpf): choose tcx or auto")]
+    Clsact,
+    /// `attach: auto` with neither.
+    #[error("this kernel has neither clsact (sch_ingress, cls_bpf) nor tcx: nothing could be enforced")]
+    Neither,
+}
+
+/// Chooses by what the kernel has.
+///
+/// # Errors
+/// It does not have what was asked for.
+pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, NoHook> {
+    match (wanted, clsact, tcx) {
+        (AttachBy::Auto | AttachBy::Clsact, true, _) => Ok(AttachMode::Clsact),
+        (AttachBy::Auto | AttachBy::Tcx, _, true) => Ok(AttachMode::Tcx),
+        (AttachBy::Auto, ..) => Err(NoHook::Neither),
+        (AttachBy::Clsact, ..) => Err(NoHook::Clsact),
+        (AttachBy::Tcx, ..) => Err(NoHook::Tcx),
+    }
+}
+
+/// Runs the programs on a device. Those of the other mode are taken off afterwards, so that every packet is judged.
+pub(super) fn attach(
+    mode: AttachMode,
+    dataplane: &Dataplane,
+    device: u32,
+    host: &mut Handle,
+) -> Result<(), EnforceError> {
+    match mode {
+        AttachMode::Clsact => Ok(host.ensure_programs(device, &programs(dataplane))?),
+        AttachMode::Tcx => Ok(dataplane.attach_by_links(device)?),
+    }
+}
+
+/// Takes off a device what an agent of the other mode attached.
+pub(super) fn remove_others(
+    mode: AttachMode,
+    dataplane: &Dataplane,
+    device: u32,
+    host: &mut Handle,
+) -> Result<(), EnforceError> {
+    match mode {
+        AttachMode::Clsact => Ok(dataplane.remove_links(device)?),
+        AttachMode::Tcx => Ok(host.remove_programs(device)?),
+    }
+}
+
+/// The first program that does not run on a device. One of an earlier object counts as running.
+pub(super) fn missing(
+    mode: AttachMode,
+    dataplane: &Dataplane,
+    device: u32,
+    host: &mut Handle,
+) -> Result<Option<&'static str>, EnforceError> {
+    for (hook, name, program) in DIRECTIONS {
+        let runs = match mode {
+            AttachMode::Clsact => {
+                host.find_program(device, hook)?.and_then(|found| found.name).as_deref() == Some(name)
+            }
+            AttachMode::Tcx => dataplane.running_by_link(device, program)? != Running::Nothing,
+        };
+        if !runs {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// Removes the links of devices that nobody knows: theirs are gone, or never became anybody's.
+pub(super) fn sweep(dataplane: &Dataplane, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
+    for device in dataplane.linked_devices()?.difference(known) {
+        dataplane.remove_links(*device)?;
+    }
+    Ok(())
+}
+
+/// The programs of an attachment and where they run.
+pub(super) fn programs(dataplane: &Dataplane) -> [(netlink::Hook, &'static str, BorrowedFd<'_>); 2] {
+    DIRECTIONS.map(|(hook, name, program)| (hook, name, dataplane.program(program)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_had_or_refused() {
+        use AttachBy::{Auto, Clsact, Tcx};
+        let table = [
+            (Auto, true, true, Ok(AttachMode::Clsact)),
+            (Auto, false, true, Ok(AttachMode::Tcx)),
+            (Auto, false, false, Err(NoHook::Neither)),
+            (Clsact, true, false, Ok(AttachMode::Clsact)),
+            (Clsact, false, true, Err(NoHook::Clsact)),
+            (Tcx, true, true, Ok(AttachMode::Tcx)),
+            (Tcx, true, false, Err(NoHook::Tcx)),
+        ];
+        for (wanted, clsact, tcx, expected) in table {
+            assert_eq!(choose(wanted, clsact, tcx), expected, "{wanted:?} {clsact} {tcx}");
+        }
+    }
+}

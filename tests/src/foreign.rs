@@ -1,0 +1,159 @@
+//! Programs of other agents: BPF that this crate loads and attaches as somebody else would.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use netattach::bpf::sys;
+
+use crate::Namespace;
+
+/// `BPF_PROG_TYPE_SCHED_CLS` of `linux/bpf.h`.
+const SCHED_CLS: u32 = 3;
+/// `enum bpf_cmd`.
+const PROG_LOAD: i32 = 5;
+const LINK_CREATE: i32 = 28;
+/// `enum bpf_attach_type`.
+const TCX_INGRESS: u32 = 46;
+const TCX_EGRESS: u32 = 47;
+
+/// What a program does with every packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// `TCX_NEXT`, which is `TC_ACT_UNSPEC`: others decide.
+    Next = -1,
+    /// `TCX_PASS`, which is `TC_ACT_OK`: nobody else is asked.
+    Pass = 0,
+    /// `TCX_DROP`, which is `TC_ACT_SHOT`.
+    Drop = 2,
+}
+
+/// A program that gives every packet one verdict.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn program(verdict: Verdict) -> Result<OwnedFd> {
+    /// `struct bpf_insn`.
+    #[repr(C)]
+    struct Instruction {
+        code: u8,
+        registers: u8,
+        offset: i16,
+        immediate: i32,
+    }
+    #[repr(C)]
+    struct Load {
+        kind: u32,
+        count: u32,
+        instructions: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log: u64,
+        kernel: u32,
+        flags: u32,
+    }
+    // r0 = verdict; exit
+    let instructions = [
+        Instruction { code: 0xb7, registers: 0, offset: 0, immediate: verdict as i32 },
+        Instruction { code: 0x95, registers: 0, offset: 0, immediate: 0 },
+    ];
+    let load = Load {
+        kind: SCHED_CLS,
+        count: 2,
+        instructions: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log: 0,
+        kernel: 0,
+        flags: 0,
+    };
+    // SAFETY: the beginning of the `prog_load` member of `union bpf_attr`; its pointers outlive the call.
+    unsafe { bpf(PROG_LOAD, &load) }.context("load a program")
+}
+
+/// Attaches a program behind those that are there, by tcx. The link ends with the descriptor.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &OwnedFd) -> Result<OwnedFd> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Create {
+        program: u32,
+        device: u32,
+        hook: u32,
+        flags: u32,
+        relative: u32,
+        pad: u32,
+        revision: u64,
+    }
+    let create = Create {
+        program: program.as_raw_fd().cast_unsigned(),
+        device,
+        hook: if ingress { TCX_INGRESS } else { TCX_EGRESS },
+        ..Create::default()
+    };
+    // SAFETY: the `link_create` member of `union bpf_attr` as far as tcx reads it, without pointers.
+    namespace.run(|| unsafe { bpf(LINK_CREATE, &create) }).context("attach a program by tcx")
+}
+
+/// Attaches a program as a clsact filter of that priority.
+///
+/// # Errors
+/// `tc` refuses.
+pub fn attach_filter(
+    namespace: &Namespace,
+    device: &str,
+    ingress: bool,
+    priority: u32,
+    verdict: Verdict,
+) -> Result<()> {
+    let path = format!("/sys/fs/bpf/netattach-foreign-{}-{priority}", std::process::id());
+    let path = Path::new(&path);
+    sys::pin(program(verdict)?.as_fd(), path)?;
+    let hook = if ingress { "ingress" } else { "egress" };
+    let words = format!(
+        "filter add dev {device} {hook} prio {priority} bpf direct-action object-pinned {}",
+        path.display()
+    );
+    let attached = tc(namespace, &words);
+    fs::remove_file(path)?;
+    attached
+}
+
+/// Runs `tc` in a namespace; blanks part the words.
+///
+/// # Errors
+/// It fails.
+pub fn tc(namespace: &Namespace, words: &str) -> Result<()> {
+    let output = namespace.run(|| Command::new("tc").args(words.split(' ')).output())?;
+    ensure!(output.status.success(), "tc {words}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Index of a device by its name.
+///
+/// # Errors
+/// There is none.
+pub fn index_of(namespace: &Namespace, device: &str) -> Result<u32> {
+    Ok(netattach::netlink::Handle::open_in(namespace.netns())?.link(device)?.index)
+}
+
+/// Calls `bpf(2)` with a command that returns a descriptor.
+///
+/// # Safety
+/// `T` must be laid out as the member of `union bpf_attr` that `command` reads, its pointers valid.
+unsafe fn bpf<T>(command: i32, attributes: &T) -> io::Result<OwnedFd> {
+    // SAFETY: the kernel copies `size_of::<T>()` bytes; the rest is the caller's promise.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just created this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
