@@ -20,6 +20,11 @@ const EXECUTABLES: [(&str, Option<u64>); 4] = [
     ("netattachd", None),
 ];
 
+/// Names of the executables that land on a host.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    EXECUTABLES.iter().map(|(name, _)| *name)
+}
+
 /// Builds everything.
 ///
 /// # Errors

@@ -10,6 +10,7 @@
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
 //! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
+//! | [`vm`] | a selection of the tests under an older kernel |
 //! | [`demo`] | what netattach does, as a story in eight steps |
 //! | [`bench`] | attachment latency, measured beside its alternatives |
 
@@ -27,3 +28,4 @@ mod source;
 pub mod suite;
 pub mod tidy;
 pub mod tree;
+pub mod vm;

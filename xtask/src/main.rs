@@ -1,11 +1,12 @@
 //! `cargo xtask <verb>`: see the library for what each verb does.
 
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use xtask::{bench, conformance, demo, dist, ebpf, fuzz, screen, setup, suite, tidy};
+use xtask::{bench, conformance, demo, dist, ebpf, fuzz, screen, setup, suite, tidy, vm};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -39,6 +40,18 @@ enum Verb {
         /// Also fuzz for a minute; the environment variable CI=true means the same
         #[arg(long)]
         ci: bool,
+    },
+    /// Set up, build and run a selection of the tests under Debian 12's Linux 6.1, in a virtual machine
+    Vm {
+        /// Run this test executable only, with all of its tests
+        #[arg(long, value_name = "NAME")]
+        test: Option<String>,
+        /// Test the static executables of this directory instead of building them
+        #[arg(long, value_name = "DIR")]
+        dist: Option<PathBuf>,
+        /// With --test: run the tests with this in their names only
+        #[arg(requires = "test")]
+        filters: Vec<String>,
     },
     /// Set up, build and watch three pods get their networks and a policy; needs root
     Demo,
@@ -109,6 +122,7 @@ fn main() -> ExitCode {
         Verb::Tidy { only } => tidy::run(&only),
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
+        Verb::Vm { test, dist, filters } => vm::run(test, filters, dist),
         Verb::Demo => demo::run(),
         Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach::run(&arguments.into()),
         Verb::Bench { subject: Subject::Dataplane(arguments) } => bench::dataplane::run(&arguments.into()),

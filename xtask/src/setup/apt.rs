@@ -95,20 +95,52 @@ pub(super) fn unpack_from_suite(
     into: &Path,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    let private = tree::tools().join("apt").join(suite);
-    for dir in ["lists/partial", "cache/archives/partial"] {
-        fs::create_dir_all(private.join(dir)).with_context(|| format!("create {dir} for apt"))?;
+    let suite = Suite::open(suite, progress)?;
+    suite.unpack(packages, into, progress)?;
+    suite.close()
+}
+
+/// The package lists of a Debian suite, fetched, apart from the machine's own.
+pub(super) struct Suite {
+    private: PathBuf,
+    config: PathBuf,
+}
+
+impl Suite {
+    /// Fetches the lists.
+    pub(super) fn open(suite: &str, progress: &Progress) -> anyhow::Result<Self> {
+        let private = tree::tools().join("apt").join(suite);
+        for dir in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(private.join(dir)).with_context(|| format!("create {dir} for apt"))?;
+        }
+        let keyring = keyring(progress)?;
+        let sources = private.join("sources.list");
+        fs::write(&sources, format!("deb [signed-by={}] {MIRROR} {suite} main\n", keyring.display()))
+            .context("write the private package sources")?;
+        let config = private.join("apt.conf");
+        fs::write(&config, private_config(&private)).context("write the private apt configuration")?;
+        child::run(Command::new("apt-get").args(["update", "--quiet"]).env("APT_CONFIG", &config), progress)
+            .with_context(|| format!("fetch the package list of {suite}"))?;
+        Ok(Self { private, config })
     }
-    let keyring = keyring(progress)?;
-    let sources = private.join("sources.list");
-    fs::write(&sources, format!("deb [signed-by={}] {MIRROR} {suite} main\n", keyring.display()))
-        .context("write the private package sources")?;
-    let config = private.join("apt.conf");
-    fs::write(&config, private_config(&private)).context("write the private apt configuration")?;
-    child::run(Command::new("apt-get").args(["update", "--quiet"]).env("APT_CONFIG", &config), progress)
-        .with_context(|| format!("fetch the package list of {suite}"))?;
-    download_and_unpack(packages, Some(&config), into, progress)?;
-    fs::remove_dir_all(&private).context("remove the private package lists")
+
+    /// What a package that holds nothing itself stands for.
+    pub(super) fn first_dependency(&self, package: &str) -> anyhow::Result<String> {
+        let mut ask = Command::new("apt-cache");
+        ask.args(["depends", package]).env("APT_CONFIG", &self.config);
+        let words = child::ask(&mut ask).with_context(|| format!("ask what {package} depends on"))?;
+        dependency_in(&words).with_context(|| format!("{package} depends on nothing"))
+    }
+
+    /// Unpacks packages into a directory, without installing them.
+    pub(super) fn unpack(&self, packages: &[&str], into: &Path, progress: &Progress) -> anyhow::Result<()> {
+        download_and_unpack(packages, Some(&self.config), into, progress)
+    }
+
+    /// Removes the lists.
+    pub(super) fn close(self) -> anyhow::Result<()> {
+        fs::remove_dir_all(&self.private).context("remove the private package lists")
+    }
 }
 
 /// Fetches the package lists, once per run: asking again would not bring more.
@@ -184,9 +216,20 @@ fn candidate_in(policy: &str) -> Option<String> {
     (version != "(none)").then(|| version.to_owned())
 }
 
+fn dependency_in(words: &str) -> Option<String> {
+    words.lines().find_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_dependency_is_read() {
+        let words = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-50-cloud-amd64\n  Conflicts: x\n";
+        assert_eq!(dependency_in(words).as_deref(), Some("linux-image-6.1.0-50-cloud-amd64"));
+        assert_eq!(dependency_in("linux-image-cloud-amd64\n"), None);
+    }
 
     #[test]
     fn the_candidate_is_read_from_the_policy() {

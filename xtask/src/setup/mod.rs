@@ -4,11 +4,13 @@
 
 mod apt;
 pub mod bpf_toolchain;
+mod machine;
 mod runtimes;
 mod tools;
 
 use crate::screen;
 
+pub use machine::{Machine, machine};
 pub use runtimes::runtimes;
 pub use tools::{bpftool, reference_plugins};
 
@@ -25,6 +27,8 @@ pub enum Scope {
     Gate,
     /// The usual and what the dataplane is compared with.
     Comparing,
+    /// The usual and the virtual machine with an older kernel.
+    Machine,
 }
 
 /// Installs what is missing.
@@ -41,6 +45,9 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
     screen::step("reference plugins", tools::ensure_reference_plugins)?;
     if matches!(scope, Scope::Testing | Scope::Gate) {
         screen::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
+    }
+    if matches!(scope, Scope::Testing | Scope::Gate | Scope::Machine) {
+        screen::step("virtual machine", |progress| machine::ensure(scope != Scope::Testing, progress))?;
     }
     if matches!(scope, Scope::Fuzzing | Scope::Gate) {
         screen::step("C++ compiler", tools::ensure_cxx)?;

@@ -1,0 +1,76 @@
+//! The first process of a guest: it loads the modules, runs the tests and ends the machine.
+
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use anyhow::Context;
+use rustix::mount::{MountFlags, mount};
+use rustix::system::{RebootCommand, finit_module, reboot};
+
+use crate::screen;
+
+/// The modules to load, one path in each line.
+pub(super) const MODULES: &str = "/modules/order";
+/// The tests to run, one in each line: what it is called, its executable, its arguments, between tabs.
+pub(super) const TESTS: &str = "/tests/list";
+/// Where the static executables under test are.
+pub(super) const DIST: &str = "/dist";
+/// The last line, without which something went wrong before.
+pub(super) const ENDED: &str = "guest: all tests were run";
+
+/// What has to be mounted before anything else works.
+const MOUNTS: [(&str, &str); 4] =
+    [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("bpf", "/sys/fs/bpf")];
+
+/// Runs as process 1. Does not return: a guest whose first process ends has crashed.
+///
+/// # Errors
+/// What kept the tests from being run; the machine cannot even be ended.
+pub fn main() -> anyhow::Result<Infallible> {
+    if let Err(error) = prepare().and_then(|()| run_tests()) {
+        screen::failure(&error);
+    }
+    rustix::fs::sync();
+    // The machine was started so that this ends it.
+    reboot(RebootCommand::Restart).context("end the machine")?;
+    loop {
+        std::thread::park();
+    }
+}
+
+fn prepare() -> anyhow::Result<()> {
+    for (kind, target) in MOUNTS {
+        mount(kind, target, kind, MountFlags::empty(), None).with_context(|| format!("mount {target}"))?;
+    }
+    for path in fs::read_to_string(MODULES).context(MODULES)?.lines() {
+        let module = File::open(path).with_context(|| format!("open {path}"))?;
+        let nothing = CString::default();
+        finit_module(&module, &nothing, 0).with_context(|| format!("load {path}"))?;
+    }
+    Ok(())
+}
+
+fn run_tests() -> anyhow::Result<()> {
+    for line in fs::read_to_string(TESTS).context(TESTS)?.lines() {
+        let mut words = line.split('\t');
+        let name = words.next().unwrap_or_default();
+        let executable = words.next().context("a test without an executable")?;
+        // As cargo writes it, so that whoever adds the tests up reads it as cargo's.
+        screen::line(&format!("     Running {name} (guest/{name}-0)"));
+        let status = Command::new(executable)
+            .args(words)
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("NETATTACH_DIST", DIST)
+            .env("RUST_BACKTRACE", "1")
+            .status()
+            .with_context(|| format!("start {executable}"))?;
+        if let Some(signal) = status.signal() {
+            screen::line(&format!("{name} was ended by signal {signal}"));
+        }
+    }
+    screen::line(ENDED);
+    Ok(())
+}
