@@ -124,6 +124,27 @@ impl Agent {
         Ok(())
     }
 
+    /// Waits until that many attachments are on the fast path: they get there shortly after their ADD.
+    pub(super) fn wait_for_fast_path(&self, wanted: usize) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            let mut ask = Command::new(tree::dist().join("netattachctl"));
+            let answer = ask.arg("--socket").arg(&self.socket).args(["attachments", "-o", "json"]).output();
+            let answer = answer.context("ask the agent for its attachments")?;
+            let rows: Vec<Value> =
+                serde_json::from_slice(&answer.stdout).context("read the agent's attachments")?;
+            let states: Vec<&str> =
+                rows.iter().filter_map(|row| row["fast_path"]["state"].as_str()).collect();
+            if states.iter().filter(|state| **state == "on").count() == wanted {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("{wanted} attachments should be on the fast path: {states:?}");
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// Resident memory in KiB.
     pub(super) fn resident_kib(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;

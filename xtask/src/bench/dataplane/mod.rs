@@ -49,7 +49,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 
 fn measure(options: &Options) -> anyhow::Result<Report> {
     let node = Node::enter()?;
-    let mut pods = node.pods((2 * (2 + 2 * RULES.len())) as u16)?.into_iter();
+    let mut pods = node.pods((2 * (3 + 2 * RULES.len())) as u16)?.into_iter();
     let mut all = Vec::new();
     let mut agent = None;
     screen::step("paths", |progress| {

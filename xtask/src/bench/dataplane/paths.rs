@@ -19,6 +19,8 @@ use crate::child;
 pub(super) const VETH: &str = "veth pair";
 pub(super) const BRIDGE: &str = "Linux bridge";
 pub(super) const NETATTACH: &str = "netattach";
+/// The same without the fast path.
+pub(super) const NETATTACH_BRIDGED: &str = "netattach, fastPath false";
 pub(super) const IPTABLES: &str = "iptables";
 
 const BRIDGE_NAME: &str = "plain0";
@@ -87,7 +89,8 @@ pub(super) fn make_bridge() -> anyhow::Result<()> {
     Netlink::open()?.send(vec![netlink::bridge(BRIDGE_NAME, BRIDGE_INDEX)]).context("make a bridge")
 }
 
-/// Pairs of pods that netattach attached, the server of each with a policy of as many peers as said.
+/// Pairs of pods that netattach attached, the server of each with a policy of as many peers as said; the first number once
+/// more on a network without the fast path.
 pub(super) fn netattach(
     node: &Node,
     mut pods: impl Iterator<Item = Pod>,
@@ -99,22 +102,28 @@ pub(super) fn netattach(
     let mut objects: Vec<Value> = agent::namespaces().into();
     objects.push(agent::network("kube-system", "default", &bridge("netattach0", 110)));
     objects.push(agent::network(NAMESPACE, "data", &bridge("netattach1", 120)));
+    let mut slow = bridge("netattach2", 120);
+    slow["fastPath"] = false.into();
+    objects.push(agent::network(NAMESPACE, "slow", &slow));
+    let bridged = rules.first().map(|count| (NETATTACH_BRIDGED, "slow", count));
     let mut paths = Vec::new();
-    for count in rules {
+    for (name, network, count) in rules.iter().map(|count| (NETATTACH, "data", count)).chain(bridged) {
         let (client, server) = two(&mut pods)?;
         for pod in [&client, &server] {
-            let wish = json!([{"name": "data", "interface": "net1", "ips": [format!("{}/{PREFIX}", address_of(pod, 120))]}]);
+            let wish = json!([{"name": network, "interface": "net1", "ips": [format!("{}/{PREFIX}", address_of(pod, 120))]}]);
             objects.push(agent::pod(pod, &wish.to_string()));
         }
-        objects.push(policy(&server, *count, address_of(&client, 120)));
+        objects.push(policy(&server, network, *count, address_of(&client, 120)));
         let address = address_of(&server, 120);
-        paths.push(Path { name: NETATTACH, rules: Some(*count), client, server, address });
+        paths.push(Path { name, rules: Some(*count), client, server, address });
     }
     let agent = Agent::start(node, &objects)?;
     for pod in paths.iter().flat_map(|path| [&path.client, &path.server]) {
         agent.call("ADD", pod, &pod.new_container())?;
         many_ports(pod)?;
     }
+    // Both ends of every path but the last, and every pod's default network.
+    agent.wait_for_fast_path(4 * paths.len() - 2)?;
     Ok((agent, paths))
 }
 
@@ -157,14 +166,14 @@ fn peers(count: u32, last: Ipv4Addr) -> impl Iterator<Item = Ipv4Addr> {
     strangers.chain([last])
 }
 
-fn policy(server: &Pod, count: u32, client: Ipv4Addr) -> Value {
+fn policy(server: &Pod, network: &str, count: u32, client: Ipv4Addr) -> Value {
     let blocks: Vec<Value> =
         peers(count, client).map(|peer| json!({"ipBlock": {"cidr": format!("{peer}/32")}})).collect();
     json!({
         "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
         "metadata": {
-            "namespace": NAMESPACE, "name": format!("allow-{count}"),
-            "annotations": {"k8s.v1.cni.cncf.io/policy-for": "data"},
+            "namespace": NAMESPACE, "name": format!("allow-{count}-on-{network}"),
+            "annotations": {"k8s.v1.cni.cncf.io/policy-for": network},
         },
         "spec": {
             "podSelector": {"matchLabels": {"number": server.number.to_string()}},

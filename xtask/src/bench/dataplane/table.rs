@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::RULES;
 use super::figures::{Figures, Report, Series};
-use super::paths::{BRIDGE, IPTABLES, NETATTACH, VETH};
+use super::paths::{BRIDGE, IPTABLES, NETATTACH, NETATTACH_BRIDGED, VETH};
 use crate::bench::document;
 
 /// Both tables and what they mean.
@@ -31,7 +31,13 @@ fn paths(report: &Report) -> String {
     let header =
         ["", "requests/s", "range", "to bridge", "to veth", "connections/s", "range", "to bridge", "to veth"];
     let smallest = Some(RULES[0]);
-    let shown = [(VETH, None), (BRIDGE, None), (IPTABLES, smallest), (NETATTACH, smallest)];
+    let shown = [
+        (VETH, None),
+        (BRIDGE, None),
+        (IPTABLES, smallest),
+        (NETATTACH, smallest),
+        (NETATTACH_BRIDGED, smallest),
+    ];
     let found = shown.into_iter().filter_map(|(name, rules)| report.find(name, rules));
     let rows: Vec<Vec<String>> = found.map(|figures| row(figures, report)).collect();
     document::aligned(&header, &rows)
