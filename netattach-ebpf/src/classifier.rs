@@ -108,7 +108,11 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<Sort, Denied> 
     if scope.hook == Hook::ToPod && unguarded {
         return Ok(Sort::Data);
     }
-    frame::pull(ctx, packet::HEADERS);
+    if frame::says_ipv6(ctx) {
+        frame::pull(ctx, packet::HEADERS_V6);
+    } else {
+        frame::pull(ctx, packet::HEADERS_V4);
+    }
     let mut room = MaybeUninit::<Frame>::uninit();
     frame::read(ctx, scope, &mut room)?;
     // SAFETY: `read` has written it unless it failed.

@@ -70,6 +70,13 @@ pub(crate) fn ifindex(ctx: &TcContext) -> u32 {
     unsafe { (*ctx.skb.skb).ifindex }
 }
 
+/// Whether the kernel takes the packet for IPv6. Of a tagged frame it may not say so: its headers are read elsewhere.
+#[inline(always)]
+pub(crate) fn says_ipv6(ctx: &TcContext) -> bool {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe { (*ctx.skb.skb).protocol == u32::from(ethertype::IPV6.to_be()) }
+}
+
 /// Makes the first `headers` bytes readable in place. A packet shorter than that stays as it is.
 #[inline(always)]
 pub(crate) fn pull(ctx: &TcContext, headers: usize) {

@@ -7,7 +7,7 @@ use aya_ebpf::{
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 use netattach_common::{DropReason, Hook, Limits, Rate, attachment::flag, limit::wire_length};
 
-use crate::{classifier::Scope, maps};
+use crate::{classifier::Scope, frame, maps};
 
 /// Charges a packet that may pass otherwise to the attachment's bandwidth.
 #[inline(always)]
@@ -108,12 +108,11 @@ fn on_the_wire(ctx: &TcContext) -> u32 {
     /// More than any packet has; [`Rate::cost`] needs a bound.
     const MOST: u32 = 1 << 20;
     // SAFETY: the context pointer is valid while the program runs.
-    let (said, segment, protocol) =
-        unsafe { ((*ctx.skb.skb).wire_len, (*ctx.skb.skb).gso_size, (*ctx.skb.skb).protocol) };
+    let (said, segment) = unsafe { ((*ctx.skb.skb).wire_len, (*ctx.skb.skb).gso_size) };
     let length = ctx.len();
     if said > length {
         return said.min(MOST);
     }
-    let headers = if protocol == u32::from(0x86dd_u16.to_be()) { HEADERS_V6 } else { HEADERS_V4 };
+    let headers = if frame::says_ipv6(ctx) { HEADERS_V6 } else { HEADERS_V4 };
     wire_length(length, headers, segment).min(MOST)
 }

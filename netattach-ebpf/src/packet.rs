@@ -21,8 +21,12 @@ use crate::{
 const IPV4_LEN: usize = size_of::<Ipv4Header>();
 /// Length of an IPv6 header.
 pub(crate) const IPV6_LEN: usize = size_of::<Ipv6Header>();
-/// Ethernet, IPv6 and the part of TCP that is read.
-pub(crate) const HEADERS: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
+/// Ethernet, IPv4 and the part of TCP that is read, which is the longest of the transports'; ARP is shorter. What a pod's
+/// own TCP sends has its headers in place and its payload elsewhere: asking for one byte more than the headers would have
+/// each such packet copied.
+pub(crate) const HEADERS_V4: usize = ETHERNET_LEN + IPV4_LEN + size_of::<TcpHeader>();
+/// The same with IPv6.
+pub(crate) const HEADERS_V6: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
 
 /// What differs between the versions of IP, apart from the bytes of their headers.
 pub(crate) trait Version: Address {
