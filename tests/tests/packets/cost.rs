@@ -39,5 +39,17 @@ fn nanoseconds_per_packet() {
     print("new flow, from the pod, IPv4", &rig, FromPod, &from_pod().tcp(4, 2, flags).frame());
     print("new flow, to the pod, IPv6", &rig, ToPod, &to_pod6().tcp(3, 2, flags).frame());
     rig.enforce(Some(&deny_all()), None);
+    let fast = super::fast::FastRig::new();
+    print("open, by the fast path, IPv4", &fast.rig, FromPod, &from_pod().tcp(1, 2, ACK).frame());
+    let ingress = fast.rig.install(&allow_all());
+    fast.rig.dataplane.set_policy(super::fast::PEER, PolicyIds { ingress, egress: 0 }).unwrap();
+    print(
+        "established, receiver isolated, fast path",
+        &fast.rig,
+        FromPod,
+        &from_pod().tcp(1, 2, ACK).frame(),
+    );
+    fast.rig.enforce(Some(&allow_all()), None);
+    print("established, both isolated, fast path", &fast.rig, FromPod, &from_pod().tcp(1, 2, ACK).frame());
     print("denied, to the pod, IPv4", &rig, ToPod, &to_pod().tcp(9, 2, SYN).frame());
 }

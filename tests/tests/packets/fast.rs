@@ -9,7 +9,7 @@ use netattach_tests::packet::PEER_MAC;
 use super::*;
 
 /// The pod at [`PEER_V4`], behind a device of its own.
-const PEER: u32 = 8;
+pub(super) const PEER: u32 = 8;
 const PEER_DEVICE: u32 = 1_000_000;
 const BRIDGE: u32 = 77;
 /// What `bpf_redirect_peer` has a program return.
@@ -17,8 +17,8 @@ const REDIRECT: i32 = 7;
 const STACK: i32 = -1;
 const DROP: i32 = 2;
 
-struct FastRig {
-    rig: Rig,
+pub(super) struct FastRig {
+    pub(super) rig: Rig,
     fast: FastPath,
 }
 
@@ -35,7 +35,7 @@ struct Moved {
 
 impl FastRig {
     /// Two attachments on one bridge, both on the fast path, with an agent that watches.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let rig = Rig::new();
         let fast = rig.dataplane.fast_path().unwrap();
         let mut rig = Self { rig, fast };
