@@ -31,8 +31,10 @@ fn node() -> Node {
     }
     let storage = node.host_local(&["10.51.0.0/24", "fd00:51::/64"]);
     let lan = node.host_local(&["10.52.0.0/24"]);
+    // Both ends of the link get a queue.
+    let bandwidth = json!({"ingressRate": 1_000_000_000, "egressRate": 1_000_000_000});
     let networks = [
-        ("storage", json!({"cniVersion": "1.0.0", "type": "veth", "ipam": storage})),
+        ("storage", json!({"cniVersion": "1.0.0", "type": "veth", "bandwidth": bandwidth, "ipam": storage})),
         ("lan", json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": lan})),
         ("odd", json!({"cniVersion": "1.0.0", "plugins": PLUGINS.map(|name| json!({"type": name}))})),
     ];

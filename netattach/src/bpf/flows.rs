@@ -155,19 +155,21 @@ impl FlowTable {
         let mut told = BTreeMap::new();
         let mut left = ROUND;
         while left > 0 {
-            let mut each = |entry: &FlowEntry| -> Option<Ending> {
-                let ended = entry.flow.is_expired(entry.protocol, now);
+            let Census { v4: in_v4, v6: in_v6, by_attachment } = &mut *counting;
+            let entries = if position.in_v6 { in_v6 } else { in_v4 };
+            let mut judge = |protocol: u8, flow: &Flow| {
+                let ended = flow.is_expired(protocol, now);
                 if !ended {
-                    *if entry.opener.0.is_ipv4() { &mut counting.v4 } else { &mut counting.v6 } += 1;
-                    *counting.by_attachment.entry(entry.flow.attachment).or_default() += 1;
+                    *entries += 1;
+                    *by_attachment.entry(flow.attachment).or_default() += 1;
                 }
                 ended.then_some(Ending::Expired)
             };
             let mut end = |ended: Ended| self.tell(&mut told, ended);
             let batch = if position.in_v6 {
-                v6.look(position.next, now, &mut each, &mut end)?
+                v6.look(position.next, now, |key, flow| judge(key.protocol, flow), &mut end)?
             } else {
-                v4.look(position.next, now, &mut each, &mut end)?
+                v4.look(position.next, now, |key, flow| judge(key.protocol, flow), &mut end)?
             };
             // A batch without entries has still gone through buckets.
             left = left.saturating_sub(batch.count.max(1));
@@ -203,16 +205,19 @@ impl FlowTable {
             std::mem::take(&mut *gone)
         };
         let (now, mut told) = (now(), BTreeMap::new());
-        let mut each = |entry: &FlowEntry| {
-            let ours =
-                [entry.opener.0, entry.responder.0].iter().any(|end| gone.contains(&(entry.zone, *end)));
-            ours.then_some(Ending::Detached)
-        };
         let mut end = |ended: Ended| self.tell(&mut told, ended);
+        let in_v4 = family(&gone, |address| match address {
+            IpAddr::V4(address) => Some(Ip4::from(address)),
+            IpAddr::V6(_) => None,
+        });
+        let in_v6 = family(&gone, |address| match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(address) => Some(Ip6::from(address)),
+        });
         let done = passes
             .v4
-            .look_at_all(now, &mut each, &mut end)
-            .and_then(|()| passes.v6.look_at_all(now, &mut each, &mut end));
+            .take_out_all(&in_v4, now, &mut end)
+            .and_then(|()| passes.v6.take_out_all(&in_v6, now, &mut end));
         if done.is_err() {
             lock(&self.gone).extend(gone);
         }
@@ -298,42 +303,47 @@ where
         Ok(Self { name, fd, map, keys: Vec::new(), values: Vec::new(), capacity })
     }
 
-    /// Looks at the entries of one batch and takes out those that `each` gives an ending.
+    /// Looks at the entries of one batch and takes out those that `judge` gives an ending.
     fn look(
         &mut self,
         from: Option<u32>,
         now: u32,
-        each: &mut dyn FnMut(&FlowEntry) -> Option<Ending>,
+        mut judge: impl FnMut(&FlowKey<A>, &Flow) -> Option<Ending>,
         end: &mut dyn FnMut(Ended),
     ) -> Result<Batch, BpfError> {
         let batch = self.read(from)?;
         for index in 0..batch.count {
             let (key, flow) = (self.keys[index], self.values[index]);
-            let entry = entry(&key, flow);
-            let Some(ending) = each(&entry) else { continue };
-            if let Some(flow) = self.take_out(&key, |flow| match ending {
-                Ending::Expired => flow.is_expired(key.protocol, now),
-                Ending::Detached => true,
-            })? {
-                end(Ended { at: now, entry: FlowEntry { flow, ..entry }, ending });
+            let Some(ending) = judge(&key, &flow) else { continue };
+            let still = |flow: &Flow| ending == Ending::Detached || flow.is_expired(key.protocol, now);
+            if let Some(flow) = self.take_out(&key, still)? {
+                end(Ended { at: now, entry: entry(&key, flow), ending });
             }
         }
         Ok(batch)
     }
 
-    fn look_at_all(
+    /// Takes out every flow of these hosts.
+    fn take_out_all(
         &mut self,
+        hosts: &[(u32, A)],
         now: u32,
-        each: &mut dyn FnMut(&FlowEntry) -> Option<Ending>,
         end: &mut dyn FnMut(Ended),
     ) -> Result<(), BpfError> {
         let mut next = None;
-        loop {
-            next = self.look(next, now, each, end)?.next;
+        while !hosts.is_empty() {
+            let judge = |key: &FlowKey<A>, _: &Flow| {
+                let ours = |(zone, host): &(u32, A)| {
+                    *zone == key.zone && (host.same(&key.low) || host.same(&key.high))
+                };
+                hosts.iter().any(ours).then_some(Ending::Detached)
+            };
+            next = self.look(next, now, judge, end)?.next;
             if next.is_none() {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 
     /// Fills `keys` and `values`.
@@ -394,6 +404,11 @@ fn none<A: Address>() -> FlowKey<A> {
         protocol: 0,
         tags: [0; 3],
     }
+}
+
+/// The hosts that have an address of one family.
+fn family<A>(hosts: &BTreeSet<Host>, address: impl Fn(IpAddr) -> Option<A>) -> Vec<(u32, A)> {
+    hosts.iter().filter_map(|(zone, host)| Some((*zone, address(*host)?))).collect()
 }
 
 fn ip<A: Address>(address: A) -> IpAddr {

@@ -53,3 +53,43 @@ fn nanoseconds_per_packet() {
     print("established, both isolated, fast path", &fast.rig, FromPod, &from_pod().tcp(1, 2, ACK).frame());
     print("denied, to the pod, IPv4", &rig, ToPod, &to_pod().tcp(9, 2, SYN).frame());
 }
+
+/// As above: how long it takes to go through the flow table, which every DEL on a node with policies does.
+#[test]
+#[ignore = "prints milliseconds per pass"]
+#[allow(clippy::print_stdout, reason = "its whole purpose")]
+fn milliseconds_per_pass_over_the_flow_table() {
+    let whole = netattach_common::capacity::FLOWS_V4 as u32;
+    let rig = Rig::sized(|config| Config {
+        max_flows_v4: whole,
+        max_flows_v6: netattach_common::capacity::FLOWS_V6 as u32,
+        ..config
+    });
+    rig.enforce(None, Some(&allow_all()));
+    assert_eq!(rig.run(FromPod, &from_pod().udp(1, 2).frame()), Ok(()));
+    let mut flows = rig.flows();
+    let (key, flow) = flows.iter().next().unwrap().unwrap();
+    let table = rig.dataplane.flows().unwrap();
+    let somebody = (1, "10.9.9.9".parse().unwrap());
+    let mut filled = 1;
+    for entries in [1, 1000, 10_000, 100_000, whole * 9 / 10] {
+        for number in filled..entries {
+            let bytes = number.to_be_bytes();
+            let key = FlowKey { zone: 1, tags: [bytes[1], bytes[2], bytes[3]], ..key };
+            flows.insert(key, flow, 0).unwrap();
+        }
+        filled = entries;
+        let times: Vec<_> = (0..5)
+            .map(|_| {
+                let started = std::time::Instant::now();
+                table.purge([somebody]).unwrap();
+                started.elapsed()
+            })
+            .collect();
+        println!(
+            "{entries:>7} flows {:>8.2?} (best of 5, worst {:.2?})",
+            times.iter().min().unwrap(),
+            times.iter().max().unwrap()
+        );
+    }
+}

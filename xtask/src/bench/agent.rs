@@ -35,19 +35,34 @@ impl Agent {
     /// Starts an agent that reads these objects, and waits until it listens. The cluster-wide network is
     /// `kube-system/default`.
     pub(super) fn start(node: &Node, objects: &[Value]) -> anyhow::Result<Self> {
-        let directory = |name: &str| fresh_directory(&node.scratch().join(name));
+        Self::start_as(node, "agent", objects, &json!({}))
+    }
+
+    /// The same for one of several agents, by name, with settings of its own.
+    pub(super) fn start_as(
+        node: &Node,
+        name: &str,
+        objects: &[Value],
+        settings: &Value,
+    ) -> anyhow::Result<Self> {
+        let own = fresh_directory(&node.scratch().join(name))?;
+        let directory = |name: &str| fresh_directory(&own.join(name));
         let (source, run, state) = (directory("source")?, directory("run")?, directory("state")?);
+        let (config, log_file) = (own.join("config.yaml"), own.join("agent.log"));
+        fs::write(&config, settings.to_string()).context("write the agent's settings")?;
         // JSON is YAML.
         for (number, object) in objects.iter().enumerate() {
             fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
                 .context("write a manifest")?;
         }
-        let bpffs = PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}", std::process::id()));
-        let log = fs::File::create(node.scratch().join("agent.log")).context("create the agent's log")?;
+        let bpffs = PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}-{name}", std::process::id()));
+        let log = fs::File::create(&log_file).context("create the agent's log")?;
         let mut command = Command::new(tree::dist().join("netattachd"));
         // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
         unsafe { command.pre_exec(end_with_parent) };
         let process = command
+            .arg("--config")
+            .arg(&config)
             .arg("--source")
             .arg(&source)
             .arg("--run-dir")
@@ -66,7 +81,7 @@ impl Agent {
         let shim = tree::dist().join("netattach");
         let mut agent = Self { process, shim, socket: run.join("netattach.sock"), state, bpffs };
         if let Err(error) = agent.wait_until_it_listens() {
-            let log = fs::read_to_string(node.scratch().join("agent.log")).unwrap_or_default();
+            let log = fs::read_to_string(&log_file).unwrap_or_default();
             return Err(error.context(format!("netattachd said:\n{}", log.trim_end())));
         }
         Ok(agent)

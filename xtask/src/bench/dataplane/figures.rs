@@ -17,6 +17,8 @@ pub(super) struct Report {
     /// Samples of each figure.
     pub(super) rounds: u16,
     pub(super) paths: Vec<Figures>,
+    /// What a flood of new flows costs those beside it.
+    pub(super) flood: Option<super::flood::Flood>,
 }
 
 /// Rates that one path was measured at.
@@ -65,6 +67,7 @@ impl Report {
                     connections: Series::new(samples.connections),
                 })
                 .collect(),
+            flood: None,
         }
     }
 
@@ -74,7 +77,7 @@ impl Report {
 }
 
 impl Series {
-    fn new(samples: Vec<f64>) -> Self {
+    pub(super) fn new(samples: Vec<f64>) -> Self {
         let mut sorted = samples.clone();
         sorted.sort_by(f64::total_cmp);
         let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);

@@ -134,11 +134,16 @@ fn enter(namespace: BorrowedFd<'_>) -> anyhow::Result<()> {
 }
 
 fn pin() -> anyhow::Result<()> {
-    let mut first = CpuSet::new();
-    first.set(0);
-    sched_setaffinity(None, &first).context("stay on the first processor")
+    stay_on(0)
 }
 
-fn joined<T>(joined: thread::Result<anyhow::Result<T>>) -> anyhow::Result<T> {
+/// Keeps the calling thread on one processor.
+pub(super) fn stay_on(processor: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    sched_setaffinity(None, &set).with_context(|| format!("stay on processor {processor}"))
+}
+
+pub(super) fn joined<T>(joined: thread::Result<anyhow::Result<T>>) -> anyhow::Result<T> {
     joined.map_err(|_| anyhow!("a thread of the benchmark panicked"))?
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask bench dataplane`: how fast packets get from pod to pod, beside a bridge, a bare cable and iptables.
 
 mod figures;
+mod flood;
 mod load;
 mod paths;
 mod table;
@@ -49,7 +50,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 
 fn measure(options: &Options) -> anyhow::Result<Report> {
     let node = Node::enter()?;
-    let mut pods = node.pods((2 * (3 + 2 * RULES.len())) as u16)?.into_iter();
+    let mut pods = node.pods((2 * (3 + 2 * RULES.len()) + flood::PODS) as u16)?.into_iter();
     let mut all = Vec::new();
     let mut agent = None;
     screen::step("paths", |progress| {
@@ -89,5 +90,12 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
         Ok(Done::Was(format!("{} samples of {:?} each", 2 * options.rounds.get(), options.sample)))
     })?;
     drop(agent);
-    Ok(Report::new(options, all.iter().zip(samples)))
+    let mut flooded = None;
+    screen::step("flood", |progress| {
+        flooded = Some(flood::measure(&node, &mut pods, options, &mut |text| progress.note(text))?);
+        Ok(Done::Was("new flows from one pod, connections between two others".to_owned()))
+    })?;
+    let mut report = Report::new(options, all.iter().zip(samples));
+    report.flood = flooded;
+    Ok(report)
 }

@@ -27,7 +27,7 @@ const BRIDGE_NAME: &str = "plain0";
 const BRIDGE_INDEX: u32 = 20;
 const NEAR_INDEX: u32 = 1000;
 const POD_INDEX: u32 = 10;
-const PREFIX: u8 = 16;
+pub(super) const PREFIX: u8 = 16;
 /// Any group but that of everything else.
 const GROUP: u32 = 7;
 /// The port that a policy allows is a range that holds the port of every sample.
@@ -127,7 +127,7 @@ pub(super) fn netattach(
     Ok((agent, paths))
 }
 
-fn two(pods: &mut impl Iterator<Item = Pod>) -> anyhow::Result<(Pod, Pod)> {
+pub(super) fn two(pods: &mut impl Iterator<Item = Pod>) -> anyhow::Result<(Pod, Pod)> {
     let mut next = || pods.next().context("too few pods were made");
     Ok((next()?, next()?))
 }
@@ -145,14 +145,14 @@ fn set_up(pod: &Pod, network: u8) -> anyhow::Result<Ipv4Addr> {
 }
 
 /// Connections that follow each other fast need more ports than a pod has by default.
-fn many_ports(pod: &Pod) -> anyhow::Result<()> {
+pub(super) fn many_ports(pod: &Pod) -> anyhow::Result<()> {
     in_namespace(pod.namespace(), || {
         fs::write("/proc/sys/net/ipv4/ip_local_port_range", "30000 65000")
             .context("widen a pod's range of ports")
     })
 }
 
-fn address_of(pod: &Pod, network: u8) -> Ipv4Addr {
+pub(super) fn address_of(pod: &Pod, network: u8) -> Ipv4Addr {
     let [high, low] = (pod.number + 256).to_be_bytes();
     Ipv4Addr::new(10, network, high, low)
 }
@@ -166,7 +166,7 @@ fn peers(count: u32, last: Ipv4Addr) -> impl Iterator<Item = Ipv4Addr> {
     strangers.chain([last])
 }
 
-fn policy(server: &Pod, network: &str, count: u32, client: Ipv4Addr) -> Value {
+pub(super) fn policy(server: &Pod, network: &str, count: u32, client: Ipv4Addr) -> Value {
     let blocks: Vec<Value> =
         peers(count, client).map(|peer| json!({"ipBlock": {"cidr": format!("{peer}/32")}})).collect();
     json!({

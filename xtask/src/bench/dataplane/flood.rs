@@ -1,0 +1,244 @@
+//! What a flood of new flows from one pod costs two others, with and without the limit of new flows per attachment.
+//!
+//! The flood has a processor of its own, as its packets are handled where they are sent: what the others lose is what they share
+//! with it, the flow table above all. It is sent by a raw socket: every packet is a TCP SYN from another pair of ports, with a
+//! checksum that its receiver refuses, so that no answer follows.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Options;
+use super::figures::Series;
+use super::load::{self, Kind, Route, in_namespace, joined, stay_on};
+use super::paths::{PORTS, PREFIX, address_of, many_ports, policy, two};
+use crate::bench::agent::{self, Agent, NAMESPACE};
+use crate::bench::document;
+use crate::bench::pods::{Node, Pod, fresh_directory};
+
+/// Pods that [`measure`] takes.
+pub(super) const PODS: usize = 8;
+/// Rules of the policy over the server beside the flood.
+const RULES: u32 = 10;
+/// Processor of the flood; [`load::sample`] has the first.
+const PROCESSOR: usize = 1;
+/// How long the flood runs before it is measured beside it.
+const HEAD_START: Duration = Duration::from_millis(100);
+
+/// What was found out. Connections per second, in the order of the columns.
+#[derive(Serialize)]
+pub(super) struct Flood {
+    /// Without a flood.
+    quiet: Series,
+    /// With one, and `newFlowsPerSecond` as it is by default.
+    limited: Series,
+    /// With one, and `newFlowsPerSecond: 0`.
+    unlimited: Series,
+    /// Packets per second that the flood consisted of, in both cases.
+    packets: Series,
+}
+
+/// One agent with its pods.
+struct Side {
+    _agent: Agent,
+    client: Pod,
+    server: Pod,
+    flooder: Pod,
+    sink: Pod,
+    network: u8,
+}
+
+/// Takes all three samples in turn, round by round.
+///
+/// # Errors
+/// There is one processor only, or something cannot be set up.
+pub(super) fn measure(
+    node: &Node,
+    pods: &mut impl Iterator<Item = Pod>,
+    options: &Options,
+    note: &mut dyn FnMut(&str),
+) -> anyhow::Result<Flood> {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    ensure!(processors > PROCESSOR, "the flood needs a second processor");
+    let limited = Side::new(node, pods, "limited", 130, &json!({}))?;
+    let unlimited = Side::new(node, pods, "unlimited", 140, &json!({"newFlowsPerSecond": 0}))?;
+    let mut ports = PORTS.cycle();
+    let mut port = || ports.next().unwrap_or(*PORTS.start());
+    // These do not count: they resolve addresses and warm caches.
+    for side in [&limited, &unlimited] {
+        side.sample(port(), Duration::from_millis(50))?;
+        side.flooded(port(), Duration::from_millis(50))?;
+    }
+    let [mut quiet, mut with, mut without, mut packets] = [const { Vec::new() }; 4];
+    for round in 1..=options.rounds.get() {
+        note(&format!("round {round} of {}", options.rounds));
+        quiet.push(limited.sample(port(), options.sample)?);
+        for (side, rates) in [(&limited, &mut with), (&unlimited, &mut without)] {
+            let (rate, sent) = side.flooded(port(), options.sample)?;
+            rates.push(rate);
+            packets.push(sent);
+        }
+    }
+    Ok(Flood {
+        quiet: Series::new(quiet),
+        limited: Series::new(with),
+        unlimited: Series::new(without),
+        packets: Series::new(packets),
+    })
+}
+
+impl Side {
+    fn new(
+        node: &Node,
+        pods: &mut impl Iterator<Item = Pod>,
+        name: &str,
+        network: u8,
+        settings: &Value,
+    ) -> anyhow::Result<Self> {
+        let ((client, server), (flooder, sink)) = (two(pods)?, two(pods)?);
+        let leases = fresh_directory(&node.scratch().join(format!("leases-{name}")))?;
+        let bridge = |bridge: &str, network: u8| {
+            let subnet = format!("10.{network}.0.0/{PREFIX}");
+            json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": bridge, "capabilities": {"ips": true},
+                   "ipam": {"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": subnet}]]}})
+        };
+        let mut objects: Vec<Value> = agent::namespaces().into();
+        objects.push(agent::network(
+            "kube-system",
+            "default",
+            &bridge(&format!("fl{network}d"), network + 1),
+        ));
+        objects.push(agent::network(NAMESPACE, "data", &bridge(&format!("fl{network}"), network)));
+        for pod in [&client, &server, &flooder, &sink] {
+            let address = format!("{}/{PREFIX}", address_of(pod, network));
+            let wish = json!([{"name": "data", "interface": "net1", "ips": [address]}]);
+            objects.push(agent::pod(pod, &wish.to_string()));
+        }
+        objects.push(policy(&server, "data", RULES, address_of(&client, network)));
+        // Only what is isolated is tracked.
+        objects.push(egress(&flooder, address_of(&sink, network)));
+        let agent = Agent::start_as(node, name, &objects, settings)?;
+        for pod in [&client, &server, &flooder, &sink] {
+            agent.call("ADD", pod, &pod.new_container())?;
+            many_ports(pod)?;
+        }
+        Ok(Self { _agent: agent, client, server, flooder, sink, network })
+    }
+
+    /// Connections per second from client to server.
+    fn sample(&self, port: u16, time: Duration) -> anyhow::Result<f64> {
+        let route = Route {
+            client: self.client.namespace(),
+            server: self.server.namespace(),
+            address: address_of(&self.server, self.network),
+        };
+        load::sample(&route, Kind::Connections, port, time)
+    }
+
+    /// The same beside a flood, and how many packets per second that had.
+    fn flooded(&self, port: u16, time: Duration) -> anyhow::Result<(f64, f64)> {
+        let stop = AtomicBool::new(false);
+        let sink = address_of(&self.sink, self.network);
+        thread::scope(|scope| {
+            let flooding = scope.spawn(|| flood(self.flooder.namespace(), sink, &stop));
+            thread::sleep(HEAD_START);
+            let rate = self.sample(port, time);
+            stop.store(true, Ordering::Relaxed);
+            let sent = joined(flooding.join());
+            Ok((rate?, sent?))
+        })
+    }
+}
+
+/// Sends SYNs from ever other ports until told to stop. Packets per second.
+fn flood(from: BorrowedFd<'_>, to: Ipv4Addr, stop: &AtomicBool) -> anyhow::Result<f64> {
+    in_namespace(from, || {
+        stay_on(PROCESSOR)?;
+        let raw =
+            socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::TCP)).context("open a raw socket")?;
+        let to = SocketAddrV4::new(to, 0);
+        let (begun, mut sent) = (Instant::now(), 0_u32);
+        while !stop.load(Ordering::Relaxed) {
+            match sendto(&raw, &syn(sent), SendFlags::empty(), &to) {
+                Ok(_) => sent = sent.wrapping_add(1),
+                // The receiver's queue is full, or its address is not resolved yet.
+                Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::AGAIN) => {}
+                Err(error) => return Err(error).context("flood"),
+            }
+        }
+        Ok(f64::from(sent) / begun.elapsed().as_secs_f64())
+    })
+}
+
+/// A TCP header (RFC 9293, 3.1) whose ports say how many there were before it.
+fn syn(number: u32) -> [u8; 20] {
+    let mut header = [0; 20];
+    header[..4].copy_from_slice(&number.to_be_bytes());
+    // Five words of header, SYN, and a checksum that is right for no packet.
+    header[12] = 5 << 4;
+    header[13] = 2;
+    header[16..18].copy_from_slice(&[0xff, 0xff]);
+    header
+}
+
+/// The pod may open whatever it wants to one address.
+fn egress(pod: &Pod, to: Ipv4Addr) -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
+        "metadata": {
+            "namespace": NAMESPACE, "name": "flooder",
+            "annotations": {"k8s.v1.cni.cncf.io/policy-for": "data"},
+        },
+        "spec": {
+            "podSelector": {"matchLabels": {"number": pod.number.to_string()}},
+            "policyTypes": ["Egress"],
+            "egress": [{"to": [{"ipBlock": {"cidr": format!("{to}/32")}}]}],
+        },
+    })
+}
+
+/// The figures and what they mean.
+pub(super) fn table(flood: &Flood) -> String {
+    let row = |name: &str, series: &Series| {
+        vec![
+            name.to_owned(),
+            format!("{:.0}", series.median),
+            format!("{:.0}-{:.0}", series.minimum, series.maximum),
+            format!("{:.2}", series.median / flood.quiet.median),
+        ]
+    };
+    let rows = [
+        row("no flood", &flood.quiet),
+        row("flood, new flows limited", &flood.limited),
+        row("flood, new flows not limited", &flood.unlimited),
+    ];
+    let mut text = document::aligned(&["", "connections/s", "range", "to no flood"], &rows);
+    let _ = writeln!(
+        text,
+        "\nConnections per second between two pods of netattach, the server under {RULES} rules, while another pod \
+         opens flows as fast as it can: {:.0} SYNs per second (median), on a processor of its own. Limited: \
+         `newFlowsPerSecond` as by default; not limited: 0.",
+        flood.packets.median
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_syn_is_another_flow() {
+        let header = syn(0x0001_0002);
+        assert_eq!((&header[..4], header[13]), (&[0, 1, 0, 2][..], 2));
+        assert_ne!(syn(1), syn(2));
+    }
+}
