@@ -85,13 +85,14 @@ pub mod capacity {
     pub const ATTACHMENTS: usize = 8192;
     /// `na_addr4`, `na_addr6`: allowed source addresses.
     pub const ADDRESSES: usize = 32_768;
-    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes.
-    pub const PEERS_V4: usize = 131_072;
+    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes. A policy that takes another's place stands beside it for a
+    /// moment.
+    pub const PEERS_V4: usize = 262_144;
     /// `na_peer6`, `na_cidr6`: exact IPv6 peers, and IPv6 prefixes.
     pub const PEERS_V6: usize = 65_536;
     /// `na_l4`: port entries.
     pub const PORTS: usize = 262_144;
-    /// `na_rule`: rules.
+    /// `na_rule`: rules whose flows are counted.
     pub const RULES: usize = 65_536;
     /// `na_ct4`: IPv4 flows.
     pub const FLOWS_V4: usize = 262_144;

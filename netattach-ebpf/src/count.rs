@@ -1,6 +1,8 @@
-//! Counters: one block per attachment and CPU, so plain additions do.
+//! Counters: one block per attachment and CPU, so plain additions do, and one word per rule.
 
-use netattach_common::{Decline, DropReason, Hook, Stats};
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use netattach_common::{Decline, DropReason, Hook, RuleKey, Stats};
 
 use crate::maps;
 
@@ -73,19 +75,29 @@ pub(crate) fn declined(attachment: u32, reason: Decline) {
     }
 }
 
-/// Credits a rule with a flow it allowed.
+/// Credits a rule with a flow it allowed. The first one makes the counter: a policy of a hundred thousand rules, of
+/// which few are ever used, costs neither the agent the writing nor the node the memory of as many counters.
 #[inline(always)]
 pub(crate) fn rule(policy: u32, rule: u32) {
-    if let Some(flows) = maps::rule_counter(policy, rule) {
-        // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks.
-        unsafe { *flows += 1 };
+    let key = RuleKey { policy, rule };
+    // A second look finds the counter that another CPU has just made.
+    for _ in 0..2 {
+        if let Some(flows) = maps::rule_counter(&key) {
+            // SAFETY: a whole aligned word of a map, which only atomic operations change.
+            unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(flows, 1) };
+            return;
+        }
+        if maps::new_rule_counter(&key) {
+            return;
+        }
     }
 }
 
 #[inline(always)]
 fn with(attachment: u32, change: impl FnOnce(&mut Stats)) {
     if let Some(stats) = maps::stats(attachment) {
-        // SAFETY: as in `rule`: nobody else writes this CPU's block while the program runs. The agent may
+        // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks: nobody else writes
+        // this CPU's block while the program runs. The agent may
         // read it meanwhile and see a packet without its bytes.
         change(unsafe { &mut *stats });
     }

@@ -13,7 +13,7 @@
 //! | `na_peer4`, `na_peer6` | policy, address | class | agent | policy is refused whole |
 //! | `na_cidr4`, `na_cidr6` | policy, prefix | class | agent | policy is refused whole |
 //! | `na_l4` | policy, class, protocol, port prefix | [`PortRule`] | agent | policy is refused whole |
-//! | `na_rule` | policy, rule | flows allowed, per CPU | agent adds the entry, programs count | policy is refused whole |
+//! | `na_rule` | policy, rule | flows allowed | programs; agent clears | flows of further rules are not counted |
 //! | `na_ct4`, `na_ct6` | [`FlowKey`] | [`Flow`] | programs | least recently used flow is forgotten |
 //! | `na_frag4`, `na_frag6` | [`FragmentKey`] | [`Fragmented`] | programs | least recently used packet is forgotten |
 //! | `na_par` | [`ParentKey`] | [`ParentEntry`] | agent | attachment is refused |
@@ -28,14 +28,12 @@
 //! | `na_prog` | 0 | `na_fast` | agent | one entry |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
-//! The hash maps that only the agent fills are not preallocated: their memory follows their use.
+//! The hash maps that are not of least recent use are not preallocated: their memory follows their use.
 
 use crate::packet::Version;
 use aya_ebpf::{
-    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{
-        Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf, lpm_trie::Key,
-    },
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key},
     macros::btf_map,
     maps::ring_buf::RingBufEntry,
     programs::TcContext,
@@ -51,6 +49,8 @@ use netattach_common::{
 };
 
 const SPARSE: usize = BPF_F_NO_PREALLOC as usize;
+/// Only where there is no entry yet.
+const NO_EXIST: u64 = BPF_NOEXIST as u64;
 const SHARED: usize = BPF_F_MMAPABLE as usize;
 
 #[btf_map(name = "na_link")]
@@ -74,7 +74,7 @@ static PREFIX6: LpmTrie<PolicyAddress<Ip6>, u32, PEERS_V6> = LpmTrie::new();
 #[btf_map(name = "na_l4")]
 static PORT: LpmTrie<PortKey, PortRule, PORTS> = LpmTrie::new();
 #[btf_map(name = "na_rule")]
-static RULE: PerCpuHashMap<RuleKey, u64, RULES, SPARSE> = PerCpuHashMap::new();
+static RULE: HashMap<RuleKey, u64, RULES, SPARSE> = HashMap::new();
 #[btf_map(name = "na_ct4")]
 static FLOW4: LruHashMap<FlowKey<Ip4>, Flow, FLOWS_V4> = LruHashMap::new();
 #[btf_map(name = "na_ct6")]
@@ -136,10 +136,18 @@ pub(crate) fn stats(attachment: u32) -> Option<*mut Stats> {
     STATS.get_ptr_mut(attachment)
 }
 
-/// This CPU's counter of a rule.
+/// The counter of a rule, which every CPU counts with.
 #[inline(always)]
-pub(crate) fn rule_counter(policy: u32, rule: u32) -> Option<*mut u64> {
-    RULE.get_ptr_mut(&RuleKey { policy, rule })
+pub(crate) fn rule_counter(key: &RuleKey) -> Option<*mut u64> {
+    RULE.get_ptr_mut(key)
+}
+
+/// Gives a rule a counter that stands at one. `false`: it has one, or there is no room.
+#[inline(always)]
+pub(crate) fn new_rule_counter(key: &RuleKey) -> bool {
+    // Not `&1`, which would be a constant in a map of its own.
+    let first = 1;
+    RULE.insert(key, &first, NO_EXIST).is_ok()
 }
 
 /// The rule of the longest port entry within the first `bits` bits of `key`.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::flow::{self, WallClock};
 use super::health::Health;
@@ -20,8 +21,8 @@ use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, FastPath,
-    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyReport,
-    Readiness, RuleFlows, State, Status, Traffic, Untold,
+    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange,
+    PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold,
 };
 use crate::source::Source;
 
@@ -212,6 +213,17 @@ impl Reporter {
             fast_path_mode: self.enforcer.fast_paths().mode().name().into(),
             fast_path: self.fast_path(engine),
             flows: self.flow_table(),
+            policy_change: self.enforcer.last_change().map(|change| {
+                let us = |it: Duration| u64::try_from(it.as_micros()).unwrap_or(u64::MAX);
+                PolicyChange {
+                    read_us: us(change.read),
+                    compile_us: us(change.compiled),
+                    write_us: us(change.written),
+                    switch_us: us(change.switched),
+                    policies: change.policies as u64,
+                    attachments: change.attachments as u64,
+                }
+            }),
         }
     }
 

@@ -8,9 +8,9 @@ use netattach_common::attachment::flag;
 use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Rate, VlanKey};
 
 use super::BpfError;
+use super::entries::{absent, insert, keys};
 use super::parents::{Device, OnParent, Parents};
 use super::pin::{Pins, map_name};
-use super::policies::{absent, insert, keys};
 use crate::mac::Mac;
 
 /// What the programs are to know about an attachment.

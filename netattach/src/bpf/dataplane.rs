@@ -108,7 +108,7 @@ impl Dataplane {
             load::load(&object, &pins, &specs)?;
         }
         let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::CountCpus { path, source })?;
-        let mut policies = Policies::open(&pins, config, cpus)?;
+        let mut policies = Policies::open(&pins, config)?;
         let policy_words = map_words(&pins, config.max_attachments)?;
         if !current {
             let memory = policies.recall()?;
@@ -281,9 +281,18 @@ impl Dataplane {
         self.policies().allocate()
     }
 
-    /// Writes a policy under an id that nothing refers to yet: whole or not at all.
-    pub fn install_policy(&self, policy: u32, compiled: &CompiledPolicy) -> Result<(), BpfError> {
-        self.policies().install(policy, compiled)
+    /// Sees to it that no later agent hands out this policy id or one below it.
+    pub fn use_up_policy_ids(&self, last: u32) -> Result<(), BpfError> {
+        self.policies().use_up(last)
+    }
+
+    /// Writes policies under ids that nothing refers to yet, each whole or not at all: those that do not fit come back
+    /// with the reason ([`BpfError::OverCapacity`]).
+    pub fn install_policies(
+        &self,
+        policies: &[(u32, &CompiledPolicy)],
+    ) -> Result<BTreeMap<u32, BpfError>, BpfError> {
+        self.policies().install(policies)
     }
 
     /// Returns when no packet is judged any more that was so when it was called: after that, nobody reads policies that
@@ -298,9 +307,9 @@ impl Dataplane {
             .map_err(|source| BpfError::WaitForReaders(source.into()))
     }
 
-    /// Deletes a policy's entries. Nothing may refer to it any more. Idempotent.
-    pub fn remove_policy(&self, policy: u32) -> Result<(), BpfError> {
-        self.policies().remove(policy)
+    /// Deletes the entries of policies. Nothing may refer to them any more. Idempotent.
+    pub fn remove_policies(&self, policies: &BTreeSet<u32>) -> Result<(), BpfError> {
+        self.policies().remove(policies)
     }
 
     /// The policies with entries in the maps, for sweeping those that nothing refers to.
@@ -308,9 +317,10 @@ impl Dataplane {
         self.policies().installed()
     }
 
-    /// How many flows each rule of a policy has allowed since it was installed.
-    pub fn rule_flows(&self, policy: u32) -> Result<BTreeMap<RuleId, u64>, BpfError> {
-        self.policies().rule_flows(policy)
+    /// How many flows each rule has allowed since its policy was installed, by policy; rules that have allowed none
+    /// are left out, and so are those that found no room to be counted in.
+    pub fn rule_flows(&self) -> Result<BTreeMap<u32, BTreeMap<RuleId, u64>>, BpfError> {
+        self.policies().rule_flows()
     }
 
     /// The counters of an attachment, summed over CPUs. Id 0: packets of devices that are nobody's.

@@ -11,8 +11,8 @@ use netattach_common::{FastPort, FastStats, StationKey};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::BpfError;
+use super::entries::{absent, keys};
 use super::pin::{Pins, map_name};
-use super::policies::{absent, keys};
 use crate::mac::Mac;
 
 /// An attachment's place on the fast path.

@@ -13,8 +13,8 @@ use aya::maps::{HashMap, MapData, MapError};
 use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port};
 
 use super::BpfError;
+use super::entries::absent;
 use super::pin::{Pins, map_name};
-use super::policies::absent;
 use super::sys::{self, Batch};
 
 /// Entries that are looked at before others get their turn.

@@ -17,6 +17,7 @@
 
 mod attachments;
 mod dataplane;
+mod entries;
 mod error;
 mod fast;
 mod flows;
@@ -30,6 +31,7 @@ pub mod probe;
 mod records;
 mod rows;
 pub mod sys;
+mod table;
 
 pub use attachments::{Attachment, Checks};
 pub use dataplane::{Config, Dataplane};

@@ -7,8 +7,8 @@ use netattach_common::parent::flag;
 use netattach_common::{self as common, ParentEntry, ParentKey};
 
 use super::BpfError;
+use super::entries::{absent, insert};
 use super::pin::{Pins, map_name};
-use super::policies::{absent, insert};
 
 /// Where an attachment's frames are seen on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -112,8 +112,6 @@ enum MapKind {
     Array,
     /// Memory-mappable.
     SharedArray,
-    /// Not preallocated.
-    PerCpuHash,
     PerCpuArray,
     LruHash,
     LpmTrie,
@@ -129,7 +127,6 @@ impl MapKind {
             Self::Hash => (1, BPF_F_NO_PREALLOC),
             Self::Array => (2, 0),
             Self::SharedArray => (2, BPF_F_MMAPABLE),
-            Self::PerCpuHash => (5, BPF_F_NO_PREALLOC),
             Self::PerCpuArray => (6, 0),
             Self::ProgramArray => (3, 0),
             Self::LruHash => (9, 0),
@@ -159,7 +156,7 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
         spec::<Prefix<PolicyAddress<Ip4>>, u32>(name::PREFIX4, MapKind::LpmTrie, config.max_peers_v4),
         spec::<Prefix<PolicyAddress<Ip6>>, u32>(name::PREFIX6, MapKind::LpmTrie, config.max_peers_v6),
         spec::<Prefix<common::PortKey>, common::PortRule>(name::PORT, MapKind::LpmTrie, config.max_ports),
-        spec::<common::RuleKey, u64>(name::RULE, MapKind::PerCpuHash, config.max_rules),
+        spec::<common::RuleKey, u64>(name::RULE, MapKind::Hash, config.max_rules),
         spec::<FlowKey<Ip4>, common::Flow>(name::FLOW4, MapKind::LruHash, config.max_flows_v4),
         spec::<FlowKey<Ip6>, common::Flow>(name::FLOW6, MapKind::LruHash, config.max_flows_v6),
         spec::<FragmentKey<Ip4>, common::Fragmented>(name::FRAGMENT4, MapKind::LruHash, config.max_fragments),

@@ -1,101 +1,139 @@
 //! Installed policies and the memory of the agent: the maps that only the policy side writes.
 
-use std::borrow::BorrowMut;
 use std::collections::{BTreeMap, BTreeSet};
 
-use aya::Pod;
-use aya::maps::lpm_trie::Key;
-use aya::maps::{Array, HashMap, LpmTrie, MapData, MapError, PerCpuHashMap, PerCpuValues};
+use aya::maps::{Array, MapData};
 use netattach_common as common;
 use netattach_common::{Ip4, Ip6, PolicyAddress, PortKey, PortRule, RuleKey};
 
 use super::pin::{Pins, map_name};
-use super::rows::{Rows, Usage};
+use super::rows::{Keys, Prefix, Rows, Usage};
+use super::table::Table;
 use super::{BpfError, Config};
 use crate::policy::compiled::{CompiledPolicy, RuleId};
 
 /// Handles of the policy maps, and what is in them.
 pub(super) struct Policies {
-    rules: PerCpuHashMap<MapData, RuleKey, u64>,
-    ports: LpmTrie<MapData, PortKey, PortRule>,
-    peers_v4: HashMap<MapData, PolicyAddress<Ip4>, u32>,
-    peers_v6: HashMap<MapData, PolicyAddress<Ip6>, u32>,
-    prefixes_v4: LpmTrie<MapData, PolicyAddress<Ip4>, u32>,
-    prefixes_v6: LpmTrie<MapData, PolicyAddress<Ip6>, u32>,
+    rules: Table<RuleKey, u64>,
+    ports: Table<Prefix<PortKey>, PortRule>,
+    peers_v4: Table<PolicyAddress<Ip4>, u32>,
+    peers_v6: Table<PolicyAddress<Ip6>, u32>,
+    prefixes_v4: Table<Prefix<PolicyAddress<Ip4>>, u32>,
+    prefixes_v6: Table<Prefix<PolicyAddress<Ip6>>, u32>,
     memory: Array<MapData, common::Config>,
-    /// Entries of each policy that has any.
-    installed: BTreeMap<u32, Usage>,
+    /// The entries of each policy that has any: to take one out, nobody has to look for them.
+    installed: BTreeMap<u32, Keys>,
     used: Usage,
     capacity: Usage,
-    cpus: usize,
 }
 
 impl Policies {
     /// Opens the maps and takes stock.
-    pub(super) fn open(pins: &Pins, config: &Config, cpus: usize) -> Result<Self, BpfError> {
+    pub(super) fn open(pins: &Pins, config: &Config) -> Result<Self, BpfError> {
         let size = |entries: u32| entries as usize;
         let mut policies = Self {
-            rules: pins.open(map_name::RULE)?,
-            ports: pins.open(map_name::PORT)?,
-            peers_v4: pins.open(map_name::PEER4)?,
-            peers_v6: pins.open(map_name::PEER6)?,
-            prefixes_v4: pins.open(map_name::PREFIX4)?,
-            prefixes_v6: pins.open(map_name::PREFIX6)?,
+            rules: Table::open(pins, map_name::RULE)?,
+            ports: Table::open(pins, map_name::PORT)?,
+            peers_v4: Table::open(pins, map_name::PEER4)?,
+            peers_v6: Table::open(pins, map_name::PEER6)?,
+            prefixes_v4: Table::open(pins, map_name::PREFIX4)?,
+            prefixes_v6: Table::open(pins, map_name::PREFIX6)?,
             memory: pins.open(map_name::CONFIG)?,
             installed: BTreeMap::new(),
             used: Usage::default(),
             capacity: Usage([
-                size(config.max_rules),
                 size(config.max_ports),
                 size(config.max_peers_v4),
                 size(config.max_peers_v6),
                 size(config.max_peers_v4),
                 size(config.max_peers_v6),
             ]),
-            cpus,
         };
-        for (map, ids) in policies.ids_by_map()?.into_iter().enumerate() {
-            for id in ids {
-                policies.installed.entry(id).or_default().0[map] += 1;
-                policies.used.0[map] += 1;
-            }
-        }
+        policies.take_stock()?;
         Ok(policies)
     }
 
-    /// Writes a policy's entries; nothing refers to them yet.
-    pub(super) fn install(&mut self, policy: u32, compiled: &CompiledPolicy) -> Result<(), BpfError> {
-        if policy == 0 {
-            return Err(BpfError::PolicyZero);
+    fn take_stock(&mut self) -> Result<(), BpfError> {
+        let installed = &mut self.installed;
+        for (key, _) in self.ports.read()? {
+            installed.entry(key.of.policy).or_default().ports.push(key);
         }
-        if self.installed.contains_key(&policy) {
-            return Err(BpfError::PolicyExists(policy));
+        for (key, _) in self.peers_v4.read()? {
+            installed.entry(key.policy).or_default().peers_v4.push(key);
         }
-        let rows = Rows::of(policy, compiled);
-        let needed = rows.usage();
-        if let Some((map, needed, free)) = self.used.overflow(&needed, &self.capacity) {
-            return Err(BpfError::OverCapacity { map, needed, free });
+        for (key, _) in self.peers_v6.read()? {
+            installed.entry(key.policy).or_default().peers_v6.push(key);
         }
-        if let Err(error) = self.write(&rows) {
-            self.erase(&rows);
-            return Err(error);
+        for (key, _) in self.prefixes_v4.read()? {
+            installed.entry(key.of.policy).or_default().prefixes_v4.push(key);
         }
-        self.used.add(&needed);
-        if needed != Usage::default() {
-            self.installed.insert(policy, needed);
+        for (key, _) in self.prefixes_v6.read()? {
+            installed.entry(key.of.policy).or_default().prefixes_v6.push(key);
         }
-        Ok(())
+        for keys in installed.values() {
+            self.used.add(&keys.usage());
+        }
+        // Of policies whose removal an earlier agent did not live to finish.
+        let is_left = |policy| !self.installed.contains_key(&policy);
+        let rules = self.rules.read()?;
+        let left: Vec<RuleKey> =
+            rules.iter().map(|(key, _)| *key).filter(|key| is_left(key.policy)).collect();
+        self.rules.delete(&left)
     }
 
-    /// Deletes every entry of a policy. One that has none is fine.
-    pub(super) fn remove(&mut self, policy: u32) -> Result<(), BpfError> {
-        let Some(usage) = self.installed.get(&policy).copied() else {
+    /// Writes the entries of policies that nothing refers to yet; those that do not fit are left out whole and come
+    /// back with the reason.
+    pub(super) fn install(
+        &mut self,
+        policies: &[(u32, &CompiledPolicy)],
+    ) -> Result<BTreeMap<u32, BpfError>, BpfError> {
+        let (mut rows, mut fitting) = (Rows::default(), Vec::new());
+        let mut used = self.used;
+        let mut refused = BTreeMap::new();
+        for (policy, compiled) in policies {
+            if *policy == 0 {
+                return Err(BpfError::PolicyZero);
+            }
+            if self.installed.contains_key(policy) {
+                return Err(BpfError::PolicyExists(*policy));
+            }
+            let mut its = Rows::of(*policy, compiled);
+            let needed = its.keys.usage();
+            if let Some((map, needed, free)) = used.overflow(&needed, &self.capacity) {
+                refused.insert(*policy, BpfError::OverCapacity { map, needed, free });
+                continue;
+            }
+            used.add(&needed);
+            rows.append(&mut its);
+            if needed != Usage::default() {
+                fitting.push((*policy, its.keys));
+            }
+        }
+        if let Err(error) = self.write(&rows) {
+            // What fails here as well is found by the next start: it lies under numbers that nothing refers to.
+            let _ = self.erase(&rows.keys);
+            return Err(error);
+        }
+        self.installed.extend(fitting);
+        self.used = used;
+        Ok(refused)
+    }
+
+    /// Deletes every entry of policies. One that has none is fine.
+    pub(super) fn remove(&mut self, policies: &BTreeSet<u32>) -> Result<(), BpfError> {
+        let mut all = Keys::default();
+        for keys in policies.iter().filter_map(|policy| self.installed.get(policy)) {
+            all.extend(keys);
+        }
+        if all == Keys::default() {
             return Ok(());
-        };
-        self.remove_entries(policy)?;
-        self.installed.remove(&policy);
-        self.used.subtract(&usage);
-        Ok(())
+        }
+        self.erase(&all)?;
+        self.used.subtract(&all.usage());
+        self.installed.retain(|policy, _| !policies.contains(policy));
+        let rules = self.rules.read()?;
+        let counters = rules.iter().map(|(key, _)| *key).filter(|key| policies.contains(&key.policy));
+        self.rules.delete(&counters.collect::<Vec<_>>())
     }
 
     /// The policies that have entries.
@@ -103,28 +141,32 @@ impl Policies {
         self.installed.keys().copied().collect()
     }
 
-    /// How many flows each rule of a policy has allowed.
-    pub(super) fn rule_flows(&self, policy: u32) -> Result<BTreeMap<RuleId, u64>, BpfError> {
-        let read = |source| BpfError::ReadMap { map: map_name::RULE, source };
-        let mut flows = BTreeMap::new();
-        for key in self.rules.keys() {
-            let key = key.map_err(read)?;
-            if key.policy == policy {
-                let per_cpu = self.rules.get(&key, 0).map_err(read)?;
-                flows.insert(key.rule, per_cpu.iter().sum());
-            }
+    /// How many flows each rule has allowed, by policy; of those that have allowed any.
+    pub(super) fn rule_flows(&mut self) -> Result<BTreeMap<u32, BTreeMap<RuleId, u64>>, BpfError> {
+        let mut flows: BTreeMap<u32, BTreeMap<RuleId, u64>> = BTreeMap::new();
+        for (key, count) in self.rules.read()? {
+            flows.entry(key.policy).or_default().insert(key.rule, count);
         }
         Ok(flows)
     }
 
     /// A policy id that was never handed out before.
     pub(super) fn allocate(&mut self) -> Result<u32, BpfError> {
-        let mut memory = self.recall()?;
+        let memory = self.recall()?;
         let highest = self.installed.last_key_value().map_or(0, |(id, _)| *id);
         let id = memory.next_policy_id.max(highest.saturating_add(1)).max(1);
-        memory.next_policy_id = id.checked_add(1).ok_or(BpfError::PolicyIdsUsedUp)?;
-        self.memorise(memory)?;
+        self.use_up(id)?;
         Ok(id)
+    }
+
+    /// Sees to it that no later agent hands out this policy id or one below it.
+    pub(super) fn use_up(&mut self, id: u32) -> Result<(), BpfError> {
+        let memory = self.recall()?;
+        let next = id.checked_add(1).ok_or(BpfError::PolicyIdsUsedUp)?;
+        if next <= memory.next_policy_id {
+            return Ok(());
+        }
+        self.memorise(common::Config { next_policy_id: next, ..memory })
     }
 
     /// What the agent remembers across restarts.
@@ -141,137 +183,19 @@ impl Policies {
     }
 
     fn write(&mut self, rows: &Rows) -> Result<(), BpfError> {
-        for key in &rows.rules {
-            PerCpuValues::try_from(vec![0; self.cpus])
-                .map_err(MapError::from)
-                .and_then(|zeros| self.rules.insert(*key, zeros, 0))
-                .map_err(|source| BpfError::WriteMap { map: map_name::RULE, source })?;
-        }
-        for (bits, key, rule) in &rows.ports {
-            insert_prefix(&mut self.ports, map_name::PORT, *bits, *key, *rule)?;
-        }
-        for (key, class) in &rows.peers_v4 {
-            insert(&mut self.peers_v4, map_name::PEER4, *key, *class)?;
-        }
-        for (key, class) in &rows.peers_v6 {
-            insert(&mut self.peers_v6, map_name::PEER6, *key, *class)?;
-        }
-        for (bits, key, class) in &rows.prefixes_v4 {
-            insert_prefix(&mut self.prefixes_v4, map_name::PREFIX4, *bits, *key, *class)?;
-        }
-        for (bits, key, class) in &rows.prefixes_v6 {
-            insert_prefix(&mut self.prefixes_v6, map_name::PREFIX6, *bits, *key, *class)?;
-        }
-        Ok(())
+        let Rows { keys, port_rules, classes } = rows;
+        self.ports.write(&keys.ports, port_rules)?;
+        self.peers_v4.write(&keys.peers_v4, &classes.peers_v4)?;
+        self.peers_v6.write(&keys.peers_v6, &classes.peers_v6)?;
+        self.prefixes_v4.write(&keys.prefixes_v4, &classes.prefixes_v4)?;
+        self.prefixes_v6.write(&keys.prefixes_v6, &classes.prefixes_v6)
     }
 
-    /// Takes back as much of `rows` as was written. What fails here is found again by the sweep at the next
-    /// start: it lies under an id that nothing refers to.
-    fn erase(&mut self, rows: &Rows) {
-        for key in &rows.rules {
-            let _ = self.rules.remove(key);
-        }
-        for (bits, key, _) in &rows.ports {
-            let _ = self.ports.remove(&Key::new(*bits, *key));
-        }
-        for (key, _) in &rows.peers_v4 {
-            let _ = self.peers_v4.remove(key);
-        }
-        for (key, _) in &rows.peers_v6 {
-            let _ = self.peers_v6.remove(key);
-        }
-        for (bits, key, _) in &rows.prefixes_v4 {
-            let _ = self.prefixes_v4.remove(&Key::new(*bits, *key));
-        }
-        for (bits, key, _) in &rows.prefixes_v6 {
-            let _ = self.prefixes_v6.remove(&Key::new(*bits, *key));
-        }
+    fn erase(&mut self, keys: &Keys) -> Result<(), BpfError> {
+        self.ports.delete(&keys.ports)?;
+        self.peers_v4.delete(&keys.peers_v4)?;
+        self.peers_v6.delete(&keys.peers_v6)?;
+        self.prefixes_v4.delete(&keys.prefixes_v4)?;
+        self.prefixes_v6.delete(&keys.prefixes_v6)
     }
-
-    fn remove_entries(&mut self, policy: u32) -> Result<(), BpfError> {
-        let of_policy = |map| move |source| BpfError::WriteMap { map, source };
-        for key in keys(self.rules.keys(), map_name::RULE, |key| key.policy == policy)? {
-            self.rules.remove(&key).or_else(absent).map_err(of_policy(map_name::RULE))?;
-        }
-        for key in keys(self.ports.keys(), map_name::PORT, |key| key.data().policy == policy)? {
-            self.ports.remove(&key).or_else(absent).map_err(of_policy(map_name::PORT))?;
-        }
-        for key in keys(self.peers_v4.keys(), map_name::PEER4, |key| key.policy == policy)? {
-            self.peers_v4.remove(&key).or_else(absent).map_err(of_policy(map_name::PEER4))?;
-        }
-        for key in keys(self.peers_v6.keys(), map_name::PEER6, |key| key.policy == policy)? {
-            self.peers_v6.remove(&key).or_else(absent).map_err(of_policy(map_name::PEER6))?;
-        }
-        for key in keys(self.prefixes_v4.keys(), map_name::PREFIX4, |key| key.data().policy == policy)? {
-            self.prefixes_v4.remove(&key).or_else(absent).map_err(of_policy(map_name::PREFIX4))?;
-        }
-        for key in keys(self.prefixes_v6.keys(), map_name::PREFIX6, |key| key.data().policy == policy)? {
-            self.prefixes_v6.remove(&key).or_else(absent).map_err(of_policy(map_name::PREFIX6))?;
-        }
-        Ok(())
-    }
-
-    /// The policy id of every entry, by map in the order of [`Usage::MAPS`].
-    fn ids_by_map(&self) -> Result<[Vec<u32>; 6], BpfError> {
-        fn all<K>(_: &K) -> bool {
-            true
-        }
-        let rules = keys(self.rules.keys(), map_name::RULE, all)?;
-        let ports = keys(self.ports.keys(), map_name::PORT, all)?;
-        let peers_v4 = keys(self.peers_v4.keys(), map_name::PEER4, all)?;
-        let peers_v6 = keys(self.peers_v6.keys(), map_name::PEER6, all)?;
-        let prefixes_v4 = keys(self.prefixes_v4.keys(), map_name::PREFIX4, all)?;
-        let prefixes_v6 = keys(self.prefixes_v6.keys(), map_name::PREFIX6, all)?;
-        Ok([
-            rules.iter().map(|key| key.policy).collect(),
-            ports.iter().map(|key| key.data().policy).collect(),
-            peers_v4.iter().map(|key| key.policy).collect(),
-            peers_v6.iter().map(|key| key.policy).collect(),
-            prefixes_v4.iter().map(|key| key.data().policy).collect(),
-            prefixes_v6.iter().map(|key| key.data().policy).collect(),
-        ])
-    }
-}
-
-/// The keys of a map that a condition holds for. Collected first: deleting while walking restarts the walk.
-pub(super) fn keys<K>(
-    keys: impl Iterator<Item = Result<K, MapError>>,
-    map: &'static str,
-    wanted: impl Fn(&K) -> bool,
-) -> Result<Vec<K>, BpfError> {
-    keys.filter(|key| key.as_ref().map_or(true, &wanted))
-        .collect::<Result<_, _>>()
-        .map_err(|source| BpfError::ReadMap { map, source })
-}
-
-/// Deleting what is not there is done.
-pub(super) fn absent(error: MapError) -> Result<(), MapError> {
-    match error {
-        MapError::KeyNotFound => Ok(()),
-        MapError::SyscallError(ref call) if call.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        other => Err(other),
-    }
-}
-
-pub(super) fn insert<K: Pod, V: Pod, M: BorrowMut<MapData>>(
-    map: &mut HashMap<M, K, V>,
-    name: &'static str,
-    key: K,
-    value: V,
-) -> Result<(), BpfError> {
-    map.insert(key, value, 0).map_err(|source| BpfError::WriteMap { map: name, source })?;
-    crate::crash_point!("map", name);
-    Ok(())
-}
-
-fn insert_prefix<K: Pod, V: Pod>(
-    map: &mut LpmTrie<MapData, K, V>,
-    name: &'static str,
-    bits: u32,
-    key: K,
-    value: V,
-) -> Result<(), BpfError> {
-    map.insert(&Key::new(bits, key), value, 0).map_err(|source| BpfError::WriteMap { map: name, source })?;
-    crate::crash_point!("map", name);
-    Ok(())
 }

@@ -3,36 +3,67 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netattach_common::{Ip4, Ip6, PolicyAddress, Port, PortKey, PortRule, RuleKey};
+use netattach_common::{Ip4, Ip6, PolicyAddress, Port, PortKey, PortRule};
 
 use super::pin::map_name;
 use crate::policy::compiled::{CompiledPolicy, Traffic};
 
-/// The entries of one policy, by map. A prefix stands with its length in bits.
+/// The key of a trie: the first `bits` bits of something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Prefix<K> {
+    pub(super) bits: u32,
+    pub(super) of: K,
+}
+
+const _: () = {
+    assert!(size_of::<Prefix<PortKey>>() == size_of::<u32>() + size_of::<PortKey>());
+    assert!(size_of::<Prefix<PolicyAddress<Ip4>>>() == size_of::<u32>() + size_of::<PolicyAddress<Ip4>>());
+    assert!(size_of::<Prefix<PolicyAddress<Ip6>>>() == size_of::<u32>() + size_of::<PolicyAddress<Ip6>>());
+};
+
+// SAFETY: `repr(C)` without padding, as the sizes above say, of plain bytes.
+unsafe impl aya::Pod for Prefix<PortKey> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Prefix<PolicyAddress<Ip4>> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Prefix<PolicyAddress<Ip6>> {}
+
+/// The keys of policies, by map.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) ports: Vec<Prefix<PortKey>>,
+    pub(super) peers_v4: Vec<PolicyAddress<Ip4>>,
+    pub(super) peers_v6: Vec<PolicyAddress<Ip6>>,
+    pub(super) prefixes_v4: Vec<Prefix<PolicyAddress<Ip4>>>,
+    pub(super) prefixes_v6: Vec<Prefix<PolicyAddress<Ip6>>>,
+}
+
+/// The entries of policies: keys, and in the same order what belongs to each.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Rows {
-    pub(super) rules: Vec<RuleKey>,
-    pub(super) ports: Vec<(u32, PortKey, PortRule)>,
-    pub(super) peers_v4: Vec<(PolicyAddress<Ip4>, u32)>,
-    pub(super) peers_v6: Vec<(PolicyAddress<Ip6>, u32)>,
-    pub(super) prefixes_v4: Vec<(u32, PolicyAddress<Ip4>, u32)>,
-    pub(super) prefixes_v6: Vec<(u32, PolicyAddress<Ip6>, u32)>,
+    pub(super) keys: Keys,
+    pub(super) port_rules: Vec<PortRule>,
+    pub(super) classes: Classes,
+}
+
+/// The classes of peers and prefixes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Classes {
+    pub(super) peers_v4: Vec<u32>,
+    pub(super) peers_v6: Vec<u32>,
+    pub(super) prefixes_v4: Vec<u32>,
+    pub(super) prefixes_v6: Vec<u32>,
 }
 
 /// How many entries each map holds or is to hold, in the order of [`Usage::MAPS`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Usage(pub(super) [usize; 6]);
+pub(super) struct Usage(pub(super) [usize; 5]);
 
 impl Usage {
     /// The maps that policies are made of.
-    pub(super) const MAPS: [&'static str; 6] = [
-        map_name::RULE,
-        map_name::PORT,
-        map_name::PEER4,
-        map_name::PEER6,
-        map_name::PREFIX4,
-        map_name::PREFIX6,
-    ];
+    pub(super) const MAPS: [&'static str; 5] =
+        [map_name::PORT, map_name::PEER4, map_name::PEER6, map_name::PREFIX4, map_name::PREFIX6];
 
     /// The first map that cannot take `more` beside `self`: its name, what is needed, what is free.
     pub(super) fn overflow(&self, more: &Self, capacity: &Self) -> Option<(&'static str, usize, usize)> {
@@ -55,12 +86,30 @@ impl Usage {
     }
 }
 
+impl Keys {
+    pub(super) fn usage(&self) -> Usage {
+        Usage([
+            self.ports.len(),
+            self.peers_v4.len(),
+            self.peers_v6.len(),
+            self.prefixes_v4.len(),
+            self.prefixes_v6.len(),
+        ])
+    }
+
+    /// Takes in the keys of another policy.
+    pub(super) fn extend(&mut self, other: &Self) {
+        self.ports.extend_from_slice(&other.ports);
+        self.peers_v4.extend_from_slice(&other.peers_v4);
+        self.peers_v6.extend_from_slice(&other.peers_v6);
+        self.prefixes_v4.extend_from_slice(&other.prefixes_v4);
+        self.prefixes_v6.extend_from_slice(&other.prefixes_v6);
+    }
+}
+
 impl Rows {
     pub(super) fn of(policy: u32, compiled: &CompiledPolicy) -> Self {
-        let mut rows = Self {
-            rules: compiled.rules.keys().map(|rule| RuleKey { policy, rule: *rule }).collect(),
-            ..Self::default()
-        };
+        let mut rows = Self::default();
         for (entry, rule) in &compiled.ports {
             let (prefix_len, protocol, port) = match entry.traffic {
                 Traffic::Any => (PortKey::CLASS_BITS, 0, Port::NONE),
@@ -70,7 +119,8 @@ impl Rows {
                 }
             };
             let key = PortKey { policy, class: entry.class, protocol, pad: 0, port };
-            rows.ports.push((prefix_len, key, PortRule { rule: *rule, prefix_len }));
+            rows.keys.ports.push(Prefix { bits: prefix_len, of: key });
+            rows.port_rules.push(PortRule { rule: *rule, prefix_len });
         }
         for (network, class) in &compiled.peers {
             rows.add_peer(policy, *network, *class);
@@ -78,35 +128,39 @@ impl Rows {
         rows
     }
 
-    pub(super) fn usage(&self) -> Usage {
-        Usage([
-            self.rules.len(),
-            self.ports.len(),
-            self.peers_v4.len(),
-            self.peers_v6.len(),
-            self.prefixes_v4.len(),
-            self.prefixes_v6.len(),
-        ])
+    /// Takes in the entries of another policy.
+    pub(super) fn append(&mut self, other: &mut Self) {
+        self.keys.extend(&other.keys);
+        self.port_rules.append(&mut other.port_rules);
+        self.classes.peers_v4.append(&mut other.classes.peers_v4);
+        self.classes.peers_v6.append(&mut other.classes.peers_v6);
+        self.classes.prefixes_v4.append(&mut other.classes.prefixes_v4);
+        self.classes.prefixes_v6.append(&mut other.classes.prefixes_v6);
     }
 
     fn add_peer(&mut self, policy: u32, network: IpNet, class: u32) {
+        let Self { keys, classes, .. } = self;
         let bits = 32 + u32::from(network.prefix_len());
         let exact = network.prefix_len() == network.max_prefix_len();
         match network.network() {
             IpAddr::V4(address) => {
-                let key = PolicyAddress { policy, address: address.into() };
+                let of = PolicyAddress { policy, address: address.into() };
                 if exact {
-                    self.peers_v4.push((key, class));
+                    keys.peers_v4.push(of);
+                    classes.peers_v4.push(class);
                 } else {
-                    self.prefixes_v4.push((bits, key, class));
+                    keys.prefixes_v4.push(Prefix { bits, of });
+                    classes.prefixes_v4.push(class);
                 }
             }
             IpAddr::V6(address) => {
-                let key = PolicyAddress { policy, address: address.into() };
+                let of = PolicyAddress { policy, address: address.into() };
                 if exact {
-                    self.peers_v6.push((key, class));
+                    keys.peers_v6.push(of);
+                    classes.peers_v6.push(class);
                 } else {
-                    self.prefixes_v6.push((bits, key, class));
+                    keys.prefixes_v6.push(Prefix { bits, of });
+                    classes.prefixes_v6.push(class);
                 }
             }
         }
@@ -130,7 +184,7 @@ mod tests {
                 (PortPrefix { class: 3, traffic: Traffic::Ports { protocol: 6, port: 0x1f90, bits: 12 } }, 9),
             ]
             .into(),
-            rules: [(7, "a".to_owned()), (8, "b".to_owned()), (9, "c".to_owned())].into(),
+            rules: [(7, "a".into()), (8, "b".into()), (9, "c".into())].into(),
         };
         let v4 = |address: [u8; 4]| PolicyAddress { policy: 5, address: Ip4 { octets: address } };
         let v6 = |address: &str| PolicyAddress {
@@ -144,30 +198,38 @@ mod tests {
             pad: 0,
             port: Port { octets: port },
         };
-        let rows = Rows::of(5, &compiled);
-        assert_eq!(
-            rows,
-            Rows {
-                rules: [7, 8, 9].map(|rule| RuleKey { policy: 5, rule }).into(),
+        let prefix = |bits, of| Prefix { bits, of };
+        let rule = |rule, prefix_len| PortRule { rule, prefix_len };
+        let expected = Rows {
+            keys: Keys {
                 ports: vec![
-                    (64, port(1, 0, [0, 0]), PortRule { rule: 7, prefix_len: 64 }),
-                    (72, port(2, 17, [0, 0]), PortRule { rule: 8, prefix_len: 72 }),
-                    (92, port(3, 6, [0x1f, 0x90]), PortRule { rule: 9, prefix_len: 92 }),
+                    Prefix { bits: 64, of: port(1, 0, [0, 0]) },
+                    Prefix { bits: 72, of: port(2, 17, [0, 0]) },
+                    Prefix { bits: 92, of: port(3, 6, [0x1f, 0x90]) },
                 ],
-                peers_v4: vec![(v4([10, 0, 0, 1]), 1)],
-                peers_v6: vec![(v6("fd00::1"), 3)],
-                prefixes_v4: vec![(40, v4([10, 0, 0, 0]), 2)],
-                prefixes_v6: vec![(32, v6("::"), 4)],
-            }
-        );
-        assert_eq!(rows.usage(), Usage([3, 3, 1, 1, 1, 1]));
+                peers_v4: vec![v4([10, 0, 0, 1])],
+                peers_v6: vec![v6("fd00::1")],
+                prefixes_v4: vec![prefix(40, v4([10, 0, 0, 0]))],
+                prefixes_v6: vec![Prefix { bits: 32, of: v6("::") }],
+            },
+            port_rules: vec![rule(7, 64), rule(8, 72), rule(9, 92)],
+            classes: Classes {
+                peers_v4: vec![1],
+                peers_v6: vec![3],
+                prefixes_v4: vec![2],
+                prefixes_v6: vec![4],
+            },
+        };
+        let rows = Rows::of(5, &compiled);
+        assert_eq!(rows, expected);
+        assert_eq!(rows.keys.usage(), Usage([3, 1, 1, 1, 1]));
     }
 
     #[test]
     fn overflow_names_the_first_map_without_room() {
-        let used = Usage([1, 8, 0, 0, 0, 0]);
-        let capacity = Usage([10; 6]);
-        assert_eq!(used.overflow(&Usage([9, 2, 10, 0, 0, 0]), &capacity), None);
-        assert_eq!(used.overflow(&Usage([9, 3, 11, 0, 0, 0]), &capacity), Some((map_name::PORT, 3, 2)));
+        let used = Usage([8, 0, 0, 0, 0]);
+        let capacity = Usage([10; 5]);
+        assert_eq!(used.overflow(&Usage([2, 10, 0, 0, 0]), &capacity), None);
+        assert_eq!(used.overflow(&Usage([3, 11, 0, 0, 0]), &capacity), Some((map_name::PORT, 3, 2)));
     }
 }

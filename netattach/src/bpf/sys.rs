@@ -266,12 +266,18 @@ pub(super) fn release_free_memory() {
 #[repr(i32)]
 pub(super) enum Command {
     MapCreate = 0,
+    MapLookup = 1,
+    MapUpdate = 2,
+    MapDelete = 3,
+    MapGetNextKey = 4,
     ObjectPin = 6,
     ObjectGet = 7,
     ObjectInfo = 15,
     ProgQuery = 16,
     BtfLoad = 18,
     MapLookupBatch = 24,
+    MapUpdateBatch = 26,
+    MapDeleteBatch = 27,
     LinkCreate = 28,
     LinkUpdate = 29,
 }

@@ -6,17 +6,19 @@
 //! result is exact, exceptions and overlaps included, and costs a packet the same for one rule as for ten
 //! thousand.
 //!
-//! This file puts addresses in the place of selectors and numbers in the place of names; `tables` does the rest.
+//! This file puts addresses in the place of selectors and numbers in the place of names; `tables` does the rest, and
+//! `compiler` sees to it that only what a change concerns is done again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::compiled::{CompiledPolicy, Traffic};
-use super::index::{Endpoint, Index, Place};
+use super::compiled::{CompiledPolicy, Origin, Traffic};
+use super::index::{Peers as KnownPeers, Place};
 use super::model::{
     Direction, Inference, Peer, Peers, Policy, PolicyKind, PolicyName, PortTerm, Ports, Rule, Severity,
 };
@@ -24,7 +26,7 @@ use super::tables::{ResolvedRule, Tables};
 use super::traffic::{one_port, port_blocks};
 use crate::npwg::Restrictions;
 use crate::npwg::selection::PortProtocol;
-use crate::source::objects::{ObjectName, Objects, Pod};
+use crate::source::objects::{ObjectName, Pod};
 
 /// Choices that the policies leave open.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -115,38 +117,8 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Works out what shall be in force for every attachment of this node.
-///
-/// Attachments to which the same rules apply share one [`CompiledPolicy`].
-pub fn compile(objects: &Objects, endpoints: &[Endpoint], options: &Options) -> Desired {
-    let mut conditions = BTreeSet::new();
-    let index = Index::new(objects, endpoints, options, &mut conditions);
-    conditions.extend(index.policies().flat_map(conditions_of));
-    let mut compiler = Compiler { index, options, conditions, done: HashMap::new(), shared: HashSet::new() };
-    let mut desired = Desired::default();
-    for endpoint in endpoints {
-        match objects.pods.get(&endpoint.pod) {
-            Some(pod) => {
-                desired.endpoints.insert(endpoint.id, compiler.endpoint(endpoint, pod));
-            }
-            None => {
-                desired.undecided.insert(endpoint.id);
-                compiler.conditions.insert(Condition {
-                    object: Subject::Pod(endpoint.pod.clone()),
-                    severity: Severity::Warning,
-                    message: format!(
-                        "is attached to {} but unknown: its policies stay as they are",
-                        endpoint.at.first().unwrap_or(&Place::Default)
-                    ),
-                });
-            }
-        }
-    }
-    desired.conditions = compiler.conditions.into_iter().collect();
-    desired
-}
-
-fn conditions_of(policy: &Policy) -> impl Iterator<Item = Condition> {
+/// What an object has against itself.
+pub(super) fn conditions_of(policy: &Policy) -> impl Iterator<Item = Condition> {
     policy.problems.iter().map(|problem| Condition {
         object: Subject::Policy(policy.name.clone()),
         severity: problem.severity,
@@ -154,147 +126,114 @@ fn conditions_of(policy: &Policy) -> impl Iterator<Item = Condition> {
     })
 }
 
-/// What one direction of one attachment depends on: equal keys, equal tables.
-#[derive(PartialEq, Eq, Hash)]
-struct Key<'a> {
-    direction: Direction,
-    policies: Vec<&'a PolicyName>,
-    own_ports: NamedPorts,
-    dhcp: bool,
+/// What one direction of one attachment depends on, with the peers as they are: equal keys, equal tables.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) direction: Direction,
+    pub(super) policies: Vec<Same<Policy>>,
+    pub(super) own_ports: NamedPorts,
+    pub(super) dhcp: bool,
+}
+
+/// A shared value that equals only itself.
+#[derive(Debug)]
+pub(super) struct Same<T>(pub(super) Arc<T>);
+
+impl<T> Clone for Same<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> PartialEq for Same<T> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<T> Eq for Same<T> {}
+
+impl<T> Hash for Same<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.0).hash(state);
+    }
 }
 
 /// Port numbers by protocol and name.
-type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
+pub(super) type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
 
-struct Compiler<'a> {
-    index: Index<'a>,
-    options: &'a Options,
-    conditions: BTreeSet<Condition>,
-    done: HashMap<Key<'a>, Arc<CompiledPolicy>>,
-    shared: HashSet<Arc<CompiledPolicy>>,
+/// Puts addresses and numbers in the place of selectors and names, and works out the tables. What matches nothing goes to
+/// `conditions`.
+pub(super) fn tables<'a>(
+    key: &Key,
+    options: &Options,
+    peers: &KnownPeers,
+    places_of: impl Fn(&Policy) -> &'a BTreeSet<Place>,
+    conditions: &mut Vec<Condition>,
+) -> CompiledPolicy {
+    let mut tables = Tables::default();
+    for Same(policy) in &key.policies {
+        let name = Arc::new(policy.name.clone());
+        let places = places_of(policy);
+        for (position, rule) in policy.rules(key.direction).iter().enumerate() {
+            let origin = Origin::Policy { name: Arc::clone(&name), direction: key.direction, position };
+            let resolving = Resolving { policy, peers, places };
+            tables.add(resolving.resolve(key, origin, rule, conditions));
+        }
+    }
+    beside_policies(options, key).for_each(|rule| tables.add(rule));
+    tables.finish()
 }
 
-impl<'a> Compiler<'a> {
-    fn endpoint(&mut self, endpoint: &Endpoint, pod: &Pod) -> EndpointPolicy {
-        let selecting = self.index.selecting(pod, &endpoint.at);
-        EndpointPolicy {
-            ingress: self.direction(Direction::Ingress, &selecting, endpoint, pod),
-            egress: self.direction(Direction::Egress, &selecting, endpoint, pod),
-            policies: selecting.iter().map(|policy| policy.name.clone()).collect(),
-        }
-    }
+/// A policy and who its peers can be.
+struct Resolving<'a> {
+    policy: &'a Policy,
+    peers: &'a KnownPeers,
+    places: &'a BTreeSet<Place>,
+}
 
-    fn direction(
-        &mut self,
-        direction: Direction,
-        selecting: &[&'a Policy],
-        endpoint: &Endpoint,
-        pod: &Pod,
-    ) -> Option<Arc<CompiledPolicy>> {
-        let inference = self.options.policy_types_inference;
-        let isolating: Vec<&Policy> =
-            selecting.iter().copied().filter(|policy| policy.isolates(direction, inference)).collect();
-        if isolating.is_empty() {
-            return None;
-        }
-        let own_ports = match direction {
-            Direction::Ingress => self.ports_of_target(&isolating, pod),
-            Direction::Egress => NamedPorts::new(),
-        };
-        let key = Key {
-            direction,
-            policies: isolating.iter().map(|policy| &policy.name).collect(),
-            own_ports,
-            dhcp: endpoint.dhcp,
-        };
-        if let Some(done) = self.done.get(&key) {
-            return Some(Arc::clone(done));
-        }
-        let mut tables = Tables::default();
-        for policy in isolating {
-            for (position, rule) in policy.rules(direction).iter().enumerate() {
-                tables.add(self.resolve(policy, direction, position, rule, &key.own_ports));
-            }
-        }
-        beside_policies(self.options, &key).for_each(|rule| tables.add(rule));
-        let compiled = self.share(tables.finish());
-        self.done.insert(key, Arc::clone(&compiled));
-        Some(compiled)
-    }
-
-    /// One value for equal contents, also where different policies lead to them.
-    fn share(&mut self, compiled: CompiledPolicy) -> Arc<CompiledPolicy> {
-        match self.shared.get(&compiled) {
-            Some(same) => Arc::clone(same),
-            None => {
-                let compiled = Arc::new(compiled);
-                self.shared.insert(Arc::clone(&compiled));
-                compiled
-            }
-        }
-    }
-
-    /// The numbers of the pod's own ports that ingress rules name.
-    fn ports_of_target(&mut self, isolating: &[&Policy], pod: &Pod) -> NamedPorts {
-        let mut numbers = NamedPorts::new();
-        for policy in isolating {
-            for (protocol, name) in policy.ingress.iter().flat_map(|rule| named_terms(&rule.ports)) {
-                let found = declared_ports(pod, protocol, name);
-                if found.is_empty() {
-                    self.unresolved(policy, name, &format!("is not declared by pod {}", pod.name));
-                } else {
-                    numbers.insert((protocol, name.to_owned()), found);
-                }
-            }
-        }
-        numbers
-    }
-
-    fn unresolved(&mut self, policy: &Policy, name: &str, why: &str) {
-        self.conditions.insert(Condition {
-            object: Subject::Policy(policy.name.clone()),
-            severity: Severity::Warning,
-            message: format!("port name {name:?} {why}: matches nothing there"),
-        });
-    }
-
-    /// Puts addresses and numbers in the place of selectors and names.
+impl Resolving<'_> {
     fn resolve(
-        &mut self,
-        policy: &Policy,
-        direction: Direction,
-        position: usize,
+        &self,
+        key: &Key,
+        origin: Origin,
         rule: &Rule,
-        own_ports: &NamedPorts,
+        conditions: &mut Vec<Condition>,
     ) -> ResolvedRule {
-        let mut resolved = literal(format!("{} {direction}[{position}]", policy.name), rule);
+        let mut resolved = literal(origin, rule);
         if let Peers::Of(peers) = &rule.peers {
-            for peer in peers {
-                resolved.hosts.extend(self.index.addresses_of(policy, peer));
-            }
+            let of = |peer| self.peers.addresses_of(self.policy, peer, self.places);
+            resolved.hosts = peers.iter().flat_map(of).collect();
+            resolved.hosts.sort_unstable();
+            resolved.hosts.dedup();
         }
         for (protocol, name) in named_terms(&rule.ports) {
-            match direction {
+            match key.direction {
                 Direction::Ingress => {
-                    let numbers = own_ports.get(&(protocol, name.to_owned())).into_iter().flatten();
+                    let numbers = key.own_ports.get(&(protocol, name.to_owned())).into_iter().flatten();
                     resolved.traffic.extend(numbers.map(|port| one_port(protocol, *port)));
                 }
-                Direction::Egress => self.resolve_at_peers(policy, protocol, name, &mut resolved),
+                Direction::Egress => {
+                    if !self.resolve_at_peers(protocol, name, &mut resolved) {
+                        conditions.push(unresolved(
+                            self.policy,
+                            name,
+                            "is declared by no pod among the peers",
+                        ));
+                    }
+                }
             }
         }
+        resolved.traffic.sort_unstable();
+        resolved.traffic.dedup();
         resolved
     }
 
-    /// On the way out a port's name is that of the receiving pod: its number can differ from peer to peer.
-    fn resolve_at_peers(
-        &mut self,
-        policy: &Policy,
-        protocol: PortProtocol,
-        name: &str,
-        resolved: &mut ResolvedRule,
-    ) {
+    /// On the way out a port's name is that of the receiving pod: its number can differ from peer to peer. Whether any
+    /// declares it.
+    fn resolve_at_peers(&self, protocol: PortProtocol, name: &str, resolved: &mut ResolvedRule) -> bool {
         let mut declared = false;
-        for (address, pod) in self.index.pods_on(policy) {
+        for (address, pod) in self.peers.pods_on(self.places) {
             if !resolved.matches(address) {
                 continue;
             }
@@ -305,24 +244,55 @@ impl<'a> Compiler<'a> {
                 resolved.traffic_of.entry(address).or_default().extend(traffic);
             }
         }
-        if !declared {
-            self.unresolved(policy, name, "is declared by no pod among the peers");
-        }
+        declared
     }
 }
 
+/// The numbers of the pod's own ports that ingress rules name. What it does not declare goes to `conditions`.
+pub(super) fn ports_of_target(
+    isolating: &[Arc<Policy>],
+    pod: &Pod,
+    conditions: &mut Vec<Condition>,
+) -> NamedPorts {
+    let mut numbers = NamedPorts::new();
+    for policy in isolating {
+        for (protocol, name) in policy.ingress.iter().flat_map(|rule| named_terms(&rule.ports)) {
+            let found = declared_ports(pod, protocol, name);
+            if found.is_empty() {
+                conditions.push(unresolved(policy, name, &format!("is not declared by pod {}", pod.name)));
+            } else {
+                numbers.insert((protocol, name.to_owned()), found);
+            }
+        }
+    }
+    numbers
+}
+
+fn unresolved(policy: &Policy, name: &str, why: &str) -> Condition {
+    Condition {
+        object: Subject::Policy(policy.name.clone()),
+        severity: Severity::Warning,
+        message: format!("port name {name:?} {why}: matches nothing there"),
+    }
+}
+
+/// Whether what a policy allows depends on ports that its peers declare.
+pub(super) fn names_ports_of_peers(policy: &Policy) -> bool {
+    policy.egress.iter().any(|rule| named_terms(&rule.ports).next().is_some())
+}
+
 /// What applies to an isolated attachment whatever its policies say.
-fn beside_policies(options: &Options, key: &Key<'_>) -> impl Iterator<Item = ResolvedRule> {
+fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = ResolvedRule> {
     let common = match key.direction {
         Direction::Ingress => &options.common.ingress,
         Direction::Egress => &options.common.egress,
     };
-    let common = common.iter().map(|(origin, rule)| literal(origin.clone(), rule));
-    let of_network_policy = key.policies.iter().any(|name| name.kind == PolicyKind::Network);
+    let common = common.iter().map(|(origin, rule)| literal(origin.as_str().into(), rule));
+    let of_network_policy = key.policies.iter().any(|policy| policy.0.name.kind == PolicyKind::Network);
     let node = of_network_policy.then(|| ResolvedRule {
-        hosts: options.node.clone(),
-        traffic: BTreeSet::from([Traffic::Any]),
-        ..ResolvedRule::of("the pod's own node".to_owned())
+        hosts: options.node.iter().copied().collect(),
+        traffic: vec![Traffic::Any],
+        ..ResolvedRule::of("the pod's own node".into())
     });
     let dhcp = key.dhcp.then(|| {
         // RFC 2131 section 4.1, RFC 8415 section 7.2: servers listen on the first of each, clients on the second.
@@ -334,14 +304,14 @@ fn beside_policies(options: &Options, key: &Key<'_>) -> impl Iterator<Item = Res
         ResolvedRule {
             blocks: vec![(v4, Vec::new()), (v6, Vec::new())],
             traffic: ports.map(|port| one_port(PortProtocol::Udp, port)).into(),
-            ..ResolvedRule::of("dhcp of the attachment".to_owned())
+            ..ResolvedRule::of("dhcp of the attachment".into())
         }
     });
     common.chain(node).chain(dhcp)
 }
 
 /// What a rule says without asking who has which address or port name.
-fn literal(origin: String, rule: &Rule) -> ResolvedRule {
+fn literal(origin: Origin, rule: &Rule) -> ResolvedRule {
     let mut resolved = ResolvedRule::of(origin);
     match &rule.peers {
         Peers::Any => resolved.blocks.extend(EVERYONE.map(|net| (net, Vec::new()))),
@@ -351,11 +321,11 @@ fn literal(origin: String, rule: &Rule) -> ResolvedRule {
         })),
     }
     match &rule.ports {
-        Ports::Any => {
-            resolved.traffic.insert(Traffic::Any);
-        }
+        Ports::Any => resolved.traffic.push(Traffic::Any),
         Ports::Of(terms) => resolved.traffic.extend(terms.iter().flat_map(numeric_traffic)),
     }
+    resolved.traffic.sort_unstable();
+    resolved.traffic.dedup();
     resolved
 }
 
@@ -387,6 +357,17 @@ fn numeric_traffic(term: &PortTerm) -> Vec<Traffic> {
         PortTerm::Range { protocol, first, last } => port_blocks(*protocol, *first, *last),
         PortTerm::Named { .. } => Vec::new(),
     }
+}
+
+/// All at once, by a compiler that knows nothing yet.
+#[cfg(test)]
+pub(super) fn compile(
+    objects: &crate::source::Objects,
+    endpoints: &[super::index::Endpoint],
+    options: &Options,
+) -> Desired {
+    let endpoints = endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
+    super::compiler::Compiler::default().update(&Arc::new(objects.clone()), &endpoints, options)
 }
 
 #[cfg(test)]

@@ -5,12 +5,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::super::compiler::Compiler;
+use super::super::index::Endpoint;
 use super::tests::World;
 use super::*;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::policy::evaluate::evaluate;
 use crate::policy::model::Directions;
 use crate::policy::selector::{Labels, Requirement, Selector};
+use crate::source::Objects;
 use crate::source::objects::{ContainerPort, Phase};
 
 /// `None`: not isolated. Otherwise the rules that allow the traffic.
@@ -28,6 +31,7 @@ fn read_text(
         .objects
         .policies
         .values()
+        .map(|policy| &**policy)
         .filter(|p| p.namespace() == target.name.namespace)
         .filter(|p| endpoint.at.iter().any(|place| is_on(p, place)))
         .filter(|p| p.pods.matches(&target.labels) && !target.host_network)
@@ -43,6 +47,7 @@ fn read_text(
             .objects
             .pods
             .values()
+            .map(|pod| &**pod)
             .filter(|pod| !pod.host_network && !matches!(pod.phase, Phase::Succeeded | Phase::Failed))
             .filter(|pod| has_address(world, pod, policy, peer))
             .collect();
@@ -279,11 +284,11 @@ fn any_world() -> impl Strategy<Value = World> {
                         .collect();
                     pod.annotations.insert(STATUS_ANNOTATION.to_owned(), json!(entries).to_string());
                 }
-                world.objects.pods.insert(pod.name.clone(), pod);
+                world.objects.pods.insert(pod.name.clone(), pod.into());
             }
             for (number, mut policy) in policies.into_iter().enumerate() {
                 policy.name.object.name = format!("p{number}");
-                world.objects.policies.insert(policy.name.object.clone(), policy);
+                world.objects.policies.insert(policy.name.object.clone(), policy.into());
             }
             world
         },
@@ -296,7 +301,48 @@ impl fmt::Debug for World {
     }
 }
 
+/// Every object and attachment of either world, as the bits choose.
+fn mixed(one: &World, other: &World, bits: u64) -> World {
+    let mut number = 0;
+    let mut of_one = move || {
+        number = (number + 1) % 64;
+        bits >> number & 1 == 0
+    };
+    let mut world = World { objects: Objects::default(), endpoints: Vec::new() };
+    for (source, is_one) in [(one, true), (other, false)] {
+        let objects = &source.objects;
+        let mut keep = || of_one() == is_one;
+        world.objects.pods.extend(objects.pods.clone().into_iter().filter(|_| keep()));
+        world.objects.policies.extend(objects.policies.clone().into_iter().filter(|_| keep()));
+        world.objects.namespaces.extend(objects.namespaces.clone().into_iter().filter(|_| keep()));
+        let new =
+            source.endpoints.iter().filter(|endpoint| world.endpoints.iter().all(|it| it.id != endpoint.id));
+        let new: Vec<Endpoint> = new.filter(|_| keep()).cloned().collect();
+        world.endpoints.extend(new);
+    }
+    world
+}
+
 proptest! {
+    /// From one world to the next, in which some things are others: what the compiler remembers leads to what it would
+    /// find out from nothing.
+    #[test]
+    fn what_is_compiled_again_is_what_is_compiled_anew(
+        one in any_world(), other in any_world(), steps in prop::collection::vec(any::<u64>(), 1..12)
+    ) {
+        let options = Options::default();
+        let mut compiler = Compiler::default();
+        let mut bits = 0;
+        for step in steps {
+            // One thing or many.
+            bits = if step % 3 == 0 { step } else { bits ^ 1 << (step >> 8 & 63) };
+            let world = mixed(&one, &other, bits);
+            let endpoints = world.endpoints.iter().map(|it| (it.id, it.clone())).collect();
+            let again = compiler.update(&Arc::new(world.objects.clone()), &endpoints, &options);
+            prop_assert_eq!(again, compile(&world.objects, &world.endpoints, &options));
+        }
+    }
+
     #[test]
     fn the_tables_say_what_the_text_says(world in any_world(), v1 in any::<bool>(), ports in prop::collection::vec(0_u16..70, 1..6), far in any::<u16>()) {
         let inference = if v1 { Inference::V1 } else { Inference::Presence };
@@ -316,7 +362,7 @@ proptest! {
                     for (protocol, port) in ports.iter().chain([&far]).flat_map(|port| [(6, Some(*port)), (17, Some(*port))]).chain([(1, None)]) {
                         let expected = read_text(&world, &options, endpoint, direction, *peer, protocol, port);
                         let found = tables.as_ref().map(|tables| {
-                            evaluate(tables, *peer, protocol, port).map(|rule| tables.rules[&rule].clone())
+                            evaluate(tables, *peer, protocol, port).map(|rule| tables.rules[&rule].to_string())
                         });
                         match (&expected, &found) {
                             (None, None) => {}

@@ -7,9 +7,11 @@ use crate::npwg::restriction::Isolation;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::policy::compiled::PortPrefix;
 use crate::policy::evaluate::evaluate;
+use crate::policy::index::Endpoint;
 use crate::policy::manifest::{self, POLICY_FOR_ANNOTATION};
 use crate::policy::selector::Labels;
 use crate::policy::tables::NOTHING;
+use crate::source::Objects;
 use crate::source::objects::{ContainerPort, Phase};
 
 /// Two namespaces, a pod with two networks, and every kind of peer.
@@ -87,7 +89,7 @@ impl World {
             host_network: false,
             ports: ports.iter().map(port).collect(),
         };
-        self.objects.pods.entry(pod_name).insert_entry(pod).into_mut()
+        Arc::make_mut(self.objects.pods.entry(pod_name).insert_entry(Arc::new(pod)).into_mut())
     }
 
     /// Adds `shop/p0`, `shop/p1`, ...; the key `for` is the annotation, by default `net-a`.
@@ -102,7 +104,7 @@ impl World {
             let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), networks.to_owned())]);
             let policy = manifest::read(ObjectName::new("shop", format!("p{number}")), &annotations, &spec);
             let policy = policy.unwrap();
-            self.objects.policies.insert(policy.name.object.clone(), policy);
+            self.objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
         }
         self
     }
@@ -501,6 +503,9 @@ fn the_tables_are_as_small_as_the_rules_allow() {
         ],
     })]);
     let block = |port, bits| Traffic::Ports { protocol: 6, port, bits };
+    let name = Arc::new(PolicyName::multi(ObjectName::new("shop", "p0")));
+    let in_p0 =
+        |position| Origin::Policy { name: Arc::clone(&name), direction: Direction::Ingress, position };
     let expected = CompiledPolicy {
         // 10.6.0.0/16 adds nothing to what 10.0.0.0/8 allows, so it needs no prefix of its own.
         peers: BTreeMap::from([
@@ -522,7 +527,7 @@ fn the_tables_are_as_small_as_the_rules_allow() {
         ]
         .map(|traffic| (PortPrefix { class: 2, traffic }, 1))
         .into(),
-        rules: BTreeMap::from([(1, "shop/p0 ingress[0]".to_owned()), (2, "shop/p0 ingress[1]".to_owned())]),
+        rules: BTreeMap::from([(1, in_p0(0)), (2, in_p0(1))]),
     };
     let desired = world.compile();
     let [web, db] = [1, 3].map(|id| desired.endpoints[&id].clone());

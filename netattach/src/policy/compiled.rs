@@ -7,8 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use ipnet::IpNet;
+
+use super::model::{Direction, PolicyName};
 
 /// Number of a set of rules that one group of peer addresses matches. 0 is never used: it means "no class".
 pub type ClassId = u32;
@@ -18,15 +21,46 @@ pub type RuleId = u32;
 
 /// One direction of the policies that select an attachment. Two attachments selected by the same rules share
 /// one value (and in the kernel one policy id).
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CompiledPolicy {
     /// Peer prefixes, host bits clear. A longer prefix decides alone: its class carries every rule that the
     /// prefixes around it contribute.
     pub peers: BTreeMap<IpNet, ClassId>,
     /// What each class may reach.
     pub ports: BTreeMap<PortPrefix, RuleId>,
-    /// What each rule id stands for: `namespace/policy ingress[0]`.
-    pub rules: BTreeMap<RuleId, String>,
+    /// What each rule id stands for.
+    pub rules: BTreeMap<RuleId, Origin>,
+}
+
+/// Where a rule stands. Put into words only when somebody asks: `namespace/policy ingress[0]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// In a policy.
+    Policy {
+        /// Which.
+        name: Arc<PolicyName>,
+        /// In which of its lists.
+        direction: Direction,
+        /// Where in the list, from 0.
+        position: usize,
+    },
+    /// Elsewhere, in words.
+    Other(String),
+}
+
+impl From<&str> for Origin {
+    fn from(words: &str) -> Self {
+        Self::Other(words.to_owned())
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Policy { name, direction, position } => write!(f, "{name} {direction}[{position}]"),
+            Self::Other(words) => f.write_str(words),
+        }
+    }
 }
 
 /// How often a rule has allowed a flow.

@@ -58,7 +58,7 @@ pub enum Write {
     },
 }
 
-/// Orders the writes.
+/// Orders the writes. Equal policies must be one value, in `desired` and in `programmed`, as the compiler has them.
 ///
 /// Attachments that are programmed but neither desired nor undecided are gone: they get no write and their
 /// policies are taken out.
@@ -86,9 +86,8 @@ pub fn diff(desired: &Desired, programmed: &Programmed) -> Vec<Write> {
 /// Finds the number of a policy, and gives new numbers to those that have none.
 struct Numbers<'a> {
     programmed: &'a Programmed,
-    by_content: HashMap<Arc<CompiledPolicy>, PolicyId>,
-    /// The same by the place in memory: hashing a hundred thousand prefixes once for every attachment that
-    /// shares them would take seconds.
+    /// By the place in memory: equal policies are one value, and looking through a hundred thousand prefixes for every
+    /// attachment would take seconds.
     by_place: HashMap<*const CompiledPolicy, PolicyId>,
     last_id: PolicyId,
     installs: Vec<Write>,
@@ -96,14 +95,8 @@ struct Numbers<'a> {
 
 impl<'a> Numbers<'a> {
     fn new(programmed: &'a Programmed) -> Self {
-        let by_content = programmed.policies.iter().map(|(id, policy)| (Arc::clone(policy), *id)).collect();
-        Self {
-            programmed,
-            by_content,
-            by_place: HashMap::new(),
-            last_id: programmed.last_id,
-            installs: Vec::new(),
-        }
+        let by_place = programmed.policies.iter().map(|(id, policy)| (Arc::as_ptr(policy), *id)).collect();
+        Self { programmed, by_place, last_id: programmed.last_id, installs: Vec::new() }
     }
 
     fn of(&mut self, policy: &Option<Arc<CompiledPolicy>>) -> PolicyId {
@@ -111,18 +104,9 @@ impl<'a> Numbers<'a> {
         if let Some(id) = self.by_place.get(&Arc::as_ptr(policy)) {
             return *id;
         }
-        let id = match self.by_content.get(policy) {
-            Some(id) => *id,
-            None => self.install(policy),
-        };
-        self.by_place.insert(Arc::as_ptr(policy), id);
-        id
-    }
-
-    fn install(&mut self, policy: &Arc<CompiledPolicy>) -> PolicyId {
         self.last_id = next_free(self.last_id, &self.programmed.policies);
         self.installs.push(Write::Install { id: self.last_id, policy: Arc::clone(policy) });
-        self.by_content.insert(Arc::clone(policy), self.last_id);
+        self.by_place.insert(Arc::as_ptr(policy), self.last_id);
         self.last_id
     }
 }
@@ -157,16 +141,18 @@ fn next_free(last: PolicyId, used: &BTreeMap<PolicyId, Arc<CompiledPolicy>>) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::policy::compile::EndpointPolicy;
     use proptest::prelude::*;
 
-    /// A policy that differs from those of other names.
+    /// A policy that differs from those of other names, and is one value for each.
     fn policy(name: &str) -> Arc<CompiledPolicy> {
-        Arc::new(CompiledPolicy {
-            rules: BTreeMap::from([(1, name.to_owned())]),
-            ..CompiledPolicy::default()
-        })
+        static POLICIES: Mutex<BTreeMap<String, Arc<CompiledPolicy>>> = Mutex::new(BTreeMap::new());
+        let named = || CompiledPolicy { rules: [(1, name.into())].into(), ..CompiledPolicy::default() };
+        let mut policies = POLICIES.lock().unwrap();
+        Arc::clone(policies.entry(name.to_owned()).or_insert_with(|| Arc::new(named())))
     }
 
     fn desired(endpoints: &[(u32, Option<&str>, Option<&str>)], undecided: &[u32]) -> Desired {

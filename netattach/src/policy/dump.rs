@@ -71,7 +71,9 @@ pub struct Port {
 pub fn dump(programmed: &Programmed, wanted: Option<&str>) -> Vec<Dump> {
     let is_wanted = |id: &PolicyId, policy: &CompiledPolicy| match wanted {
         None => true,
-        Some(name) => id.to_string() == name || policy.rules.values().any(|origin| is_of(origin, name)),
+        Some(name) => {
+            id.to_string() == name || policy.rules.values().any(|origin| is_of(&origin.to_string(), name))
+        }
     };
     let policies = programmed.policies.iter().filter(|(id, policy)| is_wanted(id, policy));
     policies.map(|(id, policy)| shown(*id, policy, programmed)).collect()
@@ -95,7 +97,7 @@ fn shown(id: PolicyId, policy: &CompiledPolicy, programmed: &Programmed) -> Dump
             .rules
             .iter()
             .take(SHOWN)
-            .map(|(rule, from)| Rule { rule: *rule, from: from.clone() })
+            .map(|(rule, from)| Rule { rule: *rule, from: from.to_string() })
             .collect(),
         peers: policy
             .peers
@@ -127,7 +129,7 @@ mod tests {
         let compiled = CompiledPolicy {
             peers: BTreeMap::from([("10.0.0.0/8".parse().unwrap(), 2)]),
             ports: BTreeMap::from([(PortPrefix { class: 2, traffic }, 1)]),
-            rules: BTreeMap::from([(1, "shop/db ingress[0]".to_owned())]),
+            rules: BTreeMap::from([(1, "shop/db ingress[0]".into())]),
         };
         let programmed = Programmed {
             policies: BTreeMap::from([(7, Arc::new(compiled)), (8, Arc::default())]),

@@ -168,7 +168,7 @@ impl View<'_> {
         let is_local = |pod: &ObjectName| self.endpoints.iter().any(|endpoint| endpoint.pod == *pod);
         let elsewhere = self.objects.pods.values().filter(|pod| !is_local(&pod.name));
         for pod in elsewhere.filter(|pod| !pod.host_network && !pod.phase.has_ended()) {
-            for (place, address) in published_addresses(pod, &mut BTreeSet::new()) {
+            for (place, address) in published_addresses(pod).unwrap_or_default() {
                 let named = Named { pod: Some(pod.name.clone()), address };
                 found.push(Candidate { named, at: BTreeSet::from([place]), endpoint: None });
             }
@@ -246,7 +246,7 @@ fn decided(
     let entry = peer_entry(compiled, peer);
     let missing = match (judge(compiled, peer, traffic.protocol, traffic.port), entry) {
         (Decision::Allow { rule }, Some((peer, class))) => {
-            let by = compiled.rules.get(&rule).cloned().unwrap_or_default();
+            let by = compiled.rules.get(&rule).map(ToString::to_string).unwrap_or_default();
             return Leg::Allowed { policy, peer, class, rule, by };
         }
         (_, Some((net, NOTHING))) => Missing::Excepted(net),
@@ -263,7 +263,7 @@ fn traffic_of(compiled: &CompiledPolicy, class: ClassId) -> Vec<String> {
     {
         by_rule.entry(*rule).or_default().push(traffic.to_string());
     }
-    let origin = |rule: &RuleId| compiled.rules.get(rule).map_or("", String::as_str);
+    let origin = |rule: &RuleId| compiled.rules.get(rule).map(ToString::to_string).unwrap_or_default();
     by_rule.iter().map(|(rule, traffic)| format!("{} ({})", origin(rule), traffic.join(", "))).collect()
 }
 

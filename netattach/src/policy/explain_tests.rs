@@ -33,7 +33,7 @@ fn legs(passage: Passage, from: End, to: End, traffic: Asked) -> Vec<(Option<Str
             PortPrefix { class, traffic: Traffic::Ports { protocol: 6, port: 80, bits: 16 } },
             1,
         )]),
-        rules: BTreeMap::from([(1, "shop/p ingress[0]".to_owned())]),
+        rules: BTreeMap::from([(1, "shop/p ingress[0]".into())]),
     };
     let selected = EndpointPolicy {
         policies: vec![PolicyName::multi(ObjectName::new("shop", "p"))],

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use super::compile::{Condition, Options, Subject};
+use super::compile::{Condition, Subject};
 use super::manifest::POLICY_FOR_ANNOTATION;
-use super::model::{Peer, Policy, PolicyKind, PolicyName, Severity};
+use super::model::{Peer, Policy, PolicyKind, Severity};
 use super::selector::Labels;
 use crate::npwg::{NetworkRef, Restrictions, STATUS_ANNOTATION, StatusEntry, status};
 use crate::report::Chain;
@@ -45,152 +46,179 @@ impl fmt::Display for Place {
     }
 }
 
-/// Objects and attachments, arranged for the questions that the compiler asks.
-#[derive(Debug)]
-pub struct Index<'a> {
-    objects: &'a Objects,
-    namespaces: BTreeMap<&'a str, Namespace<'a>>,
-    /// Whether NetworkPolicies count.
-    network_policy: bool,
-    /// Where each policy's peers are looked for: the networks that its namespace may use.
-    usable: BTreeMap<&'a PolicyName, BTreeSet<Place>>,
+/// Every pod that can be a peer, by namespace.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    namespaces: BTreeMap<String, Namespace>,
 }
 
 #[derive(Debug)]
-struct Namespace<'a> {
+struct Namespace {
     labels: Labels,
-    pods: Vec<PeerPod<'a>>,
+    pods: BTreeMap<ObjectName, PeerPod>,
 }
 
-/// A pod that can be a peer.
-#[derive(Debug)]
-struct PeerPod<'a> {
-    pod: &'a Pod,
+/// A pod that can be a peer. Pods that have ended, and pods on the node's own network, cannot.
+#[derive(Debug, Clone)]
+pub(super) struct PeerPod {
+    pod: Arc<Pod>,
     addresses: BTreeSet<(Place, IpAddr)>,
+    /// What its annotation does not say properly.
+    unreadable: Option<Condition>,
 }
 
-impl<'a> Index<'a> {
-    /// Arranges everything once. What peers' annotations do not say properly goes to `conditions`.
-    ///
-    /// A pod with attachments on this node has the addresses of those; of all others the status annotation is
-    /// believed. Pods that have ended, and pods on the node's own network, are no peers.
-    pub fn new(
-        objects: &'a Objects,
-        endpoints: &[Endpoint],
-        options: &Options,
-        conditions: &mut BTreeSet<Condition>,
-    ) -> Self {
-        let mut local: BTreeMap<&ObjectName, BTreeSet<(Place, IpAddr)>> = BTreeMap::new();
-        for endpoint in endpoints {
-            let of =
-                |place: &Place| endpoint.addresses.iter().map(|address| (place.clone(), *address)).collect();
-            let addresses = endpoint.at.iter().flat_map(|place| -> Vec<_> { of(place) });
-            local.entry(&endpoint.pod).or_default().extend(addresses);
+impl PeerPod {
+    /// A pod with the addresses of its attachments on this node; without any the status annotation is believed.
+    pub(super) fn new<'e>(pod: &Arc<Pod>, attachments: impl Iterator<Item = &'e Endpoint>) -> Option<Self> {
+        if pod.host_network || pod.phase.has_ended() {
+            return None;
         }
-        let mut namespaces: BTreeMap<&str, Namespace<'_>> = BTreeMap::new();
-        for pod in objects.pods.values().filter(|pod| !pod.host_network && !pod.phase.has_ended()) {
-            let addresses = match local.remove(&pod.name) {
-                Some(addresses) => addresses,
-                None => published_addresses(pod, conditions),
+        let mut attachments = attachments.peekable();
+        let (addresses, unreadable) = if attachments.peek().is_some() {
+            let of = |endpoint: &'e Endpoint| {
+                let on = |place: &'e Place| endpoint.addresses.iter().map(|it| (place.clone(), *it));
+                endpoint.at.iter().flat_map(on)
             };
-            let namespace = pod.name.namespace.as_str();
-            let entry = namespaces.entry(namespace).or_insert_with(|| Namespace {
-                labels: objects.namespace_labels(namespace),
-                pods: Vec::new(),
-            });
-            entry.pods.push(PeerPod { pod, addresses });
-        }
-        let network_policy = options.network_policy;
-        let mut index = Self { objects, namespaces, network_policy, usable: BTreeMap::new() };
-        for policy in index.policies() {
-            let usable = usable_networks(objects, policy, &options.restrictions, conditions);
-            index.usable.insert(&policy.name, usable);
-        }
-        index
-    }
-
-    /// Every policy that counts.
-    pub fn policies(&self) -> impl Iterator<Item = &'a Policy> + use<'a> {
-        let objects = self.objects;
-        let network = self.network_policy.then(|| objects.network_policies.values());
-        objects.policies.values().chain(network.into_iter().flatten())
-    }
-
-    /// The policies that select an attachment of `pod`, in the order of their names. Whether the namespace may still
-    /// use the network makes no difference: what is attached stays isolated.
-    pub fn selecting(&self, pod: &Pod, at: &BTreeSet<Place>) -> Vec<&'a Policy> {
-        selecting(self.objects, self.network_policy, pod, at)
-    }
-
-    /// The addresses that a peer's selectors mean, on the networks of the policy; none for a block.
-    pub fn addresses_of(&self, policy: &Policy, peer: &Peer) -> BTreeSet<IpAddr> {
-        let Peer::Pods { namespaces, pods } = peer else { return BTreeSet::new() };
-        let in_scope = |(name, namespace): &(&&str, &Namespace<'_>)| match namespaces {
-            Some(selector) => selector.matches(&namespace.labels),
-            None => **name == policy.namespace(),
+            (attachments.flat_map(of).collect(), None)
+        } else {
+            match published_addresses(pod) {
+                Ok(addresses) => (addresses, None),
+                Err(condition) => (BTreeSet::new(), Some(condition)),
+            }
         };
-        let selected = self.namespaces.iter().filter(in_scope).flat_map(|(_, namespace)| &namespace.pods);
-        selected
-            .filter(|peer| pods.matches(&peer.pod.labels))
-            .flat_map(|peer| peer.addresses_at(self.places_of(policy)))
-            .collect()
+        Some(Self { pod: Arc::clone(pod), addresses, unreadable })
     }
 
-    /// Where the policy's peers are looked for.
-    fn places_of(&self, policy: &Policy) -> &BTreeSet<Place> {
-        static NOWHERE: BTreeSet<Place> = BTreeSet::new();
-        self.usable.get(&policy.name).unwrap_or(&NOWHERE)
+    /// Whether policies see no difference between the two.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        self.addresses == other.addresses
+            && self.pod.labels == other.pod.labels
+            && self.pod.ports == other.pod.ports
     }
 
-    /// Every address that a pod has on the networks of the policy, with the pod.
-    pub fn pods_on(&self, policy: &Policy) -> Vec<(IpAddr, &'a Pod)> {
-        let pods = self.namespaces.values().flat_map(|namespace| &namespace.pods);
-        pods.flat_map(|peer| peer.addresses_at(self.places_of(policy)).map(|address| (address, peer.pod)))
-            .collect()
+    pub(super) fn is_on(&self, places: &BTreeSet<Place>) -> bool {
+        self.addresses.iter().any(|(place, _)| places.contains(place))
     }
-}
 
-impl PeerPod<'_> {
+    pub(super) fn labels(&self) -> &Labels {
+        &self.pod.labels
+    }
+
     fn addresses_at(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().filter(|(place, _)| places.contains(place)).map(|(_, address)| *address)
     }
 }
 
-/// As [`Index::selecting`], for a single question.
-pub fn selecting<'a>(
-    objects: &'a Objects,
-    network_policy: bool,
-    pod: &Pod,
-    at: &BTreeSet<Place>,
-) -> Vec<&'a Policy> {
-    if pod.host_network {
-        return Vec::new();
+impl Peers {
+    /// Puts a pod in the place of what was known under its name, which comes back.
+    pub(super) fn replace(
+        &mut self,
+        name: &ObjectName,
+        peer: Option<PeerPod>,
+        objects: &Objects,
+    ) -> Option<PeerPod> {
+        let Some(peer) = peer else {
+            let namespace = self.namespaces.get_mut(&name.namespace)?;
+            let before = namespace.pods.remove(name);
+            if namespace.pods.is_empty() {
+                self.namespaces.remove(&name.namespace);
+            }
+            return before;
+        };
+        let namespace = self.namespaces.entry(name.namespace.clone()).or_insert_with(|| Namespace {
+            labels: objects.namespace_labels(&name.namespace),
+            pods: BTreeMap::new(),
+        });
+        namespace.pods.insert(name.clone(), peer)
     }
-    let namespace = &pod.name.namespace;
-    let of_namespace = |policies: &'a BTreeMap<ObjectName, Policy>| {
-        policies
-            .range(ObjectName::new(namespace, "")..)
-            .map(|(_, policy)| policy)
-            .take_while(move |policy| policy.namespace() == namespace)
-    };
-    let is_about = |policy: &Policy| match policy.name.kind {
+
+    /// Gives a namespace other labels; those that it had come back if it holds peers.
+    pub(super) fn relabel(&mut self, namespace: &str, labels: Labels) -> Option<Labels> {
+        let namespace = self.namespaces.get_mut(namespace)?;
+        Some(std::mem::replace(&mut namespace.labels, labels))
+    }
+
+    /// Labels of a namespace that holds peers.
+    pub(super) fn labels(&self, namespace: &str) -> Option<&Labels> {
+        self.namespaces.get(namespace).map(|namespace| &namespace.labels)
+    }
+
+    /// The addresses that a peer's selectors mean, at the places of the policy; none for a block.
+    pub(super) fn addresses_of(
+        &self,
+        policy: &Policy,
+        peer: &Peer,
+        places: &BTreeSet<Place>,
+    ) -> impl Iterator<Item = IpAddr> {
+        let selectors = match peer {
+            Peer::Pods { namespaces, pods } => Some((namespaces, pods)),
+            Peer::Block { .. } => None,
+        };
+        selectors.into_iter().flat_map(move |(namespaces, pods)| {
+            let in_scope = move |(name, namespace): &(&String, &Namespace)| match namespaces {
+                Some(selector) => selector.matches(&namespace.labels),
+                None => *name == policy.namespace(),
+            };
+            let selected = self.namespaces.iter().filter(in_scope).flat_map(|(_, it)| it.pods.values());
+            selected
+                .filter(move |peer| pods.matches(&peer.pod.labels))
+                .flat_map(move |peer| peer.addresses_at(places))
+        })
+    }
+
+    /// Every address that a pod has at these places, with the pod.
+    pub(super) fn pods_on(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = (IpAddr, &Pod)> {
+        let pods = self.namespaces.values().flat_map(|namespace| namespace.pods.values());
+        pods.flat_map(move |peer| peer.addresses_at(places).map(move |address| (address, &*peer.pod)))
+    }
+
+    /// What peers' annotations do not say properly.
+    pub(super) fn conditions(&self) -> impl Iterator<Item = &Condition> {
+        let pods = self.namespaces.values().flat_map(|namespace| namespace.pods.values());
+        pods.filter_map(|peer| peer.unreadable.as_ref())
+    }
+}
+
+/// Whether a policy selects an attachment of `pod`. Whether the namespace may still use the network makes no difference: what
+/// is attached stays isolated.
+pub(super) fn selects(policy: &Policy, network_policy: bool, pod: &Pod, at: &BTreeSet<Place>) -> bool {
+    let is_about = match policy.name.kind {
         PolicyKind::Multi => at
             .iter()
             .any(|place| matches!(place, Place::Network(network) if policy.networks.contains(network))),
         PolicyKind::Network => network_policy && at.contains(&Place::Default),
     };
-    of_namespace(&objects.policies)
-        .chain(of_namespace(&objects.network_policies))
-        .filter(|policy| is_about(policy) && policy.pods.matches(&pod.labels))
-        .collect()
+    !pod.host_network
+        && is_about
+        && policy.namespace() == pod.name.namespace
+        && policy.pods.matches(&pod.labels)
+}
+
+/// The policies that select an attachment of `pod`, in the order of their names.
+pub(super) fn selecting<'a>(
+    objects: &'a Objects,
+    network_policy: bool,
+    pod: &Pod,
+    at: &BTreeSet<Place>,
+) -> impl Iterator<Item = &'a Arc<Policy>> {
+    let of_namespace = |policies: &'a BTreeMap<ObjectName, Arc<Policy>>, namespace: &str| {
+        let first = ObjectName::new(namespace, "");
+        let namespace = namespace.to_owned();
+        let from_first = policies.range(first..).map(|(_, policy)| policy);
+        from_first.take_while(move |policy| policy.namespace() == namespace)
+    };
+    let namespace = &pod.name.namespace;
+    of_namespace(&objects.policies, namespace)
+        .chain(of_namespace(&objects.network_policies, namespace))
+        .filter(move |policy| selects(policy, network_policy, pod, at))
 }
 
 /// The networks of a policy that its namespace may use; of the others `conditions` gets to know.
-fn usable_networks(
+pub(super) fn usable_networks(
     objects: &Objects,
     policy: &Policy,
     restrictions: &Restrictions,
-    conditions: &mut BTreeSet<Condition>,
+    conditions: &mut Vec<Condition>,
 ) -> BTreeSet<Place> {
     if policy.name.kind == PolicyKind::Network {
         return BTreeSet::from([Place::Default]);
@@ -202,7 +230,7 @@ fn usable_networks(
         let definition = objects.definitions.get(network);
         let checked = restrictions.check_policy(network, definition, namespace, &labels);
         if let Err(forbidden) = &checked {
-            conditions.insert(Condition {
+            conditions.push(Condition {
                 object: Subject::Policy(policy.name.clone()),
                 severity: Severity::Error,
                 message: format!(
@@ -216,22 +244,14 @@ fn usable_networks(
     usable.into_iter().map(Place::Network).collect()
 }
 
-pub(super) fn published_addresses(
-    pod: &Pod,
-    conditions: &mut BTreeSet<Condition>,
-) -> BTreeSet<(Place, IpAddr)> {
-    let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return BTreeSet::new() };
-    let entries = match status::parse(annotation) {
-        Ok(entries) => entries,
-        Err(error) => {
-            conditions.insert(Condition {
-                object: Subject::Pod(pod.name.clone()),
-                severity: Severity::Error,
-                message: format!("is no policy's peer: {}", Chain(&error)),
-            });
-            return BTreeSet::new();
-        }
-    };
+/// The addresses that a pod's status annotation tells of.
+pub(super) fn published_addresses(pod: &Pod) -> Result<BTreeSet<(Place, IpAddr)>, Condition> {
+    let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return Ok(BTreeSet::new()) };
+    let entries = status::parse(annotation).map_err(|error| Condition {
+        object: Subject::Pod(pod.name.clone()),
+        severity: Severity::Error,
+        message: format!("is no policy's peer: {}", Chain(&error)),
+    })?;
     let mut addresses = BTreeSet::new();
     for entry in entries {
         let network = network_of(&entry, &pod.name.namespace).map(Place::Network);
@@ -239,7 +259,7 @@ pub(super) fn published_addresses(
             addresses.extend(entry.ips.iter().map(|address| (place.clone(), address.address)));
         }
     }
-    addresses
+    Ok(addresses)
 }
 
 /// Before version 1.2 of the standard the namespace could be left out. The default network is often no object

@@ -5,11 +5,15 @@
 //! neither opens its rule nor takes its neighbours with it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::marker::PhantomData;
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
+use super::keyed::keyed;
 use super::model::{
     Direction, Directions, Finding, Peer, Peers, Policy, PolicyName, PortTerm, Ports, Problem, Rule, Severity,
 };
@@ -42,9 +46,19 @@ pub fn read(
     annotations: &BTreeMap<String, String>,
     spec: &Value,
 ) -> Result<Policy, ManifestError> {
+    let spec = shape(PolicyName::multi(name.clone()), spec)?;
+    Ok(read_multi(name, annotations, spec))
+}
+
+/// As [`read`], when the `spec` has the shape that it must have.
+pub(crate) fn read_multi(name: ObjectName, annotations: &BTreeMap<String, String>, spec: Spec) -> Policy {
     let mut found = Findings::default();
     let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
     read_spec(PolicyName::multi(name), networks, spec, found)
+}
+
+fn shape(name: PolicyName, spec: &Value) -> Result<Spec, ManifestError> {
+    Spec::deserialize(spec).map_err(|source| ManifestError { name, source })
 }
 
 /// Reads a NetworkPolicy from its `spec`. What it isolates without `policyTypes` is not a matter of settings.
@@ -52,12 +66,18 @@ pub fn read(
 /// # Errors
 /// As [`read`].
 pub fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Policy, ManifestError> {
-    let mut policy = read_spec(PolicyName::network(name), BTreeSet::new(), spec, Findings::default())?;
+    let spec = shape(PolicyName::network(name.clone()), spec)?;
+    Ok(read_network(name, spec))
+}
+
+/// As [`read_network_policy`], when the `spec` has the shape that it must have.
+pub(crate) fn read_network(name: ObjectName, spec: Spec) -> Policy {
+    let mut policy = read_spec(PolicyName::network(name), BTreeSet::new(), spec, Findings::default());
     if policy.directions == Directions::Inferred {
         policy.directions = Directions::Listed { ingress: true, egress: !policy.egress.is_empty() };
         policy.problems.retain(|problem| problem.finding != Finding::TypesInferred);
     }
-    Ok(policy)
+    policy
 }
 
 /// Reads rules that apply beside every policy, as the agent's settings have them.
@@ -107,23 +127,15 @@ pub enum CommonRulesError {
     Rule(Problem),
 }
 
-fn read_spec(
-    name: PolicyName,
-    networks: BTreeSet<NetworkRef>,
-    spec: &Value,
-    mut found: Findings,
-) -> Result<Policy, ManifestError> {
-    let spec = match Spec::deserialize(spec) {
-        Ok(spec) => spec,
-        Err(source) => return Err(ManifestError { name, source }),
-    };
-    for key in spec.unknown.into_keys() {
+fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut found: Findings) -> Policy {
+    for key in spec.unknown {
         found.warn("spec", Finding::IgnoredKey(key));
     }
-    let mut ingress = rules(Direction::Ingress, spec.ingress.unwrap_or_default(), &mut found);
-    let mut egress = rules(Direction::Egress, spec.egress.unwrap_or_default(), &mut found);
+    let (ingress, egress) = (spec.ingress.unwrap_or_default(), spec.egress.unwrap_or_default());
+    found.0.extend(ingress.found.0.into_iter().chain(egress.found.0));
+    let (mut ingress, mut egress) = (ingress.rules, egress.rules);
     let mut directions = directions(spec.policy_types.unwrap_or_default(), &ingress, &egress, &mut found);
-    let pods = match Selector::try_from(spec.pod_selector) {
+    let pods = match Selector::try_from(spec.pod_selector.unwrap_or_default()) {
         Ok(selector) => selector,
         Err(error) => {
             // Whom it isolates is unknown, so everyone; what it allows was meant for fewer, so nothing.
@@ -136,67 +148,131 @@ fn read_spec(
             Selector::default()
         }
     };
-    Ok(Policy { name, networks, pods, ingress, egress, directions, problems: found.0 })
+    Policy { name, networks, pods, ingress, egress, directions, problems: found.0 }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Spec {
-    pod_selector: selector::Written,
-    ingress: Option<Vec<WrittenRule>>,
-    egress: Option<Vec<WrittenRule>>,
+/// A policy's `spec` as written in a manifest.
+#[derive(Default)]
+pub(crate) struct Spec {
+    pod_selector: Option<selector::Written>,
+    ingress: Option<Rules<Incoming>>,
+    egress: Option<Rules<Outgoing>>,
     policy_types: Option<Vec<String>>,
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
+    unknown: BTreeSet<String>,
 }
 
-#[derive(Deserialize)]
+keyed!(Spec {
+    "podSelector" => pod_selector,
+    "ingress" => ingress,
+    "egress" => egress,
+    "policyTypes" => policy_types,
+}; required "podSelector" => pod_selector);
+
+/// Rules of one direction, each made of what is written as soon as that is read: a hundred thousand of them are not there
+/// twice.
+struct Rules<D> {
+    rules: Vec<Rule>,
+    found: Findings,
+    direction: PhantomData<D>,
+}
+
+trait Way {
+    const DIRECTION: Direction;
+}
+
+struct Incoming;
+
+impl Way for Incoming {
+    const DIRECTION: Direction = Direction::Ingress;
+}
+
+struct Outgoing;
+
+impl Way for Outgoing {
+    const DIRECTION: Direction = Direction::Egress;
+}
+
+impl<D> Default for Rules<D> {
+    fn default() -> Self {
+        Self { rules: Vec::new(), found: Findings::default(), direction: PhantomData }
+    }
+}
+
+impl<'de, D: Way> Deserialize<'de> for Rules<D> {
+    fn deserialize<T: Deserializer<'de>>(deserializer: T) -> Result<Self, T::Error> {
+        deserializer.deserialize_seq(Self::default())
+    }
+}
+
+impl<'de, D: Way> Visitor<'de> for Rules<D> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of rules")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut written: A) -> Result<Self, A::Error> {
+        while let Some(next) = written.next_element()? {
+            let read = rule(D::DIRECTION, self.rules.len(), next, &mut self.found);
+            self.rules.push(read);
+        }
+        Ok(self)
+    }
+}
+
+#[derive(Default)]
 struct WrittenRule {
     from: Option<Vec<WrittenPeer>>,
     to: Option<Vec<WrittenPeer>>,
     ports: Option<Vec<WrittenPort>>,
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
+    unknown: BTreeSet<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+keyed!(WrittenRule { "from" => from, "to" => to, "ports" => ports });
+
+#[derive(Default)]
 struct WrittenPeer {
     ip_block: Option<WrittenBlock>,
-    namespace_selector: Option<selector::Written>,
-    pod_selector: Option<selector::Written>,
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
+    namespace_selector: Option<Box<selector::Written>>,
+    pod_selector: Option<Box<selector::Written>>,
+    unknown: BTreeSet<String>,
 }
 
-#[derive(Deserialize)]
+keyed!(WrittenPeer {
+    "ipBlock" => ip_block,
+    "namespaceSelector" => namespace_selector,
+    "podSelector" => pod_selector,
+});
+
+#[derive(Default)]
 struct WrittenBlock {
-    cidr: String,
+    cidr: Option<String>,
     except: Option<Vec<String>>,
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
+    unknown: BTreeSet<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+keyed!(WrittenBlock { "cidr" => cidr, "except" => except }; required "cidr" => cidr);
+
+#[derive(Default)]
 struct WrittenPort {
     protocol: Option<String>,
     port: Option<Value>,
     end_port: Option<Value>,
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
+    unknown: BTreeSet<String>,
 }
+
+keyed!(WrittenPort { "protocol" => protocol, "port" => port, "endPort" => end_port });
 
 #[derive(Default)]
 struct Findings(Vec<Problem>);
 
 impl Findings {
-    fn warn(&mut self, path: impl Into<String>, finding: Finding) {
-        self.0.push(Problem { severity: Severity::Warning, path: path.into(), finding });
+    fn warn(&mut self, path: impl fmt::Display, finding: Finding) {
+        self.0.push(Problem { severity: Severity::Warning, path: path.to_string(), finding });
     }
 
-    fn fail(&mut self, path: impl Into<String>, finding: Finding) {
-        self.0.push(Problem { severity: Severity::Error, path: path.into(), finding });
+    fn fail(&mut self, path: impl fmt::Display, finding: Finding) {
+        self.0.push(Problem { severity: Severity::Error, path: path.to_string(), finding });
     }
 }
 
@@ -267,14 +343,17 @@ fn rules(direction: Direction, written: Vec<WrittenRule>, found: &mut Findings) 
     numbered.map(|(position, rule)| self::rule(direction, position, rule, found)).collect()
 }
 
+/// Where something stands; put into words only when something is wrong with it.
+type Path<'a> = &'a fmt::Arguments<'a>;
+
 fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut Findings) -> Rule {
-    let path = format!("spec.{direction}[{position}]");
+    let path = &format_args!("spec.{direction}[{position}]");
     let (key, peers, misplaced_key, misplaced) = match direction {
         Direction::Ingress => ("from", written.from, "to", written.to),
         Direction::Egress => ("to", written.to, "from", written.from),
     };
     let misplaced = misplaced.is_some().then(|| misplaced_key.to_owned());
-    if let Some(unknown) = written.unknown.into_keys().next().or(misplaced) {
+    if let Some(unknown) = written.unknown.into_iter().next().or(misplaced) {
         // Without the unknown part the rule would be wider than its author meant.
         found.fail(path, Finding::UnknownKey(unknown));
         return Rule { peers: Peers::Of(Vec::new()), ports: Ports::Of(Vec::new()) };
@@ -283,27 +362,30 @@ fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut
         None => Peers::Any,
         Some(items) if items.is_empty() => Peers::Any,
         Some(items) => {
-            let numbered = items.into_iter().enumerate();
-            Peers::Of(
-                numbered.filter_map(|(i, item)| peer(&format!("{path}.{key}[{i}]"), item, found)).collect(),
-            )
+            // Not collected: that would keep the memory of what was written, which is several times as much.
+            let mut peers = Vec::with_capacity(items.len());
+            for (position, item) in items.into_iter().enumerate() {
+                peers.extend(peer(&format_args!("{path}.{key}[{position}]"), item, found));
+            }
+            Peers::Of(peers)
         }
     };
     let ports = match written.ports {
         None => Ports::Any,
         Some(items) if items.is_empty() => Ports::Any,
         Some(items) => {
-            let numbered = items.into_iter().enumerate();
-            Ports::Of(
-                numbered.filter_map(|(i, item)| port(&format!("{path}.ports[{i}]"), item, found)).collect(),
-            )
+            let mut ports = Vec::with_capacity(items.len());
+            for (position, item) in items.into_iter().enumerate() {
+                ports.extend(port(&format_args!("{path}.ports[{position}]"), item, found));
+            }
+            Ports::Of(ports)
         }
     };
     Rule { peers, ports }
 }
 
-fn peer(path: &str, written: WrittenPeer, found: &mut Findings) -> Option<Peer> {
-    if let Some(unknown) = written.unknown.into_keys().next() {
+fn peer(path: Path<'_>, written: WrittenPeer, found: &mut Findings) -> Option<Peer> {
+    if let Some(unknown) = written.unknown.into_iter().next() {
         found.fail(path, Finding::UnknownKey(unknown));
         return None;
     }
@@ -312,17 +394,19 @@ fn peer(path: &str, written: WrittenPeer, found: &mut Findings) -> Option<Peer> 
         if has_selector {
             found.warn(path, Finding::BlockAndSelector);
         }
-        return self::block(&format!("{path}.ipBlock"), block, found);
+        return self::block(&format_args!("{path}.ipBlock"), block, found);
     }
     if !has_selector {
         found.warn(path, Finding::EmptyPeer);
         return None;
     }
-    let mut read = |key: &str, written: Option<selector::Written>| match written.map(Selector::try_from) {
+    let mut read = |key: &str, written: Option<Box<selector::Written>>| match written
+        .map(|written| Selector::try_from(*written))
+    {
         None => Some(None),
         Some(Ok(selector)) => Some(Some(selector)),
         Some(Err(error)) => {
-            found.fail(format!("{path}.{key}"), Finding::PeerSelector(error));
+            found.fail(format_args!("{path}.{key}"), Finding::PeerSelector(error));
             None
         }
     };
@@ -331,17 +415,17 @@ fn peer(path: &str, written: WrittenPeer, found: &mut Findings) -> Option<Peer> 
     Some(Peer::Pods { namespaces: namespaces?, pods: pods?.unwrap_or_default() })
 }
 
-fn block(path: &str, written: WrittenBlock, found: &mut Findings) -> Option<Peer> {
-    if let Some(unknown) = written.unknown.into_keys().next() {
+fn block(path: Path<'_>, written: WrittenBlock, found: &mut Findings) -> Option<Peer> {
+    if let Some(unknown) = written.unknown.into_iter().next() {
         found.fail(path, Finding::UnknownKey(unknown));
         return None;
     }
-    let net = prefix(&format!("{path}.cidr"), &written.cidr, found)?;
+    let net = prefix(&format_args!("{path}.cidr"), &written.cidr.unwrap_or_default(), found)?;
     let mut except = Vec::new();
     for (position, text) in written.except.unwrap_or_default().iter().enumerate() {
-        let path = format!("{path}.except[{position}]");
+        let path = &format_args!("{path}.except[{position}]");
         // An unreadable exception may have meant any part of the block.
-        let cut = prefix(&path, text, found)?;
+        let cut = prefix(path, text, found)?;
         if cut.contains(&net) {
             found.warn(path, Finding::ExceptCovers(cut));
             except.push(cut);
@@ -354,7 +438,7 @@ fn block(path: &str, written: WrittenBlock, found: &mut Findings) -> Option<Peer
     Some(Peer::Block { net, except })
 }
 
-fn prefix(path: &str, text: &str, found: &mut Findings) -> Option<IpNet> {
+fn prefix(path: Path<'_>, text: &str, found: &mut Findings) -> Option<IpNet> {
     let Ok(net) = text.parse::<IpNet>() else {
         found.fail(path, Finding::Cidr(text.to_owned()));
         return None;
@@ -366,8 +450,8 @@ fn prefix(path: &str, text: &str, found: &mut Findings) -> Option<IpNet> {
     Some(canonical)
 }
 
-fn port(path: &str, written: WrittenPort, found: &mut Findings) -> Option<PortTerm> {
-    if let Some(unknown) = written.unknown.into_keys().next() {
+fn port(path: Path<'_>, written: WrittenPort, found: &mut Findings) -> Option<PortTerm> {
+    if let Some(unknown) = written.unknown.into_iter().next() {
         found.fail(path, Finding::UnknownKey(unknown));
         return None;
     }
@@ -399,7 +483,7 @@ fn port(path: &str, written: WrittenPort, found: &mut Findings) -> Option<PortTe
     }
 }
 
-fn protocol(path: &str, written: Option<String>, found: &mut Findings) -> Option<PortProtocol> {
+fn protocol(path: Path<'_>, written: Option<String>, found: &mut Findings) -> Option<PortProtocol> {
     let Some(word) = written else { return Some(PortProtocol::Tcp) };
     let Some(protocol) = PortProtocol::from_name(&word) else {
         found.fail(path, Finding::Protocol(word));
@@ -416,7 +500,7 @@ fn protocol(path: &str, written: Option<String>, found: &mut Findings) -> Option
     Some(protocol)
 }
 
-fn bad_end(path: &str, end: &Value, found: &mut Findings) -> Option<PortTerm> {
+fn bad_end(path: Path<'_>, end: &Value, found: &mut Findings) -> Option<PortTerm> {
     found.fail(path, Finding::EndPort { end: end.to_string() });
     None
 }

@@ -1,14 +1,16 @@
 //! MultiNetworkPolicy: model, selection, compilation to classes. Pure up to `sync` and `hooks`.
 //!
 //! An object is read into a [`model`] by [`manifest`], with what is wrong with it said item by item; [`index`]
-//! finds who is selected and which addresses are meant; [`compile`] turns that into the lookup tables of
-//! [`compiled`], which [`evaluate`] reads as the kernel does; [`diff`] orders the writes that bring the kernel there.
+//! knows who is selected and which addresses are meant; [`compiler`] turns that by [`compile`] into the lookup tables of
+//! [`compiled`], again only for whom a change concerns, which [`evaluate`] reads as the kernel does; [`diff`] orders the writes that bring the kernel there.
 //!
 //! What cannot be understood never allows anything: an unreadable item of a rule matches nothing, and a policy
 //! whose selector is unreadable isolates without allowing.
 
+mod changes;
 pub mod compile;
 pub mod compiled;
+pub mod compiler;
 pub mod diff;
 pub mod dump;
 pub mod evaluate;
@@ -16,10 +18,12 @@ pub mod explain;
 pub mod guarded;
 pub mod hooks;
 pub mod index;
+mod keyed;
 pub mod manifest;
 pub mod model;
 mod parents;
 pub mod passage;
+pub mod programming;
 #[cfg(test)]
 mod scenarios;
 pub mod selector;

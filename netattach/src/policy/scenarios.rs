@@ -41,7 +41,7 @@ impl Cluster {
                         .into(),
                     dhcp: false,
                 });
-                cluster.objects.pods.insert(pod.clone(), self::pod(pod));
+                cluster.objects.pods.insert(pod.clone(), self::pod(pod).into());
             }
         }
         for (namespace, policy) in policies {
@@ -60,7 +60,7 @@ impl Cluster {
     fn replace(&mut self, name: &ObjectName, spec: &Value) {
         let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "infra/lan".to_owned())]);
         let policy = manifest::read(name.clone(), &annotations, spec).unwrap();
-        self.objects.policies.insert(name.clone(), policy);
+        self.objects.policies.insert(name.clone(), policy.into());
     }
 
     fn compile(&self) -> Desired {
@@ -381,7 +381,8 @@ fn changes_of_policies_and_labels_are_followed() {
     cluster.check(&["y/a>server"], &["z/a>server", "y/b>server"]);
 
     let mut relabel = |pod: &str, label: &str| {
-        cluster.objects.pods.get_mut(&ObjectName::new("y", pod)).unwrap().labels = labels("pod", label);
+        let pod = cluster.objects.pods.get_mut(&ObjectName::new("y", pod)).unwrap();
+        std::sync::Arc::make_mut(pod).labels = labels("pod", label);
     };
     relabel("b", "a");
     relabel("a", "b");
@@ -390,7 +391,7 @@ fn changes_of_policies_and_labels_are_followed() {
     let gone = cluster.endpoint("y/b").clone();
     cluster.endpoints.retain(|endpoint| *endpoint != gone);
     cluster.objects.pods.remove(&gone.pod);
-    cluster.objects.pods.insert(ObjectName::new("y", "heir"), pod(ObjectName::new("y", "heir")));
+    cluster.objects.pods.insert(ObjectName::new("y", "heir"), pod(ObjectName::new("y", "heir")).into());
     cluster.endpoints.push(Endpoint { pod: ObjectName::new("y", "heir"), ..gone });
     cluster.check(&[], &["y/heir>server"]);
 
@@ -468,7 +469,7 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
     let spec = json!({"podSelector": pods(&["server"]), "egress": [{"to": [{"podSelector": pods(&["a"])}]}]});
     let policy = manifest::read_network_policy(name.clone(), &spec).unwrap();
     assert_eq!(policy.problems, []);
-    cluster.objects.network_policies.insert(name, policy);
+    cluster.objects.network_policies.insert(name, policy.into());
     let verdicts = |options: &Options| {
         let desired = cluster.compile_with(options);
         ["a>server", "b>server", "server>a", "server>b", "y/a>y/server"]

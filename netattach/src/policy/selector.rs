@@ -1,9 +1,10 @@
 //! Label selectors, complete: equality, `In`, `NotIn`, `Exists`, `DoesNotExist`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
-use serde_json::Value;
+
+use super::keyed::keyed;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -91,14 +92,14 @@ pub enum SelectorError {
 }
 
 /// A selector as written in a manifest.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default)]
 pub(crate) struct Written {
     match_labels: Option<BTreeMap<String, String>>,
     match_expressions: Option<Vec<WrittenExpression>>,
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
+    unknown: BTreeSet<String>,
 }
+
+keyed!(Written { "matchLabels" => match_labels, "matchExpressions" => match_expressions });
 
 #[derive(Debug, Deserialize)]
 struct WrittenExpression {
@@ -111,7 +112,7 @@ impl TryFrom<Written> for Selector {
     type Error = SelectorError;
 
     fn try_from(written: Written) -> Result<Self, Self::Error> {
-        if let Some((key, _)) = written.unknown.into_iter().next() {
+        if let Some(key) = written.unknown.into_iter().next() {
             return Err(SelectorError::UnknownKey(key));
         }
         let equalities = written.match_labels.unwrap_or_default().into_iter();
@@ -147,7 +148,7 @@ fn requirement(expression: WrittenExpression) -> Result<Requirement, SelectorErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn selector(written: Value) -> Result<Selector, SelectorError> {
         serde_json::from_value::<Written>(written).unwrap().try_into()

@@ -1,27 +1,27 @@
 //! Keeps the kernel's policies equal to what the manifests say, and attachments under them from their first packet.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::compile::{Condition, Desired, EndpointPolicy, OnOverflow, Options, Subject, compile};
-use super::compiled::{CompiledPolicy, RuleFlows};
-use super::diff::{Assignment, PolicyId, Programmed, Write, diff};
+use super::compile::{Condition, Desired, Options};
+use super::compiled::RuleFlows;
+use super::compiler::Compiler;
+use super::diff::{Assignment, PolicyId, Programmed};
 use super::dump::{Dump, dump};
 use super::explain::{Path, Question, View, explain};
 use super::guarded::Guarded;
 use super::hooks::{self, AttachMode};
 use super::index::Endpoint;
-use super::model::{PolicyName, Severity};
+use super::model::PolicyName;
 use super::parents::Parents;
 use super::passage::Passage;
+use super::programming::Change;
 use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
-use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, PolicyIds, Records};
+use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, Records};
 use crate::fast::FastPaths;
 use crate::link::spec::Pace;
 use crate::netlink::{self, Handle};
@@ -33,10 +33,6 @@ use crate::source::Source;
 /// A policy number without entries, so that it allows nothing: what an isolated attachment is under when its own
 /// policy does not fit into the maps.
 pub(super) const DENY_ALL: PolicyId = PolicyId::MAX;
-
-/// How long entries that nothing refers to are kept where the kernel does not tell when they are read no more: longer than
-/// any packet can be in the middle of reading them.
-const GRACE: Duration = Duration::from_secs(1);
 
 /// Why an attachment could not be put under its policies.
 #[derive(Debug, thiserror::Error)]
@@ -79,10 +75,10 @@ pub struct InForce {
 
 /// The dataplane, the policies in it, and the attachments under them.
 pub struct Enforcer {
-    dataplane: Dataplane,
-    flows: FlowTable,
-    source: Arc<dyn Source>,
-    options: Options,
+    pub(super) dataplane: Dataplane,
+    pub(super) flows: FlowTable,
+    pub(super) source: Arc<dyn Source>,
+    pub(super) options: Options,
     passage: Passage,
     fast: Arc<FastPaths>,
     parents: Parents,
@@ -93,16 +89,19 @@ pub struct Enforcer {
     _hooks_on: Option<Netns>,
 }
 
+/// What is meant to be in the maps, and what is.
 #[derive(Default)]
-struct State {
-    endpoints: BTreeMap<u32, Endpoint>,
-    programmed: Programmed,
-    desired: Desired,
-    over_capacity: Vec<Condition>,
+pub(super) struct State {
+    pub(super) endpoints: BTreeMap<u32, Endpoint>,
+    pub(super) compiler: Compiler,
+    pub(super) programmed: Programmed,
+    pub(super) desired: Desired,
+    pub(super) over_capacity: Vec<Condition>,
     /// There are attachments in the maps that nobody knows: policies that only they refer to are not to be removed.
-    strangers: bool,
+    pub(super) strangers: bool,
+    pub(super) last_change: Option<Change>,
     /// Policies that nothing refers to, and since when.
-    unreferenced: BTreeMap<PolicyId, Instant>,
+    pub(super) unreferenced: BTreeMap<PolicyId, Instant>,
 }
 
 impl Enforcer {
@@ -308,7 +307,13 @@ impl Enforcer {
     /// # Errors
     /// A write failed. What was in force before stays so where that is.
     pub fn sync(&self) -> Result<(), EnforceError> {
-        self.bring_up_to_date(&mut self.lock())?;
+        {
+            let mut state = self.lock();
+            let change = self.bring_up_to_date(&mut state)?;
+            if change.attachments > 0 {
+                state.last_change = Some(Change { read: self.source.reading(), ..change });
+            }
+        }
         self.sweep()
     }
 
@@ -434,12 +439,17 @@ impl Enforcer {
     /// The map could not be read.
     pub fn rule_flows(&self) -> Result<Vec<RuleFlows>, EnforceError> {
         let policies = self.lock().programmed.policies.clone();
+        let counted = self.dataplane.rule_flows()?;
         let mut rows = Vec::new();
         for (policy, compiled) in policies {
-            for (rule, flows) in self.dataplane.rule_flows(policy)? {
-                let text = compiled.rules.get(&rule).cloned().unwrap_or_default();
-                rows.push(RuleFlows { policy, rule, text, flows });
-            }
+            let flows_of =
+                |rule| counted.get(&policy).and_then(|rules| rules.get(rule)).copied().unwrap_or(0);
+            rows.extend(compiled.rules.iter().map(|(rule, text)| RuleFlows {
+                policy,
+                rule: *rule,
+                text: text.to_string(),
+                flows: flows_of(rule),
+            }));
         }
         Ok(rows)
     }
@@ -465,6 +475,11 @@ impl Enforcer {
                 .unwrap_or_default(),
         };
         state.programmed.endpoints.iter().map(row).collect()
+    }
+
+    /// What the last change took that made a difference to any attachment; `None` before the first.
+    pub fn last_change(&self) -> Option<Change> {
+        self.lock().last_change
     }
 
     /// The policies that select an attachment which nothing judges.
@@ -497,133 +512,6 @@ impl Enforcer {
         dump(&self.lock().programmed, wanted)
     }
 
-    fn bring_up_to_date(&self, state: &mut State) -> Result<(), EnforceError> {
-        let objects = self.source.snapshot();
-        let none = objects.policies.is_empty()
-            && (objects.network_policies.is_empty() || !self.options.network_policy);
-        let desired = if none {
-            // Without policies nothing is isolated, and looking at every pod would be part of every ADD.
-            let open = state.endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
-            Desired { endpoints: open.collect(), ..Desired::default() }
-        } else {
-            let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
-            compile(&objects, &endpoints, self.options()?.as_ref())
-        };
-        let mut refused = BTreeSet::new();
-        state.over_capacity.clear();
-        for write in diff(&desired, &state.programmed) {
-            match &write {
-                Write::Install { id, policy } => {
-                    // The number is used up in the kernel's memory too, so that no later agent gives it again.
-                    while self.dataplane.allocate_policy_id()? < *id {}
-                    match self.install(state, *id, policy) {
-                        Ok(()) => {}
-                        Err(error @ BpfError::OverCapacity { .. }) => {
-                            refused.insert(*id);
-                            state.programmed.last_id = *id;
-                            state.over_capacity.extend(over_capacity(
-                                &desired,
-                                policy,
-                                self.options.on_overflow,
-                                &error,
-                            ));
-                            continue;
-                        }
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-                Write::Assign { endpoint, assignment } => {
-                    let known = state.programmed.endpoints.get(endpoint).copied();
-                    let known = known.filter(|_| self.options.on_overflow == OnOverflow::Keep);
-                    let Some(assignment) = without(&refused, *assignment, known) else { continue };
-                    self.assign(state, *endpoint, assignment)?;
-                    continue;
-                }
-                Write::Remove { .. } => {}
-            }
-            if let Write::Remove { id } = write {
-                let used = state.programmed.endpoints.values().any(|a| a.ingress == id || a.egress == id);
-                if !used {
-                    state.unreferenced.entry(id).or_insert_with(Instant::now);
-                    state.programmed.apply(&write);
-                }
-            } else {
-                state.programmed.apply(&write);
-            }
-        }
-        if !state.strangers {
-            self.note_leftovers(state);
-        }
-        state.desired = desired;
-        Ok(())
-    }
-
-    /// The options with what the node is now.
-    fn options(&self) -> Result<Cow<'_, Options>, EnforceError> {
-        if !self.options.network_policy {
-            return Ok(Cow::Borrowed(&self.options));
-        }
-        let addresses = Handle::open()?.all_addresses()?.into_iter().map(|address| address.addr());
-        let node = addresses.filter(|address| is_global(*address)).collect();
-        Ok(Cow::Owned(Options { node, ..self.options.clone() }))
-    }
-
-    fn assign(&self, state: &mut State, endpoint: u32, assignment: Assignment) -> Result<(), EnforceError> {
-        let ids = PolicyIds { ingress: assignment.ingress, egress: assignment.egress };
-        let before = state.programmed.endpoints.get(&endpoint).copied().unwrap_or_default();
-        if before != Assignment::default() || assignment != Assignment::default() {
-            self.flows.expect_flows();
-        }
-        self.dataplane.set_policy(endpoint, ids)?;
-        state.programmed.endpoints.insert(endpoint, assignment);
-        Ok(())
-    }
-
-    /// Entries of an earlier agent whose content nobody knows any more.
-    fn note_leftovers(&self, state: &mut State) {
-        let referenced: BTreeSet<PolicyId> =
-            state.programmed.endpoints.values().flat_map(|a| [a.ingress, a.egress]).collect();
-        for id in self.dataplane.installed_policies() {
-            if !state.programmed.policies.contains_key(&id) && !referenced.contains(&id) {
-                state.unreferenced.entry(id).or_insert_with(Instant::now);
-            }
-        }
-    }
-
-    /// Writes a policy. When it does not fit, what nobody reads any more makes room.
-    fn install(&self, state: &mut State, id: PolicyId, policy: &CompiledPolicy) -> Result<(), BpfError> {
-        match self.dataplane.install_policy(id, policy) {
-            Err(BpfError::OverCapacity { .. }) if !state.unreferenced.is_empty() => {
-                let unread = self.unread(Instant::now());
-                self.take_out(state, unread)?;
-                self.dataplane.install_policy(id, policy)
-            }
-            done => done,
-        }
-    }
-
-    /// Until when policies must have been without references for no packet to be in the middle of reading them.
-    fn unread(&self, now: Instant) -> Option<Instant> {
-        match self.dataplane.wait_for_readers() {
-            Ok(()) => Some(now),
-            Err(error) => {
-                tracing::debug!(error = %Chain(&error), "policies are kept for a while instead");
-                now.checked_sub(GRACE)
-            }
-        }
-    }
-
-    fn take_out(&self, state: &mut State, unread: Option<Instant>) -> Result<(), BpfError> {
-        let is_due = |since: &Instant| unread.is_some_and(|unread| *since <= unread);
-        let due: Vec<PolicyId> =
-            state.unreferenced.iter().filter(|(_, since)| is_due(since)).map(|(id, _)| *id).collect();
-        for id in due {
-            self.dataplane.remove_policy(id)?;
-            state.unreferenced.remove(&id);
-        }
-        Ok(())
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic between two writes leaves a state that the next comparison repairs.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -641,53 +529,6 @@ fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
     let loopback = handle.link("lo")?;
     handle.ensure_programs(loopback.index, &hooks::programs(dataplane))?;
     Ok(netns)
-}
-
-/// What to assign when policies were refused for want of room: an attachment keeps what it has; a new one is
-/// isolated completely in the direction that could not be written. `None` when nothing changes.
-fn without(
-    refused: &BTreeSet<PolicyId>,
-    wanted: Assignment,
-    known: Option<Assignment>,
-) -> Option<Assignment> {
-    if !refused.contains(&wanted.ingress) && !refused.contains(&wanted.egress) {
-        return Some(wanted);
-    }
-    if known.is_some() {
-        return None;
-    }
-    let or_deny = |id| if refused.contains(&id) { DENY_ALL } else { id };
-    Some(Assignment { ingress: or_deny(wanted.ingress), egress: or_deny(wanted.egress) })
-}
-
-/// Whether packets of other links and hosts can have an address. Those of the links themselves come and go with pods.
-fn is_global(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
-        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
-    }
-}
-
-/// Tells the policies that take part in one that does not fit.
-fn over_capacity(
-    desired: &Desired,
-    refused: &Arc<CompiledPolicy>,
-    then: OnOverflow,
-    error: &BpfError,
-) -> BTreeSet<Condition> {
-    let then = match then {
-        OnOverflow::Keep => "attachments keep the policy they had, new ones are isolated",
-        OnOverflow::Deny => "its attachments are isolated",
-    };
-    let is_refused =
-        |policy: &Option<Arc<CompiledPolicy>>| policy.as_ref().is_some_and(|it| Arc::ptr_eq(it, refused));
-    let affected = desired.endpoints.values().filter(|it| is_refused(&it.ingress) || is_refused(&it.egress));
-    let condition = |policy: &PolicyName| Condition {
-        object: Subject::Policy(policy.clone()),
-        severity: Severity::Error,
-        message: format!("does not fit into the kernel's tables: {then}: {}", Chain(error)),
-    };
-    affected.flat_map(|endpoint| &endpoint.policies).map(condition).collect()
 }
 
 impl Enforce for Enforcer {
@@ -736,19 +577,5 @@ impl Enforce for Enforcer {
 impl fmt::Debug for Enforcer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Enforcer").field("options", &self.options).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_attachment_without_room_for_its_policy_keeps_the_old_or_is_isolated() {
-        let refused = BTreeSet::from([7]);
-        let wanted = Assignment { ingress: 7, egress: 3 };
-        assert_eq!(without(&BTreeSet::new(), wanted, None), Some(wanted));
-        assert_eq!(without(&refused, wanted, Some(Assignment::default())), None);
-        assert_eq!(without(&refused, wanted, None), Some(Assignment { ingress: DENY_ALL, egress: 3 }));
     }
 }

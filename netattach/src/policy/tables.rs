@@ -5,38 +5,38 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, Traffic};
+use super::compiled::{ClassId, CompiledPolicy, Origin, PortPrefix, RuleId, Traffic};
 use super::traffic::wider;
 
 /// A rule in addresses and numbers.
 pub(super) struct ResolvedRule {
     /// What the rule is called in explanations.
-    pub(super) origin: String,
+    pub(super) origin: Origin,
     /// Blocks with what is cut out of them.
     pub(super) blocks: Vec<(IpNet, Vec<IpNet>)>,
-    /// Single addresses.
-    pub(super) hosts: BTreeSet<IpAddr>,
-    /// What is allowed to and from every peer.
-    pub(super) traffic: BTreeSet<Traffic>,
+    /// Single addresses, in order.
+    pub(super) hosts: Vec<IpAddr>,
+    /// What is allowed to and from every peer, in order, each once.
+    pub(super) traffic: Vec<Traffic>,
     /// What is allowed besides to single peers.
     pub(super) traffic_of: BTreeMap<IpAddr, BTreeSet<Traffic>>,
 }
 
 impl ResolvedRule {
     /// One that allows nothing yet.
-    pub(super) fn of(origin: String) -> Self {
+    pub(super) fn of(origin: Origin) -> Self {
         Self {
             origin,
             blocks: Vec::new(),
-            hosts: BTreeSet::new(),
-            traffic: BTreeSet::new(),
+            hosts: Vec::new(),
+            traffic: Vec::new(),
             traffic_of: BTreeMap::new(),
         }
     }
 
     /// Whether the rule is about `address`.
     pub(super) fn matches(&self, address: IpAddr) -> bool {
-        self.hosts.contains(&address)
+        self.hosts.binary_search(&address).is_ok()
             || self.blocks.iter().any(|(net, except)| {
                 net.contains(&address) && !except.iter().any(|cut| cut.contains(&address))
             })
@@ -49,22 +49,31 @@ type GrantId = usize;
 /// Collects rules and works out the tables of one direction.
 #[derive(Default)]
 pub(super) struct Tables {
-    rules: BTreeMap<RuleId, String>,
-    grants: Vec<(RuleId, BTreeSet<Traffic>)>,
+    rules: Vec<Origin>,
+    /// Traffic in order, each once.
+    grants: Vec<(RuleId, Vec<Traffic>)>,
     /// The grant of each block.
     blocks: Vec<GrantId>,
-    marks: BTreeMap<IpNet, Mark>,
+    marks: Vec<(IpNet, Mark)>,
 }
 
 /// What changes at a prefix, compared with the next wider one.
-#[derive(Default)]
-struct Mark {
-    /// Blocks that begin here.
-    begins: Vec<usize>,
-    /// Blocks that have an exception here.
-    cut: Vec<usize>,
-    /// Grants of this very address.
-    grants: Vec<GrantId>,
+#[derive(Debug, Clone, Copy)]
+enum Mark {
+    /// A block begins here.
+    Begins(usize),
+    /// A block has an exception here.
+    Cut(usize),
+    /// A grant of this very address.
+    Grant(GrantId),
+}
+
+/// A prefix that holds the current one.
+struct Enclosing {
+    net: IpNet,
+    /// The blocks that hold all of it.
+    blocks: Vec<usize>,
+    class: ClassId,
 }
 
 impl Tables {
@@ -72,25 +81,23 @@ impl Tables {
     pub(super) fn add(&mut self, rule: ResolvedRule) {
         let id = RuleId::try_from(self.rules.len() + 1).unwrap_or(RuleId::MAX);
         for (address, traffic) in rule.traffic_of {
-            let grant = self.grant(id, traffic);
-            self.marks.entry(IpNet::from(address)).or_default().grants.push(grant);
+            let grant = self.grant(id, traffic.into_iter().collect());
+            self.marks.push((IpNet::from(address), Mark::Grant(grant)));
         }
         if !rule.traffic.is_empty() {
             let grant = self.grant(id, rule.traffic);
-            for address in rule.hosts {
-                self.marks.entry(IpNet::from(address)).or_default().grants.push(grant);
-            }
+            self.marks.extend(rule.hosts.into_iter().map(|host| (IpNet::from(host), Mark::Grant(grant))));
             for (net, except) in rule.blocks {
                 self.add_block(grant, net, &except);
             }
         }
-        self.rules.insert(id, rule.origin);
+        self.rules.push(rule.origin);
     }
 
-    fn grant(&mut self, rule: RuleId, traffic: BTreeSet<Traffic>) -> GrantId {
+    fn grant(&mut self, rule: RuleId, traffic: Vec<Traffic>) -> GrantId {
         // Rules come one by one, so an equal grant can only be among the last; most often it is the last.
         match self.grants.last() {
-            Some(last) if *last == (rule, traffic.clone()) => {}
+            Some((of, same)) if *of == rule && *same == traffic => {}
             _ => self.grants.push((rule, traffic)),
         }
         self.grants.len() - 1
@@ -102,92 +109,150 @@ impl Tables {
         }
         let block = self.blocks.len();
         self.blocks.push(grant);
-        self.marks.entry(net).or_default().begins.push(block);
-        for cut in except.iter().filter(|cut| net.contains(*cut)) {
-            self.marks.entry(*cut).or_default().cut.push(block);
-        }
+        self.marks.push((net, Mark::Begins(block)));
+        let cuts = except.iter().filter(|cut| net.contains(*cut));
+        self.marks.extend(cuts.map(|cut| (*cut, Mark::Cut(block))));
     }
 
     /// Goes through the prefixes from wide to narrow, keeping those that enclose the current one on a stack.
     ///
     /// A prefix whose class is that of the next wider one is left out: the lookup finds the same without it.
-    pub(super) fn finish(self) -> CompiledPolicy {
+    pub(super) fn finish(mut self) -> CompiledPolicy {
         let mut classes = Classes::new(&self.grants);
-        let mut peers = BTreeMap::new();
-        let mut enclosing: Vec<(IpNet, BTreeSet<usize>, ClassId)> = Vec::new();
+        let mut peers = Vec::with_capacity(self.marks.len());
+        let mut enclosing: Vec<Enclosing> = Vec::new();
         // The order of `IpNet` is by address and then by length, so a prefix comes before all that it holds.
-        for (net, mark) in &self.marks {
-            while enclosing.last().is_some_and(|(outer, ..)| !outer.contains(net)) {
+        self.marks.sort_by_key(|(net, _)| *net);
+        for marks in self.marks.chunk_by(|(one, _), (next, _)| one == next) {
+            let Some((net, _)) = marks.first() else { continue };
+            while enclosing.last().is_some_and(|outer| !outer.net.contains(net)) {
                 enclosing.pop();
             }
-            let (mut active, outer_class) = match enclosing.last() {
-                Some((_, active, class)) => (active.clone(), *class),
-                None => (BTreeSet::new(), NOTHING),
+            let (mut blocks, outer_class) = match enclosing.last() {
+                Some(outer) => (outer.blocks.clone(), outer.class),
+                None => (Vec::new(), NOTHING),
             };
-            active.extend(&mark.begins);
-            for block in &mark.cut {
-                active.remove(block);
+            let mut grants = Vec::new();
+            for (_, mark) in marks {
+                match mark {
+                    Mark::Begins(block) => blocks.push(*block),
+                    Mark::Cut(_) => {}
+                    Mark::Grant(grant) => grants.push(*grant),
+                }
             }
-            let of_blocks = active.iter().map(|block| self.blocks[*block]);
-            let class = classes.number(of_blocks.chain(mark.grants.iter().copied()).collect());
+            for (_, mark) in marks {
+                if let Mark::Cut(cut) = mark {
+                    blocks.retain(|block| block != cut);
+                }
+            }
+            grants.extend(blocks.iter().map(|block| self.blocks[*block]));
+            grants.sort_unstable();
+            grants.dedup();
+            let class = classes.number(grants);
             if class != outer_class {
-                peers.insert(*net, class);
+                peers.push((*net, class));
             }
-            enclosing.push((*net, active, class));
+            // A single address holds nothing.
+            if net.prefix_len() < net.max_prefix_len() {
+                enclosing.push(Enclosing { net: *net, blocks, class });
+            }
         }
         let ports = classes.into_ports(&peers);
-        CompiledPolicy { peers, ports, rules: self.rules }
+        CompiledPolicy { peers: peers.into_iter().collect(), ports, rules: (1..).zip(self.rules).collect() }
     }
 }
 
 /// The class that allows nothing: of addresses cut out of a block, and of those in no prefix at all.
 pub(super) const NOTHING: ClassId = netattach_common::decide::NOTHING;
 
+/// What a class allows, in order, each by the first rule that does.
+type Content = Vec<(Traffic, RuleId)>;
+
 /// Numbers sets of grants. Sets that allow the same by the same rules get the same number.
 struct Classes<'a> {
-    grants: &'a [(RuleId, BTreeSet<Traffic>)],
-    by_grants: HashMap<BTreeSet<GrantId>, ClassId>,
-    by_content: HashMap<BTreeMap<Traffic, RuleId>, ClassId>,
+    grants: &'a [(RuleId, Vec<Traffic>)],
+    /// The class of each grant alone, which is what most addresses have; 0: not known yet.
+    of_one: Vec<ClassId>,
+    of_several: HashMap<Vec<GrantId>, ClassId>,
+    by_content: HashMap<Content, ClassId>,
 }
 
 impl<'a> Classes<'a> {
-    fn new(grants: &'a [(RuleId, BTreeSet<Traffic>)]) -> Self {
+    fn new(grants: &'a [(RuleId, Vec<Traffic>)]) -> Self {
         Self {
             grants,
-            by_grants: HashMap::from([(BTreeSet::new(), NOTHING)]),
-            by_content: HashMap::from([(BTreeMap::new(), NOTHING)]),
+            of_one: vec![0; grants.len()],
+            of_several: HashMap::new(),
+            by_content: Self::room_for(grants.len()),
         }
     }
 
-    fn number(&mut self, grants: BTreeSet<GrantId>) -> ClassId {
-        if let Some(class) = self.by_grants.get(&grants) {
-            return *class;
+    fn room_for(classes: usize) -> HashMap<Content, ClassId> {
+        let mut by_content = HashMap::with_capacity(classes + 1);
+        by_content.insert(Content::new(), NOTHING);
+        by_content
+    }
+
+    /// The class of grants, given in order, each once.
+    fn number(&mut self, grants: Vec<GrantId>) -> ClassId {
+        match grants[..] {
+            [] => NOTHING,
+            [one] if self.of_one[one] != 0 => self.of_one[one],
+            [one] => {
+                self.of_one[one] = self.of_content(&grants);
+                self.of_one[one]
+            }
+            _ => match self.of_several.get(&grants) {
+                Some(class) => *class,
+                None => {
+                    let class = self.of_content(&grants);
+                    self.of_several.insert(grants, class);
+                    class
+                }
+            },
         }
-        let content = self.content(&grants);
+    }
+
+    fn of_content(&mut self, grants: &[GrantId]) -> ClassId {
+        let content = self.content(grants);
         let next = ClassId::try_from(self.by_content.len() + 1).unwrap_or(ClassId::MAX);
-        let class = *self.by_content.entry(content).or_insert(next);
-        self.by_grants.insert(grants, class);
-        class
+        *self.by_content.entry(content).or_insert(next)
     }
 
     /// What a set of grants allows, by the first rule that does; without what something wider allows as well.
-    fn content(&self, grants: &BTreeSet<GrantId>) -> BTreeMap<Traffic, RuleId> {
-        let mut all: BTreeMap<Traffic, RuleId> = BTreeMap::new();
-        for (rule, traffic) in grants.iter().map(|grant| &self.grants[*grant]) {
-            for traffic in traffic {
-                let first = all.entry(*traffic).or_insert(*rule);
-                *first = (*first).min(*rule);
-            }
+    fn content(&self, grants: &[GrantId]) -> Content {
+        let of_grant = |grant: &GrantId| {
+            let (rule, traffic) = &self.grants[*grant];
+            traffic.iter().map(|traffic| (*traffic, *rule))
+        };
+        let mut all: Content = grants.iter().flat_map(of_grant).collect();
+        all.sort_unstable();
+        all.dedup_by_key(|(traffic, _)| *traffic);
+        if all.len() > 1 {
+            let holds =
+                |traffic: Traffic| all.binary_search_by_key(&traffic, |(traffic, _)| *traffic).is_ok();
+            let covered: Vec<bool> = all.iter().map(|(traffic, _)| wider(*traffic).any(holds)).collect();
+            let mut covered = covered.into_iter();
+            all.retain(|_| !covered.next().unwrap_or(false));
         }
-        let covered = |traffic: &Traffic| wider(*traffic).any(|wide| all.contains_key(&wide));
-        all.iter().filter(|(traffic, _)| !covered(traffic)).map(|(traffic, rule)| (*traffic, *rule)).collect()
+        all
     }
 
-    fn into_ports(self, peers: &BTreeMap<IpNet, ClassId>) -> BTreeMap<PortPrefix, RuleId> {
-        let used: BTreeSet<ClassId> = peers.values().copied().collect();
-        let entries = self.by_content.into_iter().filter(|(_, class)| used.contains(class));
-        entries
-            .flat_map(|(content, class)| {
+    fn into_ports(self, peers: &[(IpNet, ClassId)]) -> BTreeMap<PortPrefix, RuleId> {
+        // Numbers run from 1 without gaps.
+        let mut is_used = vec![false; self.by_content.len() + 1];
+        for (_, class) in peers {
+            if let Some(is_used) = is_used.get_mut(*class as usize) {
+                *is_used = true;
+            }
+        }
+        let mut by_class: Vec<(ClassId, Content)> =
+            self.by_content.into_iter().map(|(content, class)| (class, content)).collect();
+        by_class.retain(|(class, _)| is_used.get(*class as usize).copied().unwrap_or(false));
+        by_class.sort_unstable_by_key(|(class, _)| *class);
+        by_class
+            .into_iter()
+            .flat_map(|(class, content)| {
                 content.into_iter().map(move |(traffic, rule)| (PortPrefix { class, traffic }, rule))
             })
             .collect()

@@ -52,8 +52,9 @@ pub fn selected(
     let pod = pod.and_then(|pod| objects.pods.get(&ObjectName::new(&pod.namespace, &pod.name)));
     match pod {
         Some(pod) if !judged => {
-            let policies = selecting(objects, network_policy, pod, &places(attachment));
-            policies.into_iter().map(|policy| policy.name.clone()).collect()
+            let at = places(attachment);
+            let policies = selecting(objects, network_policy, pod, &at);
+            policies.map(|policy| policy.name.clone()).collect()
         }
         _ => Vec::new(),
     }

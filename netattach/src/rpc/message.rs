@@ -456,6 +456,26 @@ pub struct Status {
     /// How full the flow table is, for each address family.
     #[serde(default)]
     pub flows: Vec<FlowTableUse>,
+    /// What the last change of policies took; none before the first that made a difference to an attachment.
+    #[serde(default)]
+    pub policy_change: Option<PolicyChange>,
+}
+
+/// What a change of policies took, from the manifests to the maps; in microseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyChange {
+    /// Reading what changed of the manifests.
+    pub read_us: u64,
+    /// Compiling whom it concerns.
+    pub compile_us: u64,
+    /// Writing new policies into the maps.
+    pub write_us: u64,
+    /// Switching attachments to them.
+    pub switch_us: u64,
+    /// New policies.
+    pub policies: u64,
+    /// Attachments that were switched.
+    pub attachments: u64,
 }
 
 /// Attachments that stand alike with the fast path.

@@ -6,7 +6,7 @@ use super::*;
 
 fn crd() -> Value {
     let text = include_str!("../../../deploy/network-attachment-definition.yaml");
-    yaml_documents(text).next().unwrap().unwrap()
+    yaml(yaml_documents(text).next().unwrap()).unwrap()
 }
 
 /// What an API server says to an object: the name it always wants, and the types of the schema.

@@ -14,18 +14,21 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use notify::event::{AccessKind, AccessMode};
+use notify::event::{AccessKind, AccessMode, ModifyKind, RenameMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Source;
-use super::manifest::{self, Key, Object};
+use super::manifest::{self, Key, ManifestError, Object};
 use super::objects::{Objects, Problem};
+use super::version::Version;
 use crate::policy::model::PolicyKind;
 use crate::report::Chain;
 
@@ -37,6 +40,9 @@ const LARGEST_FILE: u64 = 16 << 20;
 pub struct Timing {
     /// How long the directory must be quiet before it is read.
     pub quiet: Duration,
+    /// The same when files were only renamed into their places: then each is whole, and there is only the next one to
+    /// wait for.
+    pub renamed: Duration,
     /// How long a directory that is never quiet can put reading off.
     pub patience: Duration,
     /// How often a directory that has vanished is looked for.
@@ -47,6 +53,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             quiet: Duration::from_millis(50),
+            renamed: Duration::from_millis(2),
             patience: Duration::from_millis(500),
             retry: Duration::from_secs(1),
         }
@@ -88,12 +95,17 @@ pub struct Files {
 #[derive(Debug)]
 struct Published {
     snapshot: RwLock<Arc<Objects>>,
+    /// Microseconds.
+    reading: AtomicU64,
     version: watch::Sender<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Signal {
+    /// Something was created, written or removed.
     Changed,
+    /// Something whole was put into its place.
+    Renamed,
     Stop,
 }
 
@@ -112,6 +124,7 @@ impl Files {
         tree.read().map_err(|source| FilesError::Read { path: directory, source })?;
         let published = Arc::new(Published {
             snapshot: RwLock::new(Arc::new(tree.objects())),
+            reading: AtomicU64::new(0),
             version: watch::Sender::new(0),
         });
         let follower = Follower {
@@ -136,6 +149,10 @@ impl Source for Files {
 
     fn changes(&self) -> watch::Receiver<u64> {
         self.published.version.subscribe()
+    }
+
+    fn reading(&self) -> Duration {
+        Duration::from_micros(self.published.reading.load(Ordering::Relaxed))
     }
 }
 
@@ -162,11 +179,12 @@ struct Follower {
 impl Follower {
     fn run(mut self, received: &mpsc::Receiver<Signal>) {
         while self.await_change(received) {
+            let began = Instant::now();
             self.watch_again_if_replaced();
             if let Err(error) = self.tree.read() {
                 tracing::warn!(directory = %self.tree.directory.display(), %error, "read manifests");
             }
-            self.publish();
+            self.publish(began);
         }
     }
 
@@ -177,20 +195,30 @@ impl Follower {
             Some(_) => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
             None => received.recv_timeout(self.timing.retry),
         };
-        match first {
-            Ok(Signal::Changed) => {}
+        let first = match first {
+            Ok(signal @ (Signal::Changed | Signal::Renamed)) => signal,
             Err(RecvTimeoutError::Timeout) => return true,
             Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
-        }
+        };
+        let mut quiet = self.quiet_after(first);
         let deadline = Instant::now() + self.timing.patience;
         while Instant::now() < deadline {
-            match received.recv_timeout(self.timing.quiet) {
-                Ok(Signal::Changed) => {}
+            match received.recv_timeout(quiet) {
+                Ok(signal @ (Signal::Changed | Signal::Renamed)) => {
+                    quiet = quiet.max(self.quiet_after(signal))
+                }
                 Err(RecvTimeoutError::Timeout) => return true,
                 Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
         true
+    }
+
+    fn quiet_after(&self, signal: Signal) -> Duration {
+        match signal {
+            Signal::Renamed => self.timing.renamed,
+            Signal::Changed | Signal::Stop => self.timing.quiet,
+        }
     }
 
     /// A watch follows the directory it was set on, not the path: one that was moved away or removed and made
@@ -209,7 +237,7 @@ impl Follower {
         }
     }
 
-    fn publish(&self) {
+    fn publish(&self, began: Instant) {
         let objects = self.tree.objects();
         let mut snapshot = self.published.snapshot.write().unwrap_or_else(PoisonError::into_inner);
         if **snapshot == objects {
@@ -220,6 +248,8 @@ impl Follower {
         }
         *snapshot = Arc::new(objects);
         drop(snapshot);
+        let reading = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.published.reading.store(reading, Ordering::Relaxed);
         self.published.version.send_modify(|version| *version += 1);
     }
 }
@@ -233,9 +263,9 @@ struct Watched {
 impl Watched {
     fn start(directory: &Path, signals: mpsc::Sender<Signal>) -> notify::Result<Self> {
         let on_event = move |event: notify::Result<notify::Event>| {
-            if event.as_ref().map_or(true, tells_of_a_change) {
+            if let Some(signal) = event.as_ref().map_or(Some(Signal::Changed), signal_of) {
                 // Fails only when the source is being dropped.
-                let _ = signals.send(Signal::Changed);
+                let _ = signals.send(signal);
             }
         };
         let config = notify::Config::default().with_follow_symlinks(false);
@@ -248,12 +278,18 @@ impl Watched {
     }
 }
 
-/// Reading the directory makes events of its own, which must not cause the next reading.
-fn tells_of_a_change(event: &notify::Event) -> bool {
+/// What an event tells. Reading the directory makes events of its own, which must not cause the next reading. A manifest that
+/// is renamed away may be about to be written anew, as some editors do.
+fn signal_of(event: &notify::Event) -> Option<Signal> {
+    let is_manifest = |path: &PathBuf| matches!(extension(path), "yaml" | "yml" | "json");
     match event.kind {
-        EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
-        EventKind::Access(_) => false,
-        _ => true,
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) => Some(Signal::Changed),
+        EventKind::Access(_) => None,
+        EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => Some(Signal::Renamed),
+        EventKind::Modify(ModifyKind::Name(RenameMode::From)) if !event.paths.iter().any(is_manifest) => {
+            Some(Signal::Renamed)
+        }
+        _ => Some(Signal::Changed),
     }
 }
 
@@ -276,6 +312,8 @@ struct Tree {
 struct Contents {
     objects: Vec<(Option<usize>, Object)>,
     problems: Vec<Problem>,
+    /// The file as it was when this was read, if a later change is sure to show in it.
+    version: Option<Version>,
 }
 
 impl Tree {
@@ -335,7 +373,7 @@ impl Tree {
 fn insert(objects: &mut Objects, object: Object) {
     match object {
         Object::Pod(pod) => {
-            objects.pods.insert(pod.name.clone(), *pod);
+            objects.pods.insert(pod.name.clone(), pod);
         }
         Object::Namespace { name, labels } => {
             objects.namespaces.insert(name, labels);
@@ -348,7 +386,7 @@ fn insert(objects: &mut Objects, object: Object) {
                 PolicyKind::Multi => &mut objects.policies,
                 PolicyKind::Network => &mut objects.network_policies,
             };
-            policies.insert(policy.name.object.clone(), *policy);
+            policies.insert(policy.name.object.clone(), policy);
         }
     }
 }
@@ -384,6 +422,10 @@ fn extension(path: &Path) -> &str {
 
 /// Reads one file, given what it held before. `None`: it is gone.
 fn read_file(path: &Path, before: Contents) -> Option<Contents> {
+    let version = fs::metadata(path).ok().map(|metadata| Version::of(&metadata));
+    if version.is_some() && before.version == version {
+        return Some(before);
+    }
     let mut now = Contents::default();
     match read_text(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -394,13 +436,30 @@ fn read_file(path: &Path, before: Contents) -> Option<Contents> {
                 now.problems.push(whole_file(path, "is empty; remove it to remove its objects".to_owned()));
             }
         }
-        Ok(text) => now = parse(path, &text),
+        Ok(text) => {
+            now = parse(path, &text);
+            keep_unchanged(&mut now, &before);
+        }
     }
-    if !now.problems.is_empty() {
+    if now.problems.is_empty() {
+        now.version = version.filter(|version| version.is_settled(SystemTime::now()));
+    } else {
         let given: BTreeSet<Key> = now.objects.iter().map(|(_, object)| object.key()).collect();
         now.objects.extend(before.objects.into_iter().filter(|(_, object)| !given.contains(&object.key())));
     }
     Some(now)
+}
+
+/// Puts the value that is known already in the place of each object that says the same: whoever looks for changes
+/// compares addresses.
+fn keep_unchanged(now: &mut Contents, before: &Contents) {
+    let known: BTreeMap<Key, &Object> =
+        before.objects.iter().map(|(_, object)| (object.key(), object)).collect();
+    for (_, object) in &mut now.objects {
+        if let Some(same) = known.get(&object.key()).filter(|known| **known == object) {
+            *object = (*same).clone();
+        }
+    }
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
@@ -411,16 +470,8 @@ fn read_text(path: &Path) -> io::Result<String> {
 }
 
 fn parse(path: &Path, text: &str) -> Contents {
-    let documents: Vec<_> = match extension(path) {
-        "json" => manifest::json_documents(text).collect(),
-        _ => manifest::yaml_documents(text).collect(),
-    };
     let mut contents = Contents::default();
-    for (index, document) in documents.into_iter().enumerate() {
-        let objects = match document {
-            Ok(value) => manifest::objects(&value),
-            Err(error) => vec![Err(error)],
-        };
+    let mut take = |index, objects: Vec<Result<Object, ManifestError>>| {
         for object in objects {
             match object {
                 Ok(object) => contents.objects.push((Some(index), object)),
@@ -429,6 +480,23 @@ fn parse(path: &Path, text: &str) -> Contents {
                     document: Some(index),
                     message: Chain(&error).to_string(),
                 }),
+            }
+        }
+    };
+    let read = |document: Result<Value, ManifestError>| match document {
+        Ok(value) => manifest::objects(&value),
+        Err(error) => vec![Err(error)],
+    };
+    if extension(path) == "json" {
+        match manifest::policy(text) {
+            Some(policy) => take(0, vec![Ok(policy)]),
+            None => manifest::json_documents(text).enumerate().for_each(|(index, it)| take(index, read(it))),
+        }
+    } else {
+        for (index, document) in manifest::yaml_documents(text).enumerate() {
+            match manifest::yaml_policy(document) {
+                Some(policy) => take(index, vec![Ok(policy)]),
+                None => take(index, read(manifest::yaml(document))),
             }
         }
     }

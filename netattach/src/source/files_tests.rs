@@ -10,6 +10,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 fn timing() -> Timing {
     Timing {
         quiet: Duration::from_millis(5),
+        renamed: Duration::from_millis(1),
         patience: Duration::from_millis(200),
         retry: Duration::from_millis(10),
     }
@@ -253,18 +254,69 @@ async fn a_directory_that_vanishes_keeps_its_objects_until_it_is_back() {
 
 #[test]
 fn reading_the_directory_does_not_count_as_a_change() {
-    use notify::event::{CreateKind, ModifyKind, RemoveKind};
+    use notify::event::{CreateKind, RemoveKind};
+    let renamed = |mode| EventKind::Modify(ModifyKind::Name(mode));
+    let (changed, whole) = (Some(Signal::Changed), Some(Signal::Renamed));
     let table = [
-        (EventKind::Access(AccessKind::Open(AccessMode::Any)), false),
-        (EventKind::Access(AccessKind::Close(AccessMode::Read)), false),
-        (EventKind::Access(AccessKind::Close(AccessMode::Write)), true),
-        (EventKind::Create(CreateKind::File), true),
-        (EventKind::Modify(ModifyKind::Any), true),
-        (EventKind::Remove(RemoveKind::Folder), true),
+        (EventKind::Access(AccessKind::Open(AccessMode::Any)), "a.yaml", None),
+        (EventKind::Access(AccessKind::Close(AccessMode::Read)), "a.yaml", None),
+        (EventKind::Access(AccessKind::Close(AccessMode::Write)), "a.yaml", changed),
+        (EventKind::Create(CreateKind::File), "a.yaml", changed),
+        (EventKind::Modify(ModifyKind::Any), "a.yaml", changed),
+        (EventKind::Remove(RemoveKind::Folder), "a", changed),
+        (renamed(RenameMode::To), "a.yaml", whole),
+        (renamed(RenameMode::Both), "a.yaml", whole),
+        (renamed(RenameMode::From), ".a.yaml.tmp", whole),
+        (renamed(RenameMode::From), "a.yaml", changed),
         // The kernel's queue ran over: anything may have happened.
-        (EventKind::Other, true),
+        (EventKind::Other, "", changed),
     ];
-    for (kind, expected) in table {
-        assert_eq!(tells_of_a_change(&notify::Event::new(kind)), expected, "{kind:?}");
+    for (kind, path, expected) in table {
+        let event = notify::Event::new(kind).add_path(path.into());
+        assert_eq!(signal_of(&event), expected, "{kind:?} {path}");
     }
+}
+
+/// Whoever looks for changes compares addresses, so what says the same must stay where it is; and what was read less than a
+/// moment after it changed is read again, as it may have changed within that moment.
+#[test]
+fn what_did_not_change_is_the_same_value() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    write(path, "a.yaml", &format!("{}---\n{}", pod("one"), pod("two")));
+    write(path, "b.yaml", &policy("deny"));
+    let mut tree = tree(path);
+    let before = tree.objects();
+    write(
+        path,
+        "a.yaml",
+        &format!("{}---\n{}", pod("one"), pod("two").replace("version: one", "version: 2x")),
+    );
+    tree.read().unwrap();
+    let after = tree.objects();
+    let same = |name: &str| {
+        let name = ObjectName::new("default", name);
+        Arc::ptr_eq(&before.pods[&name], &after.pods[&name])
+    };
+    assert_eq!((same("one"), same("two")), (true, false));
+    let deny = ObjectName::new("default", "deny");
+    assert!(Arc::ptr_eq(&before.policies[&deny], &after.policies[&deny]));
+    assert!(tree.files.values().all(|contents| contents.version.is_none()), "nothing has settled yet");
+}
+
+#[test]
+fn a_settled_file_is_not_read_again() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("a.yaml");
+    fs::write(&path, pod("one")).unwrap();
+    let version = Version::of(&fs::metadata(&path).unwrap());
+    let known =
+        || Contents { version: Some(Version::of(&fs::metadata(&path).unwrap())), ..Contents::default() };
+    assert_eq!(read_file(&path, known()).unwrap().objects.len(), 0, "taken as it is known");
+    let now = SystemTime::now();
+    assert!(!version.is_settled(now) && version.is_settled(now + Duration::from_secs(10)));
+    let before = known();
+    fs::write(directory.path().join("next"), pod("two")).unwrap();
+    fs::rename(directory.path().join("next"), &path).unwrap();
+    assert_eq!(read_file(&path, before).unwrap().objects.len(), 1, "another file");
 }

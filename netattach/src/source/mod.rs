@@ -7,8 +7,11 @@
 pub mod files;
 mod manifest;
 pub mod objects;
+mod plain_yaml;
+mod version;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -23,4 +26,7 @@ pub trait Source: Send + Sync {
     /// The number of the newest snapshot, which grows with each one that differs from the one before. Marked as
     /// changed only after [`Source::snapshot`] returns the new one.
     fn changes(&self) -> watch::Receiver<u64>;
+
+    /// How long the newest snapshot took to read, from the moment that its change was complete.
+    fn reading(&self) -> Duration;
 }

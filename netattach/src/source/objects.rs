@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,19 +15,20 @@ use crate::policy::selector::Labels;
 /// Label that the API server gives every namespace: its name.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// One consistent view of everything.
+/// One consistent view of everything. Objects that did not change are the same values in the next view, so that finding
+/// what did takes a comparison of addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Objects {
     /// Pods.
-    pub pods: BTreeMap<ObjectName, Pod>,
+    pub pods: BTreeMap<ObjectName, Arc<Pod>>,
     /// Labels of the namespaces that have a manifest. Ask [`Objects::namespace_labels`], which knows the others.
     pub namespaces: BTreeMap<String, Labels>,
     /// NetworkAttachmentDefinitions.
     pub definitions: BTreeMap<NetworkRef, Definition>,
     /// MultiNetworkPolicies, each with its own problems.
-    pub policies: BTreeMap<ObjectName, Policy>,
+    pub policies: BTreeMap<ObjectName, Arc<Policy>>,
     /// NetworkPolicies, which hold where the agent is told so.
-    pub network_policies: BTreeMap<ObjectName, Policy>,
+    pub network_policies: BTreeMap<ObjectName, Arc<Policy>>,
     /// What could not be read.
     pub problems: Vec<Problem>,
 }

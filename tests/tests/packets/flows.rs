@@ -41,7 +41,7 @@ fn both_ends_of_a_flow_are_judged_in_one_entry() {
         Attachment { mac: Mac([2, 0, 0, 0, 0, 2]), addresses: vec![PEER_V4.parse().unwrap()], ..bare() };
     rig.dataplane.put_attachment(SERVER, &server).unwrap();
     let denied = rig.dataplane.allocate_policy_id().unwrap();
-    rig.dataplane.install_policy(denied, &deny_all()).unwrap();
+    assert_eq!(rig.dataplane.install_policies(&[(denied, &deny_all())]).unwrap().len(), 0);
     rig.dataplane.set_policy(SERVER, PolicyIds { ingress: denied, egress: 0 }).unwrap();
 
     let (syn, syn_ack) = (from_pod().tcp(3000, 80, SYN).frame(), to_pod().tcp(80, 3000, SYN | ACK).frame());
@@ -54,7 +54,8 @@ fn both_ends_of_a_flow_are_judged_in_one_entry() {
     assert_eq!(at(SERVER, FromPod, &syn_ack), Err(DropReason::IngressPeer), "no reply before the call");
 
     let web = rig.dataplane.allocate_policy_id().unwrap();
-    rig.dataplane.install_policy(web, &policy(&[("10.0.0.1/32", 1)], &[(1, port(6, 80))])).unwrap();
+    let from_one = policy(&[("10.0.0.1/32", 1)], &[(1, port(6, 80))]);
+    assert_eq!(rig.dataplane.install_policies(&[(web, &from_one)]).unwrap().len(), 0);
     rig.dataplane.set_policy(SERVER, PolicyIds { ingress: web, egress: denied }).unwrap();
     assert_eq!(at(SERVER, ToPod, &syn), Ok(()));
     assert_eq!(at(SERVER, FromPod, &syn_ack), Ok(()));

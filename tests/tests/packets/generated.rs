@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use netattach::npwg::NetworkRef;
 use netattach::npwg::selection::PortProtocol;
-use netattach::policy::compile::{Options, compile};
+use netattach::policy::compile::Options;
+use netattach::policy::compiler::Compiler;
 use netattach::policy::index::{Endpoint, Place};
 use netattach::policy::manifest::{self, POLICY_FOR_ANNOTATION};
 use netattach::source::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
@@ -158,12 +159,12 @@ impl World {
                 host_network: false,
                 ports: vec![web],
             };
-            objects.pods.insert(name, pod);
+            objects.pods.insert(name, pod.into());
         }
         let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
         for (number, spec) in self.policies.iter().enumerate() {
             let name = ObjectName::new("a", format!("p{number}"));
-            objects.policies.insert(name.clone(), manifest::read(name, &annotations, spec).unwrap());
+            objects.policies.insert(name.clone(), manifest::read(name, &annotations, spec).unwrap().into());
         }
         (objects, endpoints)
     }
@@ -267,12 +268,13 @@ fn the_kernel_does_what_the_text_says() {
     let zone = std::cell::Cell::new(1);
     let judge = |world: &World| {
         let (objects, endpoints) = world.objects();
-        let desired = compile(&objects, &endpoints, &Options::default());
+        let endpoints = endpoints.into_iter().map(|endpoint| (endpoint.id, endpoint)).collect();
+        let desired = Compiler::default().update(&objects.into(), &endpoints, &Options::default());
         let tables = &desired.endpoints[&1];
         let before = rig.dataplane.policy(POD).unwrap();
         rig.enforce(tables.ingress.as_deref(), tables.egress.as_deref());
         for old in [before.ingress, before.egress] {
-            rig.dataplane.remove_policy(old).unwrap();
+            rig.dataplane.remove_policies(&[old].into()).unwrap();
         }
         for (direction, hook) in [("ingress", ToPod), ("egress", FromPod)] {
             // Nothing is a reply to anything: flows of different zones never meet.

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use netattach::bpf::{
-    Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, Limits, MapProperty, PolicyIds,
-    Program, Rate, Record, Stats, Traffic, remove_all_pins, sys,
+    Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, Limits, MapProperty, PolicyIds, Rate,
+    Record, Stats, Traffic, remove_all_pins, sys,
 };
 use netattach::mac::Mac;
-use netattach::policy::compiled::{self, CompiledPolicy, PortPrefix};
+use netattach::policy::compiled::{self, CompiledPolicy, Origin, PortPrefix};
 use netattach_common::decide::NOTHING;
 use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, Port};
 use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp};

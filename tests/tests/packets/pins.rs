@@ -103,8 +103,8 @@ fn a_removed_policy_frees_its_entries_and_no_other() {
     let rig = Rig::new();
     let ids = rig.enforce(Some(&web_from_peer()), Some(&allow_all()));
     rig.dataplane.set_policy(POD, PolicyIds { ingress: 0, ..ids }).unwrap();
-    rig.dataplane.remove_policy(ids.ingress).unwrap();
-    rig.dataplane.remove_policy(ids.ingress).unwrap();
+    rig.dataplane.remove_policies(&[ids.ingress].into()).unwrap();
+    rig.dataplane.remove_policies(&[ids.ingress].into()).unwrap();
     assert_eq!(rig.dataplane.installed_policies(), [ids.egress].into());
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert_eq!(successor.installed_policies(), [ids.egress].into());
@@ -118,14 +118,16 @@ fn a_policy_that_does_not_fit_is_refused_whole() {
     let hosts: Vec<String> = (0..200).map(|host| format!("10.7.0.{host}/32")).collect();
     let peers: Vec<(&str, u32)> = hosts.iter().map(|host| (host.as_str(), 1)).collect();
     let large = policy(&peers, &[(1, any())]);
-    rig.dataplane.install_policy(1, &large).unwrap();
-    let error = rig.dataplane.install_policy(2, &large).unwrap_err();
+    let small = web_from_peer();
+    let install = |policies: &[(u32, &CompiledPolicy)]| rig.dataplane.install_policies(policies);
+    let refused = install(&[(1, &large), (2, &large), (3, &small)]).unwrap();
+    let [(2, error)] = refused.iter().collect::<Vec<_>>()[..] else { panic!("{refused:?}") };
     assert!(matches!(error, BpfError::OverCapacity { map: "na_peer4", needed: 200, free: 56 }), "{error}");
-    assert_eq!(rig.dataplane.installed_policies(), [1].into());
-    rig.dataplane.remove_policy(1).unwrap();
-    rig.dataplane.install_policy(2, &large).unwrap();
-    assert!(matches!(rig.dataplane.install_policy(2, &large), Err(BpfError::PolicyExists(2))));
-    assert!(matches!(rig.dataplane.install_policy(0, &large), Err(BpfError::PolicyZero)));
+    assert_eq!(rig.dataplane.installed_policies(), [1, 3].into());
+    rig.dataplane.remove_policies(&[1].into()).unwrap();
+    assert_eq!(install(&[(2, &large)]).unwrap().len(), 0);
+    assert!(matches!(install(&[(2, &large)]), Err(BpfError::PolicyExists(2))));
+    assert!(matches!(install(&[(0, &large)]), Err(BpfError::PolicyZero)));
 }
 
 /// Rows: C94.
@@ -137,8 +139,8 @@ fn a_policy_that_fails_half_way_is_taken_back() {
     let hosts: Vec<String> = (0..200).map(|host| format!("10.7.0.{host}/32")).collect();
     let peers: Vec<(&str, u32)> = hosts.iter().map(|host| (host.as_str(), 1)).collect();
     let large = policy(&peers, &[(1, any())]);
-    predecessor.install_policy(1, &large).unwrap();
-    let error = rig.dataplane.install_policy(2, &large).unwrap_err();
+    predecessor.install_policies(&[(1, &large)]).unwrap();
+    let error = rig.dataplane.install_policies(&[(2, &large)]).unwrap_err();
     assert!(matches!(error, BpfError::WriteMap { map: "na_peer4", .. }), "{error}");
     assert_eq!(Dataplane::open(&config(&rig.root)).unwrap().installed_policies(), [1].into());
 }

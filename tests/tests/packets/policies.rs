@@ -158,5 +158,5 @@ fn rules_are_credited_with_their_flows() {
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000 + number, 80, ACK).frame()), Ok(()));
     }
     assert_eq!(rig.run(ToPod, &to_pod().udp(1, 2).frame()), Ok(()));
-    assert_eq!(rig.dataplane.rule_flows(id).unwrap(), [(1, 3), (2, 1)].into());
+    assert_eq!(rig.dataplane.rule_flows().unwrap(), [(id, [(1, 3), (2, 1)].into())].into());
 }

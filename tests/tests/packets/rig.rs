@@ -77,7 +77,7 @@ impl Rig {
     /// Writes a policy that nothing refers to yet.
     pub(super) fn install(&self, compiled: &CompiledPolicy) -> u32 {
         let id = self.dataplane.allocate_policy_id().unwrap();
-        self.dataplane.install_policy(id, compiled).unwrap();
+        assert_eq!(self.dataplane.install_policies(&[(id, compiled)]).unwrap().len(), 0);
         id
     }
 
@@ -213,7 +213,9 @@ pub(super) fn policy(peers: &[(&str, u32)], ports: &[(u32, compiled::Traffic)]) 
         ports: numbered()
             .map(|(rule, (class, traffic))| (PortPrefix { class: number(class), traffic: *traffic }, rule))
             .collect(),
-        rules: numbered().map(|(rule, _)| (rule, format!("test/policy rule {rule}"))).collect(),
+        rules: numbered()
+            .map(|(rule, _)| (rule, Origin::Other(format!("test/policy rule {rule}"))))
+            .collect(),
     }
 }
 

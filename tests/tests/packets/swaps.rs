@@ -30,7 +30,9 @@ fn large(rules: u32, tcp_port: u16) -> CompiledPolicy {
             (entry(2, port(6, tcp_port)), 2),
         ]
         .into(),
-        rules: (1..=rules).map(|rule| (rule, format!("test/large ingress[{}]", rule - 1))).collect(),
+        rules: (1..=rules)
+            .map(|rule| (rule, Origin::Other(format!("test/large ingress[{}]", rule - 1))))
+            .collect(),
     }
 }
 
@@ -81,7 +83,7 @@ fn no_packet_is_judged_by_neither_the_old_nor_the_new_policy() {
                 if swap % (SWAPS / written_anew) == 0 {
                     let old = std::mem::replace(&mut ids[next], rig.install([&first, &second][next]));
                     rig.dataplane.wait_for_readers().unwrap();
-                    rig.dataplane.remove_policy(old).unwrap();
+                    rig.dataplane.remove_policies(&[old].into()).unwrap();
                 }
                 set(ids[next]);
                 let before = rounds.load(Ordering::Relaxed);

@@ -1,0 +1,250 @@
+//! A map of many entries: written, read and emptied by as few system calls as the kernel allows.
+//!
+//! Linux 5.6 takes thousands of entries of a hash map at once, 5.13 those of a trie. Whether this kernel does so for
+//! this map is found out by trying, once; where it does not, entries go one by one.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+
+use aya::Pod;
+use aya::maps::{MapData, MapError};
+use aya::sys::SyscallError;
+
+use super::BpfError;
+use super::pin::Pins;
+use super::sys::{self, Command};
+
+/// Entries of one system call: enough for its cost to vanish, few enough for the kernel to find the memory at once.
+const BATCH: usize = 8192;
+
+/// Words in which the kernel notes where it left off: a key, or a number.
+const POSITION: usize = 8;
+
+/// One map.
+pub(super) struct Table<K, V> {
+    data: MapData,
+    name: &'static str,
+    /// Whether the kernel takes many entries at once, as far as is known.
+    batches: bool,
+    entries: PhantomData<fn(K) -> V>,
+}
+
+/// What one call for many entries brought.
+struct Done {
+    /// How many entries were dealt with.
+    count: usize,
+    outcome: io::Result<()>,
+}
+
+impl<K: Pod, V: Pod> Table<K, V> {
+    /// Opens a pinned map whose keys and values are known to have these types' sizes ([`Pins::verify`]).
+    pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, BpfError> {
+        const { assert!(size_of::<K>() <= POSITION * size_of::<u64>()) };
+        let path = pins.map(name);
+        let data = MapData::from_pin(&path).map_err(|source| BpfError::OpenMap { path, source })?;
+        Ok(Self { data, name, batches: true, entries: PhantomData })
+    }
+
+    /// Writes entries, each key with the value at the same place. When it fails, any of them may be there.
+    pub(super) fn write(&mut self, keys: &[K], values: &[V]) -> Result<(), BpfError> {
+        for (keys, values) in keys.chunks(BATCH).zip(values.chunks(BATCH)) {
+            self.write_some(keys, values).map_err(|error| self.not_written("bpf_map_update", error))?;
+            crate::crash_point!("map", self.name);
+        }
+        Ok(())
+    }
+
+    fn write_some(&mut self, keys: &[K], values: &[V]) -> io::Result<()> {
+        if self.batches && keys.len() > 1 {
+            match self.batch(Command::MapUpdateBatch, keys, values).outcome {
+                Err(error) if is_unknown(&error) => self.batches = false,
+                outcome => return outcome,
+            }
+        }
+        keys.iter().zip(values).try_for_each(|(key, value)| {
+            // SAFETY: a key and a value, which the kernel reads.
+            unsafe { self.one(Command::MapUpdate, key, (&raw const *value) as u64) }
+        })
+    }
+
+    /// Deletes entries. One that is not there is as good as deleted.
+    pub(super) fn delete(&mut self, keys: &[K]) -> Result<(), BpfError> {
+        let mut rest = keys;
+        while self.batches && rest.len() > 1 {
+            let some = &rest[..rest.len().min(BATCH)];
+            let Done { count, outcome } = self.batch(Command::MapDeleteBatch, some, &[]);
+            rest = match outcome {
+                Ok(()) => &rest[some.len()..],
+                // The kernel stops at the first that is not there.
+                Err(error) if is_absent(&error) => rest.get(count + 1..).unwrap_or_default(),
+                Err(error) if is_unknown(&error) => {
+                    self.batches = false;
+                    rest
+                }
+                Err(error) => return Err(self.not_written("bpf_map_delete", error)),
+            };
+            crate::crash_point!("unmap", self.name);
+        }
+        for key in rest {
+            // SAFETY: a key, which the kernel reads; there is no value.
+            match unsafe { self.one(Command::MapDelete, key, 0) } {
+                Err(error) if !is_absent(&error) => return Err(self.not_written("bpf_map_delete", error)),
+                _ => crate::crash_point!("unmap", self.name),
+            }
+        }
+        Ok(())
+    }
+
+    /// Every entry. What others write meanwhile may be among them or not.
+    pub(super) fn read(&mut self) -> Result<Vec<(K, V)>, BpfError> {
+        let read = if self.batches { self.read_batches() } else { self.read_one_by_one() };
+        let read = match read {
+            Err(error) if self.batches && is_unknown(&error) => {
+                self.batches = false;
+                self.read_one_by_one()
+            }
+            read => read,
+        };
+        read.map_err(|error| BpfError::ReadMap { map: self.name, source: call("bpf_map_lookup", error) })
+    }
+
+    fn read_batches(&self) -> io::Result<Vec<(K, V)>> {
+        let mut all = Vec::new();
+        let (mut keys, mut values) = (Vec::<K>::with_capacity(BATCH), Vec::<V>::with_capacity(BATCH));
+        let (mut from, mut to) = ([0_u64; POSITION], [0_u64; POSITION]);
+        let mut is_first = true;
+        loop {
+            let request = UnsafeCell::new(Batch {
+                in_batch: if is_first { 0 } else { from.as_ptr() as u64 },
+                out_batch: to.as_mut_ptr() as u64,
+                keys: keys.as_mut_ptr() as u64,
+                values: values.as_mut_ptr() as u64,
+                count: BATCH as u32,
+                map_fd: sys::raw(self.data.fd().as_fd()),
+                ..Batch::default()
+            });
+            // SAFETY: the `batch` member of `union bpf_attr`. The buffers have room for `count` keys and values of the
+            // map's sizes, and a position is at most as long as a key or four bytes. The kernel writes the count back,
+            // which the cell allows.
+            let is_last = match unsafe { sys::bpf(Command::MapLookupBatch, &request) } {
+                Ok(_) => false,
+                Err(error) if is_absent(&error) => true,
+                Err(error) => return Err(error),
+            };
+            let count = (request.into_inner().count as usize).min(BATCH);
+            // SAFETY: the kernel has filled as many of both, and every byte pattern is a valid key and value.
+            unsafe {
+                keys.set_len(count);
+                values.set_len(count);
+            }
+            all.extend(keys.drain(..).zip(values.drain(..)));
+            if is_last {
+                return Ok(all);
+            }
+            std::mem::swap(&mut from, &mut to);
+            is_first = false;
+        }
+    }
+
+    fn read_one_by_one(&self) -> io::Result<Vec<(K, V)>> {
+        let mut all = Vec::new();
+        let mut before: Option<K> = None;
+        loop {
+            let (mut key, mut value) = (MaybeUninit::<K>::uninit(), MaybeUninit::<V>::uninit());
+            let before_it = before.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            // SAFETY: a key that the kernel reads, or none for the first; and room for the next, which it writes.
+            match unsafe { self.one(Command::MapGetNextKey, before_it, key.as_mut_ptr() as u64) } {
+                Err(error) if is_absent(&error) => return Ok(all),
+                other => other?,
+            }
+            // SAFETY: written above.
+            let key = unsafe { key.assume_init() };
+            // SAFETY: a key that the kernel reads, and room for a value, which it writes.
+            match unsafe { self.one(Command::MapLookup, &raw const key, value.as_mut_ptr() as u64) } {
+                // Deleted in between.
+                Err(error) if is_absent(&error) => {}
+                // SAFETY: written above.
+                outcome => outcome.map(|()| all.push((key, unsafe { value.assume_init() })))?,
+            }
+            before = Some(key);
+        }
+    }
+
+    /// A call for as many entries as there are keys; `values` is as long, or empty where there are none.
+    fn batch(&self, command: Command, keys: &[K], values: &[V]) -> Done {
+        let request = UnsafeCell::new(Batch {
+            keys: keys.as_ptr() as u64,
+            values: values.as_ptr() as u64,
+            count: keys.len() as u32,
+            map_fd: sys::raw(self.data.fd().as_fd()),
+            ..Batch::default()
+        });
+        // SAFETY: the `batch` member of `union bpf_attr`; the kernel reads `count` keys of the map's size, and as many
+        // values when it writes them. It writes the count back, which the cell allows.
+        let outcome = unsafe { sys::bpf(command, &request) }.map(drop);
+        Done { count: request.into_inner().count as usize, outcome }
+    }
+
+    /// A call for one entry.
+    ///
+    /// # Safety
+    /// `key` and `other` must be valid for what the command reads and writes there.
+    unsafe fn one(&self, command: Command, key: *const K, other: u64) -> io::Result<()> {
+        let request = Element {
+            map_fd: sys::raw(self.data.fd().as_fd()),
+            pad: 0,
+            key: key as u64,
+            value_or_next_key: other,
+            flags: 0,
+        };
+        // SAFETY: the member of `union bpf_attr` for single elements; its pointers are the caller's promise.
+        unsafe { sys::bpf(command, &request) }.map(drop)
+    }
+
+    fn not_written(&self, name: &'static str, error: io::Error) -> BpfError {
+        BpfError::WriteMap { map: self.name, source: call(name, error) }
+    }
+}
+
+/// `batch` of `union bpf_attr`.
+#[repr(C)]
+#[derive(Default)]
+struct Batch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// The member of `union bpf_attr` for one entry.
+#[repr(C)]
+struct Element {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value_or_next_key: u64,
+    flags: u64,
+}
+
+fn call(name: &'static str, io_error: io::Error) -> MapError {
+    MapError::SyscallError(SyscallError { call: name, io_error })
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOENT)
+}
+
+/// Whether the kernel does not know the command, or not for this type of map. A call that is wrong otherwise is told so
+/// again when its entries go one by one.
+fn is_unknown(error: &io::Error) -> bool {
+    /// `ENOTSUPP`, which is the kernel's own and has no name outside of it.
+    const NOT_SUPPORTED: i32 = 524;
+    matches!(error.raw_os_error(), Some(libc::EINVAL | NOT_SUPPORTED))
+}

@@ -1,0 +1,101 @@
+//! What is different from one view of the objects to the next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::index::Endpoint;
+use super::model::PolicyName;
+use crate::source::objects::{ObjectName, Objects};
+
+/// Names of what is new, different or gone.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    pub(super) policies: BTreeSet<PolicyName>,
+    /// Pods, also those of which only the attachments on this node are different.
+    pub(super) pods: BTreeSet<ObjectName>,
+    /// Namespaces with other labels.
+    pub(super) namespaces: BTreeSet<String>,
+    /// Whether any definition is different.
+    pub(super) definitions: bool,
+}
+
+impl Changes {
+    /// Compares objects; NetworkPolicies only where they count.
+    pub(super) fn between(before: &Arc<Objects>, now: &Arc<Objects>, network_policy: bool) -> Self {
+        if Arc::ptr_eq(before, now) {
+            return Self::default();
+        }
+        let multi = different(&before.policies, &now.policies, Arc::ptr_eq).cloned().map(PolicyName::multi);
+        let mut policies: BTreeSet<PolicyName> = multi.collect();
+        if network_policy {
+            let network = different(&before.network_policies, &now.network_policies, Arc::ptr_eq);
+            policies.extend(network.cloned().map(PolicyName::network));
+        }
+        Self {
+            policies,
+            pods: different(&before.pods, &now.pods, Arc::ptr_eq).cloned().collect(),
+            namespaces: different(&before.namespaces, &now.namespaces, PartialEq::eq).cloned().collect(),
+            definitions: before.definitions != now.definitions,
+        }
+    }
+
+    /// Compares the attachments of this node: the numbers of those that are new or different. Their pods, and those of
+    /// attachments that are gone, are different too.
+    pub(super) fn attachments<'a>(
+        &mut self,
+        before: impl Iterator<Item = (&'a u32, &'a Endpoint)>,
+        now: &'a BTreeMap<u32, Endpoint>,
+    ) -> BTreeSet<u32> {
+        let before: BTreeMap<&u32, &Endpoint> = before.collect();
+        let now: BTreeMap<&u32, &Endpoint> = now.iter().collect();
+        let moved: BTreeSet<u32> = different(&before, &now, PartialEq::eq).map(|id| **id).collect();
+        for id in &moved {
+            let either = [before.get(id), now.get(id)];
+            self.pods.extend(either.into_iter().flatten().map(|endpoint| endpoint.pod.clone()));
+        }
+        moved
+    }
+}
+
+/// The keys that only one of two maps has, or whose values are not the same.
+fn different<'a, K: Ord, V>(
+    before: &'a BTreeMap<K, V>,
+    now: &'a BTreeMap<K, V>,
+    is_same: impl Fn(&V, &V) -> bool,
+) -> impl Iterator<Item = &'a K> {
+    let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
+    std::iter::from_fn(move || {
+        loop {
+            let (old, new) = (before.peek().copied(), now.peek().copied());
+            let is_old = old.is_some_and(|(old, _)| new.is_none_or(|(new, _)| old <= new));
+            let is_new = new.is_some_and(|(new, _)| old.is_none_or(|(old, _)| new <= old));
+            let old = if is_old { before.next() } else { None };
+            let new = if is_new { now.next() } else { None };
+            match (old, new) {
+                (None, None) => return None,
+                (Some((_, old)), Some((_, new))) if is_same(old, new) => {}
+                (Some((key, _)), _) | (None, Some((key, _))) => return Some(key),
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_new_gone_or_another_is_different() {
+        let map = |pairs: &[(u32, char)]| pairs.iter().copied().collect::<BTreeMap<_, _>>();
+        let found = |before: &[(u32, char)], now: &[(u32, char)]| -> Vec<u32> {
+            different(&map(before), &map(now), PartialEq::eq).copied().collect()
+        };
+        assert_eq!(
+            found(&[(1, 'a'), (2, 'b'), (4, 'd')], &[(2, 'c'), (3, 'x'), (4, 'd'), (5, 'y')]),
+            [1, 2, 3, 5]
+        );
+        assert_eq!(found(&[], &[(1, 'a')]), [1]);
+        assert_eq!(found(&[(1, 'a')], &[]), [1]);
+        assert_eq!(found(&[(1, 'a')], &[(1, 'a')]), [0; 0]);
+    }
+}

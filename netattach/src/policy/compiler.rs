@@ -1,0 +1,392 @@
+//! The compiler with a memory: of what changed it finds out whom it concerns, and does nothing else again.
+//!
+//! | what changes | whom it concerns |
+//! |---|---|
+//! | a policy | the attachments that it selected or selects |
+//! | labels of a namespace | the policies whose namespace selectors see a difference |
+//! | a definition, labels of a namespace | the policies whose namespace may now use a network, or no longer |
+//! | a pod, or its attachments on this node | the policies one of whose selectors meant or means it; and its attachments |
+//! | settings, addresses of the node | everything |
+//!
+//! Compiling everything is the same thing from an empty memory; the tests hold the two together.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Weak};
+
+use super::changes::Changes;
+use super::compile::{
+    Condition, Desired, EndpointPolicy, Key, Options, Same, Subject, conditions_of, names_ports_of_peers,
+    ports_of_target, tables,
+};
+use super::compiled::CompiledPolicy;
+use super::index::{Endpoint, PeerPod, Peers, Place, selecting, selects, usable_networks};
+use super::model::{Direction, Peer, Peers as AnyPeers, Policy, PolicyKind, PolicyName, Severity};
+use super::selector::Labels;
+use crate::source::objects::{ObjectName, Objects, Pod};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Compiler {
+    options: Options,
+    objects: Arc<Objects>,
+    peers: Peers,
+    policies: BTreeMap<PolicyName, Known>,
+    attachments: BTreeMap<u32, Attached>,
+    made: HashMap<Key, Arc<Made>>,
+    contents: Contents,
+}
+
+/// A policy that counts, and what is always asked of it.
+#[derive(Debug)]
+struct Known {
+    policy: Arc<Policy>,
+    /// Where its peers are looked for: the networks that its namespace may use.
+    places: BTreeSet<Place>,
+    conditions: Vec<Condition>,
+    /// Its peers that are selectors.
+    selectors: Vec<Peer>,
+    /// Whether it matters which ports the peers declare.
+    names_ports_of_peers: bool,
+}
+
+/// An attachment, and what applies to it.
+#[derive(Debug)]
+struct Attached {
+    endpoint: Endpoint,
+    /// `None`: its pod is unknown.
+    selected: Option<Selected>,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Debug)]
+struct Selected {
+    /// The policies that select it, in the order of their names.
+    by: Vec<Arc<Policy>>,
+    ingress: Option<Arc<Made>>,
+    egress: Option<Arc<Made>>,
+}
+
+/// Tables, and what matched nothing when they were made.
+#[derive(Debug)]
+struct Made {
+    tables: Arc<CompiledPolicy>,
+    conditions: Vec<Condition>,
+}
+
+impl Compiler {
+    /// Works out what shall be in force for every attachment of this node.
+    ///
+    /// Attachments to which the same rules apply share one [`CompiledPolicy`], and equal ones are one value, also
+    /// from one update to the next while somebody holds them.
+    pub fn update(
+        &mut self,
+        objects: &Arc<Objects>,
+        endpoints: &BTreeMap<u32, Endpoint>,
+        options: &Options,
+    ) -> Desired {
+        if self.options != *options {
+            let contents = std::mem::take(&mut self.contents);
+            *self = Self { options: options.clone(), contents, ..Self::default() };
+        }
+        let before = std::mem::replace(&mut self.objects, Arc::clone(objects));
+        let attached = self.attachments.iter().map(|(id, attached)| (id, &attached.endpoint));
+        let mut changes = Changes::between(&before, objects, options.network_policy);
+        let moved = changes.attachments(attached, endpoints);
+        // Policies whose tables have to be made again.
+        let mut touched = BTreeSet::new();
+        self.relabel(&changes, &mut touched);
+        self.take_policies(&changes);
+        self.look_at_networks(&changes, &mut touched);
+        self.take_pods(&changes, endpoints, &mut touched);
+        touched.extend(changes.policies.iter().cloned());
+        self.made.retain(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
+        self.attachments.retain(|id, _| endpoints.contains_key(id));
+        for (id, endpoint) in endpoints {
+            let is_new = moved.contains(id) || changes.pods.contains(&endpoint.pod);
+            self.take_attachment(endpoint, is_new, &changes, &touched);
+        }
+        // Held by the memory alone: no attachment is under it any more.
+        self.made.retain(|_, made| Arc::strong_count(made) > 1);
+        self.desired()
+    }
+
+    fn relabel(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
+        for namespace in &changes.namespaces {
+            let labels = self.objects.namespace_labels(namespace);
+            let Some(before) = self.peers.relabel(namespace, labels.clone()) else { continue };
+            let sees_a_difference = |peer: &Peer| {
+                matches!(peer, Peer::Pods { namespaces: Some(selector), .. }
+                    if selector.matches(&before) != selector.matches(&labels))
+            };
+            let concerned = self.policies.iter().filter(|(_, it)| it.selectors.iter().any(sees_a_difference));
+            touched.extend(concerned.map(|(name, _)| name.clone()));
+        }
+    }
+
+    fn take_policies(&mut self, changes: &Changes) {
+        for name in &changes.policies {
+            let all = match name.kind {
+                PolicyKind::Multi => &self.objects.policies,
+                PolicyKind::Network => &self.objects.network_policies,
+            };
+            match all.get(&name.object) {
+                Some(policy) => {
+                    self.policies.insert(name.clone(), Known::new(policy, &self.objects, &self.options))
+                }
+                None => self.policies.remove(name),
+            };
+        }
+    }
+
+    fn look_at_networks(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
+        if !changes.definitions && changes.namespaces.is_empty() {
+            return;
+        }
+        for (name, known) in &mut self.policies {
+            let now = Known::new(&known.policy, &self.objects, &self.options);
+            if now.places != known.places {
+                touched.insert(name.clone());
+            }
+            *known = now;
+        }
+    }
+
+    fn take_pods(
+        &mut self,
+        changes: &Changes,
+        endpoints: &BTreeMap<u32, Endpoint>,
+        touched: &mut BTreeSet<PolicyName>,
+    ) {
+        if changes.pods.is_empty() {
+            return;
+        }
+        let mut attachments: BTreeMap<&ObjectName, Vec<&Endpoint>> = BTreeMap::new();
+        for endpoint in endpoints.values().filter(|endpoint| changes.pods.contains(&endpoint.pod)) {
+            attachments.entry(&endpoint.pod).or_default().push(endpoint);
+        }
+        for name in &changes.pods {
+            let its = attachments.get(name).into_iter().flatten().copied();
+            let now = self.objects.pods.get(name).and_then(|pod| PeerPod::new(pod, its));
+            let before_labels = self.peers.labels(&name.namespace).cloned();
+            let before = self.peers.replace(name, now.clone(), &self.objects);
+            let is_same = matches!((&before, &now), (Some(before), Some(now)) if before.is_as(now));
+            if is_same || (before.is_none() && now.is_none()) {
+                continue;
+            }
+            let labels = self.peers.labels(&name.namespace).or(before_labels.as_ref());
+            let Some(labels) = labels else { continue };
+            for (policy, known) in &self.policies {
+                let means = |peer: &PeerPod| known.means(&name.namespace, labels, peer);
+                let is_meant = || before.as_ref().is_some_and(means) || now.as_ref().is_some_and(means);
+                if !touched.contains(policy) && is_meant() {
+                    touched.insert(policy.clone());
+                }
+            }
+        }
+    }
+
+    fn take_attachment(
+        &mut self,
+        endpoint: &Endpoint,
+        is_new: bool,
+        changes: &Changes,
+        touched: &BTreeSet<PolicyName>,
+    ) {
+        let mut conditions = Vec::new();
+        let selected = match self.objects.pods.get(&endpoint.pod).cloned() {
+            Some(pod) => {
+                let by = match self.reselected(endpoint, &pod, is_new, changes, touched) {
+                    Reselected::AsItWas => return,
+                    Reselected::By(policies) => policies,
+                };
+                let mut direction = |it| self.direction(it, &by, endpoint, &pod, &mut conditions);
+                let (ingress, egress) = (direction(Direction::Ingress), direction(Direction::Egress));
+                Some(Selected { by, ingress, egress })
+            }
+            None => {
+                conditions.push(unknown_pod(endpoint));
+                None
+            }
+        };
+        self.attachments.insert(endpoint.id, Attached { endpoint: endpoint.clone(), selected, conditions });
+    }
+
+    fn reselected(
+        &mut self,
+        endpoint: &Endpoint,
+        pod: &Pod,
+        is_new: bool,
+        changes: &Changes,
+        touched: &BTreeSet<PolicyName>,
+    ) -> Reselected {
+        let network_policy = self.options.network_policy;
+        let attached = self.attachments.get_mut(&endpoint.id).filter(|_| !is_new);
+        let Some(selected) = attached.and_then(|attached| attached.selected.as_mut()) else {
+            let all = selecting(&self.objects, network_policy, pod, &endpoint.at);
+            return Reselected::By(all.cloned().collect());
+        };
+        let is_touched = |by: &[Arc<Policy>]| by.iter().any(|policy| touched.contains(&policy.name));
+        let mut is_concerned = is_touched(&selected.by);
+        for name in changes.policies.iter().filter(|name| name.object.namespace == pod.name.namespace) {
+            selected.by.retain(|policy| policy.name != *name);
+            let now = self.policies.get(name).map(|known| &known.policy);
+            if let Some(policy) = now.filter(|it| selects(it, network_policy, pod, &endpoint.at)) {
+                selected.by.push(Arc::clone(policy));
+                is_concerned = true;
+            }
+        }
+        if !is_concerned {
+            return Reselected::AsItWas;
+        }
+        let mut by = std::mem::take(&mut selected.by);
+        by.sort_by(|one, other| one.name.cmp(&other.name));
+        Reselected::By(by)
+    }
+
+    fn direction(
+        &mut self,
+        direction: Direction,
+        by: &[Arc<Policy>],
+        endpoint: &Endpoint,
+        pod: &Pod,
+        conditions: &mut Vec<Condition>,
+    ) -> Option<Arc<Made>> {
+        static NOWHERE: BTreeSet<Place> = BTreeSet::new();
+        let inference = self.options.policy_types_inference;
+        let isolating = by.iter().filter(|policy| policy.isolates(direction, inference)).cloned();
+        let isolating: Vec<Arc<Policy>> = isolating.collect();
+        if isolating.is_empty() {
+            return None;
+        }
+        let own_ports = match direction {
+            Direction::Ingress => ports_of_target(&isolating, pod, conditions),
+            Direction::Egress => BTreeMap::new(),
+        };
+        let policies = isolating.into_iter().map(Same).collect();
+        let key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp };
+        if let Some(made) = self.made.get(&key) {
+            return Some(Arc::clone(made));
+        }
+        let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
+        let mut unmatched = Vec::new();
+        let tables = tables(&key, &self.options, &self.peers, places_of, &mut unmatched);
+        let made = Arc::new(Made { tables: self.contents.share(tables), conditions: unmatched });
+        self.made.insert(key, Arc::clone(&made));
+        Some(made)
+    }
+
+    fn desired(&self) -> Desired {
+        let mut desired = Desired::default();
+        let of_policies = self.policies.values().flat_map(|known| &known.conditions);
+        let of_tables = self.made.values().flat_map(|made| &made.conditions);
+        let mut conditions: BTreeSet<&Condition> =
+            self.peers.conditions().chain(of_policies).chain(of_tables).collect();
+        for (id, attached) in &self.attachments {
+            conditions.extend(&attached.conditions);
+            match &attached.selected {
+                Some(selected) => {
+                    let tables =
+                        |made: &Option<Arc<Made>>| made.as_ref().map(|made| Arc::clone(&made.tables));
+                    let policy = EndpointPolicy {
+                        ingress: tables(&selected.ingress),
+                        egress: tables(&selected.egress),
+                        policies: selected.by.iter().map(|policy| policy.name.clone()).collect(),
+                    };
+                    desired.endpoints.insert(*id, policy);
+                }
+                None => {
+                    desired.undecided.insert(*id);
+                }
+            }
+        }
+        desired.conditions = conditions.into_iter().cloned().collect();
+        desired
+    }
+}
+
+/// What selects an attachment after a change.
+enum Reselected {
+    /// The same policies, and none of them allows anything else.
+    AsItWas,
+    /// These, in the order of their names.
+    By(Vec<Arc<Policy>>),
+}
+
+impl Known {
+    fn new(policy: &Arc<Policy>, objects: &Objects, options: &Options) -> Self {
+        let mut conditions: Vec<Condition> = conditions_of(policy).collect();
+        let places = usable_networks(objects, policy, &options.restrictions, &mut conditions);
+        let rules = policy.ingress.iter().chain(&policy.egress);
+        let peers = rules.filter_map(|rule| match &rule.peers {
+            AnyPeers::Of(peers) => Some(peers),
+            AnyPeers::Any => None,
+        });
+        let selectors = peers.flatten().filter(|peer| matches!(peer, Peer::Pods { .. })).cloned();
+        Self {
+            policy: Arc::clone(policy),
+            places,
+            conditions,
+            selectors: selectors.collect(),
+            names_ports_of_peers: names_ports_of_peers(policy),
+        }
+    }
+
+    /// Whether it makes a difference to this policy that there is this pod, in a namespace of these labels.
+    fn means(&self, namespace: &str, labels: &Labels, pod: &PeerPod) -> bool {
+        let selects = |peer: &Peer| match peer {
+            Peer::Pods { namespaces, pods } => {
+                let in_scope = match namespaces {
+                    Some(selector) => selector.matches(labels),
+                    None => self.policy.namespace() == namespace,
+                };
+                in_scope && pods.matches(pod.labels())
+            }
+            Peer::Block { .. } => false,
+        };
+        pod.is_on(&self.places) && (self.names_ports_of_peers || self.selectors.iter().any(selects))
+    }
+}
+
+fn unknown_pod(endpoint: &Endpoint) -> Condition {
+    Condition {
+        object: Subject::Pod(endpoint.pod.clone()),
+        severity: Severity::Warning,
+        message: format!(
+            "is attached to {} but unknown: its policies stay as they are",
+            endpoint.at.first().unwrap_or(&Place::Default)
+        ),
+    }
+}
+
+/// Tables by what they hold, as long as somebody holds them: equal ones are one value, also where different policies lead
+/// to them.
+#[derive(Debug, Default)]
+struct Contents(HashMap<u64, Vec<Weak<CompiledPolicy>>>);
+
+impl Contents {
+    fn share(&mut self, tables: CompiledPolicy) -> Arc<CompiledPolicy> {
+        self.0.retain(|_, all| {
+            all.retain(|one| one.strong_count() > 0);
+            !all.is_empty()
+        });
+        let alike = self.0.entry(sketch(&tables)).or_default();
+        if let Some(same) = alike.iter().filter_map(Weak::upgrade).find(|one| **one == tables) {
+            return same;
+        }
+        let tables = Arc::new(tables);
+        alike.push(Arc::downgrade(&tables));
+        tables
+    }
+}
+
+/// Equal for equal tables, and different for most others. All of a hundred thousand prefixes would take as long as making
+/// them.
+fn sketch(tables: &CompiledPolicy) -> u64 {
+    const LOOKED_AT: usize = 64;
+    let mut hasher = DefaultHasher::new();
+    (tables.peers.len(), tables.ports.len(), tables.rules.len()).hash(&mut hasher);
+    tables.peers.iter().take(LOOKED_AT).for_each(|peer| peer.hash(&mut hasher));
+    tables.ports.iter().take(LOOKED_AT).for_each(|port| port.hash(&mut hasher));
+    hasher.finish()
+}

@@ -1,0 +1,38 @@
+//! Whether a file is as it was.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What tells a file from what it was. Any change of its content sets the time of its last change, which nobody can set
+/// otherwise.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Version {
+    device: u64,
+    inode: u64,
+    length: u64,
+    /// Seconds and nanoseconds.
+    changed: (i64, i64),
+}
+
+/// A file that changed so short a time before it was read can have changed again at what its filesystem takes for the same
+/// time. The coarsest in use count two seconds.
+const SETTLED: Duration = Duration::from_secs(3);
+
+impl Version {
+    /// The version of a file that is about to be read.
+    pub(super) fn of(metadata: &fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            length: metadata.len(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// Whether a later change is sure to have another time.
+    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(self.changed.0).is_ok_and(|changed| now >= Duration::from_secs(changed) + SETTLED)
+    }
+}
