@@ -72,7 +72,7 @@ enum Verb {
 enum Subject {
     /// ADD and DEL of a pod with a bridge and two macvlans
     Attach(AttachArguments),
-    /// Requests and connections per second between two pods, by path and by size of the policy
+    /// Traffic between two pods by path and by size of the policy, changes of policies, nanoseconds of a packet
     Dataplane(DataplaneArguments),
 }
 
@@ -112,6 +112,9 @@ struct DataplaneArguments {
     /// Also put the tables into docs/performance.md
     #[arg(long)]
     write: bool,
+    /// Measure only this; may be repeated
+    #[arg(long, value_enum, value_name = "PART")]
+    only: Vec<bench::dataplane::Part>,
 }
 
 fn main() -> ExitCode {
@@ -146,7 +149,7 @@ impl From<AttachArguments> for bench::attach::Options {
 
 impl From<DataplaneArguments> for bench::dataplane::Options {
     fn from(arguments: DataplaneArguments) -> Self {
-        let DataplaneArguments { rounds, sample, output, write } = arguments;
-        Self { rounds, sample: Duration::from_millis(sample.get().into()), output, write }
+        let DataplaneArguments { rounds, sample, output, write, only } = arguments;
+        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), output, write }
     }
 }

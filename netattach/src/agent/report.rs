@@ -215,14 +215,14 @@ impl Reporter {
             flows: self.flow_table(),
             policy_change: self.enforcer.last_change().map(|change| {
                 let us = |it: Duration| u64::try_from(it.as_micros()).unwrap_or(u64::MAX);
-                PolicyChange {
+                Box::new(PolicyChange {
                     read_us: us(change.read),
                     compile_us: us(change.compiled),
                     write_us: us(change.written),
                     switch_us: us(change.switched),
                     policies: change.policies as u64,
                     attachments: change.attachments as u64,
-                }
+                })
             }),
         }
     }

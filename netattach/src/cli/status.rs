@@ -139,14 +139,14 @@ mod tests {
             flows: [("IPv4", 100), ("IPv6", 900)]
                 .map(|(family, entries)| FlowTableUse { family: family.to_owned(), entries, capacity: 1000 })
                 .into(),
-            policy_change: Some(PolicyChange {
+            policy_change: Some(Box::new(PolicyChange {
                 read_us: 1_250,
                 compile_us: 700,
                 write_us: 90,
                 switch_us: 4,
                 policies: 1,
                 attachments: 2,
-            }),
+            })),
         }
     }
 

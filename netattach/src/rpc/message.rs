@@ -458,7 +458,7 @@ pub struct Status {
     pub flows: Vec<FlowTableUse>,
     /// What the last change of policies took; none before the first that made a difference to an attachment.
     #[serde(default)]
-    pub policy_change: Option<PolicyChange>,
+    pub policy_change: Option<Box<PolicyChange>>,
 }
 
 /// What a change of policies took, from the manifests to the maps; in microseconds.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ pub(super) struct Agent {
     socket: PathBuf,
     state: PathBuf,
     bpffs: PathBuf,
+    source: PathBuf,
 }
 
 impl Agent {
@@ -79,7 +80,8 @@ impl Agent {
             .spawn()
             .context("start netattachd")?;
         let shim = tree::dist().join("netattach");
-        let mut agent = Self { process, shim, socket: run.join("netattach.sock"), state, bpffs };
+        let socket = run.join("netattach.sock");
+        let mut agent = Self { process, shim, socket, state, bpffs, source };
         if let Err(error) = agent.wait_until_it_listens() {
             let log = fs::read_to_string(&log_file).unwrap_or_default();
             return Err(error.context(format!("netattachd said:\n{}", log.trim_end())));
@@ -143,13 +145,9 @@ impl Agent {
     pub(super) fn wait_for_fast_path(&self, wanted: usize) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            let mut ask = Command::new(tree::dist().join("netattachctl"));
-            let answer = ask.arg("--socket").arg(&self.socket).args(["attachments", "-o", "json"]).output();
-            let answer = answer.context("ask the agent for its attachments")?;
-            let rows: Vec<Value> =
-                serde_json::from_slice(&answer.stdout).context("read the agent's attachments")?;
-            let states: Vec<&str> =
-                rows.iter().filter_map(|row| row["fast_path"]["state"].as_str()).collect();
+            let attachments = self.ask(&["attachments"])?;
+            let rows = attachments.as_array().into_iter().flatten();
+            let states: Vec<&str> = rows.filter_map(|row| row["fast_path"]["state"].as_str()).collect();
             if states.iter().filter(|state| **state == "on").count() == wanted {
                 return Ok(());
             }
@@ -158,6 +156,32 @@ impl Agent {
             }
             thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// What netattachctl says to these arguments.
+    pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<Value> {
+        let answer = Command::new(tree::dist().join("netattachctl"))
+            .args(["-o", "json", "--socket"])
+            .arg(&self.socket)
+            .args(arguments)
+            .output()
+            .context("start netattachctl")?;
+        if !answer.status.success() {
+            bail!("netattachctl refused: {}", String::from_utf8_lossy(&answer.stderr).trim());
+        }
+        serde_json::from_slice(&answer.stdout).context("read what netattachctl says")
+    }
+
+    /// The directory of its manifests.
+    pub(super) fn source(&self) -> &Path {
+        &self.source
+    }
+
+    /// A pin of it; the layout's version is whatever it is.
+    pub(super) fn pin(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let versions = fs::read_dir(&self.bpffs).context("list the agent's pins")?;
+        let mut paths = versions.filter_map(Result::ok).map(|version| version.path().join(name));
+        paths.find(|path| path.exists()).with_context(|| format!("there is no pin {name}"))
     }
 
     /// Resident memory in KiB.

@@ -4,11 +4,13 @@
 
 mod agent;
 pub mod attach;
+mod bpf;
 pub mod dataplane;
 mod document;
 mod netlink;
 mod pods;
 
+use std::fmt;
 use std::thread;
 
 use anyhow::{Context, anyhow, bail};
@@ -16,6 +18,34 @@ use serde::Serialize;
 
 use crate::screen;
 use crate::setup;
+
+/// Where figures come from.
+#[derive(Serialize)]
+struct Origin {
+    /// Command line that repeats the run.
+    command: String,
+    /// Release of the kernel it ran on.
+    kernel: String,
+    /// Processors that were available.
+    processors: usize,
+}
+
+impl Origin {
+    fn of(command: String) -> Self {
+        Self {
+            command,
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            processors: thread::available_parallelism().map_or(1, Into::into),
+        }
+    }
+}
+
+/// `Linux 6.18, 2 processors`.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Linux {}, {} processors", self.kernel, self.processors)
+    }
+}
 
 /// How the result is printed.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -5,16 +5,13 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{Options, Samples};
+use crate::bench::Origin;
 
 /// Everything one run found out.
 #[derive(Serialize)]
 pub(super) struct Report {
-    /// Command line that repeats the run.
-    pub(super) command: String,
-    /// Release of the kernel it ran on.
-    pub(super) kernel: String,
-    /// Processors that were available.
-    pub(super) processors: usize,
+    #[serde(flatten)]
+    pub(super) origin: Origin,
     pub(super) rounds: u16,
     pub(super) bursts: u16,
     pub(super) burst_size: u16,
@@ -53,15 +50,7 @@ impl Report {
             "cargo xtask bench attach --rounds {rounds} --bursts {} --burst-size {burst_size}",
             options.bursts
         );
-        Self {
-            command,
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            processors: std::thread::available_parallelism().map_or(1, Into::into),
-            rounds,
-            bursts: options.bursts,
-            burst_size,
-            contenders,
-        }
+        Self { origin: Origin::of(command), rounds, bursts: options.bursts, burst_size, contenders }
     }
 
     pub(super) fn named(&self, name: &str) -> Option<&Figures> {

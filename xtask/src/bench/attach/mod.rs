@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let table = table::table(&report);
     print(options.output, &report, &table)?;
     if options.write {
-        document::update("attach", &report.command, &table)?;
+        document::update("attach", &report.origin.command, &table)?;
     }
     Ok(())
 }

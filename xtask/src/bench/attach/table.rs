@@ -17,8 +17,8 @@ pub(super) fn table(report: &Report) -> String {
     let mut text = document::aligned(&header, &rows);
     let _ = writeln!(
         text,
-        "\nMilliseconds, medians of {} pods and {} bursts; ratios to `{YARDSTICK}`. Linux {}, {} processors.\n",
-        report.rounds, report.bursts, report.kernel, report.processors
+        "\nMilliseconds, medians of {} pods and {} bursts; ratios to `{YARDSTICK}`. {}.\n",
+        report.rounds, report.bursts, report.origin
     );
     for figures in &report.contenders {
         let memory = figures
@@ -62,6 +62,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::bench::Origin;
     use crate::bench::attach::Samples;
 
     #[test]
@@ -71,9 +72,7 @@ mod tests {
             Figures::new(name, "x".to_owned(), Samples { add, ..Samples::default() }, None)
         };
         let report = Report {
-            command: String::new(),
-            kernel: "6.18".to_owned(),
-            processors: 2,
+            origin: Origin { command: String::new(), kernel: "6.18".to_owned(), processors: 2 },
             rounds: 1,
             bursts: 0,
             burst_size: 20,

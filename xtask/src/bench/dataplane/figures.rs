@@ -1,24 +1,26 @@
 //! From samples to figures.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 
-use super::Options;
 use super::paths::Path;
+use super::{Options, policies, programs};
+use crate::bench::Origin;
 
 /// Everything one run found out.
 #[derive(Serialize)]
 pub(super) struct Report {
-    /// Command line that repeats the run.
-    pub(super) command: String,
-    /// Release of the kernel it ran on.
-    pub(super) kernel: String,
-    /// Processors that were available; client and server share one.
-    pub(super) processors: usize,
+    #[serde(flatten)]
+    pub(super) origin: Origin,
     /// Samples of each figure.
     pub(super) rounds: u16,
+    /// Client and server share one processor.
     pub(super) paths: Vec<Figures>,
     /// What a flood of new flows costs those beside it.
     pub(super) flood: Option<super::flood::Flood>,
+    pub(super) policies: Vec<policies::Figures>,
+    pub(super) programs: Option<programs::Report>,
 }
 
 /// Rates that one path was measured at.
@@ -40,7 +42,7 @@ pub(super) struct Figures {
     pub(super) connections: Series,
 }
 
-/// Rates per second.
+/// Samples of one figure: rates per second, milliseconds or nanoseconds.
 #[derive(Serialize, Debug, PartialEq)]
 pub(super) struct Series {
     pub(super) median: f64,
@@ -51,28 +53,37 @@ pub(super) struct Series {
 }
 
 impl Report {
-    pub(super) fn new<'a>(options: &Options, measured: impl Iterator<Item = (&'a Path, Samples)>) -> Self {
+    /// What a run with these options found nothing out for yet.
+    pub(super) fn of(options: &Options) -> Self {
         let rounds = options.rounds.get();
-        let milliseconds = options.sample.as_millis();
+        let mut command =
+            format!("cargo xtask bench dataplane --rounds {rounds} --sample {}", options.sample.as_millis());
+        for part in &options.only {
+            let _ = write!(command, " --only {}", part.name());
+        }
         Self {
-            command: format!("cargo xtask bench dataplane --rounds {rounds} --sample {milliseconds}"),
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            processors: thread_count(),
+            origin: Origin::of(command),
             rounds,
-            paths: measured
-                .map(|(path, samples)| Figures {
-                    name: path.name,
-                    rules: path.rules,
-                    requests: Series::new(samples.requests),
-                    connections: Series::new(samples.connections),
-                })
-                .collect(),
+            paths: Vec::new(),
             flood: None,
+            policies: Vec::new(),
+            programs: None,
         }
     }
 
     pub(super) fn find(&self, name: &str, rules: Option<u32>) -> Option<&Figures> {
         self.paths.iter().find(|figures| figures.name == name && figures.rules == rules)
+    }
+}
+
+impl Figures {
+    pub(super) fn new(path: &Path, samples: Samples) -> Self {
+        Self {
+            name: path.name,
+            rules: path.rules,
+            requests: Series::new(samples.requests),
+            connections: Series::new(samples.connections),
+        }
     }
 }
 
@@ -88,10 +99,6 @@ impl Series {
             samples,
         }
     }
-}
-
-fn thread_count() -> usize {
-    std::thread::available_parallelism().map_or(1, Into::into)
 }
 
 #[cfg(test)]

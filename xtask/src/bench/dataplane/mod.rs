@@ -1,9 +1,12 @@
-//! `cargo xtask bench dataplane`: how fast packets get from pod to pod, beside a bridge, a bare cable and iptables.
+//! `cargo xtask bench dataplane`: how fast packets get from pod to pod, beside a bridge, a bare cable and iptables; how fast a
+//! changed policy is in force; and what a packet costs in the programs.
 
 mod figures;
 mod flood;
 mod load;
 mod paths;
+mod policies;
+mod programs;
 mod table;
 
 use std::num::NonZeroU16;
@@ -11,7 +14,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use self::figures::{Report, Samples};
+use self::figures::{Figures, Report, Samples};
+use self::flood::Flood;
 use self::load::Kind;
 use self::paths::{PORTS, Path};
 use super::pods::Node;
@@ -22,8 +26,31 @@ use crate::{dist, setup};
 /// Sizes of the policies that are compared.
 const RULES: [u32; 4] = [10, 1_000, 10_000, 100_000];
 
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Traffic between two pods.
+    Paths,
+    /// Changes of policies, from the manifest to the kernel.
+    Policies,
+    /// Nanoseconds of a packet in each program.
+    Programs,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Paths => "paths",
+            Self::Policies => "policies",
+            Self::Programs => "programs",
+        }
+    }
+}
+
 /// What to measure and what to do with the result.
 pub struct Options {
+    /// Only these parts; all of them if none is named.
+    pub only: Vec<Part>,
     /// How often each path gets its turn.
     pub rounds: NonZeroU16,
     /// Length of one sample.
@@ -34,21 +61,47 @@ pub struct Options {
     pub write: bool,
 }
 
-/// Measures all paths.
+/// Measures what is asked for.
 ///
 /// # Errors
 /// Not root, a tool is missing, or a path does not carry traffic.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let report = measured(options.output, setup::Scope::Comparing, dist::build, || measure(options))?;
-    let tables = table::tables(&report);
-    print(options.output, &report, &tables)?;
-    if options.write {
-        document::update("dataplane", &report.command, &tables)?;
+    let wants = |part| options.only.is_empty() || options.only.contains(&part);
+    let rounds = options.rounds.get();
+    let scope = if wants(Part::Paths) { setup::Scope::Comparing } else { setup::Scope::Usual };
+    let mut report = Report::of(options);
+    measured(options.output, scope, dist::build, || {
+        // The programs first: they are the shortest, and what comes after leaves the machine warm.
+        if wants(Part::Programs) {
+            report.programs = Some(programs::measure(rounds)?);
+        }
+        if wants(Part::Policies) {
+            report.policies = policies::measure(rounds)?;
+        }
+        if wants(Part::Paths) {
+            (report.paths, report.flood) = measure(options)?;
+        }
+        Ok(())
+    })?;
+    let tables: Vec<(Part, String)> = [
+        (Part::Paths, (!report.paths.is_empty()).then(|| table::tables(&report))),
+        (Part::Policies, (!report.policies.is_empty()).then(|| table::policies(&report))),
+        (Part::Programs, report.programs.as_ref().map(|programs| table::programs(programs, &report))),
+    ]
+    .into_iter()
+    .filter_map(|(part, table)| Some((part, table?)))
+    .collect();
+    let all: Vec<&str> = tables.iter().map(|(_, table)| table.as_str()).collect();
+    print(options.output, &report, &all.join("\n"))?;
+    for (part, table) in tables.iter().filter(|_| options.write) {
+        let place = if *part == Part::Paths { "dataplane" } else { part.name() };
+        document::update(place, &report.origin.command, table)?;
     }
     Ok(())
 }
 
-fn measure(options: &Options) -> anyhow::Result<Report> {
+/// Every path takes its turn in each round.
+fn measure(options: &Options) -> anyhow::Result<(Vec<Figures>, Option<Flood>)> {
     let node = Node::enter()?;
     let mut pods = node.pods((2 * (3 + 2 * RULES.len()) + flood::PODS) as u16)?.into_iter();
     let mut all = Vec::new();
@@ -95,7 +148,6 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
         flooded = Some(flood::measure(&node, &mut pods, options, &mut |text| progress.note(text))?);
         Ok(Done::Was("new flows from one pod, connections between two others".to_owned()))
     })?;
-    let mut report = Report::new(options, all.iter().zip(samples));
-    report.flood = flooded;
-    Ok(report)
+    let paths = all.iter().zip(samples).map(|(path, samples)| Figures::new(path, samples)).collect();
+    Ok((paths, flooded))
 }

@@ -159,11 +159,13 @@ pub(super) fn address_of(pod: &Pod, network: u8) -> Ipv4Addr {
 
 /// Addresses that no pod has, then the one that counts.
 fn peers(count: u32, last: Ipv4Addr) -> impl Iterator<Item = Ipv4Addr> {
+    strangers(count - 1).chain([last])
+}
+
+/// Addresses that no pod has, spread, so that the tables are as deep as with real peers.
+pub(super) fn strangers(count: u32) -> impl Iterator<Item = Ipv4Addr> {
     let base = u32::from(Ipv4Addr::new(100, 64, 0, 0));
-    // Spread, so that the tables are as deep as with real peers.
-    let strangers =
-        (1..count).map(move |number| Ipv4Addr::from(base | (number.wrapping_mul(37) & 0x3f_ffff)));
-    strangers.chain([last])
+    (1..=count).map(move |number| Ipv4Addr::from(base | (number.wrapping_mul(37) & 0x3f_ffff)))
 }
 
 pub(super) fn policy(server: &Pod, network: &str, count: u32, client: Ipv4Addr) -> Value {

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use super::RULES;
 use super::figures::{Figures, Report, Series};
 use super::paths::{BRIDGE, IPTABLES, NETATTACH, NETATTACH_BRIDGED, VETH};
+use super::policies::Shape;
+use super::{RULES, policies, programs};
 use crate::bench::document;
 
 /// Both tables and what they mean.
@@ -13,9 +14,8 @@ pub(super) fn tables(report: &Report) -> String {
     let _ = writeln!(
         text,
         "\nExchanges of one byte per second on one connection (requests), and connections per second with one \
-         exchange each; medians of {} samples, the range beside. Client and server share one processor. Linux {}, \
-         {} processors.\n",
-        report.rounds, report.kernel, report.processors
+         exchange each; medians of {} samples, the range beside. Client and server share one processor. {}.\n",
+        report.rounds, report.origin
     );
     text.push_str(&sizes(report));
     let _ = writeln!(
@@ -92,4 +92,63 @@ fn sizes(report: &Report) -> String {
         })
         .collect();
     document::aligned(&header, &rows)
+}
+
+/// What changed policies take, and what that means.
+pub(super) fn policies(report: &Report) -> String {
+    let header =
+        ["policy", "attachments", "read", "compile", "write", "switch", "sum", "in force after", "range"];
+    let row = |change: &policies::Figures| {
+        let size = match change.shape {
+            Shape::Peers => format!("1 rule, {} peers", change.size),
+            Shape::Rules => format!("{} rules", change.size),
+        };
+        let parts = [&change.read, &change.compile, &change.write, &change.switch].map(|part| part.median);
+        let ms = |ms: f64| format!("{ms:.1}");
+        let mut cells = vec![size, change.attachments.to_string()];
+        cells.extend(parts.map(ms));
+        cells.extend([
+            ms(parts.iter().sum()),
+            ms(change.total.median),
+            format!("{:.0}-{:.0}", change.total.minimum, change.total.maximum),
+        ]);
+        cells
+    };
+    let rows: Vec<Vec<String>> = report.policies.iter().map(row).collect();
+    let mut text = document::aligned(&header, &rows);
+    let _ = writeln!(
+        text,
+        "\nMilliseconds, medians of {} changes. A manifest in YAML is renamed into a directory of a thousand others; in force is it \
+         when the word that the programs read names the new policy for every attachment. The parts are as the agent tells \
+         (`netattachctl status -o json`). Each rule of a policy of many has its own peer and is counted on its own. {}.",
+        report.rounds, report.origin
+    );
+    text
+}
+
+/// What packets cost in the programs, and what that means.
+pub(super) fn programs(programs: &programs::Report, report: &Report) -> String {
+    let header = ["packet", "na_from_pod", "range", "na_to_pod", "range"];
+    let row = |figures: &programs::Figures| {
+        let mut cells = vec![figures.packet.to_owned()];
+        for series in [&figures.from_pod, &figures.to_pod] {
+            match series {
+                Some(series) => cells.extend([
+                    format!("{:.0}", series.median),
+                    format!("{:.0}-{:.0}", series.minimum, series.maximum),
+                ]),
+                None => cells.extend(["-".to_owned(), "-".to_owned()]),
+            }
+        }
+        cells
+    };
+    let rows: Vec<Vec<String>> = programs.packets.iter().map(row).collect();
+    let mut text = document::aligned(&header, &rows);
+    let _ = writeln!(
+        text,
+        "\nNanoseconds of one packet, medians of {} samples of a million runs of the same frame (`BPF_PROG_TEST_RUN`); a program \
+         that does nothing takes {:.0}, which is in every figure. {}.",
+        report.rounds, programs.floor.median, report.origin
+    );
+    text
 }

@@ -1,0 +1,166 @@
+//! The kernel's side of a running agent, seen without the agent: its programs and the words of its attachments.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+
+/// `enum bpf_cmd`.
+const PROG_LOAD: i32 = 5;
+const OBJ_GET: i32 = 7;
+const PROG_TEST_RUN: i32 = 10;
+
+/// The policies of every attachment, by its number, as the programs read them.
+pub(super) struct Words {
+    start: NonNull<AtomicU64>,
+    count: usize,
+}
+
+impl Words {
+    /// Opens the pinned map `na_policy`, of which attachments up to this number will be asked for.
+    pub(super) fn open(pin: &Path, count: usize) -> anyhow::Result<Self> {
+        let map = open_pin(pin)?;
+        // SAFETY: a new mapping where the kernel likes; it refuses one that is longer than the map.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                count * size_of::<u64>(),
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                map.as_raw_fd(),
+                0,
+            )
+        };
+        ensure!(start != libc::MAP_FAILED, "map {}: {}", pin.display(), io::Error::last_os_error());
+        Ok(Self { start: NonNull::new(start.cast()).context("the map is at address 0")?, count })
+    }
+
+    /// The word of an attachment.
+    pub(super) fn get(&self, attachment: usize) -> u64 {
+        if attachment >= self.count {
+            return 0;
+        }
+        // SAFETY: within the mapping, which lives as long as this; the kernel's side is written whole.
+        unsafe { self.start.add(attachment).as_ref() }.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `open`, to which nothing refers any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.count * size_of::<u64>()) };
+    }
+}
+
+/// A classifier.
+pub(super) struct Program(OwnedFd);
+
+impl Program {
+    pub(super) fn open(pin: &Path) -> anyhow::Result<Self> {
+        Ok(Self(open_pin(pin)?))
+    }
+
+    /// One that lets everything pass: what it costs is what measuring costs.
+    pub(super) fn that_does_nothing() -> anyhow::Result<Self> {
+        #[repr(C)]
+        #[derive(Default)]
+        struct Load {
+            kind: u32,
+            length: u32,
+            instructions: u64,
+            license: u64,
+            rest: [u64; 12],
+        }
+        /// `BPF_PROG_TYPE_SCHED_CLS`.
+        const CLASSIFIER: u32 = 3;
+        // r0 = 0; exit.
+        let code: [u64; 2] = [0xb7, 0x95];
+        let load = Load {
+            kind: CLASSIFIER,
+            length: 2,
+            instructions: code.as_ptr() as u64,
+            license: c"GPL".as_ptr() as u64,
+            ..Load::default()
+        };
+        // SAFETY: the beginning of the `prog_load` member of `union bpf_attr`, the rest zero; both pointers are valid during
+        // the call.
+        let fd = unsafe { bpf(PROG_LOAD, &load) }.context("load a program that does nothing")?;
+        // SAFETY: the kernel has just made this descriptor for us alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Runs it on a frame so many times, as if on a device of the calling thread's namespace: the verdict of the last run,
+    /// and the time of one.
+    pub(super) fn run(&self, frame: &[u8], device: u32, repeat: u32) -> anyhow::Result<(i32, Duration)> {
+        #[repr(C)]
+        #[derive(Default)]
+        struct TestRun {
+            program: u32,
+            verdict: u32,
+            size_in: u32,
+            size_out: u32,
+            data_in: u64,
+            data_out: u64,
+            repeat: u32,
+            duration: u32,
+            context_size_in: u32,
+            context_size_out: u32,
+            context_in: u64,
+            context_out: u64,
+            flags: u32,
+            cpu: u32,
+            batch_size: u32,
+            pad: u32,
+        }
+        /// Words of `struct __sk_buff` up to `ifindex`, which is the eleventh.
+        const CONTEXT: usize = 11;
+        let mut context = [0_u32; CONTEXT];
+        context[CONTEXT - 1] = device;
+        let request = std::cell::UnsafeCell::new(TestRun {
+            program: self.0.as_raw_fd().unsigned_abs(),
+            size_in: frame.len() as u32,
+            data_in: frame.as_ptr() as u64,
+            repeat,
+            context_size_in: size_of_val(&context) as u32,
+            context_in: context.as_ptr() as u64,
+            ..TestRun::default()
+        });
+        // SAFETY: the `test` member of `union bpf_attr`; the pointers are valid for the sizes beside them, and what the kernel
+        // writes into the member the cell allows.
+        unsafe { bpf(PROG_TEST_RUN, &request) }.context("run a program")?;
+        let done = request.into_inner();
+        Ok((done.verdict.cast_signed(), Duration::from_nanos(done.duration.into())))
+    }
+}
+
+fn open_pin(pin: &Path) -> anyhow::Result<OwnedFd> {
+    #[repr(C)]
+    struct Get {
+        path: u64,
+        fd: u32,
+        flags: u32,
+    }
+    let path = CString::new(pin.as_os_str().as_bytes()).context("a path with a NUL")?;
+    let get = Get { path: path.as_ptr() as u64, fd: 0, flags: 0 };
+    // SAFETY: the member of `union bpf_attr` that opens pins; the path ends with NUL and outlives the call.
+    let fd = unsafe { bpf(OBJ_GET, &get) }.with_context(|| format!("open {}", pin.display()))?;
+    // SAFETY: the kernel has just made this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Calls `bpf(2)`.
+///
+/// # Safety
+/// `T` must be laid out as the member of `union bpf_attr` that the command reads, with pointers that are valid for it.
+unsafe fn bpf<T>(command: i32, attributes: &T) -> io::Result<i32> {
+    // SAFETY: the caller's promise.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as i32) }
+}
