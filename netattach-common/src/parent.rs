@@ -3,7 +3,7 @@
 use crate::address::Mac;
 
 /// Key of `na_par`: an Ethernet address on a parent. With the address of all zeroes, which no frame comes from, the
-/// parent itself.
+/// parent itself; with parent 0, which is no device, a pod's namespace ([`ParentKey::namespace`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct ParentKey {
@@ -11,11 +11,18 @@ pub struct ParentKey {
     pub ifindex: u32,
     /// Address of a macvlan in a pod.
     pub mac: Mac,
-    /// Zero.
+    /// Zero, unless the key is a namespace's.
     pub pad: [u8; 2],
 }
 
 impl ParentKey {
+    /// The entry of a namespace that has a macvlan attachment, on whatever parent.
+    #[inline(always)]
+    pub const fn namespace(cookie: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = cookie.to_ne_bytes();
+        Self { ifindex: 0, mac: Mac { octets: [a, b, c, d, e, f] }, pad: [g, h] }
+    }
+
     /// The entry of a macvlan.
     #[inline(always)]
     pub const fn macvlan(ifindex: u32, mac: Mac) -> Self {
@@ -33,7 +40,7 @@ impl ParentKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct ParentEntry {
-    /// Attachment id; 0 in the entry of the parent itself.
+    /// Attachment id; 0 in the entries of parents themselves and of namespaces.
     pub attachment: u32,
     /// The bits of [`flag`].
     pub flags: u32,
@@ -48,6 +55,9 @@ pub mod flag {
     pub const SIBLINGS: u32 = 1;
     /// Of the parent itself: frames of other namespaces that come from no attachment's address pass.
     pub const STRANGERS: u32 = 1 << 1;
+    /// Of the parent itself: nothing of this kernel's comes in by it but what macvlans send to each other. So it is with a
+    /// network card; a veth has sockets of this kernel on its other end.
+    pub const CARD: u32 = 1 << 3;
     /// Of the parent itself: its queueing discipline was made by the agent, and goes with the programs.
     pub const OWN_CLSACT: u32 = 1 << 2;
 }

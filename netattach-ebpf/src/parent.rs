@@ -106,6 +106,8 @@ fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
         }
         Some(_) => nobodys(ctx, DropReason::SourceNamespace),
         None if cookie == 0 || is_nodes(parent, cookie, flag::STRANGERS) => TC_ACT_UNSPEC,
+        // It may have come in by the other end of a veth.
+        None if ingress && !is_nodes(parent, 0, flag::CARD) && !is_pods(cookie) => TC_ACT_UNSPEC,
         None => nobodys(ctx, DropReason::Stranger),
     }
 }
@@ -151,6 +153,12 @@ fn is_nodes(parent: u32, cookie: u64, or: u32) -> bool {
         Some(entry) => unsafe { (*entry).netns_cookie == cookie || (*entry).flags & or != 0 },
         None => true,
     }
+}
+
+/// Whether a cookie is that of a pod with a macvlan.
+#[inline(always)]
+fn is_pods(cookie: u64) -> bool {
+    maps::parent(&ParentKey::namespace(cookie)).is_some()
 }
 
 #[inline(always)]

@@ -8,6 +8,7 @@ pub mod manifest;
 mod namespace;
 pub mod node;
 pub mod packet;
+pub mod privilege;
 pub mod raw;
 pub mod runtime;
 pub mod snapshot;

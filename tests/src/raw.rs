@@ -31,10 +31,17 @@ impl RawSocket {
     /// # Errors
     /// As [`RawSocket::open`].
     pub fn open_for(namespace: &Namespace, device: &str, ethertype: u16) -> Result<Self> {
+        namespace.run(|| Self::open_here(device, ethertype))
+    }
+
+    /// The same in the namespace of the calling thread, with its privileges.
+    ///
+    /// # Errors
+    /// As [`RawSocket::open`].
+    pub fn open_here(device: &str, ethertype: u16) -> Result<Self> {
         let every = ethertype.to_be();
         let protocol = NonZero::new(u32::from(every)).map(Protocol::from_raw);
-        let socket =
-            namespace.run(|| rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, protocol))?;
+        let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, protocol)?;
         let index = rustix::net::netdevice::name_to_index(&socket, device)
             .with_context(|| format!("look for device {device}"))?;
         // SAFETY: every field is a number or an array of numbers: all zeroes is a value.

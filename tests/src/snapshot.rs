@@ -72,6 +72,8 @@ pub struct Maps {
     pub macvlans: BTreeSet<u32>,
     /// Parents that run the programs.
     pub parents: BTreeSet<u32>,
+    /// Entries about macvlans, their parents and their namespaces.
+    pub parent_entries: usize,
     /// Attachments with a record, as text.
     pub records: BTreeMap<u32, String>,
     /// Allowed source addresses.
@@ -193,6 +195,7 @@ impl Maps {
             links: dataplane.links_dump(),
             macvlans: dataplane.macvlans_dump(),
             parents: dataplane.covered_parents().into_keys().collect(),
+            parent_entries: dataplane.parent_entries(),
             records: dataplane
                 .attachments_dump()?
                 .into_iter()

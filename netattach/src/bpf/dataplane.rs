@@ -375,6 +375,11 @@ impl Dataplane {
         self.attachments().parents.attachments().collect()
     }
 
+    /// How many entries the map of parents has: macvlans, their parents, their namespaces.
+    pub fn parent_entries(&self) -> usize {
+        self.attachments().parents.len()
+    }
+
     fn attachments(&self) -> MutexGuard<'_, Attachments> {
         lock(&self.attachments)
     }

@@ -45,6 +45,8 @@ pub struct OnParent {
 pub struct Parent {
     /// Cookie of the node's own namespace, whose frames pass.
     pub netns_cookie: u64,
+    /// Whether it is a network card: nothing of this kernel's comes in by it but what macvlans send to each other.
+    pub card: bool,
     /// Whether frames of other namespaces pass that come from no attachment's address.
     pub strangers: bool,
     /// Whether the agent made the device's `clsact`.
@@ -71,6 +73,10 @@ impl Parents {
     /// Makes an address on a parent an attachment's, and any other address that was the attachment's nobody's.
     pub(super) fn bind(&mut self, id: u32, mac: common::Mac, on: &OnParent) -> Result<(), BpfError> {
         let key = ParentKey::macvlan(on.parent, mac);
+        if on.netns_cookie != 0 {
+            let namespace = ParentEntry { attachment: 0, flags: 0, netns_cookie: on.netns_cookie };
+            self.write(ParentKey::namespace(on.netns_cookie), namespace)?;
+        }
         self.write(key, entry_of(id, on))?;
         self.unbind_all_but(id, Some(key))
     }
@@ -82,7 +88,8 @@ impl Parents {
 
     /// Enters a parent itself.
     pub(super) fn cover(&mut self, parent: u32, what: Parent) -> Result<(), BpfError> {
-        let flags = [(what.strangers, flag::STRANGERS), (what.own_clsact, flag::OWN_CLSACT)];
+        let flags =
+            [(what.card, flag::CARD), (what.strangers, flag::STRANGERS), (what.own_clsact, flag::OWN_CLSACT)];
         let flags = flags.into_iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit);
         self.write(
             ParentKey::itself(parent),
@@ -102,6 +109,7 @@ impl Parents {
             .map(|(key, entry)| {
                 let parent = Parent {
                     netns_cookie: entry.netns_cookie,
+                    card: entry.flags & flag::CARD != 0,
                     strangers: entry.flags & flag::STRANGERS != 0,
                     own_clsact: entry.flags & flag::OWN_CLSACT != 0,
                 };
@@ -138,7 +146,20 @@ impl Parents {
     fn unbind_all_but(&mut self, id: u32, keep: Option<ParentKey>) -> Result<(), BpfError> {
         let of_id = self.entries.iter().filter(|(key, entry)| entry.attachment == id && Some(**key) != keep);
         let keys: Vec<ParentKey> = of_id.map(|(key, _)| *key).collect();
+        keys.into_iter().try_for_each(|key| self.erase(key))?;
+        // An agent may have been killed before it entered the macvlan of a namespace.
+        let macvlans = self.entries.values().filter(|entry| entry.attachment != 0);
+        let used: BTreeSet<u64> = macvlans.map(|entry| entry.netns_cookie).collect();
+        let unused = self.entries.iter().filter(|(key, entry)| {
+            **key == ParentKey::namespace(entry.netns_cookie) && !used.contains(&entry.netns_cookie)
+        });
+        let keys: Vec<ParentKey> = unused.map(|(key, _)| *key).collect();
         keys.into_iter().try_for_each(|key| self.erase(key))
+    }
+
+    /// How many entries there are, of whatever kind.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
     }
 
     fn write(&mut self, key: ParentKey, entry: ParentEntry) -> Result<(), BpfError> {

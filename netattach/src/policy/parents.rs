@@ -159,6 +159,8 @@ impl Parents {
         let known = dataplane.covered_parents().get(&parent).copied();
         let what = Parent {
             netns_cookie: host.netns_cookie(),
+            // Of a kind that the kernel has no name for: a driver's own.
+            card: host.link_by_index(parent)?.kind.is_empty(),
             strangers: self.strangers,
             // Until it is known: one that is left over would be nobody's.
             own_clsact: known.is_none_or(|known| known.own_clsact),

@@ -1,16 +1,18 @@
 //! Devices, filters and names that the pod changes.
 
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+
+use netattach::bpf::{Hook, sys};
+use netattach_tests::privilege::load_pass_everything;
+
 use super::*;
 
 #[test]
 fn devices_and_filters_of_the_pods_own_open_no_way_out() {
     let scene = Scene::new();
     for link in &scene.links() {
-        // Blanks part words, underscores are blanks inside one.
-        let run = |program: &str, words: &str| {
-            let words: Vec<String> = words.split(' ').map(|word| word.replace('_', " ")).collect();
-            attacker_runs(&scene.attacker, program, &words);
-        };
+        let run = |program: &str, words: &str| attacker_runs(&scene, program, words);
         let device = link.device;
         let denied = |port| {
             let frame = link.towards_the_victim(link.v4().udp(port, DENIED).frame());
@@ -40,10 +42,21 @@ fn devices_and_filters_of_the_pods_own_open_no_way_out() {
         run("tc", &format!("qdisc del dev {device} clsact"));
         only_the_allowed_arrives(&scene, link, device, &denied(1005), 2005);
 
+        // A program before all filters, by a hook of its own, that lets everything pass.
+        let attached = as_attacker(&scene, || {
+            let program = load_pass_everything()?;
+            let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;
+            let index = rustix::net::netdevice::name_to_index(&socket, device)?;
+            let attach = |hook| Ok(sys::tcx_attach(program.as_fd(), index, hook)?);
+            [Hook::FromPod, Hook::ToPod].map(attach).into_iter().collect::<anyhow::Result<Vec<_>>>()
+        });
+        only_the_allowed_arrives(&scene, link, device, &denied(1007), 2007);
+        drop(attached);
+
         run("ip", &format!("link set {device} down"));
         run("ip", &format!("link set {device} name away up"));
         let renamed = denied(1006);
-        let socket = RawSocket::open(&scene.attacker.namespace, "away").unwrap();
+        let socket = attackers_socket(&scene, "away");
         scene.blocked(link, "renamed", &socket, &renamed[0].1, "egress-port");
         run("ip", "link set away down");
         run("ip", &format!("link set away name {device} up"));

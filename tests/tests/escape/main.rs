@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod devices;
+mod macvlan;
 mod raw;
 
 use std::process::Command;
@@ -12,6 +13,7 @@ use netattach::mac::Mac;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{DEFAULT_NETWORK, WIRE, ip};
 use netattach_tests::packet::{Packet, arp_request};
+use netattach_tests::privilege::{OVER_THE_NETWORK, with_only};
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, SILENCE, eventually};
@@ -198,8 +200,20 @@ impl Scene {
     }
 }
 
-fn attacker_runs(pod: &Pod, program: &str, words: &[String]) {
-    let output = pod.namespace.run(|| Command::new(program).args(words).output()).unwrap();
+/// Does something in the attacker's namespace, with every capability over it and no other.
+fn as_attacker<T: Send>(scene: &Scene, work: impl FnOnce() -> anyhow::Result<T> + Send) -> T {
+    scene.attacker.namespace.run(|| with_only(OVER_THE_NETWORK, work)).unwrap()
+}
+
+/// A socket of the attacker's.
+fn attackers_socket(scene: &Scene, device: &str) -> RawSocket {
+    as_attacker(scene, || RawSocket::open_here(device, libc::ETH_P_ALL as u16))
+}
+
+/// Runs a program as the attacker. Blanks part words, underscores are blanks inside one.
+fn attacker_runs(scene: &Scene, program: &str, words: &str) {
+    let words: Vec<String> = words.split(' ').map(|word| word.replace('_', " ")).collect();
+    let output = as_attacker(scene, || Ok(Command::new(program).args(&words).output()?));
     assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -213,12 +227,12 @@ fn only_the_allowed_arrives(
     port: u16,
 ) {
     let victim = Witness::of(&scene.victim, link);
-    let attacker = RawSocket::open(&scene.attacker.namespace, device).unwrap();
+    let attacker = attackers_socket(scene, device);
     for (what, frame, reason) in frames {
         scene.blocked(link, what, &attacker, frame, reason);
     }
     let allowed = link.towards_the_victim(link.v4().udp(port, ALLOWED).frame());
-    RawSocket::open(&scene.attacker.namespace, link.device).unwrap().send(&allowed).unwrap();
+    attackers_socket(scene, link.device).send(&allowed).unwrap();
     let tail = |frame: &[u8]| frame[frame.len() - TAIL..].to_vec();
     let seen = victim.frames_until(&tail(&allowed));
     let came = |frame: &[u8]| seen.iter().any(|seen| seen.ends_with(&tail(frame)));

@@ -12,7 +12,10 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
         let spoofed6 = format!("{}7", link.v6[0]);
         let padding = [0, 1, 4, 0, 0, 0, 0];
         let nine = (0..9).fold(link.v6(), |packet, _| packet.extension(60, &padding));
+        let mut service_tagged = towards(link.v4().tagged(5).tagged(6).udp(1010, ALLOWED));
+        service_tagged[12..14].copy_from_slice(&(libc::ETH_P_8021AD as u16).to_be_bytes());
         let frames = [
+            ("a VLAN tag in a service VLAN tag", service_tagged, "vlan-tagged"),
             ("a denied port", towards(link.v4().udp(1001, DENIED)), "egress-port"),
             ("a denied port, IPv6", towards(link.v6().udp(1002, DENIED)), "egress-port"),
             ("another MAC", towards(link.v4().from_mac(STRANGER).udp(1003, ALLOWED)), link.strange),
