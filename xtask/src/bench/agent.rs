@@ -17,6 +17,8 @@ use crate::{setup, tree};
 
 /// Namespace of the pods.
 pub(super) const NAMESPACE: &str = "bench";
+/// Name of the only agent of a bench.
+pub(super) const NAME: &str = "agent";
 /// The agent loads its programs before it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// What it may take to end after being told to.
@@ -36,7 +38,7 @@ impl Agent {
     /// Starts an agent that reads these objects, and waits until it listens. The cluster-wide network is
     /// `kube-system/default`.
     pub(super) fn start(node: &Node, objects: &[Value]) -> anyhow::Result<Self> {
-        Self::start_as(node, "agent", objects, &json!({}))
+        Self::start_as(node, NAME, objects, &json!({}))
     }
 
     /// The same for one of several agents, by name, with settings of its own.
@@ -56,7 +58,7 @@ impl Agent {
             fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
                 .context("write a manifest")?;
         }
-        let bpffs = PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}-{name}", std::process::id()));
+        let bpffs = pins(name);
         let log = fs::File::create(&log_file).context("create the agent's log")?;
         let mut command = Command::new(tree::dist().join("netattachd"));
         // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
@@ -213,6 +215,11 @@ impl Drop for Agent {
 fn end_with_parent() -> std::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     Ok(())
+}
+
+/// Where an agent that this process starts pins its maps and programs.
+pub(super) fn pins(name: &str) -> PathBuf {
+    PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}-{name}", std::process::id()))
 }
 
 /// Name of a pod's manifest.

@@ -20,6 +20,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
+use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
@@ -55,7 +56,9 @@ impl Netlink {
         for request in requests {
             // In a deletion the bit of NLM_F_EXCL means something else.
             let create = match request {
-                RouteNetlinkMessage::DelLink(_) | RouteNetlinkMessage::SetLink(_) => 0,
+                RouteNetlinkMessage::DelLink(_)
+                | RouteNetlinkMessage::SetLink(_)
+                | RouteNetlinkMessage::DelQueueDiscipline(_) => 0,
                 _ => NLM_F_CREATE | NLM_F_EXCL,
             };
             append(&mut datagram, request, NLM_F_REQUEST | NLM_F_ACK | create);
@@ -234,6 +237,52 @@ pub(super) fn delete_group(group: u32) -> RouteNetlinkMessage {
     let mut link = LinkMessage::default();
     link.attributes.push(LinkAttribute::Group(group));
     RouteNetlinkMessage::DelLink(link)
+}
+
+/// Where a device's programs run.
+#[derive(Clone, Copy)]
+pub(super) enum Hook {
+    Ingress,
+    Egress,
+}
+
+/// Hooks for programs on a device.
+pub(super) fn clsact(index: u32) -> RouteNetlinkMessage {
+    RouteNetlinkMessage::NewQueueDiscipline(clsact_of(index))
+}
+
+/// Takes a device's hooks away, and the programs with them.
+pub(super) fn no_clsact(index: u32) -> RouteNetlinkMessage {
+    RouteNetlinkMessage::DelQueueDiscipline(clsact_of(index))
+}
+
+/// A program on a hook of a device, by its number among those there.
+pub(super) fn program(index: u32, hook: Hook, number: u32, program: BorrowedFd<'_>) -> RouteNetlinkMessage {
+    const ETH_P_ALL: u16 = 3;
+    let minor = match hook {
+        Hook::Ingress => TcHandle::MIN_INGRESS,
+        Hook::Egress => TcHandle::MIN_EGRESS,
+    };
+    let mut message = TcMessage::with_index(index.cast_signed());
+    message.header.handle = TcHandle::from(number);
+    message.header.parent = TcHandle { major: 0xffff, minor };
+    message.header.info = 1 << 16 | u32::from(ETH_P_ALL.to_be());
+    message.attributes.push(TcAttribute::Kind("bpf".into()));
+    message.attributes.push(TcAttribute::Options(vec![
+        // A file descriptor is never negative.
+        TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
+        TcOption::Bpf(TcFilterBpfOption::ProgName("floor".into())),
+        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+    ]));
+    RouteNetlinkMessage::NewTrafficFilter(message)
+}
+
+fn clsact_of(index: u32) -> TcMessage {
+    let mut message = TcMessage::with_index(index.cast_signed());
+    message.header.handle = TcHandle { major: 0xffff, minor: 0 };
+    message.header.parent = TcHandle::CLSACT;
+    message.attributes.push(TcAttribute::Kind("clsact".into()));
+    message
 }
 
 fn named(name: &str, index: u32) -> LinkMessage {

@@ -6,6 +6,7 @@
 mod figures;
 pub mod floor;
 mod netattach;
+mod pinned;
 mod reference;
 mod table;
 
@@ -16,13 +17,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail, ensure};
 
 use self::figures::{Figures, Report};
+use super::agent;
 use super::pods::{Node, Pod};
 use super::{Output, document, measured, print};
 use crate::screen::{self, Done, Progress};
 use crate::{dist, setup};
 
 /// In the order in which they take turns.
-const CONTENDERS: [&str; 4] = [floor::IN_PROCESS, floor::SPAWNED, reference::NAME, netattach::NAME];
+const CONTENDERS: [&str; 5] =
+    [floor::IN_PROCESS, floor::SPAWNED, floor::WITH_PROGRAMS, reference::NAME, netattach::NAME];
 
 /// One way to attach the three networks to a pod and to take them away again.
 trait Contender: Sync {
@@ -97,7 +100,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     })?;
     let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
     screen::step("one by one", |progress| {
-        // One round that does not count: it creates bridges and warms caches.
+        // One round that does not count: it creates bridges, starts the agent's work and warms caches.
         for contender in &contenders {
             timed(&**contender, &pods[0])?;
         }
@@ -137,8 +140,14 @@ fn prepare(
 ) -> anyhow::Result<Vec<Box<dyn Contender>>> {
     floor::make_bridge()?;
     let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
-    for name in CONTENDERS.into_iter().filter(|name| !options.without.iter().any(|without| without == name)) {
+    let left_out = |name: &str| options.without.iter().any(|without| without == name);
+    for name in CONTENDERS.into_iter().filter(|name| !left_out(name)) {
         contenders.push(match name {
+            // The programs are the agent's.
+            floor::WITH_PROGRAMS if left_out(netattach::NAME) => continue,
+            floor::WITH_PROGRAMS => {
+                Box::new(floor::Spawned::with_programs(agent::pins(agent::NAME), progress)?)
+            }
             floor::IN_PROCESS => Box::new(floor::InProcess::new(node)?),
             floor::SPAWNED => Box::new(floor::Spawned::new(progress)?),
             reference::NAME => Box::new(reference::InTurn::new(node, pods.len())?),

@@ -20,6 +20,10 @@ pub(super) fn table(report: &Report) -> String {
         "\nMilliseconds, medians of {} pods and {} bursts; ratios to `{YARDSTICK}`. {}.\n",
         report.rounds, report.bursts, report.origin
     );
+    if let Some(ratio) = to_same_work(report) {
+        let (netattach, same) = (super::netattach::NAME, super::floor::WITH_PROGRAMS);
+        let _ = writeln!(text, "ADD of `{netattach}` takes {ratio:.2} times as long as `{same}`.\n");
+    }
     for figures in &report.contenders {
         let memory = figures
             .resident_kib
@@ -28,6 +32,12 @@ pub(super) fn table(report: &Report) -> String {
         let _ = writeln!(text, "- {}: {}{memory}", figures.name, figures.description);
     }
     text
+}
+
+/// ADD, against one process that does all of its netlink work.
+fn to_same_work(report: &Report) -> Option<f64> {
+    let median = |name| report.named(name)?.add.median;
+    Some(median(super::netattach::NAME)? / median(super::floor::WITH_PROGRAMS)?)
 }
 
 fn row(figures: &Figures, report: &Report) -> Vec<String> {
