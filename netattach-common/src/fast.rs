@@ -8,10 +8,16 @@ use crate::stats::Traffic;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FastPort {
-    /// Index of the bridge that the node's end is a port of, 0 for none. Frames stay within one bridge.
+    /// Index of the bridge that the node's end is a port of, [`FastPort::ROUTED`] for a routed link, 0 for none. Frames stay
+    /// within one bridge, and packets among the routed links.
     pub bridge: u32,
     /// MTU of the node's end, in bytes: longer packets are left to the stack, which knows what to answer.
     pub mtu: u32,
+}
+
+impl FastPort {
+    /// No bridge has this index.
+    pub const ROUTED: u32 = u32::MAX;
 }
 
 /// Key of map `na_fast_mac`: an Ethernet address on a bridge.
@@ -72,6 +78,11 @@ declines! {
     4 Unwatched "unwatched",
     /// The program of the fast path is not loaded.
     5 NoProgram "no-program",
+    /// A routed packet whose hop limit runs out, or with options for routers.
+    6 HopLimit "hop-limit",
+    /// The node would not pass it on: it has no route, does not forward, is the destination itself, or has not resolved the
+    /// pod's address yet.
+    7 Unroutable "unroutable",
 }
 
 impl Decline {

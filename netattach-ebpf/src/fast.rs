@@ -1,4 +1,4 @@
-//! The fast path between two pods of one bridge: from the sender's program into the receiver's interface.
+//! The fast path between two pods of one bridge, or on two routed links (`route`): from the sender's program into the receiver's interface.
 //!
 //! `na_from_pod` hands over what it lets pass. `na_fast` finds the receiver, judges the packet by the receiver's policy
 //! and bandwidth as `na_to_pod` would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second
@@ -13,9 +13,11 @@
 //! | does the sender's attachment take part? | not asked further |
 //! | is it unicast IP without a tag, and no neighbour discovery? | `control` |
 //! | has an agent looked at the node lately? | `unwatched` |
-//! | is the destination an attachment on the sender's bridge, and another one? | `elsewhere` |
+//! | is the destination an attachment on the sender's bridge, or both on routed links, and another one? | `elsewhere` |
 //! | is its policy in force, and its device its own? | `unready` |
 //! | does the packet fit its link? | `too-big` |
+//! | routed: is there a hop left, and nothing for routers to read? | `hop-limit` |
+//! | routed: would the node pass it on? | `unroutable` |
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
@@ -23,15 +25,15 @@ use aya_ebpf::{
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::{Decline, Hook, Mac, StationKey, attachment::flag};
+use netattach_common::{Decline, FastPort, Hook, Mac, StationKey, attachment::flag};
 
 use crate::{
     classifier::{self, Sort},
-    count, frame, limit, maps,
+    count, frame, limit, maps, route,
 };
 
 /// `linux/if_packet.h`: addressed to the host.
-const PACKET_HOST: u32 = 0;
+pub(crate) const PACKET_HOST: u32 = 0;
 
 /// Continues in `na_fast` when the sender takes part. Returns when it does not, or cannot be handed over.
 #[inline(always)]
@@ -76,6 +78,11 @@ fn receiver(ctx: &TcContext, sender: u32) -> Result<Receiver, Decline> {
         return Err(Decline::Unwatched);
     }
     let bridge = maps::fast_port(sender).ok_or(Decline::Elsewhere)?.bridge;
+    if bridge == FastPort::ROUTED {
+        let attachment = route::receiver(ctx, sender)?;
+        let device = maps::record(attachment).ok_or(Decline::Unready)?.host_ifindex;
+        return Ok(Receiver { attachment, device });
+    }
     let mac: &Mac = frame::destination(ctx).map_err(|_| Decline::Control)?;
     let attachment = match maps::station(&StationKey::new(bridge, *mac)) {
         Some(attachment) if attachment != sender => attachment,
@@ -92,12 +99,15 @@ fn receiver(ctx: &TcContext, sender: u32) -> Result<Receiver, Decline> {
         return Err(Decline::Unready);
     }
     // As the bridge measures it: a packet that is still to be cut into segments fits.
+    if too_big(ctx, port.mtu, false) { Err(Decline::TooBig) } else { Ok(Receiver { attachment, device }) }
+}
+
+/// Whether a packet is longer than a link's MTU; `segments`: what a packet that is still to be cut counts as.
+#[inline(always)]
+pub(crate) fn too_big(ctx: &TcContext, mtu: u32, segments: bool) -> bool {
     // SAFETY: the context pointer is valid while the program runs.
     let whole = unsafe { (*ctx.skb.skb).gso_size } == 0;
-    if whole && ctx.len() > port.mtu + frame::ETHERNET_LEN as u32 {
-        return Err(Decline::TooBig);
-    }
-    Ok(Receiver { attachment, device })
+    if whole { ctx.len() > mtu + frame::ETHERNET_LEN as u32 } else { segments }
 }
 
 /// Judges a packet by the receiver's policy and puts it into the receiver's interface.

@@ -56,6 +56,8 @@ mod parent;
 mod policy;
 #[cfg(target_arch = "bpf")]
 mod record;
+#[cfg(target_arch = "bpf")]
+mod route;
 
 /// Any other target gets a program that only explains itself, so that the workspace builds everywhere.
 #[cfg(not(target_arch = "bpf"))]

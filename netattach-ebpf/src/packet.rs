@@ -156,30 +156,30 @@ fn answer_ports<A: Version>(
 /// An IPv4 header (RFC 791, 3.1) without options.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Ipv4Header {
-    version_and_words: u8,
-    service: u8,
+pub(crate) struct Ipv4Header {
+    pub(crate) version_and_words: u8,
+    pub(crate) service: u8,
     total_len: u16,
     identification: u16,
     fragment: u16,
-    hop_limit: u8,
-    protocol: u8,
-    checksum: u16,
-    source: Ip4,
-    destination: Ip4,
+    pub(crate) hop_limit: u8,
+    pub(crate) protocol: u8,
+    pub(crate) checksum: u16,
+    pub(crate) source: Ip4,
+    pub(crate) destination: Ip4,
 }
 
 /// An IPv6 header (RFC 8200, 3).
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Ipv6Header {
+pub(crate) struct Ipv6Header {
     version_and_class: u8,
     flow_label: [u8; 3],
     payload_len: u16,
-    next_header: u8,
-    hop_limit: u8,
-    source: Ip6,
-    destination: Ip6,
+    pub(crate) next_header: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) source: Ip6,
+    pub(crate) destination: Ip6,
 }
 
 /// A TCP header (RFC 9293, 3.1) up to the flags.
@@ -421,7 +421,8 @@ impl Ipv6Header {
     }
 }
 
-const HOP_BY_HOP: u8 = 0;
+/// The extension header that every router reads.
+pub(crate) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;

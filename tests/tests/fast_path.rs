@@ -2,11 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::manifest::{NAMESPACE, annotated, network, pod};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, connect, datagram, eventually};
 use netattach_tests::{Node, Pod};
@@ -92,6 +92,28 @@ impl Scene {
         [0, 1].map(|pod| after[pod] - before[pod])
     }
 
+    /// A transfer in large packets arrives as it was sent, by the fast path.
+    fn assert_transfers_whole(&self) {
+        let before = self.fast();
+        let mut stream = connect(&self.client.namespace, self.addresses[0], PATIENCE).unwrap();
+        let sent: Vec<u8> = (0..1_000_000_u32).map(|number| number.to_le_bytes()[1] ^ 0x5a).collect();
+        let mut received = vec![0; sent.len()];
+        let mut writer = stream.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| writer.write_all(&sent).unwrap());
+            stream.read_exact(&mut received).unwrap();
+        });
+        assert!(received == sent, "the echo is another");
+        let after = self.fast();
+        assert!(after[0] > before[0] && after[1] > before[1], "{before:?} {after:?}");
+        assert_eq!(row(&self.node, "stats", "client")["dropped"], json!({}));
+    }
+
+    fn left_to_stack(&self, pod: &str, reason: &str) -> u64 {
+        let left = &row(&self.node, "stats", pod)["left_to_stack"];
+        left.get(reason).map_or(0, |packets| packets.as_u64().unwrap())
+    }
+
     fn on_node(&self, program: &str, words: &str) {
         let run = || Command::new(program).args(words.split(' ')).output();
         let output = self.node.namespace.run(run).unwrap();
@@ -125,19 +147,7 @@ fn traffic_of_both_families_takes_the_fast_path_and_arrives_whole() {
         assert!(datagram(&scene.client.namespace, scene.addresses[family], PATIENCE).unwrap());
         assert_eq!(scene.exchange(family), ALL_FAST);
     }
-    let before = scene.fast();
-    let mut stream = connect(&scene.client.namespace, scene.addresses[0], PATIENCE).unwrap();
-    let sent: Vec<u8> = (0..1_000_000_u32).map(|number| number.to_le_bytes()[1] ^ 0x5a).collect();
-    let mut received = vec![0; sent.len()];
-    let mut writer = stream.try_clone().unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(|| writer.write_all(&sent).unwrap());
-        stream.read_exact(&mut received).unwrap();
-    });
-    assert!(received == sent, "the echo is another");
-    let after = scene.fast();
-    assert!(after[0] > before[0] && after[1] > before[1], "{before:?} {after:?}");
-    assert_eq!(row(&scene.node, "stats", "client")["dropped"], json!({}));
+    scene.assert_transfers_whole();
     // The bridge keeps what it knows of them for good, although it sees none of this.
     let entries = scene.node.namespace.run(|| Command::new("bridge").args(["fdb", "show"]).output()).unwrap();
     let entries = String::from_utf8(entries.stdout).unwrap();
@@ -300,10 +310,7 @@ fn what_does_not_fit_the_receivers_link_takes_the_bridge() {
         socket.recv(&mut [0; 2000]).is_ok()
     };
     assert!(eventually(PATIENCE, echoed));
-    let left = || {
-        let left = &row(&scene.node, "stats", "client")["left_to_stack"];
-        left.get("too-big").map_or(0, |packets| packets.as_u64().unwrap())
-    };
+    let left = || scene.left_to_stack("client", "too-big");
     assert_eq!(left(), 0);
     scene.on_node("ip", &format!("link set {} mtu 1300", scene.ports[1]));
     // The bridge cannot deliver it either: only what fits is the fast path's business.
@@ -347,5 +354,85 @@ fn a_pod_that_goes_leaves_nothing_and_a_new_one_takes_its_place() {
     let after = scene.fast();
     assert_eq!([after[0] - before[0], after[1] - before[1]], [1, 1]);
     scene.node.del(&successor).success();
+    scene.end();
+}
+
+fn routed(mut config: Value) -> Value {
+    let ipam = config["ipam"].take();
+    json!({"cniVersion": "1.0.0", "type": "veth", "isDefaultGateway": true, "ipam": ipam})
+}
+
+#[test]
+fn traffic_of_routed_pods_takes_the_fast_path_one_hop_on() {
+    let scene = Scene::with(&[], routed);
+    scene.await_on();
+    for family in [0, 1] {
+        // The node resolves the pods' addresses first.
+        let all_fast = || scene.exchange(family) == ALL_FAST;
+        assert!(eventually(PATIENCE, all_fast), "{}", row(&scene.node, "stats", "client"));
+    }
+    assert!(scene.left_to_stack("client", "unroutable") > 0, "the first packets");
+    scene.assert_transfers_whole();
+
+    // A server that counts hops: the answer to what was sent with two left arrives, and with one the node answers.
+    let hops = |left| {
+        let socket = scene.client.namespace.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+        socket.connect(scene.addresses[0]).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        socket.set_ttl(left).unwrap();
+        socket.send(b"hops").unwrap();
+        socket.recv(&mut [0; 16]).is_ok()
+    };
+    let before = (scene.fast(), scene.left_to_stack("client", "hop-limit"));
+    assert!(hops(2));
+    assert!(!hops(1));
+    let after = (scene.fast(), scene.left_to_stack("client", "hop-limit"));
+    assert_eq!([after.0[0] - before.0[0], after.0[1] - before.0[1]], [1, 1]);
+    assert_eq!(after.1 - before.1, 1);
+    scene.end();
+}
+
+#[test]
+fn filters_for_ip_packets_keep_routed_pods_off_and_the_nodes_routing_is_obeyed() {
+    let scene = Scene::with(&[], routed);
+    scene.await_on();
+    let all_fast = || scene.exchange(0) == ALL_FAST;
+    assert!(eventually(PATIENCE, all_fast));
+    scene.on_node("iptables", "-A FORWARD -p sctp -j DROP");
+    scene.await_standing("server", "ip-rules");
+    assert_eq!(scene.exchange(0), NONE_FAST);
+    scene.on_node("iptables", "-F");
+    scene.on_node("iptables", "-X");
+    scene.await_on();
+    assert_eq!(scene.exchange(0), ALL_FAST);
+    let IpAddr::V4(server) = scene.addresses[0].ip() else { panic!("the first address is IPv4") };
+    scene.on_node("ip", &format!("rule add to {server} prohibit"));
+    assert!(!datagram(&scene.client.namespace, scene.addresses[0], Duration::from_millis(300)).unwrap());
+    scene.on_node("ip", &format!("rule del to {server} prohibit"));
+    assert_eq!(scene.exchange(0), ALL_FAST);
+    scene.on_node("sysctl", "-qw net.ipv4.ip_forward=0");
+    assert!(!datagram(&scene.client.namespace, scene.addresses[0], Duration::from_millis(300)).unwrap());
+    scene.end();
+}
+
+#[test]
+fn pods_of_two_ways_reach_each_other_by_the_stack() {
+    let scene = Scene::new(&[]);
+    let ipam = scene.node.host_local(&["10.51.0.0/24"]);
+    let config = json!({"cniVersion": "1.0.0", "type": "veth", "isDefaultGateway": true, "ipam": ipam});
+    let default =
+        annotated(pod("far", &json!({}), &Value::Null), "v1.multus-cni.io/default-network", "shop/far");
+    scene.node.write("far-network", &network(NAMESPACE, "far", &config)).unwrap();
+    scene.node.write("far", &default).unwrap();
+    let far = Pod::new("far").unwrap();
+    let attached = || scene.node.add(&far).exit == 0;
+    assert!(eventually(PATIENCE, attached));
+    scene.await_on();
+    scene.await_standing("far", "on");
+    let before = scene.fast();
+    assert!(datagram(&far.namespace, scene.addresses[0], PATIENCE).unwrap());
+    assert_eq!(scene.fast(), before);
+    assert!(scene.left_to_stack("far", "elsewhere") + scene.left_to_stack("far", "unroutable") > 0);
+    scene.node.del(&far).success();
     scene.end();
 }

@@ -18,12 +18,21 @@ use crate::mac::Mac;
 /// An attachment's place on the fast path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Index of the bridge that the node's end is a port of; not 0.
-    pub bridge: u32,
+    /// What the node's end is connected to.
+    pub segment: Segment,
     /// MTU of the node's end.
     pub mtu: u32,
     /// The pod's address on the bridge: no other attachment on it has the same.
     pub mac: Mac,
+}
+
+/// Where packets find each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Segment {
+    /// The bridge of this index; not 0.
+    Bridge(u32),
+    /// The node's routing.
+    Routed,
 }
 
 /// Handles of the maps of the fast path, and what is in them. One owner at a time: it remembers what it wrote.
@@ -70,13 +79,19 @@ impl FastPath {
         if before == Some(place) {
             return Ok(());
         }
-        if before.is_some_and(|before| (before.bridge, before.mac) != (place.bridge, place.mac)) {
+        if before.is_some_and(|before| (before.segment, before.mac) != (place.segment, place.mac)) {
             self.remove(id)?;
         }
-        self.write_port(id, FastPort { bridge: place.bridge, mtu: place.mtu })?;
-        self.stations
-            .insert(station(&place), id, 0)
-            .map_err(|source| BpfError::WriteMap { map: map_name::STATION, source })?;
+        let bridge = match place.segment {
+            Segment::Bridge(index) => index,
+            Segment::Routed => FastPort::ROUTED,
+        };
+        self.write_port(id, FastPort { bridge, mtu: place.mtu })?;
+        if let Some(station) = station(&place) {
+            self.stations
+                .insert(station, id, 0)
+                .map_err(|source| BpfError::WriteMap { map: map_name::STATION, source })?;
+        }
         self.places.insert(id, place);
         Ok(())
     }
@@ -88,7 +103,9 @@ impl FastPath {
     /// A map could not be written.
     pub fn remove(&mut self, id: u32) -> Result<(), BpfError> {
         let Some(place) = self.places.get(&id).copied() else { return Ok(()) };
-        self.remove_station(&station(&place))?;
+        if let Some(station) = station(&place) {
+            self.remove_station(&station)?;
+        }
         self.write_port(id, FastPort::default())?;
         self.places.remove(&id);
         Ok(())
@@ -160,6 +177,10 @@ impl std::fmt::Debug for FastPath {
     }
 }
 
-fn station(place: &Place) -> StationKey {
-    StationKey::new(place.bridge, netattach_common::Mac { octets: place.mac.0 })
+/// How an attachment is found on its bridge.
+fn station(place: &Place) -> Option<StationKey> {
+    match place.segment {
+        Segment::Bridge(index) => Some(StationKey::new(index, netattach_common::Mac { octets: place.mac.0 })),
+        Segment::Routed => None,
+    }
 }

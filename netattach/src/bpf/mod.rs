@@ -36,7 +36,7 @@ mod table;
 pub use attachments::{Attachment, Checks};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
-pub use fast::{FastPath, Place};
+pub use fast::{FastPath, Place, Segment};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
 pub use links::Running;
 pub use netattach_common::{

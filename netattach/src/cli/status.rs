@@ -133,7 +133,7 @@ mod tests {
             attachments: 3,
             fast_path_mode: "auto".to_owned(),
             fast_path: vec![FastPathCount {
-                standing: FastPath { state: "routed".to_owned(), detail: "by the stack".to_owned() },
+                standing: FastPath { state: "plugin".to_owned(), detail: "by the stack".to_owned() },
                 attachments: 3,
             }],
             flows: [("IPv4", 100), ("IPv6", 900)]
@@ -166,7 +166,7 @@ journal    no   2 sandboxes to undo
 
 fastPath: auto
 FAST-PATH  ATTACHMENTS  DETAIL
-routed               3  by the stack
+plugin               3  by the stack
 
 OBJECT                      PROBLEM
 /etc/netattach/pods/a.yaml  no kind

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bpf::Place;
+use crate::bpf::{Place, Segment};
 use crate::mac::Mac;
 use crate::netlink::ForwardingState;
 
@@ -48,6 +48,8 @@ pub struct Member {
     pub mac: Mac,
     /// Index of the node's end.
     pub device: u32,
+    /// Whether the node routes its packets; a bridge switches them otherwise.
+    pub routed: bool,
     /// What keeps it off whatever the node is like.
     pub kept_off: Option<Reason>,
 }
@@ -83,8 +85,8 @@ pub enum Reason {
     OptedOut,
     /// A plugin of the network's list.
     Plugin(String),
-    /// No bridge port.
-    Routed,
+    /// A macvlan.
+    Macvlan,
     /// The device is not there.
     NoDevice,
     /// The device is in no bridge.
@@ -101,6 +103,10 @@ pub enum Reason {
     BridgeRules,
     /// Filters for IP packets, which bridges call.
     Iptables,
+    /// Filters for IP packets, which those of a routed link meet.
+    IpRules,
+    /// The node's end of a routed link is in a bridge or VRF.
+    Enslaved,
     /// Filters of the device.
     DeviceRules,
     /// What it receives is shaped.
@@ -118,7 +124,7 @@ impl Reason {
             Self::Off => "off",
             Self::OptedOut => "opted-out",
             Self::Plugin(_) => "plugin",
-            Self::Routed => "routed",
+            Self::Macvlan => "macvlan",
             Self::NoDevice => "no-device",
             Self::NoBridge => "no-bridge",
             Self::PortState => "port-state",
@@ -127,6 +133,8 @@ impl Reason {
             Self::VlanFiltering => "vlan-filtering",
             Self::BridgeRules => "bridge-rules",
             Self::Iptables => "iptables",
+            Self::IpRules => "ip-rules",
+            Self::Enslaved => "enslaved",
             Self::DeviceRules => "device-rules",
             Self::Shaped(_) => "shaped",
             Self::SameMac => "same-mac",
@@ -149,7 +157,7 @@ impl fmt::Display for Reason {
             Self::Plugin(plugin) => {
                 write!(f, "the network's plugin {plugin} may work on the node's end of the link")
             }
-            Self::Routed => f.write_str("links of type veth are routed by the node's stack"),
+            Self::Macvlan => f.write_str("the driver connects the macvlans of a parent itself"),
             Self::NoDevice => f.write_str("the node's end of the link is gone"),
             Self::NoBridge => f.write_str("the node's end of the link is in no bridge"),
             Self::PortState => {
@@ -164,6 +172,8 @@ impl fmt::Display for Reason {
             Self::Iptables => f.write_str(
                 "the bridge shows frames to iptables (bridge-nf-call-iptables), and there are rules or tables",
             ),
+            Self::IpRules => f.write_str("there are packet filters for IP packets (nftables, iptables)"),
+            Self::Enslaved => f.write_str("the node's end of the routed link is in a bridge or VRF"),
             Self::DeviceRules => f.write_str("nftables has chains on the node's end of the link"),
             Self::Shaped(discipline) => {
                 write!(f, "the node's end of the link queues what it sends to the pod ({discipline})")
@@ -185,11 +195,13 @@ pub fn decide(
     let mut owners: BTreeMap<(u32, Mac), u32> = BTreeMap::new();
     for member in members.values() {
         let bridge = node.links.get(&member.device).and_then(|link| link.controller);
-        *owners.entry((bridge.unwrap_or(0), member.mac)).or_default() += 1;
+        if let Some(bridge) = bridge {
+            *owners.entry((bridge, member.mac)).or_default() += 1;
+        }
     }
     for decision in decided.values_mut() {
-        if let Ok(place) = decision
-            && owners.get(&(place.bridge, place.mac)).is_some_and(|owners| *owners > 1)
+        if let Ok(Place { segment: Segment::Bridge(bridge), mac, .. }) = decision
+            && owners.get(&(*bridge, *mac)).is_some_and(|owners| *owners > 1)
         {
             *decision = Err(Reason::SameMac);
         }
@@ -205,14 +217,13 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
         return Err(reason.clone());
     }
     let link = node.links.get(&member.device).ok_or(Reason::NoDevice)?;
+    if member.routed {
+        return routed(mode, member, link, &node.filters);
+    }
     let index = link.controller.ok_or(Reason::NoBridge)?;
     let bridge = node.links.get(&index).and_then(|controller| controller.bridge).ok_or(Reason::NoBridge)?;
     let port = link.port.ok_or(Reason::NoBridge)?;
     let filters = &node.filters;
-    let names = |pattern: &String| match pattern.strip_suffix('*') {
-        Some(prefix) => link.name.starts_with(prefix),
-        None => *pattern == link.name,
-    };
     // What the bridge itself would not do cannot be asked for.
     let always = [
         (!port.forwarding, Reason::PortState),
@@ -224,13 +235,39 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
         (bridge.spanning_tree, Reason::SpanningTree),
         (filters.bridge, Reason::BridgeRules),
         (filters.ip && (filters.bridges_call_ip || bridge.calls_iptables), Reason::Iptables),
-        (filters.devices.iter().any(names), Reason::DeviceRules),
+        (filters.are_on(link), Reason::DeviceRules),
     ];
+    first(mode, in_auto, always)?;
+    Ok(Place { segment: Segment::Bridge(index), mtu: link.mtu, mac: member.mac })
+}
+
+/// The node's routing itself is asked for each packet; here is what stands around it.
+fn routed(mode: Mode, member: &Member, link: &ForwardingState, filters: &Filters) -> Result<Place, Reason> {
+    let always = [
+        (link.controller.is_some(), Reason::Enslaved),
+        (link.discipline != NO_DISCIPLINE, Reason::Shaped(link.discipline.clone())),
+    ];
+    let in_auto = [(filters.ip, Reason::IpRules), (filters.are_on(link), Reason::DeviceRules)];
+    first(mode, in_auto, always)?;
+    Ok(Place { segment: Segment::Routed, mtu: link.mtu, mac: member.mac })
+}
+
+/// The first reason that holds. What was configured explains what follows from it.
+fn first<const A: usize, const B: usize>(
+    mode: Mode,
+    in_auto: [(bool, Reason); A],
+    always: [(bool, Reason); B],
+) -> Result<(), Reason> {
     let in_auto = in_auto.into_iter().filter(|_| mode == Mode::Auto);
-    // What was configured explains what follows from it.
-    match in_auto.chain(always).find(|(holds, _)| *holds) {
-        Some((_, reason)) => Err(reason),
-        None => Ok(Place { bridge: index, mtu: link.mtu, mac: member.mac }),
+    in_auto.chain(always).find(|(holds, _)| *holds).map_or(Ok(()), |(_, reason)| Err(reason))
+}
+
+impl Filters {
+    fn are_on(&self, link: &ForwardingState) -> bool {
+        self.devices.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(prefix) => link.name.starts_with(prefix),
+            None => *pattern == link.name,
+        })
     }
 }
 
@@ -268,7 +305,7 @@ mod tests {
     }
 
     fn member(id: u32, device: u32) -> Member {
-        Member { id, mac: Mac([2, 0, 0, 0, 0, id as u8]), device, kept_off: None }
+        Member { id, mac: Mac([2, 0, 0, 0, 0, id as u8]), device, routed: false, kept_off: None }
     }
 
     fn one(mode: Mode, member: Member, node: &Node) -> Result<Place, Reason> {
@@ -286,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_plain_bridge_port_takes_part() {
-        let place = Place { bridge: BRIDGE, mtu: 1500, mac: MAC };
+        let place = Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC };
         assert_eq!(one(Mode::Auto, member(1, 10), &node()), Ok(place));
         assert_eq!(one(Mode::On, member(1, 10), &node()), Ok(place));
         assert_eq!(one(Mode::Off, member(1, 10), &node()), Err(Reason::Off));
@@ -318,7 +355,7 @@ mod tests {
 
     #[test]
     fn what_others_would_see_is_respected_unless_told_otherwise() {
-        let place = Place { bridge: BRIDGE, mtu: 1500, mac: MAC };
+        let place = Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC };
         let unless_on = |reason| [Err(reason), Ok(place)];
         assert_eq!(with(|node| bridge(node).spanning_tree = true), unless_on(Reason::SpanningTree));
         assert_eq!(with(|node| node.filters.bridge = true), unless_on(Reason::BridgeRules));
@@ -340,6 +377,27 @@ mod tests {
         assert_eq!(with(of_all), unless_on(Reason::Iptables));
         assert_eq!(with(|node| node.filters.ip = true), [Ok(place), Ok(place)], "bridges do not call it");
         assert_eq!(with(|node| node.filters.bridges_call_ip = true), [Ok(place), Ok(place)], "no rules");
+    }
+
+    #[test]
+    fn a_routed_link_needs_no_bridge_and_no_filters() {
+        let routed = |change: fn(&mut Node)| {
+            let mut node = node();
+            node.links.insert(10, ForwardingState { port: None, controller: None, ..port(10, "na10") });
+            change(&mut node);
+            [Mode::Auto, Mode::On].map(|mode| one(mode, Member { routed: true, ..member(1, 10) }, &node))
+        };
+        let place = Ok(Place { segment: Segment::Routed, mtu: 1500, mac: MAC });
+        let never = |reason: Reason| [Err(reason.clone()), Err(reason)];
+        assert_eq!(routed(|_| {}), [place.clone(), place.clone()]);
+        assert_eq!(routed(|node| node.filters.bridge = true), [place.clone(), place.clone()]);
+        assert_eq!(routed(|node| node.filters.ip = true), [Err(Reason::IpRules), place.clone()]);
+        let on_device = routed(|node| node.filters.devices = ["na10".into()].into());
+        assert_eq!(on_device, [Err(Reason::DeviceRules), place]);
+        assert_eq!(routed(|node| node.links.clear()), never(Reason::NoDevice));
+        assert_eq!(routed(|node| device(node).controller = Some(BRIDGE)), never(Reason::Enslaved));
+        let shaped = routed(|node| device(node).discipline = "tbf".into());
+        assert_eq!(shaped, never(Reason::Shaped("tbf".into())));
     }
 
     #[test]

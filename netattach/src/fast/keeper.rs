@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::decide::{Member, Mode, Node, Reason, decide};
 use super::node::LookError;
-use crate::bpf::{self, BpfError, FastStats, Place};
+use crate::bpf::{self, BpfError, FastStats, Place, Segment};
 use crate::netlink::{Changes, Handle, LinkWatch};
 use crate::report::Chain;
 
@@ -164,7 +164,8 @@ impl FastPaths {
         if self.mode != Mode::Off && !candidates.is_empty() {
             node.look_at_links(&candidates, changes, &mut host)?;
             if self.mode == Mode::Auto {
-                node.look_at_filters()?;
+                let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
+                node.look_at_filters(members.values().any(is_routed))?;
             }
         }
         let decided = decide(self.mode, &members, node);
@@ -203,14 +204,16 @@ impl FastPaths {
         }
         // What passes the bridge by does not tell it where the pod is, and what comes from outside it would be flooded
         // once it had forgotten.
-        if let Err(error) = host.ensure_station(member.device, place.mac) {
+        if matches!(place.segment, Segment::Bridge(_))
+            && let Err(error) = host.ensure_station(member.device, place.mac)
+        {
             return self.keep_off(member, Reason::Failed(Chain(&error).to_string()));
         }
         let mut state = self.lock();
         if state.members.get(&member.id) != Some(member) {
             return Ok(());
         }
-        tracing::debug!(attachment = member.id, bridge = place.bridge, mtu = place.mtu, "on the fast path");
+        tracing::debug!(attachment = member.id, segment = ?place.segment, mtu = place.mtu, "on the fast path");
         state.maps.put(member.id, place)?;
         state.off.remove(&member.id);
         Ok(())

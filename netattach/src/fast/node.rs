@@ -74,14 +74,15 @@ impl Node {
     }
 
     /// Looks at packet filters. The kernel tells nobody of sysctls and of the older tables.
-    pub(super) fn look_at_filters(&mut self) -> Result<(), LookError> {
+    /// `routed`: there are links whose packets meet those for IP packets without a bridge's doing.
+    pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), LookError> {
         let one_calls_ip =
             self.links.values().filter_map(|link| link.bridge).any(|bridge| bridge.calls_iptables);
         let bridges_call_ip = is_on("/proc/sys/net/bridge/bridge-nf-call-iptables")?
             || is_on("/proc/sys/net/bridge/bridge-nf-call-ip6tables")?;
         let inet = hooked_chains(Family::Inet)?;
         let netdev = hooked_chains(Family::Netdev)?;
-        let ip = (bridges_call_ip || one_calls_ip)
+        let ip = (routed || bridges_call_ip || one_calls_ip)
             && (inet.count > 0
                 || hooked_chains(Family::Ip4)?.count > 0
                 || hooked_chains(Family::Ip6)?.count > 0

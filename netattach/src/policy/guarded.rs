@@ -8,7 +8,7 @@ use super::passage::Limited;
 use super::sync::EnforceError;
 use crate::bpf::{Attachment, Checks, Device, Limits, OnParent, Rate};
 use crate::fast::{Member, Reason};
-use crate::link::spec::{MacvlanMode, Pace};
+use crate::link::spec::{self, MacvlanMode, Pace};
 use crate::mac::Mac;
 use crate::npwg::NetworkRef;
 use crate::plan::result::{Ends, Leased};
@@ -36,6 +36,8 @@ pub struct Guarded {
     pub(super) limited: Option<Limited>,
     /// What policies can select; `None` for an attachment that no policy can mean.
     pub(super) endpoint: Option<Endpoint>,
+    /// Whether the node's stack routes its packets.
+    pub(super) routed: bool,
     /// What keeps it off the fast path whatever the node is like.
     pub(super) kept_off: Option<Reason>,
 }
@@ -83,6 +85,7 @@ impl Guarded {
             device,
             macvlan,
             pod_index: pod.index,
+            routed: matches!(veth(attachment), Some(veth) if veth.port.is_none()),
             kept_off: kept_off(protect, attachment),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
         })
@@ -91,7 +94,7 @@ impl Guarded {
     /// What the fast path has to know of it.
     pub(super) fn member(&self) -> Member {
         let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
-        Member { id, mac, device, kept_off: self.kept_off.clone() }
+        Member { id, mac, device, routed: self.routed, kept_off: self.kept_off.clone() }
     }
 
     /// Index of the device on the node.
@@ -111,14 +114,21 @@ impl Guarded {
     }
 }
 
+/// The attachment's own link to the node, if it has one.
+fn veth(attachment: &AttachmentPlan) -> Option<&spec::Veth> {
+    attachment.steps.iter().find_map(|step| match step {
+        Step::CreateVeth(veth) => Some(veth),
+        _ => None,
+    })
+}
+
 /// What an attachment's own configuration says about the fast path.
 fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     if !protect.fast_path {
         return Some(Reason::OptedOut);
     }
-    let is_port = |step: &Step| matches!(step, Step::CreateVeth(veth) if veth.port.is_some());
-    if !attachment.steps.iter().any(is_port) {
-        return Some(Reason::Routed);
+    if veth(attachment).is_none() {
+        return Some(Reason::Macvlan);
     }
     Reason::of_plugins(attachment.steps.iter().filter_map(|step| match step {
         Step::Delegate(chained) if chained.role == Role::Plugin => Some(chained.plugin.as_str()),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aya::maps::ProgramArray;
-use netattach::bpf::{Decline, FastPath, FastStats, Place};
+use netattach::bpf::{Decline, FastPath, FastStats, Place, Segment};
 use netattach_tests::packet::PEER_MAC;
 
 use super::*;
@@ -41,8 +41,8 @@ impl FastRig {
         let mut rig = Self { rig, fast };
         rig.put_peer(Attachment { mac: PEER_MAC, ..bare() });
         rig.rig.dataplane.bind_link(PEER_DEVICE, PEER).unwrap();
-        rig.fast.put(POD, Place { bridge: BRIDGE, mtu: 1500, mac: POD_MAC }).unwrap();
-        rig.fast.put(PEER, Place { bridge: BRIDGE, mtu: 1500, mac: PEER_MAC }).unwrap();
+        rig.fast.put(POD, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: POD_MAC }).unwrap();
+        rig.fast.put(PEER, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: PEER_MAC }).unwrap();
         rig.fast.renew(Duration::from_secs(60)).unwrap();
         rig
     }
@@ -149,11 +149,11 @@ fn other_destinations_are_left_to_the_stack() {
     let mut itself = frame.clone();
     itself[..6].copy_from_slice(&POD_MAC.0);
     assert_eq!(rig.send(&itself), declined(Decline::Elsewhere));
-    rig.fast.put(PEER, Place { bridge: BRIDGE + 1, mtu: 1500, mac: PEER_MAC }).unwrap();
+    rig.fast.put(PEER, Place { segment: Segment::Bridge(BRIDGE + 1), mtu: 1500, mac: PEER_MAC }).unwrap();
     assert_eq!(rig.send(&frame), declined(Decline::Elsewhere));
     rig.fast.remove(PEER).unwrap();
     assert_eq!(rig.send(&frame), declined(Decline::Elsewhere));
-    rig.fast.put(PEER, Place { bridge: BRIDGE, mtu: 1500, mac: PEER_MAC }).unwrap();
+    rig.fast.put(PEER, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: PEER_MAC }).unwrap();
     assert_eq!(rig.send(&frame), taken());
 }
 
@@ -182,9 +182,9 @@ fn what_does_not_fit_the_receivers_link_is_left_to_the_stack() {
     let mut rig = FastRig::new();
     let frame = from_pod().tcp(1, 2, ACK).frame();
     let length = frame.len() as u32 - 14;
-    rig.fast.put(PEER, Place { bridge: BRIDGE, mtu: length, mac: PEER_MAC }).unwrap();
+    rig.fast.put(PEER, Place { segment: Segment::Bridge(BRIDGE), mtu: length, mac: PEER_MAC }).unwrap();
     assert_eq!(rig.send(&frame), taken());
-    rig.fast.put(PEER, Place { bridge: BRIDGE, mtu: length - 1, mac: PEER_MAC }).unwrap();
+    rig.fast.put(PEER, Place { segment: Segment::Bridge(BRIDGE), mtu: length - 1, mac: PEER_MAC }).unwrap();
     assert_eq!(rig.send(&frame), declined(Decline::TooBig));
 }
 
@@ -252,7 +252,7 @@ fn a_successor_begins_with_nobody_on_the_fast_path() {
     let mut fast = successor.fast_path().unwrap();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(None));
     assert_eq!([POD, PEER].map(|id| fast.stats(id).unwrap()), counted, "counters stay");
-    fast.put(POD, Place { bridge: BRIDGE, mtu: 1500, mac: POD_MAC }).unwrap();
+    fast.put(POD, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: POD_MAC }).unwrap();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::Unwatched), "nobody has renewed");
     fast.renew(Duration::from_secs(60)).unwrap();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::Elsewhere));
