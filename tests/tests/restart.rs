@@ -4,18 +4,23 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use aya::maps::MapInfo;
 use aya::programs::ProgramInfo;
 use netattach::bpf::sys;
-use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_common::LAYOUT_VERSION;
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{WIRE, executable};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Conversation, Echo, PATIENCE, connect, exchange};
+use netattach_tests::traffic::{
+    Conversation, Echo, PATIENCE, SILENCE, connect, datagram, eventually, exchange,
+};
 use netattach_tests::{Node, Pod};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A node with pods `a` and `b`, each on the default network, a routed one and a macvlan one.
 fn node() -> Node {
@@ -26,7 +31,7 @@ fn node() -> Node {
     node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
     node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
     for name in ["a", "b"] {
-        node.write(name, &pod(name, &json!({}), &json!("storage, lan"))).unwrap();
+        node.write(name, &pod(name, &json!({"app": name}), &json!("storage, lan"))).unwrap();
     }
     node
 }
@@ -182,4 +187,110 @@ fn a_sandbox_that_cannot_be_taken_back_keeps_its_numbers_over_a_restart() {
     node.del(&a).success();
     node.del(&b).success();
     Snapshot::take(&node, &[&s, &a, &b]).unwrap().assert_nothing_is_left();
+}
+
+/// A node whose pod `b` may be reached on one port of its routed network, and both pods attached.
+fn node_under_policy() -> (Node, Pod, Pod) {
+    let mut node = node();
+    node.write("only-80", &only_port(80)).unwrap();
+    node.start().unwrap();
+    let (a, b) = (Pod::new("a").unwrap(), Pod::new("b").unwrap());
+    node.add(&a).success();
+    node.add(&b).success();
+    (node, a, b)
+}
+
+fn only_port(port: u16) -> Value {
+    let rules = json!({
+        "podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"protocol": "UDP", "port": port}]}]
+    });
+    policy("only-80", "storage", &rules)
+}
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 51, 0, 3], port))
+}
+
+/// Makes what an agent has pinned look as if one of another layout had: devices run programs whose maps nobody finds any more
+/// under the names of today.
+fn age_layout(node: &Node) -> PathBuf {
+    let current = node.bpffs().join(format!("v{LAYOUT_VERSION}"));
+    let older = node.bpffs().join(format!("v{}", LAYOUT_VERSION - 1));
+    fs::rename(&current, &older).unwrap();
+    older
+}
+
+#[test]
+fn attachments_of_another_layout_are_taken_over_while_traffic_flows_and_nothing_of_it_stays() {
+    let (mut node, a, b) = node_under_policy();
+    let servers = [80, 81].map(|port| Echo::serve(&b.namespace, at(port)).unwrap());
+    let over_macvlan = Echo::serve(&b.namespace, "10.52.0.3:7".parse().unwrap()).unwrap();
+    let before = Snapshot::take(&node, &[&a, &b]).unwrap();
+    let conversations = [&servers[0], &over_macvlan]
+        .map(|server| Conversation::start(&a.namespace, server.address()).unwrap());
+    let closed = |port| !datagram(&a.namespace, at(port), SILENCE).unwrap();
+    assert!(closed(81));
+
+    node.kill().unwrap();
+    let older = age_layout(&node);
+    assert!(closed(81), "the programs go on");
+    node.start().unwrap();
+    assert!(closed(81));
+    assert!(!older.exists());
+    for conversation in conversations {
+        let (sent, lost) = conversation.end();
+        assert!(sent > 50 && lost == 0, "{lost} of {sent} lost");
+    }
+    let after = Snapshot::take(&node, &[&a, &b]).unwrap();
+    assert_eq!((&after.node, &after.pods, &after.pins), (&before.node, &before.pods, &before.pins));
+    assert_eq!(after.dataplane.links, before.dataplane.links);
+    assert_eq!(after.dataplane.records, before.dataplane.records);
+    // A change reaches what runs now.
+    node.write("only-80", &only_port(81)).unwrap();
+    assert!(eventually(PATIENCE, || datagram(&a.namespace, at(81), SILENCE).unwrap()));
+    assert!(closed(80));
+    for pod in [&a, &b] {
+        node.check(pod).success();
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn an_agent_that_is_killed_while_it_takes_over_another_layout_leaves_it_to_the_next() {
+    let (mut node, a, b) = node_under_policy();
+    let _servers = [80, 81].map(|port| Echo::serve(&b.namespace, at(port)).unwrap());
+    let directory = node.path("crash");
+    fs::create_dir(&directory).unwrap();
+    let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
+    let variables = [("NETATTACH_CRASH_DIR", directory.to_str().unwrap())];
+    let judged = |what: &str| {
+        assert!(datagram(&a.namespace, at(80), PATIENCE).unwrap(), "{what}: the open port");
+        assert!(!datagram(&a.namespace, at(81), SILENCE).unwrap(), "{what}: the closed port");
+    };
+    node.kill().unwrap();
+    age_layout(&node);
+    // One counts its points to the end; the others die on the way, each where the one before has left it.
+    fs::write(directory.join("at"), usize::MAX.to_string()).unwrap();
+    node.start_as(agent, &variables).unwrap();
+    node.kill().unwrap();
+    let log = fs::read_to_string(directory.join("log")).unwrap();
+    let removed = log.lines().position(|point| point.starts_with("layout:")).unwrap();
+    age_layout(&node);
+    // What one has done the next need not do: each has fewer points than the first.
+    for point in [0, removed / 4, removed / 4, removed / 4, removed / 4] {
+        fs::write(directory.join("at"), point.to_string()).unwrap();
+        assert!(node.start_as(agent, &variables).is_err(), "the agent does not die at point {point}");
+        judged(&format!("killed at point {point}"));
+    }
+    fs::remove_file(directory.join("at")).unwrap();
+    node.start().unwrap();
+    judged("taken over");
+    assert!(!node.bpffs().join(format!("v{}", LAYOUT_VERSION - 1)).exists());
+    for pod in [&a, &b] {
+        node.check(pod).success();
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
 }

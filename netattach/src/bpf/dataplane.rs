@@ -81,6 +81,8 @@ pub struct Dataplane {
     on_device: [ProgramFd; 2],
     on_parent: [ProgramFd; 2],
     object_tag: u64,
+    /// See [`Dataplane::is_new`].
+    is_new: bool,
     pins: Pins,
     links: Links,
     attachments: Mutex<Attachments>,
@@ -102,6 +104,10 @@ impl Dataplane {
         let specs = specs(config);
         pins.create(&config.root)?;
         let found = pins.verify(&specs)?;
+        let others = pins.other_layouts()?;
+        for path in &others {
+            tracing::info!(path = %path.display(), "an agent of another layout was here; its attachments are taken over");
+        }
         let current = found == Found::Everything && open_memory(&pins)?.1.object_tag == object.tag;
         if !current {
             forget_programs(&pins)?;
@@ -124,6 +130,7 @@ impl Dataplane {
             on_device: open_programs(&pins, Program::At)?,
             on_parent: open_programs(&pins, Program::OnParent)?,
             object_tag: object.tag,
+            is_new: found == Found::Nothing || !others.is_empty(),
             attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
             policies: Mutex::new(policies),
             policy_words,
@@ -172,7 +179,8 @@ impl Dataplane {
     /// Whether devices may still run other programs than [`program`](Self::program) gives. Stays so across
     /// restarts until [`programs_attached`](Self::programs_attached).
     pub fn programs_changed(&self) -> Result<bool, BpfError> {
-        Ok(self.policies().recall()?.attached_tag != self.object_tag)
+        let memory = self.policies().recall()?;
+        Ok(memory.attached_tag != self.object_tag || !self.pins.other_layouts()?.is_empty())
     }
 
     /// Tells that every device now runs the programs that [`program`](Self::program) gives.
@@ -180,6 +188,19 @@ impl Dataplane {
         let mut policies = self.policies();
         let memory = policies.recall()?;
         policies.memorise(common::Config { attached_tag: self.object_tag, ..memory })
+    }
+
+    /// Whether the maps were made by this agent, or by one that did not get as far as
+    /// [`remove_other_layouts`](Self::remove_other_layouts): then they do not tell what was in force before, which the
+    /// maps of another layout may still be enforcing.
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned no
+    /// more can be changed by nobody. Idempotent.
+    pub fn remove_other_layouts(&self) -> Result<(), BpfError> {
+        self.pins.remove_other_layouts()
     }
 
     /// Creates or changes an attachment. Its devices and policies stay as they are.

@@ -203,6 +203,36 @@ impl Pins {
         Self { programs: version.join("prog"), version }
     }
 
+    /// The directories of other versions of the layout: of agents before this one, earlier or later.
+    pub(super) fn other_layouts(&self) -> Result<Vec<PathBuf>, BpfError> {
+        let root = self.version.parent().unwrap_or(&self.version);
+        let failed = |source| BpfError::PinTree { action: "list", path: root.to_path_buf(), source };
+        let mut others = Vec::new();
+        for entry in fs::read_dir(root).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let version = name.strip_prefix('v').and_then(|version| version.parse::<u32>().ok());
+            if version.is_some_and(|version| version != LAYOUT_VERSION) {
+                others.push(path);
+            }
+        }
+        others.sort();
+        Ok(others)
+    }
+
+    /// Removes what an agent of another layout pinned. What still runs on a device goes on until it is replaced there.
+    pub(super) fn remove_other_layouts(&self) -> Result<(), BpfError> {
+        for path in self.other_layouts()? {
+            fs::remove_dir_all(&path).map_err(|source| BpfError::PinTree {
+                action: "remove",
+                path: path.clone(),
+                source,
+            })?;
+            crate::crash_point!("layout", "removed");
+        }
+        Ok(())
+    }
+
     pub(super) fn map(&self, name: &str) -> PathBuf {
         self.version.join(name)
     }

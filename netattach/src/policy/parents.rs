@@ -140,14 +140,16 @@ impl Parents {
         Ok(None)
     }
 
-    /// Puts the programs of a parent back where somebody has taken one off, and says whether it did.
+    /// Puts the programs of an attachment's parent back where somebody has taken one off, and says whether it did. An
+    /// attachment that is going may have been the last that needed them.
     pub(super) fn restore(
         &self,
         dataplane: &Dataplane,
-        parent: u32,
+        id: u32,
         host: &mut Handle,
     ) -> Result<bool, EnforceError> {
         let _turn = self.turn();
+        let Some(parent) = dataplane.parent_of(id) else { return Ok(false) };
         let missing = Self::missing(host, parent)?.is_some();
         if missing {
             self.cover(dataplane, parent, host)?;

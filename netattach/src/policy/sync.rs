@@ -226,22 +226,22 @@ impl Enforcer {
     /// them. Programs that still run are replaced only when this agent brings others.
     pub fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {
         let mut errors = Vec::new();
-        let changed = self.dataplane.programs_changed().unwrap_or(true);
+        let is_new = self.dataplane.is_new();
+        let changed = is_new || self.dataplane.programs_changed().unwrap_or(true);
         {
             let mut state = self.lock();
             state.strangers = !all;
             for guarded in attachments {
-                errors.extend(self.put(guarded).err());
-                match self.dataplane.policy(guarded.id) {
-                    Ok(ids) => {
-                        let assignment = Assignment { ingress: ids.ingress, egress: ids.egress };
-                        state.programmed.endpoints.insert(guarded.id, assignment);
-                    }
-                    Err(error) => errors.push(error.into()),
-                }
-                state.endpoints.extend(guarded.endpoint.clone().map(|endpoint| (guarded.id, endpoint)));
+                errors.extend(self.adopt_record(&mut state, guarded, is_new).err());
             }
             errors.extend(self.bring_up_to_date(&mut state).err());
+            if is_new {
+                errors.extend(self.isolate_unknown(&mut state, attachments).err());
+                if !errors.is_empty() {
+                    // What runs on the devices goes on with the policies that it has; new programs would have none.
+                    return errors;
+                }
+            }
         }
         match Handle::open() {
             Ok(mut host) => {
@@ -260,9 +260,36 @@ impl Enforcer {
             Err(error) => errors.push(error.into()),
         }
         if errors.is_empty() {
-            errors.extend(self.dataplane.programs_attached().err().map(EnforceError::from));
+            let attached = self.dataplane.programs_attached();
+            // Attachments that no record tells of go on under their programs, whose maps stay within reach.
+            let removed =
+                attached.and_then(|()| if all { self.dataplane.remove_other_layouts() } else { Ok(()) });
+            errors.extend(removed.err().map(EnforceError::from));
         }
         errors
+    }
+
+    /// Takes over the record of an attachment, and the policies that it is under. New maps know of none.
+    fn adopt_record(&self, state: &mut State, guarded: &Guarded, is_new: bool) -> Result<(), EnforceError> {
+        let Guarded { id, endpoint, .. } = guarded;
+        state.endpoints.extend(endpoint.clone().map(|endpoint| (*id, endpoint)));
+        self.put(guarded)?;
+        if !is_new {
+            let bpf::PolicyIds { ingress, egress } = self.dataplane.policy(*id)?;
+            state.programmed.endpoints.insert(*id, Assignment { ingress, egress });
+        }
+        Ok(())
+    }
+
+    /// In new maps, attachments that policies could select and whose pods the source does not have are isolated: nobody
+    /// can say what they were under.
+    fn isolate_unknown(&self, state: &mut State, attachments: &[Guarded]) -> Result<(), EnforceError> {
+        for Guarded { id, endpoint, .. } in attachments {
+            if endpoint.is_some() && !state.programmed.endpoints.contains_key(id) {
+                self.assign(state, *id, Assignment { ingress: DENY_ALL, egress: DENY_ALL })?;
+            }
+        }
+        Ok(())
     }
 
     fn adopt_device(&self, guarded: &Guarded, changed: bool, host: &mut Handle) -> Result<(), EnforceError> {
@@ -369,7 +396,7 @@ impl Enforcer {
     pub fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError> {
         let device = guarded.host_index();
         if guarded.on_parent().is_some() {
-            if !self.parents.restore(&self.dataplane, device, host)? {
+            if !self.parents.restore(&self.dataplane, guarded.id, host)? {
                 return Ok(false);
             }
         } else if hooks::missing(self.mode, &self.dataplane, device, host)?.is_some() {
