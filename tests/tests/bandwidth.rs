@@ -13,9 +13,10 @@ use netattach_tests::snapshot::Snapshot;
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// Bits per second, and what may pass at once, in bits: a twentieth of a second's worth.
+/// Bits per second, and what may pass at once, in bits: an eighth of a second's worth, as senders wait for a processor now and
+/// then.
 const RATE: u64 = 80_000_000;
-const BURST: u64 = RATE / 20;
+const BURST: u64 = RATE / 8;
 /// How long a transfer may use up its burst and settle, and then how long it is measured.
 const SETTLE: Duration = Duration::from_secs(1);
 const MEASURE: Duration = Duration::from_secs(4);
@@ -134,7 +135,8 @@ fn udp(from: &Pod, to: &Pod, interface: &str, address: SocketAddr) -> (f64, f64)
                     let _ = sender.send_to(&[0; DATAGRAM], address);
                     sent += 1;
                 } else {
-                    std::thread::yield_now();
+                    // Who has slept gets a processor sooner than who was waiting for the time.
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             }
         });
@@ -151,6 +153,11 @@ fn token_bucket(namespace: &Namespace, device: &str) -> Option<Value> {
     let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
     let root = &shown[0];
     (root["kind"] == "tbf").then(|| root["options"].clone())
+}
+
+fn remove_queue(namespace: &Namespace, device: &str) {
+    let words = ["qdisc", "del", "dev", device, "root"];
+    assert!(namespace.run(|| Command::new("tc").args(words).status()).unwrap().success());
 }
 
 /// Name of the node's end of a pod's attachment.
@@ -198,6 +205,10 @@ fn tcp_and_udp_get_the_rate_that_was_asked_for_in_each_direction() {
         eprintln!("{what}: {least:.3} to {most:.3} of what was asked");
         assert!(least <= 1.05 && most >= 0.95, "{what}: {least:.3} to {most:.3} of what was asked");
     }
+    // A pod that takes its own pacing away is policed.
+    remove_queue(&slow.namespace, "net2");
+    let (least, _) = udp(&slow, &fast, "net2", address("10.52.0.3:5005"));
+    assert!(least <= 1.05 * RATE as f64, "{:.3} of what was asked", least / RATE as f64);
     let dropped = node.ctl(&["stats", "--pod", "shop/slow", "--network", "limited"]).unwrap();
     assert!(dropped[0]["dropped"]["rate-limit"].as_u64().unwrap() > 0, "{dropped:#}");
     for pod in [&slow, &fast] {
@@ -228,13 +239,9 @@ fn both_ends_are_paced_as_asked_and_the_nodes_end_is_put_right() {
     node.check(&slow).success();
 
     // A pod that takes its own pacing away is policed; that is its own affair.
-    let remove = |namespace: &Namespace, device: &str| {
-        let words = ["qdisc", "del", "dev", device, "root"];
-        assert!(namespace.run(|| Command::new("tc").args(words).status()).unwrap().success());
-    };
-    remove(&slow.namespace, "net2");
+    remove_queue(&slow.namespace, "net2");
     node.check(&slow).success();
-    remove(&node.namespace, &limited);
+    remove_queue(&node.namespace, &limited);
     let (_, message) = node.check(&slow).failure();
     assert!(message.contains("does not send at the attachment's rate"), "{message}");
     node.kill().unwrap();

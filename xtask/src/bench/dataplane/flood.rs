@@ -1,8 +1,9 @@
 //! What a flood of new flows from one pod costs two others, with and without the limit of new flows per attachment.
 //!
 //! The flood has a processor of its own, as its packets are handled where they are sent: what the others lose is what they share
-//! with it, the flow table above all. It is sent by a raw socket: every packet is a TCP SYN from another pair of ports, with a
-//! checksum that its receiver refuses, so that no answer follows.
+//! with it. Some of that any load takes from them; so the same packets are also sent as one flow, and what is compared with that is
+//! the share of the flow table. It is sent by a raw socket: every packet is a TCP SYN, with a checksum that its receiver refuses,
+//! so that no answer follows.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -38,12 +39,14 @@ const HEAD_START: Duration = Duration::from_millis(100);
 pub(super) struct Flood {
     /// Without a flood.
     quiet: Series,
-    /// With one, and `newFlowsPerSecond` as it is by default.
+    /// With one of packets of one flow.
+    one_flow: Series,
+    /// With one of new flows, and `newFlowsPerSecond` as it is by default.
     limited: Series,
-    /// With one, and `newFlowsPerSecond: 0`.
+    /// With one of new flows, and `newFlowsPerSecond: 0`.
     unlimited: Series,
-    /// Packets per second that the flood consisted of, in both cases.
-    packets: Series,
+    /// Packets per second that the floods consisted of, each as the samples above.
+    packets: [Series; 3],
 }
 
 /// One agent with its pods.
@@ -75,24 +78,38 @@ pub(super) fn measure(
     // These do not count: they resolve addresses and warm caches.
     for side in [&limited, &unlimited] {
         side.sample(port(), Duration::from_millis(50))?;
-        side.flooded(port(), Duration::from_millis(50))?;
+        side.flooded(Flows::Many, port(), Duration::from_millis(50))?;
     }
-    let [mut quiet, mut with, mut without, mut packets] = [const { Vec::new() }; 4];
+    let mut quiet = Vec::new();
+    let mut floods = [(&limited, Flows::One), (&limited, Flows::Many), (&unlimited, Flows::Many)]
+        .map(|(side, flows)| (side, flows, Vec::new(), Vec::new()));
     for round in 1..=options.rounds.get() {
         note(&format!("round {round} of {}", options.rounds));
         quiet.push(limited.sample(port(), options.sample)?);
-        for (side, rates) in [(&limited, &mut with), (&unlimited, &mut without)] {
-            let (rate, sent) = side.flooded(port(), options.sample)?;
+        for (side, flows, rates, packets) in &mut floods {
+            let (rate, sent) = side.flooded(*flows, port(), options.sample)?;
             rates.push(rate);
             packets.push(sent);
         }
     }
+    let [one, with, without] =
+        floods.map(|(_, _, rates, packets)| (Series::new(rates), Series::new(packets)));
     Ok(Flood {
         quiet: Series::new(quiet),
-        limited: Series::new(with),
-        unlimited: Series::new(without),
-        packets: Series::new(packets),
+        one_flow: one.0,
+        limited: with.0,
+        unlimited: without.0,
+        packets: [one.1, with.1, without.1],
     })
+}
+
+/// What a flood consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flows {
+    /// Packets of one flow.
+    One,
+    /// A flow with every packet.
+    Many,
 }
 
 impl Side {
@@ -144,11 +161,11 @@ impl Side {
     }
 
     /// The same beside a flood, and how many packets per second that had.
-    fn flooded(&self, port: u16, time: Duration) -> anyhow::Result<(f64, f64)> {
+    fn flooded(&self, flows: Flows, port: u16, time: Duration) -> anyhow::Result<(f64, f64)> {
         let stop = AtomicBool::new(false);
         let sink = address_of(&self.sink, self.network);
         thread::scope(|scope| {
-            let flooding = scope.spawn(|| flood(self.flooder.namespace(), sink, &stop));
+            let flooding = scope.spawn(|| flood(self.flooder.namespace(), sink, flows, &stop));
             thread::sleep(HEAD_START);
             let rate = self.sample(port, time);
             stop.store(true, Ordering::Relaxed);
@@ -158,8 +175,8 @@ impl Side {
     }
 }
 
-/// Sends SYNs from ever other ports until told to stop. Packets per second.
-fn flood(from: BorrowedFd<'_>, to: Ipv4Addr, stop: &AtomicBool) -> anyhow::Result<f64> {
+/// Sends SYNs until told to stop. Packets per second.
+fn flood(from: BorrowedFd<'_>, to: Ipv4Addr, flows: Flows, stop: &AtomicBool) -> anyhow::Result<f64> {
     in_namespace(from, || {
         stay_on(PROCESSOR)?;
         let raw =
@@ -167,7 +184,8 @@ fn flood(from: BorrowedFd<'_>, to: Ipv4Addr, stop: &AtomicBool) -> anyhow::Resul
         let to = SocketAddrV4::new(to, 0);
         let (begun, mut sent) = (Instant::now(), 0_u32);
         while !stop.load(Ordering::Relaxed) {
-            match sendto(&raw, &syn(sent), SendFlags::empty(), &to) {
+            let number = if flows == Flows::One { 1 << 16 | 1 } else { sent };
+            match sendto(&raw, &syn(number), SendFlags::empty(), &to) {
                 Ok(_) => sent = sent.wrapping_add(1),
                 // The receiver's queue is full, or its address is not resolved yet.
                 Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::AGAIN) => {}
@@ -207,26 +225,28 @@ fn egress(pod: &Pod, to: Ipv4Addr) -> Value {
 
 /// The figures and what they mean.
 pub(super) fn table(flood: &Flood) -> String {
-    let row = |name: &str, series: &Series| {
+    let row = |name: &str, series: &Series, sent: Option<&Series>| {
         vec![
             name.to_owned(),
             format!("{:.0}", series.median),
             format!("{:.0}-{:.0}", series.minimum, series.maximum),
-            format!("{:.2}", series.median / flood.quiet.median),
+            format!("{:.2}", series.median / flood.one_flow.median),
+            sent.map_or_else(|| "-".to_owned(), |sent| format!("{:.0}", sent.median)),
         ]
     };
+    let [one, limited, unlimited] = &flood.packets;
     let rows = [
-        row("no flood", &flood.quiet),
-        row("flood, new flows limited", &flood.limited),
-        row("flood, new flows not limited", &flood.unlimited),
+        row("no flood", &flood.quiet, None),
+        row("flood of one flow", &flood.one_flow, Some(one)),
+        row("flood of new flows, limited", &flood.limited, Some(limited)),
+        row("flood of new flows, not limited", &flood.unlimited, Some(unlimited)),
     ];
-    let mut text = document::aligned(&["", "connections/s", "range", "to no flood"], &rows);
+    let header = ["", "connections/s", "range", "to one flow", "SYNs/s beside"];
+    let mut text = document::aligned(&header, &rows);
     let _ = writeln!(
         text,
         "\nConnections per second between two pods of netattach, the server under {RULES} rules, while another pod \
-         opens flows as fast as it can: {:.0} SYNs per second (median), on a processor of its own. Limited: \
-         `newFlowsPerSecond` as by default; not limited: 0.",
-        flood.packets.median
+         sends as fast as it can, on a processor of its own. Limited: `newFlowsPerSecond` as by default; not limited: 0."
     );
     text
 }
