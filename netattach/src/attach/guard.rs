@@ -52,9 +52,8 @@ pub(super) fn restore(
     for attached in attached {
         for (attachment, guarded) in guards(&attached.plan, &attached.outputs) {
             let Some(what) = enforcer.verify(&guarded, &mut host)? else { continue };
-            match host.link_by_index(guarded.host_index()) {
-                Err(error) if error.not_found() => continue,
-                other => other.map(drop)?,
+            if guarded.is_gone(&mut host)? {
+                continue;
             }
             let what = match enforcer.restore(&guarded, &mut host) {
                 Ok(false) => what,

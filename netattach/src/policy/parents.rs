@@ -149,12 +149,13 @@ impl Parents {
         host: &mut Handle,
     ) -> Result<bool, EnforceError> {
         let _turn = self.turn();
+        // It may have gone meanwhile, and the programs with the last of its parent.
         let Some(parent) = dataplane.parent_of(id) else { return Ok(false) };
-        let missing = Self::missing(host, parent)?.is_some();
-        if missing {
-            self.cover(dataplane, parent, host)?;
+        if Self::missing(host, parent)?.is_none() {
+            return Ok(false);
         }
-        Ok(missing)
+        self.cover(dataplane, parent, host)?;
+        Ok(true)
     }
 
     fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), EnforceError> {
@@ -211,6 +212,26 @@ fn filter(dataplane: &Dataplane, hook: Hook, handle: u32, way: Way, class: u16) 
 }
 
 impl Guarded {
+    /// Whether the device that the attachment's frames are of is gone: it is the pod's own one that goes.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn is_gone(&self, host: &mut Handle) -> Result<bool, EnforceError> {
+        let found = match &self.macvlan {
+            None => host.link_by_index(self.host_index()),
+            Some(macvlan) => match Netns::open(&macvlan.netns) {
+                Ok(netns) if netns.id() == macvlan.netns_id => {
+                    Handle::open_in(&netns)?.link_by_index(macvlan.index)
+                }
+                _ => return Ok(true),
+            },
+        };
+        match found {
+            Err(error) if error.not_found() => Ok(true),
+            other => Ok(other.map(|_| false)?),
+        }
+    }
+
     /// Its parent, if it is a macvlan.
     pub(super) fn on_parent(&self) -> Option<&OnParent> {
         match &self.device {

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod devices;
+mod forwarding;
 mod macvlan;
 mod raw;
 
