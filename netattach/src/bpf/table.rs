@@ -248,3 +248,85 @@ fn is_unknown(error: &io::Error) -> bool {
     const NOT_SUPPORTED: i32 = 524;
     matches!(error.raw_os_error(), Some(libc::EINVAL | NOT_SUPPORTED))
 }
+
+#[cfg(test)]
+mod tests {
+    use netattach_common::{Ip4, PolicyAddress};
+
+    use super::super::rows::Prefix;
+    use super::*;
+
+    /// `enum bpf_map_type`.
+    const HASH: u32 = 1;
+    const TRIE: u32 = 11;
+    const DEVICES: u32 = 25;
+
+    /// A map of its own; making it needs root, as the agent does.
+    fn table<K: Pod, V: Pod>(kind: u32, flags: u32) -> Table<K, V> {
+        #[repr(C)]
+        struct Create {
+            kind: u32,
+            key_size: u32,
+            value_size: u32,
+            max_entries: u32,
+            flags: u32,
+        }
+        let (key_size, value_size) = (size_of::<K>() as u32, size_of::<V>() as u32);
+        let create = Create { kind, key_size, value_size, max_entries: 40_000, flags };
+        // SAFETY: the beginning of the `map_create` member of `union bpf_attr`, which holds no pointers.
+        let map = unsafe { sys::bpf_fd(Command::MapCreate, &create) }.unwrap();
+        Table { data: MapData::from_fd(map).unwrap(), name: "test", batches: true, entries: PhantomData }
+    }
+
+    fn prefix(number: u32) -> Prefix<PolicyAddress<Ip4>> {
+        Prefix { bits: 64, of: PolicyAddress { policy: 7, address: Ip4 { octets: number.to_be_bytes() } } }
+    }
+
+    /// Writes, reads and deletes more than one batch, with keys to delete that are not there.
+    fn check<K: Pod>(mut table: Table<K, u32>, key: impl Fn(u32) -> K, number: impl Fn(&K) -> u32) {
+        let all: Vec<u32> = (0..20_000).collect();
+        let keys = |numbers: &[u32]| -> Vec<K> { numbers.iter().map(|number| key(*number)).collect() };
+        let found = |table: &mut Table<K, u32>| -> Vec<(u32, u32)> {
+            let mut found: Vec<_> =
+                table.read().unwrap().iter().map(|(key, value)| (number(key), *value)).collect();
+            found.sort_unstable();
+            found
+        };
+        let both = |numbers: &[u32]| -> Vec<(u32, u32)> { numbers.iter().map(|it| (*it, *it)).collect() };
+        table.write(&keys(&all), &all).unwrap();
+        assert_eq!(found(&mut table), both(&all));
+        let doomed: Vec<u32> = (0..30_000).step_by(2).collect();
+        table.delete(&keys(&doomed)).unwrap();
+        table.delete(&keys(&doomed[..3])).unwrap();
+        let kept: Vec<u32> = all.iter().copied().filter(|number| number % 2 == 1).collect();
+        assert_eq!(found(&mut table), both(&kept));
+        table.delete(&keys(&kept)).unwrap();
+        assert_eq!(found(&mut table), []);
+    }
+
+    #[test]
+    fn many_at_once_and_one_by_one_come_to_the_same() {
+        /// `BPF_F_NO_PREALLOC`.
+        const SPARSE: u32 = 1;
+        for batches in [true, false] {
+            check(Table { batches, ..table::<u32, u32>(HASH, SPARSE) }, |number| number, |key| *key);
+            let trie = Table { batches, ..table::<Prefix<PolicyAddress<Ip4>>, u32>(TRIE, SPARSE) };
+            check(trie, prefix, |key| u32::from_be_bytes(key.of.address.octets));
+        }
+    }
+
+    /// The kernel takes no batches of this type of map, whatever its version.
+    #[test]
+    fn where_the_kernel_takes_no_batches_entries_go_one_by_one() {
+        const LOOPBACK: u32 = 1;
+        let mut devices = table::<u32, u32>(DEVICES, 0);
+        let keys: Vec<u32> = (0..100).collect();
+        devices.write(&keys, &[LOOPBACK; 100]).unwrap();
+        assert!(!devices.batches, "found out by trying");
+        devices.batches = true;
+        assert_eq!(devices.read().unwrap().len(), 100);
+        devices.batches = true;
+        devices.delete(&keys).unwrap();
+        assert_eq!(devices.read().unwrap().len(), 0);
+    }
+}

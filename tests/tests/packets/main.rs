@@ -15,7 +15,7 @@ use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use netattach::bpf::{
     Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, Limits, MapProperty, PolicyIds,
-    Program, Rate, Record, Stats, Traffic, remove_all_pins, sys,
+    Rate, Record, Stats, Traffic, remove_all_pins, sys,
 };
 use netattach::mac::Mac;
 use netattach::policy::compiled::{self, CompiledPolicy, Origin, PortPrefix};
@@ -25,7 +25,6 @@ use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp
 
 use Hook::{FromPod, ToPod};
 
-mod cost;
 mod fast;
 mod flows;
 mod fragments;

@@ -15,6 +15,7 @@ use anyhow::{Context, ensure};
 const PROG_LOAD: i32 = 5;
 const OBJ_GET: i32 = 7;
 const PROG_TEST_RUN: i32 = 10;
+const OBJ_GET_INFO: i32 = 15;
 
 /// The policies of every attachment, by its number, as the programs read them.
 pub(super) struct Words {
@@ -93,6 +94,27 @@ impl Program {
         let fd = unsafe { bpf(PROG_LOAD, &load) }.context("load a program that does nothing")?;
         // SAFETY: the kernel has just made this descriptor for us alone.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// How many instructions the verifier went through.
+    pub(super) fn verified_instructions(&self) -> anyhow::Result<u32> {
+        #[repr(C)]
+        struct InfoByFd {
+            fd: u32,
+            length: u32,
+            info: u64,
+        }
+        /// Where `struct bpf_prog_info` has it, in words of four bytes.
+        const VERIFIED: usize = 54;
+        let mut info = [0_u32; VERIFIED + 1];
+        let request = InfoByFd {
+            fd: self.0.as_raw_fd().unsigned_abs(),
+            length: size_of_val(&info) as u32,
+            info: info.as_mut_ptr() as u64,
+        };
+        // SAFETY: the `info` member of `union bpf_attr`; the kernel writes at most `length` bytes, for which there is room.
+        unsafe { bpf(OBJ_GET_INFO, &request) }.context("ask for a program")?;
+        Ok(info[VERIFIED])
     }
 
     /// Runs it on a frame so many times, as if on a device of the calling thread's namespace: the verdict of the last run,

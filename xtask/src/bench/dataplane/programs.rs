@@ -21,6 +21,8 @@ use crate::screen::{self, Done};
 const REPEAT: u32 = 1_000_000;
 /// `TC_ACT_UNSPEC`: others may look at the packet, and it goes its way.
 const PASSES: i32 = -1;
+/// `TC_ACT_REDIRECT`: by the fast path.
+const REDIRECTED: i32 = 7;
 /// `TC_ACT_SHOT`.
 const DROPPED: i32 = 2;
 
@@ -44,6 +46,8 @@ pub(super) struct Report {
     /// Nanoseconds of a program that does nothing: in every figure.
     pub(super) floor: Series,
     pub(super) packets: Vec<Figures>,
+    /// Instructions that the verifier went through, by program.
+    pub(super) verified: Vec<(&'static str, u32)>,
 }
 
 /// Measures so often.
@@ -66,7 +70,7 @@ fn start(node: &Node, pods: &[Pod]) -> anyhow::Result<Agent> {
     let leases = fresh_directory(&node.scratch().join("leases"))?;
     let ranges = json!([[{"subnet": "10.110.0.0/16"}], [{"subnet": "fd00:110::/64"}]]);
     let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": ranges});
-    let network = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam});
+    let network = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "measured0", "ipam": ipam});
     let mut objects: Vec<Value> = agent::namespaces().into();
     objects.push(agent::network("kube-system", "default", &network));
     objects.extend(pods.iter().map(|pod| agent::pod(pod, "")));
@@ -91,6 +95,7 @@ fn start(node: &Node, pods: &[Pod]) -> anyhow::Result<Agent> {
     for pod in pods {
         agent.call("ADD", pod, &pod.new_container())?;
     }
+    agent.wait_for_fast_path(pods.len())?;
     Ok(agent)
 }
 
@@ -197,11 +202,34 @@ fn packets(agent: &Agent, pods: &[Pod], rounds: u16) -> anyhow::Result<Report> {
         from_pod: sample(&from_pod, &isolated, &isolated.sent(v4, (40_005, PORT + 1), SYN)?, DROPPED)?,
         to_pod: sample(&to_pod, &isolated, &isolated.received(refused(), (40_006, PORT), SYN)?, DROPPED)?,
     });
+    let [neighbour] = open.addresses.iter().filter(|it| it.is_ipv4()).copied().collect::<Vec<_>>()[..] else {
+        anyhow::bail!("a pod has not one IPv4 address");
+    };
+    let to_neighbour = |flags| {
+        let frame = frame(
+            (isolated.mac, open.mac),
+            (isolated.address_like(neighbour)?, neighbour),
+            (40_007, PORT),
+            flags,
+        );
+        frame.context("two families")
+    };
+    from_pod.run(&to_neighbour(SYN)?, isolated.device, 1)?;
+    packets.push(Figures {
+        packet: "established, IPv4, to a pod of the bridge",
+        from_pod: sample(&from_pod, &isolated, &to_neighbour(ACK)?, REDIRECTED)?,
+        to_pod: None,
+    });
     let nothing = Program::that_does_nothing()?;
     let frame = open.sent(v4, (40_000, PORT), ACK)?;
     let floor: anyhow::Result<Vec<f64>> =
         (0..rounds).map(|_| Ok(nanoseconds(nothing.run(&frame, open.device, REPEAT)?.1))).collect();
-    Ok(Report { floor: Series::new(floor?), packets })
+    let verified = ["na_from_pod", "na_to_pod", "na_fast"].map(|name| {
+        let program = Program::open(&agent.pin(&format!("prog/{name}"))?)?;
+        Ok((name, program.verified_instructions()?))
+    });
+    let verified: anyhow::Result<Vec<_>> = verified.into_iter().collect();
+    Ok(Report { floor: Series::new(floor?), packets, verified: verified? })
 }
 
 fn nanoseconds(time: Duration) -> f64 {

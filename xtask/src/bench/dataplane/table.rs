@@ -147,8 +147,17 @@ pub(super) fn programs(programs: &programs::Report, report: &Report) -> String {
     let _ = writeln!(
         text,
         "\nNanoseconds of one packet, medians of {} samples of a million runs of the same frame (`BPF_PROG_TEST_RUN`); a program \
-         that does nothing takes {:.0}, which is in every figure. {}.",
-        report.rounds, programs.floor.median, report.origin
+         that does nothing takes {:.0}, which is in every figure. To a pod of the \
+         bridge na_fast is included, which judges for the receiver. Instructions that the verifier went through: {}. {}.",
+        report.rounds,
+        programs.floor.median,
+        programs
+            .verified
+            .iter()
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect::<Vec<_>>()
+            .join(", "),
+        report.origin
     );
     text
 }
