@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use netattach::bpf::{
-    Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, Limits, MapProperty, PolicyIds,
-    Rate, Record, Stats, Traffic, remove_all_pins, sys,
+    Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, Limits, MapProperty, PolicyIds, Rate,
+    Record, Stats, Traffic, remove_all_pins, sys,
 };
 use netattach::mac::Mac;
 use netattach::policy::compiled::{self, CompiledPolicy, Origin, PortPrefix};
