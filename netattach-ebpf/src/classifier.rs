@@ -36,9 +36,10 @@ impl From<DropReason> for Denied {
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
     let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
+    fast::note(&ctx, Sort::Control);
     match verdict(&ctx, id, Hook::FromPod) {
-        Ok(sort) => {
-            fast::hand_over(&ctx, id, sort);
+        Ok(()) => {
+            fast::hand_over(&ctx, id);
             TC_ACT_UNSPEC
         }
         Err(()) => TC_ACT_SHOT as i32,
@@ -49,15 +50,15 @@ pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
 pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
     let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
     match verdict(&ctx, id, Hook::ToPod) {
-        Ok(_) => TC_ACT_UNSPEC,
+        Ok(()) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }
 }
 
-/// What a packet that may pass is to whoever carries it on.
+/// What a packet is to whoever carries it on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// IP traffic without VLAN tags, or traffic that nobody had to look at.
+    /// IP traffic without VLAN tags.
     Data,
     /// What keeps a link going: ARP, neighbour discovery, other ethertypes than IP, tagged frames.
     Control,
@@ -65,15 +66,12 @@ pub(crate) enum Sort {
 
 /// Judges a packet, counts it and tells of it when it is dropped. `Err`: it must not go on.
 #[inline(always)]
-pub(crate) fn verdict(ctx: &TcContext, id: u32, hook: Hook) -> Result<Sort, ()> {
+pub(crate) fn verdict(ctx: &TcContext, id: u32, hook: Hook) -> Result<(), ()> {
     let verdict = match Scope::of(id, hook) {
-        Some(scope) => judge(ctx, &scope).and_then(|sort| {
-            limit::bytes(ctx, &scope)?;
-            Ok(sort)
-        }),
+        Some(scope) => judge(ctx, &scope).and_then(|()| Ok(limit::bytes(ctx, &scope)?)),
         None => Err(DropReason::Unbound.into()),
     };
-    count::packet(id, hook, ctx.len(), verdict.map(|_| ()).map_err(|denied| denied.reason));
+    count::packet(id, hook, ctx.len(), verdict.map_err(|denied| denied.reason));
     verdict.map_err(|Denied { reason, told }| {
         if !told {
             record::dropped_unread(ctx, id, hook, reason);
@@ -102,11 +100,11 @@ impl Scope<'_> {
 }
 
 #[inline(always)]
-pub(crate) fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<Sort, Denied> {
+pub(crate) fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), Denied> {
     let record = scope.record;
     let unguarded = scope.policies.none() && !record.has(flag::PENDING);
     if scope.hook == Hook::ToPod && unguarded {
-        return Ok(Sort::Data);
+        return Ok(());
     }
     if frame::says_ipv6(ctx) {
         frame::pull(ctx, packet::HEADERS_V6);
@@ -122,18 +120,18 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<Sort, Denied> 
         return Err(DropReason::SourceMac.into());
     }
     match frame.ethertype {
-        ethertype::ARP if from_pod => Ok(antispoof::arp(ctx, scope, frame).map(|()| Sort::Control)?),
-        ethertype::ARP => Ok(Sort::Control),
+        ethertype::ARP if from_pod => Ok(antispoof::arp(ctx, scope, frame)?),
+        ethertype::ARP => Ok(()),
         ethertype::IPV4 => ip::<Ip4>(ctx, scope, frame),
         ethertype::IPV6 => ip::<Ip6>(ctx, scope, frame),
         _ if record.has(flag::PENDING) => Err(DropReason::Pending.into()),
-        _ => Ok(Sort::Control),
+        _ => Ok(()),
     }
 }
 
 /// Judges an IP packet. Out of line: one of the two versions is on the stack at a time.
 #[inline(never)]
-fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<Sort, Denied> {
+fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<(), Denied> {
     let mut room = MaybeUninit::<Packet<A>>::uninit();
     A::read(ctx, frame, &mut room)?;
     // SAFETY: `read` has written it unless it failed.
@@ -142,9 +140,11 @@ fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<So
         Hook::FromPod => A::check_sender(ctx, scope, frame, packet),
         Hook::ToPod => Ok(()),
     };
+    if scope.hook == Hook::FromPod && !frame.tagged && packet.kind != Kind::LinkControl {
+        fast::note(ctx, Sort::Data);
+    }
     match verdict.and_then(|()| judge_ip(ctx, scope, packet)) {
-        Ok(()) if frame.tagged || packet.kind == Kind::LinkControl => Ok(Sort::Control),
-        Ok(()) => Ok(Sort::Data),
+        Ok(()) => Ok(()),
         Err(reason) => {
             record::dropped(ctx, scope, packet, reason);
             Err(Denied { reason, told: true })

@@ -35,18 +35,32 @@ use crate::{
 /// `linux/if_packet.h`: addressed to the host.
 pub(crate) const PACKET_HOST: u32 = 0;
 
+/// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment, and the packet's [`Sort`].
+/// The latter is the one that `packet` does not use while a packet is judged.
+const SENDER: usize = 0;
+const SORT: usize = 4;
+
+/// Notes what a packet is, for [`hand_over`]. In the packet and not in the program's own memory: there the verifier would
+/// follow all that comes in between once for each sort.
+#[inline(always)]
+pub(crate) fn note(ctx: &TcContext, sort: Sort) {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe { (*ctx.skb.skb).cb[SORT] = sort as u32 };
+}
+
 /// Continues in `na_fast` when the sender takes part. Returns when it does not, or cannot be handed over.
 #[inline(always)]
-pub(crate) fn hand_over(ctx: &TcContext, sender: u32, sort: Sort) {
+pub(crate) fn hand_over(ctx: &TcContext, sender: u32) {
     if maps::fast_port(sender).is_none_or(|port| port.bridge == 0) {
         return;
     }
-    if sort != Sort::Data {
+    // SAFETY: the context pointer is valid while the program runs.
+    if unsafe { (*ctx.skb.skb).cb[SORT] } != Sort::Data as u32 {
         count::declined(sender, Decline::Control);
         return;
     }
-    // SAFETY: the context pointer is valid while the program runs; a tail call keeps its scratch area.
-    unsafe { (*ctx.skb.skb).cb[0] = sender };
+    // SAFETY: as above.
+    unsafe { (*ctx.skb.skb).cb[SENDER] = sender };
     maps::tail_call_fast(ctx);
     count::declined(sender, Decline::NoProgram);
 }
@@ -55,7 +69,7 @@ pub(crate) fn hand_over(ctx: &TcContext, sender: u32, sort: Sort) {
 #[classifier]
 pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     // SAFETY: the context pointer is valid while the program runs.
-    let sender = unsafe { (*ctx.skb.skb).cb[0] };
+    let sender = unsafe { (*ctx.skb.skb).cb[SENDER] };
     match receiver(&ctx, sender) {
         Ok(to) => deliver(&ctx, to),
         Err(reason) => {
