@@ -208,7 +208,7 @@ fn host_end(node: &Node, pod: &Pod, ifname: &str) -> String {
 /// Rows: CNI-CHECK-all, CHK-06.
 #[test]
 fn check_names_what_is_gone() {
-    let damages: [Damage; 12] = [
+    let damages: [Damage; 11] = [
         (
             "link",
             |_, pod| in_pod(pod, |handle| handle.ensure_link_absent("net3").unwrap()),
@@ -272,16 +272,6 @@ fn check_names_what_is_gone() {
                 ip(&node.namespace, &["link", "set", &host_end(node, pod, "eth0"), "nomaster"]).unwrap();
             },
             "is not a port of bridge br0",
-        ),
-        (
-            "one hook of the node's end",
-            |node, pod| {
-                let device = host_end(node, pod, "eth0");
-                let words = ["filter", "del", "dev", &device, "egress"];
-                let done = node.namespace.run(|| std::process::Command::new("tc").args(words).status());
-                assert!(done.unwrap().success());
-            },
-            "program na_to_pod is not attached",
         ),
         ("lease", |node, _| fs::remove_file(node.path("leases/@shop/lan/10.52.0.10")).unwrap(), "10.52.0.10"),
     ];
