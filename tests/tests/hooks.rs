@@ -26,6 +26,8 @@ impl Scene {
     fn new(attach: &str) -> Self {
         let mut node = Node::new(&[]).unwrap();
         node.set("attach", json!(attach));
+        // Packets on the fast path do not meet the hooks of the receiver's device.
+        node.set("fastPath", json!("off"));
         let config =
             json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24"])});
         node.write("storage", &network(NAMESPACE, "storage", &config)).unwrap();
