@@ -77,8 +77,12 @@ pub(super) fn attachment_entries(stage: &Stage) -> anyhow::Result<usize> {
 pub(super) fn is_gone(stage: &Stage, listing: &Listing) -> anyhow::Result<bool> {
     let programs = stage.json("bpftool -j prog show")?;
     let maps = stage.json("bpftool -j map show")?;
+    // Whoever lists a program array just when its last user goes may have the kernel keep it, empty, for good:
+    // `prog_array_map_clear` (kernel/bpf/arraymap.c) takes a reference for work that is queued already.
     let alive = |all: &serde_json::Value, ours: &[(String, u64)]| {
-        each(all).any(|object| ours.iter().any(|(_, id)| object["id"].as_u64() == Some(*id)))
+        each(all)
+            .filter(|object| object["type"] != "prog_array")
+            .any(|object| ours.iter().any(|(_, id)| object["id"].as_u64() == Some(*id)))
     };
     Ok(!alive(&programs, &listing.programs) && !alive(&maps, &listing.maps))
 }
