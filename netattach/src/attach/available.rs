@@ -74,16 +74,7 @@ impl Engine {
         };
         let runner = delegate::Delegate { timeout: patience, ..runner(&self.node, cni_path) };
         for (config, plugin) in plugins(&plan) {
-            let call = Call {
-                command: Command::Status,
-                plugin_type: &plugin.plugin,
-                container_id: "",
-                netns: None,
-                ifname: "",
-                args: "",
-                netns_override: false,
-                stdin: config.as_bytes(),
-            };
+            let call = Call::without_container(Command::Status, &plugin.plugin, config.as_bytes());
             runner.run(&call).map_err(|error| told(&plan, &error))?;
         }
         Ok(())

@@ -168,15 +168,6 @@ fn run_gc(
     let mut config = plugin.config.clone();
     insert_in_use(&mut config, in_use);
     let stdin = Value::Object(config).to_string();
-    let call = Call {
-        command: Command::Gc,
-        plugin_type: &plugin.plugin,
-        container_id: "",
-        netns: None,
-        ifname: "",
-        args: "",
-        netns_override: false,
-        stdin: stdin.as_bytes(),
-    };
+    let call = Call::without_container(Command::Gc, &plugin.plugin, stdin.as_bytes());
     runner.run(&call).map(drop)
 }

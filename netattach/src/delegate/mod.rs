@@ -52,6 +52,22 @@ pub struct Call<'a> {
     pub stdin: &'a [u8],
 }
 
+impl<'a> Call<'a> {
+    /// A call of a verb that is about no container: GC, STATUS, VERSION.
+    pub fn without_container(command: Command, plugin_type: &'a str, stdin: &'a [u8]) -> Self {
+        Self {
+            command,
+            plugin_type,
+            container_id: "",
+            netns: None,
+            ifname: "",
+            args: "",
+            netns_override: false,
+            stdin,
+        }
+    }
+}
+
 /// What an ADD answered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Added {

@@ -59,16 +59,7 @@ const UNKNOWN_VERB: &str = "unknown CNI_COMMAND: VERSION";
 
 pub(super) fn version(delegate: &Delegate, plugin_type: &str) -> Result<Vec<String>, DelegateError> {
     let stdin = format!("{{\"cniVersion\":\"{}\"}}", Version::LATEST);
-    let call = Call {
-        command: Command::Version,
-        plugin_type,
-        container_id: "",
-        netns: None,
-        ifname: "",
-        args: "",
-        netns_override: false,
-        stdin: stdin.as_bytes(),
-    };
+    let call = Call::without_container(Command::Version, plugin_type, stdin.as_bytes());
     let stdout = match delegate.run(&call) {
         Ok(stdout) => stdout,
         Err(DelegateError::Reported { source, .. }) if source.msg == UNKNOWN_VERB => {
