@@ -4,6 +4,7 @@
 //! it. When the file `at` there changes, points are counted from 0 on, and the process ends at the one whose number the
 //! file holds: so a test enumerates the points of one operation, whatever the agent did before.
 
+use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
@@ -12,8 +13,24 @@ use std::sync::{Mutex, PoisonError};
 /// What `at` holds and the points since then. One lock for all threads: numbers and lines of the log are in one order.
 static COUNTED: Mutex<(Option<usize>, usize)> = Mutex::new((None, 0));
 
+thread_local! {
+    static COUNTS: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Does work at any time, beside the operations: a point of it between two points of an operation would make the
+/// numbers of the later ones depend on chance.
+pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
+    COUNTS.set(false);
+    let done = work();
+    COUNTS.set(true);
+    done
+}
+
 /// Called at every point.
 pub fn reached(point: &str) {
+    if !COUNTS.get() {
+        return;
+    }
     let Some(directory) = std::env::var_os("NETATTACH_CRASH_DIR") else { return };
     let directory = Path::new(&directory);
     let mut counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);

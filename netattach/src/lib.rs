@@ -64,3 +64,15 @@ macro_rules! crash_point {
 
 #[cfg(feature = "crash-points")]
 pub mod crash;
+
+/// Does the agent's own upkeep, which belongs to no operation: its points are not among those that tests enumerate.
+#[cfg(feature = "crash-points")]
+fn upkeep<T>(work: impl FnOnce() -> T) -> T {
+    crash::uncounted(work)
+}
+
+/// Does the agent's own upkeep: see the feature `crash-points`.
+#[cfg(not(feature = "crash-points"))]
+fn upkeep<T>(work: impl FnOnce() -> T) -> T {
+    work()
+}

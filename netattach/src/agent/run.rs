@@ -282,7 +282,7 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
         pass.tick().await;
         loop {
             let enforcer = Arc::clone(&enforcer);
-            let round = tokio::task::spawn_blocking(move || enforcer.collect_flows()).await;
+            let round = tokio::task::spawn_blocking(move || crate::upkeep(|| enforcer.collect_flows())).await;
             match round {
                 Ok(Ok(false)) => tokio::time::sleep(COLLECT_PAUSE).await,
                 Ok(Ok(true)) => break,

@@ -142,7 +142,7 @@ impl FastPaths {
             }
             let this = Arc::clone(&self);
             let looked = tokio::task::spawn_blocking(move || {
-                let done = this.look(&mut node, &changes);
+                let done = crate::upkeep(|| this.look(&mut node, &changes));
                 (node, done)
             });
             // The join error is a panic, which the panic hook has reported; everything is looked at again.

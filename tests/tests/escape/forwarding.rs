@@ -52,6 +52,8 @@ fn what_the_pod_forwards_or_bridges_is_judged_as_its_own() {
         scene.blocked(link, "bridged to a denied port", &own, &denied, "egress-port");
         attacker_runs(&scene, "ip", "link del br9");
     }
+    // Not left to the end of the namespace, which the kernel takes apart in its own time.
+    attacker_runs(&scene, "ip", "link del x0");
     drop(inner);
     scene.end();
 }
