@@ -536,17 +536,17 @@ pub fn ip(namespace: &Namespace, words: &[&str]) -> Result<()> {
 /// # Errors
 /// It is not built.
 pub fn executable(name: &str) -> Result<PathBuf> {
-    match std::env::var_os("NETATTACH_DIST") {
-        Some(dist) => Ok(Path::new(&dist).join(name)),
-        None => beside_the_test(name),
-    }
+    let built = match std::env::var_os("NETATTACH_DIST") {
+        Some(dist) => Path::new(&dist).join(name),
+        None => beside_the_test(name)?,
+    };
+    ensure!(built.is_file(), "{} is not built: cargo build -p netattach", built.display());
+    Ok(built)
 }
 
 fn beside_the_test(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
-    let built = test.ancestors().nth(2).context("tests are built in a directory")?.join(name);
-    ensure!(built.is_file(), "{} is not built: cargo build", built.display());
-    Ok(built)
+    Ok(test.ancestors().nth(2).context("tests are built in a directory")?.join(name))
 }
 
 fn mount_bpffs() -> Result<()> {

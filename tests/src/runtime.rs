@@ -123,22 +123,6 @@ pub fn version_of(config: &Value) -> &str {
     config["cniVersion"].as_str().unwrap_or("0.1.0")
 }
 
-/// An executable of netattach: from the directory `NETATTACH_DIST`, or else from beside the test.
-///
-/// # Errors
-/// It is not built.
-pub fn executable(name: &str) -> Result<PathBuf> {
-    let path = match std::env::var_os("NETATTACH_DIST") {
-        Some(dist) => Path::new(&dist).join(name),
-        None => {
-            let test = std::env::current_exe()?;
-            test.ancestors().nth(2).context("a test outside a target directory")?.join(name)
-        }
-    };
-    ensure!(path.is_file(), "{} is not built: cargo build -p netattach", path.display());
-    Ok(path)
-}
-
 /// A configuration of one plugin from common keys and `extra`.
 pub fn config(version: &str, kind: &str, extra: &Value) -> Value {
     let mut config = json!({"cniVersion": version, "name": "net", "type": kind});

@@ -164,23 +164,7 @@ mod tests {
         };
         let clock = WallClock { monotonic_ns: 6_000_000_000, wall_ms: 1_000_000 };
         let name = AttachmentName { id: Some(7), pod: None, network: "a/b".into(), ifname: "net1".into() };
-        let told = FlowRecord {
-            name: name.clone(),
-            time_ms: 999_000,
-            verdict: "dropped".into(),
-            reason: Some("egress-port".into()),
-            direction: "from-pod".into(),
-            protocol: Some("tcp".into()),
-            source: Some([10, 0, 0, 1].into()),
-            source_port: Some(4000),
-            destination: Some([10, 0, 0, 2].into()),
-            destination_port: Some(80),
-            vlan: None,
-            length: 74,
-            policy: Some(12),
-            rule: None,
-            ended: None,
-        };
+        let told = FlowRecord { time_ms: 999_000, ..FlowRecord::dropped(name.clone()) };
         assert_eq!(describe(&record, name.clone(), clock), told);
         let opened = Record { reason: 0, rule: 4, to_pod: 1, responder: 1, ..record };
         let expected = FlowRecord {

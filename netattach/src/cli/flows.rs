@@ -201,23 +201,7 @@ mod tests {
     use crate::rpc::message::{Traffic, Untold};
 
     fn record() -> FlowRecord {
-        FlowRecord {
-            name: name(1, "shop/cart", "shop/blue", "net1"),
-            time_ms: 1_000_123,
-            verdict: "dropped".into(),
-            reason: Some("egress-port".into()),
-            direction: "from-pod".into(),
-            protocol: Some("tcp".into()),
-            source: Some([10, 0, 0, 1].into()),
-            source_port: Some(4000),
-            destination: Some([10, 0, 0, 2].into()),
-            destination_port: Some(80),
-            vlan: None,
-            length: 74,
-            policy: Some(12),
-            rule: None,
-            ended: None,
-        }
+        FlowRecord { time_ms: 1_000_123, ..FlowRecord::dropped(name(1, "shop/cart", "shop/blue", "net1")) }
     }
 
     fn over() -> FlowRecord {

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use crate::report::Chain;
     use crate::rpc::frame;
-    use crate::rpc::message::{Hello, Traffic};
+    use crate::rpc::message::{AttachmentStats, Hello, Traffic};
 
     pub(super) fn name(id: u32, pod: &str, network: &str, ifname: &str) -> AttachmentName {
         AttachmentName {
@@ -317,11 +317,12 @@ mod tests {
         })
     }
 
-    fn stats() -> Response {
-        let row = |name| crate::rpc::message::AttachmentStats {
+    /// An attachment that nothing has gone through.
+    pub(super) fn idle(name: AttachmentName) -> AttachmentStats {
+        AttachmentStats {
             name,
             received: Traffic::default(),
-            sent: Traffic { packets: 1, bytes: 60 },
+            sent: Traffic::default(),
             dropped: [].into(),
             fast: Traffic::default(),
             left_to_stack: [].into(),
@@ -330,7 +331,11 @@ mod tests {
             flows: 0,
             new_flows: 0,
             flows_not_stored: 0,
-        };
+        }
+    }
+
+    fn stats() -> Response {
+        let row = |name| AttachmentStats { sent: Traffic { packets: 1, bytes: 60 }, ..idle(name) };
         Response::Stats(vec![
             row(name(1, "shop/cart-0", "shop/blue", "net1")),
             row(name(2, "shop/cart-1", "shop/blue", "net1")),

@@ -57,7 +57,7 @@ fn reasons(counts: &BTreeMap<String, u64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::name;
+    use super::super::tests::{idle, name};
     use super::*;
     use crate::rpc::message::Traffic;
 
@@ -65,31 +65,15 @@ mod tests {
     fn numbers_stand_right_and_the_commonest_reason_comes_first() {
         let rows = [
             AttachmentStats {
-                name: name(1, "shop/cart-0", "default", "eth0"),
                 received: Traffic { packets: 7, bytes: 700 },
                 sent: Traffic { packets: 123_456, bytes: 123_456_789 },
                 dropped: [("policy-egress".to_owned(), 2), ("spoofed-mac".to_owned(), 40)].into(),
                 fast: Traffic { packets: 5, bytes: 500 },
                 left_to_stack: [("control".to_owned(), 3), ("elsewhere".to_owned(), 4)].into(),
-                records_withheld: 0,
-                records_lost: 0,
                 flows: 12,
-                new_flows: 0,
-                flows_not_stored: 0,
+                ..idle(name(1, "shop/cart-0", "default", "eth0"))
             },
-            AttachmentStats {
-                name: name(2, "shop/cart-1", "shop/storage", "net1"),
-                received: Traffic::default(),
-                sent: Traffic::default(),
-                dropped: [].into(),
-                fast: Traffic::default(),
-                left_to_stack: [].into(),
-                records_withheld: 0,
-                records_lost: 0,
-                flows: 0,
-                new_flows: 0,
-                flows_not_stored: 0,
-            },
+            idle(name(2, "shop/cart-1", "shop/storage", "net1")),
         ];
         assert_eq!(
             render(&rows, "nothing"),

@@ -649,6 +649,30 @@ impl fmt::Display for State {
 }
 
 #[cfg(test)]
+impl FlowRecord {
+    /// A TCP packet of a pod's that its policy did not allow.
+    pub(crate) fn dropped(name: AttachmentName) -> Self {
+        Self {
+            name,
+            time_ms: 0,
+            verdict: "dropped".into(),
+            reason: Some("egress-port".into()),
+            direction: "from-pod".into(),
+            protocol: Some("tcp".into()),
+            source: Some([10, 0, 0, 1].into()),
+            source_port: Some(4000),
+            destination: Some([10, 0, 0, 2].into()),
+            destination_port: Some(80),
+            vlan: None,
+            length: 74,
+            policy: Some(12),
+            rule: None,
+            ended: None,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use serde_json::json;
 

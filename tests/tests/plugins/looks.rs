@@ -3,7 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-use netattach_tests::runtime::{config, executable, with_result};
+use netattach_tests::node::executable;
+use netattach_tests::runtime::{config, with_result};
 use serde_json::{Value, json};
 
 use crate::{PLUGINS, Rig, VERSIONS, bridge, net};

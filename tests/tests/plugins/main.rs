@@ -16,7 +16,8 @@ use ipnet::IpNet;
 use netattach::link::spec::Bridge;
 use netattach::netlink::{Handle, LinkState};
 use netattach_tests::Namespace;
-use netattach_tests::runtime::{Call, Runtime, config, executable};
+use netattach_tests::node::executable;
+use netattach_tests::runtime::{Call, Runtime, config};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
