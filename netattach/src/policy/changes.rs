@@ -57,14 +57,18 @@ impl Changes {
     }
 }
 
-/// The keys that only one of two maps has, or whose values are not the same.
+/// The keys that only one of two maps has, or whose values are not the same. A map is not different from itself.
 fn different<'a, K: Ord, V>(
     before: &'a BTreeMap<K, V>,
     now: &'a BTreeMap<K, V>,
     is_same: impl Fn(&V, &V) -> bool,
 ) -> impl Iterator<Item = &'a K> {
+    let is_itself = std::ptr::eq(before, now);
     let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
     std::iter::from_fn(move || {
+        if is_itself {
+            return None;
+        }
         loop {
             let (old, new) = (before.peek().copied(), now.peek().copied());
             let is_old = old.is_some_and(|(old, _)| new.is_none_or(|(new, _)| old <= new));

@@ -265,8 +265,10 @@ fn any_world() -> impl Strategy<Value = World> {
     let policies = prop::collection::vec(any_policy(), 0..5);
     (prop::collection::btree_map("[ab]", any_labels(), 0..3), pods, policies).prop_map(
         |(namespaces, pods, policies)| {
-            let mut world =
-                World { objects: Objects { namespaces, ..Objects::default() }, endpoints: Vec::new() };
+            let mut world = World {
+                objects: Objects { namespaces: namespaces.into_iter().collect(), ..Objects::default() },
+                endpoints: Vec::new(),
+            };
             for (number, AnyPod { mut pod, local, attachments }) in pods.into_iter().enumerate() {
                 pod.name.name = format!("pod{number}");
                 if local {

@@ -1,9 +1,20 @@
 //! A directory of manifests in all the states that editors, package managers and mistakes leave it in.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::SystemTime;
+
+use notify::EventKind;
+use notify::event::{AccessKind, AccessMode, ModifyKind, RenameMode};
 use tempfile::TempDir;
 
 use super::*;
 use crate::source::ObjectName;
+use crate::source::catalogue::Contents;
+use crate::source::tree::{Read, read_file};
+use crate::source::version::Version;
+use crate::source::watched::signal_of;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -13,6 +24,7 @@ fn timing() -> Timing {
         renamed: Duration::from_millis(1),
         patience: Duration::from_millis(200),
         retry: Duration::from_millis(10),
+        trust: Duration::from_secs(3600),
     }
 }
 
@@ -33,7 +45,7 @@ fn write(directory: &Path, file: &str, text: &str) {
 
 fn tree(directory: &Path) -> Tree {
     let mut tree = Tree::new(directory.to_owned());
-    tree.read().unwrap();
+    tree.read(&Touched::Anything).unwrap();
     tree
 }
 
@@ -106,25 +118,25 @@ fn while_a_document_fails_what_the_file_gave_before_is_kept() {
     // Torn at every byte: the policy is either as before or, where the text still parses, as the text says.
     for length in 0..whole.len() {
         write(path, "a.yaml", &whole[..length]);
-        tree.read().unwrap();
+        tree.read(&Touched::Anything).unwrap();
         let objects = tree.objects();
         if !objects.problems.is_empty() {
             assert_eq!(objects.policies, before.policies, "torn at byte {length}");
         }
         write(path, "a.yaml", &whole);
-        tree.read().unwrap();
+        tree.read(&Touched::Anything).unwrap();
         assert_eq!(tree.objects(), before, "whole again after byte {length}");
     }
     // A neighbour's change counts at once, also while the policy is broken.
     write(path, "a.yaml", &format!("{}---\nkind: [\n", pod("one").replace("version: one", "version: two")));
-    tree.read().unwrap();
+    tree.read(&Touched::Anything).unwrap();
     let objects = tree.objects();
     assert_eq!(objects.pods[&ObjectName::new("default", "one")].labels["version"], "two");
     assert_eq!(policies(&objects), ["deny"]);
     // Once the file is whole, what it does not give is gone.
     write(path, "a.yaml", &pod("one"));
-    tree.read().unwrap();
-    assert_eq!(tree.objects().policies, BTreeMap::new());
+    tree.read(&Touched::Anything).unwrap();
+    assert_eq!(*tree.objects().policies, BTreeMap::new());
 }
 
 #[test]
@@ -136,19 +148,19 @@ fn an_emptied_file_keeps_its_objects_and_a_removed_one_does_not() {
     let mut tree = tree(path);
     assert_eq!(tree.objects().problems, []);
     write(path, "a.yaml", "");
-    tree.read().unwrap();
+    tree.read(&Touched::Anything).unwrap();
     assert_eq!(policies(&tree.objects()), ["deny"]);
     assert_eq!(
         problems(path, &tree.objects()),
         [("a.yaml".to_owned(), None, "is empty; remove it to remove its objects".to_owned())]
     );
     write(path, "a.yaml", "# nothing any more\n");
-    tree.read().unwrap();
+    tree.read(&Touched::Anything).unwrap();
     assert_eq!(tree.objects(), Objects::default());
     write(path, "a.yaml", &policy("deny"));
-    tree.read().unwrap();
+    tree.read(&Touched::Anything).unwrap();
     fs::remove_file(path.join("a.yaml")).unwrap();
-    tree.read().unwrap();
+    tree.read(&Touched::Anything).unwrap();
     assert_eq!(tree.objects(), Objects::default());
 }
 
@@ -256,25 +268,33 @@ async fn a_directory_that_vanishes_keeps_its_objects_until_it_is_back() {
 fn reading_the_directory_does_not_count_as_a_change() {
     use notify::event::{CreateKind, RemoveKind};
     let renamed = |mode| EventKind::Modify(ModifyKind::Name(mode));
-    let (changed, whole) = (Some(Signal::Changed), Some(Signal::Renamed));
+    let names = |names: &[&str]| Touched::Names(names.iter().map(PathBuf::from).collect());
+    let changed = |name: &str| Some(Signal::Changed(names(&[name])));
+    let whole = |name: &str| Some(Signal::Renamed(names(&[name])));
     let table = [
         (EventKind::Access(AccessKind::Open(AccessMode::Any)), "a.yaml", None),
         (EventKind::Access(AccessKind::Close(AccessMode::Read)), "a.yaml", None),
-        (EventKind::Access(AccessKind::Close(AccessMode::Write)), "a.yaml", changed),
-        (EventKind::Create(CreateKind::File), "a.yaml", changed),
-        (EventKind::Modify(ModifyKind::Any), "a.yaml", changed),
-        (EventKind::Remove(RemoveKind::Folder), "a", changed),
-        (renamed(RenameMode::To), "a.yaml", whole),
-        (renamed(RenameMode::Both), "a.yaml", whole),
-        (renamed(RenameMode::From), ".a.yaml.tmp", whole),
-        (renamed(RenameMode::From), "a.yaml", changed),
-        // The kernel's queue ran over: anything may have happened.
-        (EventKind::Other, "", changed),
+        (EventKind::Access(AccessKind::Close(AccessMode::Write)), "a.yaml", changed("a.yaml")),
+        (EventKind::Create(CreateKind::File), "b/a.yaml", changed("b/a.yaml")),
+        (EventKind::Modify(ModifyKind::Any), "a.yaml", changed("a.yaml")),
+        (EventKind::Remove(RemoveKind::Folder), "a", changed("a")),
+        (renamed(RenameMode::To), "a.yaml", whole("a.yaml")),
+        (renamed(RenameMode::From), ".a.yaml.tmp", whole(".a.yaml.tmp")),
+        (renamed(RenameMode::From), "a.yaml", changed("a.yaml")),
+        // About the directory itself.
+        (EventKind::Remove(RemoveKind::Folder), "", Some(Signal::Changed(Touched::Anything))),
     ];
+    let root = Path::new("/manifests");
     for (kind, path, expected) in table {
-        let event = notify::Event::new(kind).add_path(path.into());
-        assert_eq!(signal_of(&event), expected, "{kind:?} {path}");
+        let event = notify::Event::new(kind).add_path(root.join(path));
+        assert_eq!(signal_of(&event, root), expected, "{kind:?} {path}");
     }
+    let both =
+        notify::Event::new(renamed(RenameMode::Both)).add_path(root.join("x")).add_path(root.join("y"));
+    assert_eq!(signal_of(&both, root), Some(Signal::Renamed(names(&["x", "y"]))));
+    // The kernel's queue ran over.
+    let missed = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
+    assert_eq!(signal_of(&missed, root), Some(Signal::Changed(Touched::Anything)));
 }
 
 /// Whoever looks for changes compares addresses, so what says the same must stay where it is; and what was read less than a
@@ -292,7 +312,7 @@ fn what_did_not_change_is_the_same_value() {
         "a.yaml",
         &format!("{}---\n{}", pod("one"), pod("two").replace("version: one", "version: 2x")),
     );
-    tree.read().unwrap();
+    tree.read(&Touched::Anything).unwrap();
     let after = tree.objects();
     let same = |name: &str| {
         let name = ObjectName::new("default", name);
@@ -301,7 +321,7 @@ fn what_did_not_change_is_the_same_value() {
     assert_eq!((same("one"), same("two")), (true, false));
     let deny = ObjectName::new("default", "deny");
     assert!(Arc::ptr_eq(&before.policies[&deny], &after.policies[&deny]));
-    assert!(tree.files.values().all(|contents| contents.version.is_none()), "nothing has settled yet");
+    assert!(tree.files().values().all(|contents| contents.version.is_none()), "nothing has settled yet");
 }
 
 #[test]
@@ -312,11 +332,15 @@ fn a_settled_file_is_not_read_again() {
     let version = Version::of(&fs::metadata(&path).unwrap());
     let known =
         || Contents { version: Some(Version::of(&fs::metadata(&path).unwrap())), ..Contents::default() };
-    assert_eq!(read_file(&path, known()).unwrap().objects.len(), 0, "taken as it is known");
+    let read = |before: &Contents| match read_file(&path, Some(before)) {
+        Read::Now(contents) => Some(contents.objects.len()),
+        Read::AsItWas | Read::Gone => None,
+    };
+    assert_eq!(read(&known()), None, "taken as it is known");
     let now = SystemTime::now();
     assert!(!version.is_settled(now) && version.is_settled(now + Duration::from_secs(10)));
     let before = known();
     fs::write(directory.path().join("next"), pod("two")).unwrap();
     fs::rename(directory.path().join("next"), &path).unwrap();
-    assert_eq!(read_file(&path, before).unwrap().objects.len(), 1, "another file");
+    assert_eq!(read(&before), Some(1), "another file");
 }

@@ -2,13 +2,16 @@
 //!
 //! A [`Source`] keeps one immutable snapshot of everything it knows ([`objects`]) and replaces it as a whole, so
 //! that a reader never sees half of a change. [`files`] reads a directory of manifests, whose single objects
-//! `manifest` understands; a source that watches the Kubernetes API gives the same snapshot.
+//! `manifest` understands and `catalogue` puts together; a source that watches the Kubernetes API gives the same snapshot.
 
+mod catalogue;
 pub mod files;
 mod manifest;
 pub mod objects;
 mod plain_yaml;
+mod tree;
 mod version;
+mod watched;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,8 @@
 //! What a source knows, as our own model: free of API types and never changed in place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,18 +21,23 @@ const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Objects {
     /// Pods.
-    pub pods: BTreeMap<ObjectName, Arc<Pod>>,
+    pub pods: Shared<ObjectName, Arc<Pod>>,
     /// Labels of the namespaces that have a manifest. Ask [`Objects::namespace_labels`], which knows the others.
-    pub namespaces: BTreeMap<String, Labels>,
+    pub namespaces: Shared<String, Labels>,
     /// NetworkAttachmentDefinitions.
-    pub definitions: BTreeMap<NetworkRef, Definition>,
+    pub definitions: Shared<NetworkRef, Definition>,
     /// MultiNetworkPolicies, each with its own problems.
-    pub policies: BTreeMap<ObjectName, Arc<Policy>>,
+    pub policies: Shared<ObjectName, Arc<Policy>>,
     /// NetworkPolicies, which hold where the agent is told so.
-    pub network_policies: BTreeMap<ObjectName, Arc<Policy>>,
+    pub network_policies: Shared<ObjectName, Arc<Policy>>,
     /// What could not be read.
     pub problems: Vec<Problem>,
 }
+
+/// A map that snapshots share: a copy of it costs nothing until one of the two is written to, which then gets entries of its
+/// own.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shared<K, V>(Arc<BTreeMap<K, V>>);
 
 /// Name of an object in a namespace. Printed as `namespace/name`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -89,7 +95,7 @@ pub struct ContainerPort {
 }
 
 /// Something that a source could not read. What it held before is still in the snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// File or directory.
     pub file: PathBuf,
@@ -105,6 +111,47 @@ impl Objects {
         let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME_LABEL.to_owned(), namespace.to_owned());
         labels
+    }
+}
+
+impl<K, V> Default for Shared<K, V> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K, V> Clone for Shared<K, V> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<K, V> Deref for Shared<K, V> {
+    type Target = BTreeMap<K, V>;
+
+    fn deref(&self) -> &BTreeMap<K, V> {
+        &self.0
+    }
+}
+
+impl<K: Ord + Clone, V: Clone> DerefMut for Shared<K, V> {
+    fn deref_mut(&mut self) -> &mut BTreeMap<K, V> {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl<K: Ord, V> FromIterator<(K, V)> for Shared<K, V> {
+    fn from_iter<T: IntoIterator<Item = (K, V)>>(entries: T) -> Self {
+        Self(Arc::new(entries.into_iter().collect()))
+    }
+}
+
+impl<K: Clone, V: Clone> IntoIterator for Shared<K, V> {
+    type Item = (K, V);
+    type IntoIter = btree_map::IntoIter<K, V>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        Arc::unwrap_or_clone(self.0).into_iter()
     }
 }
 

@@ -1,0 +1,289 @@
+//! A directory of manifests as it was when it was last looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde_json::Value;
+
+use super::catalogue::{Catalogue, Contents};
+use super::manifest::{self, Key, ManifestError, Object};
+use super::objects::{Objects, Problem};
+use super::version::Version;
+use super::watched::Touched;
+use crate::report::Chain;
+
+/// Largest file that is read, in bytes: several times what an API server would take in one request.
+const LARGEST_FILE: u64 = 16 << 20;
+
+/// What the files of the directory gave when they were last read.
+#[derive(Debug)]
+pub(super) struct Tree {
+    directory: PathBuf,
+    catalogue: Catalogue,
+    /// Manifests that are links: what they lead to changes under another name.
+    links: BTreeSet<PathBuf>,
+    /// Directories that could not be listed.
+    unlisted: Vec<Problem>,
+}
+
+/// What there is below a directory.
+#[derive(Default)]
+struct Listed {
+    files: BTreeSet<PathBuf>,
+    links: BTreeSet<PathBuf>,
+    failed: Vec<(PathBuf, io::Error)>,
+}
+
+impl Tree {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, catalogue: Catalogue::default(), links: BTreeSet::new(), unlisted: Vec::new() }
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What the files give.
+    pub(super) fn objects(&self) -> Objects {
+        let mut objects = self.catalogue.objects();
+        objects.problems.splice(..0, self.unlisted.iter().cloned());
+        objects
+    }
+
+    /// Brings what is known up to date with what may have changed.
+    ///
+    /// # Errors
+    /// The directory itself cannot be listed: everything stays as it was, with a problem.
+    pub(super) fn read(&mut self, touched: &Touched) -> io::Result<()> {
+        match touched {
+            Touched::Names(names) if self.unlisted.is_empty() && self.are_files(names) => {
+                self.read_some(names);
+                Ok(())
+            }
+            _ => self.read_all(),
+        }
+    }
+
+    /// Whether names stand for files, with no other name that may be a manifest, or for nothing at all.
+    fn are_files(&self, names: &BTreeSet<PathBuf>) -> bool {
+        names.iter().all(|name| {
+            let path = self.directory.join(name);
+            let was_directory = || {
+                let mut from = self.catalogue.files().range(path.clone()..);
+                from.find(|(known, _)| **known != path).is_some_and(|(known, _)| known.starts_with(&path))
+            };
+            match fs::symlink_metadata(&path) {
+                Ok(metadata) => !metadata.is_dir() && metadata.nlink() < 2 && !was_directory(),
+                Err(_) => !was_directory(),
+            }
+        })
+    }
+
+    /// Reads the files of these names, and those that links lead to.
+    fn read_some(&mut self, names: &BTreeSet<PathBuf>) {
+        let named = names.iter().filter(|name| !is_hidden(name) && is_manifest(name));
+        let named: BTreeSet<PathBuf> = named.map(|name| self.directory.join(name)).collect();
+        for path in &named {
+            if path.is_symlink() {
+                self.links.insert(path.clone());
+            } else {
+                self.links.remove(path);
+            }
+        }
+        for path in named.union(&self.links.clone()) {
+            if path.is_dir() {
+                self.catalogue.put(path, None);
+            } else {
+                self.read_file(path);
+            }
+        }
+    }
+
+    /// Lists the directory, and reads every file again that may have changed.
+    fn read_all(&mut self) -> io::Result<()> {
+        self.unlisted.clear();
+        let mut listed = Listed::default();
+        if let Err(error) = listed.add(&self.directory) {
+            self.unlisted.push(whole_file(&self.directory, format!("list directory: {error}")));
+            return Err(error);
+        }
+        let Listed { files, links, failed } = listed;
+        let is_kept = |path: &Path| failed.iter().any(|(directory, _)| path.starts_with(directory));
+        let known = self.catalogue.files().keys();
+        let gone: Vec<PathBuf> =
+            known.filter(|path| !files.contains(*path) && !is_kept(path)).cloned().collect();
+        for path in gone {
+            self.catalogue.put(&path, None);
+        }
+        for path in files {
+            self.read_file(&path);
+        }
+        self.links = links;
+        for (directory, error) in failed {
+            self.unlisted.push(whole_file(&directory, format!("list directory: {error}")));
+        }
+        Ok(())
+    }
+
+    fn read_file(&mut self, path: &Path) {
+        let before = self.catalogue.files().get(path);
+        match read_file(path, before) {
+            Read::AsItWas => {}
+            Read::Gone => self.catalogue.put(path, None),
+            Read::Now(contents) => self.catalogue.put(path, Some(contents)),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn files(&self) -> &BTreeMap<PathBuf, Contents> {
+        self.catalogue.files()
+    }
+}
+
+impl Listed {
+    /// Collects the manifests below a directory.
+    ///
+    /// # Errors
+    /// The directory itself cannot be listed; those below it that cannot are noted.
+    fn add(&mut self, directory: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            if is_hidden(Path::new(&entry.file_name())) {
+                continue;
+            }
+            let (path, kind) = (entry.path(), entry.file_type()?);
+            if kind.is_dir() {
+                match self.add(&path) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => self.failed.push((path, error)),
+                    Ok(()) => {}
+                }
+            } else if is_manifest(&path) {
+                if kind.is_symlink() {
+                    self.links.insert(path.clone());
+                }
+                if !kind.is_symlink() || !path.is_dir() {
+                    self.files.insert(path);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a name or a directory in it begins with a dot.
+fn is_hidden(name: &Path) -> bool {
+    name.iter().any(|part| part.as_encoded_bytes().starts_with(b"."))
+}
+
+/// Whether a file of that name counts.
+pub(super) fn is_manifest(path: &Path) -> bool {
+    matches!(extension(path), "yaml" | "yml" | "json")
+}
+
+fn extension(path: &Path) -> &str {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or_default()
+}
+
+/// What became of a file.
+pub(super) enum Read {
+    AsItWas,
+    Gone,
+    Now(Contents),
+}
+
+/// Reads one file, given what it held before.
+pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
+    let version = fs::metadata(path).ok().map(|metadata| Version::of(&metadata));
+    if version.is_some() && before.is_some_and(|before| before.version == version) {
+        return Read::AsItWas;
+    }
+    let before = before.map_or(&[][..], |before| before.objects.as_slice());
+    let mut now = Contents::default();
+    match read_text(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Read::Gone,
+        Err(error) => now.problems.push(whole_file(path, format!("read file: {error}"))),
+        Ok(text) if text.trim().is_empty() => {
+            // Most often a file between being truncated and being written.
+            if !before.is_empty() {
+                now.problems.push(whole_file(path, "is empty; remove it to remove its objects".to_owned()));
+            }
+        }
+        Ok(text) => {
+            now = parse(path, &text);
+            keep_unchanged(&mut now, before);
+        }
+    }
+    if now.problems.is_empty() {
+        now.version = version.filter(|version| version.is_settled(SystemTime::now()));
+    } else {
+        let given: BTreeSet<Key> = now.objects.iter().map(|(_, object)| object.key()).collect();
+        let kept = before.iter().filter(|(_, object)| !given.contains(&object.key()));
+        now.objects.extend(kept.cloned());
+    }
+    Read::Now(now)
+}
+
+/// Puts the value that is known already in the place of each object that says the same: whoever looks for changes
+/// compares addresses.
+fn keep_unchanged(now: &mut Contents, before: &[(Option<usize>, Object)]) {
+    let known: BTreeMap<Key, &Object> = before.iter().map(|(_, object)| (object.key(), object)).collect();
+    for (_, object) in &mut now.objects {
+        if let Some(same) = known.get(&object.key()).filter(|known| **known == object) {
+            *object = (*same).clone();
+        }
+    }
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.len() > LARGEST_FILE {
+        return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+    }
+    fs::read_to_string(path)
+}
+
+fn parse(path: &Path, text: &str) -> Contents {
+    let mut contents = Contents::default();
+    let mut take = |index, objects: Vec<Result<Object, ManifestError>>| {
+        for object in objects {
+            match object {
+                Ok(object) => contents.objects.push((Some(index), object)),
+                Err(error) => contents.problems.push(Problem {
+                    file: path.to_owned(),
+                    document: Some(index),
+                    message: Chain(&error).to_string(),
+                }),
+            }
+        }
+    };
+    let read = |document: Result<Value, ManifestError>| match document {
+        Ok(value) => manifest::objects(&value),
+        Err(error) => vec![Err(error)],
+    };
+    if extension(path) == "json" {
+        match manifest::policy(text) {
+            Some(policy) => take(0, vec![Ok(policy)]),
+            None => manifest::json_documents(text).enumerate().for_each(|(index, it)| take(index, read(it))),
+        }
+    } else {
+        for (index, document) in manifest::yaml_documents(text).enumerate() {
+            match manifest::yaml_policy(document) {
+                Some(policy) => take(index, vec![Ok(policy)]),
+                None => take(index, read(manifest::yaml(document))),
+            }
+        }
+    }
+    contents
+}
+
+fn whole_file(path: &Path, message: String) -> Problem {
+    Problem { file: path.to_owned(), document: None, message }
+}
+
+#[cfg(test)]
+#[path = "tree_tests.rs"]
+mod tests;

@@ -1,0 +1,96 @@
+//! Reading only what was touched comes to the same as reading everything.
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+/// What somebody does below the directory.
+#[derive(Debug, Clone)]
+enum Act {
+    Write(&'static str, usize),
+    Rename(&'static str, &'static str),
+    Remove(&'static str),
+    MakeDirectory(&'static str),
+    /// A link of the first name to the second.
+    Link(&'static str, &'static str),
+    HardLink(&'static str, &'static str),
+}
+
+const NAMES: [&str; 9] =
+    ["a.yaml", "b.yml", "c.json", "d", "d/a.yaml", "d/b.yaml", ".hidden", ".hidden/a.yaml", "notes.txt"];
+
+/// Objects that contend for names, files that fail, and files that give nothing.
+const TEXTS: [&str; 8] = [
+    "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"one\"}}",
+    "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"one\", \"labels\": {\"a\": \"b\"}}}",
+    "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"two\"}}",
+    "{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {\"name\": \"one\", \"labels\": {\"a\": \"b\"}}}",
+    "{\"apiVersion\": \"k8s.cni.cncf.io/v1\", \"kind\": \"NetworkAttachmentDefinition\", \"metadata\": {\"name\": \"one\"}}",
+    "{\"apiVersion\": \"networking.k8s.io/v1\", \"kind\": \"NetworkPolicy\", \"metadata\": {\"name\": \"one\"}, \"spec\": {\"podSelector\": {}}}",
+    "{\"kind\": \"Pod\"",
+    "",
+];
+
+fn any_act() -> impl Strategy<Value = Act> {
+    let name = || prop::sample::select(NAMES.to_vec());
+    prop_oneof![
+        4 => (name(), 0..TEXTS.len()).prop_map(|(name, text)| Act::Write(name, text)),
+        2 => (name(), name()).prop_map(|(from, to)| Act::Rename(from, to)),
+        2 => name().prop_map(Act::Remove),
+        1 => name().prop_map(Act::MakeDirectory),
+        1 => (name(), name()).prop_map(|(link, target)| Act::Link(link, target)),
+        1 => (name(), name()).prop_map(|(link, target)| Act::HardLink(link, target)),
+    ]
+}
+
+/// Does it, if it can be done, and returns what the kernel tells of.
+fn done(root: &Path, act: &Act) -> BTreeSet<PathBuf> {
+    let path = |name: &str| root.join(name);
+    let told: Vec<&str> = match act {
+        Act::Write(name, text) => {
+            // What is written to by way of a link changes under the name that the link leads to.
+            let target = fs::canonicalize(path(name)).unwrap_or_else(|_| path(name));
+            if path(name).is_symlink() && !target.exists() {
+                return BTreeSet::new();
+            }
+            if fs::write(&target, TEXTS[*text]).is_err() {
+                return BTreeSet::new();
+            }
+            let real = fs::canonicalize(root).unwrap();
+            let told = target.strip_prefix(&real).or(target.strip_prefix(root)).unwrap();
+            return BTreeSet::from([told.to_owned()]);
+        }
+        Act::Rename(from, to) => fs::rename(path(from), path(to)).map(|()| vec![*from, *to]),
+        Act::Remove(name) if path(name).is_dir() && !path(name).is_symlink() => {
+            fs::remove_dir_all(path(name)).map(|()| vec![*name])
+        }
+        Act::Remove(name) => fs::remove_file(path(name)).map(|()| vec![*name]),
+        Act::MakeDirectory(name) => fs::create_dir(path(name)).map(|()| vec![*name]),
+        Act::Link(link, target) => std::os::unix::fs::symlink(path(target), path(link)).map(|()| vec![*link]),
+        Act::HardLink(link, target) => fs::hard_link(path(target), path(link)).map(|()| vec![*link]),
+    }
+    .unwrap_or_default();
+    told.into_iter().map(PathBuf::from).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn what_was_touched_is_all_that_has_to_be_read(
+        rounds in prop::collection::vec(prop::collection::vec(any_act(), 1..4), 1..12),
+    ) {
+        let directory = TempDir::new().unwrap();
+        let (mut some, mut all) = (Tree::new(directory.path().into()), Tree::new(directory.path().into()));
+        some.read(&Touched::Anything).unwrap();
+        all.read(&Touched::Anything).unwrap();
+        for acts in rounds {
+            let touched: BTreeSet<PathBuf> =
+                acts.iter().flat_map(|act| done(directory.path(), act)).collect();
+            some.read(&Touched::Names(touched)).unwrap();
+            all.read(&Touched::Anything).unwrap();
+            prop_assert_eq!(some.objects(), all.objects(), "after {:?}", acts);
+        }
+    }
+}
