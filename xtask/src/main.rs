@@ -74,6 +74,8 @@ enum Subject {
     Attach(AttachArguments),
     /// Traffic between two pods by path and by size of the policy, changes of policies, nanoseconds of a packet
     Dataplane(DataplaneArguments),
+    /// Restart of an agent with many attachments
+    Restart(RestartArguments),
 }
 
 #[derive(Args)]
@@ -117,6 +119,19 @@ struct DataplaneArguments {
     only: Vec<bench::dataplane::Part>,
 }
 
+#[derive(Args)]
+struct RestartArguments {
+    /// Restarts of each kind with each number of attachments
+    #[arg(long, default_value = "5")]
+    rounds: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: bench::Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
+}
+
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
         Verb::Setup => setup::run(setup::Scope::Testing),
@@ -129,6 +144,7 @@ fn main() -> ExitCode {
         Verb::Demo => demo::run(),
         Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach::run(&arguments.into()),
         Verb::Bench { subject: Subject::Dataplane(arguments) } => bench::dataplane::run(&arguments.into()),
+        Verb::Bench { subject: Subject::Restart(arguments) } => bench::restart::run(&arguments.into()),
         Verb::Fuzz { seconds } => fuzz::run(seconds),
     };
     match outcome {
@@ -151,5 +167,12 @@ impl From<DataplaneArguments> for bench::dataplane::Options {
     fn from(arguments: DataplaneArguments) -> Self {
         let DataplaneArguments { rounds, sample, output, write, only } = arguments;
         Self { only, rounds, sample: Duration::from_millis(sample.get().into()), output, write }
+    }
+}
+
+impl From<RestartArguments> for bench::restart::Options {
+    fn from(arguments: RestartArguments) -> Self {
+        let RestartArguments { rounds, output, write } = arguments;
+        Self { rounds, output, write }
     }
 }

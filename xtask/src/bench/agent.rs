@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use super::pods::{Node, Pod, fresh_directory};
-use crate::{setup, tree};
+use crate::setup;
 
 /// Namespace of the pods.
 pub(super) const NAMESPACE: &str = "bench";
@@ -21,17 +21,56 @@ pub(super) const NAMESPACE: &str = "bench";
 pub(super) const NAME: &str = "agent";
 /// The agent loads its programs before it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Requests at the same time while many pods are attached.
+const ADDERS: usize = 4;
 /// What it may take to end after being told to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running agent; stopped, and its pins removed, when dropped.
 pub(super) struct Agent {
     process: Child,
-    shim: PathBuf,
-    socket: PathBuf,
-    state: PathBuf,
-    bpffs: PathBuf,
+    files: Files,
+}
+
+/// What an agent is started on.
+struct Files {
+    config: PathBuf,
     source: PathBuf,
+    run: PathBuf,
+    state: PathBuf,
+    log: PathBuf,
+    bpffs: PathBuf,
+}
+
+impl Files {
+    fn start(&self) -> anyhow::Result<Child> {
+        let log = fs::File::create(&self.log).context("create the agent's log")?;
+        let mut command = Command::new(super::dist().join("netattachd"));
+        // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
+        unsafe { command.pre_exec(end_with_parent) };
+        command
+            .arg("--config")
+            .arg(&self.config)
+            .arg("--source")
+            .arg(&self.source)
+            .arg("--run-dir")
+            .arg(&self.run)
+            .arg("--state-dir")
+            .arg(&self.state)
+            .arg("--bpffs")
+            .arg(&self.bpffs)
+            .args(["--default-network", "kube-system/default", "--cni-bin-dir"])
+            .arg(setup::reference_plugins())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("share the agent's log")?)
+            .stderr(log)
+            .spawn()
+            .context("start netattachd")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.run.join("netattach.sock")
+    }
 }
 
 impl Agent {
@@ -51,49 +90,42 @@ impl Agent {
         let own = fresh_directory(&node.scratch().join(name))?;
         let directory = |name: &str| fresh_directory(&own.join(name));
         let (source, run, state) = (directory("source")?, directory("run")?, directory("state")?);
-        let (config, log_file) = (own.join("config.yaml"), own.join("agent.log"));
+        let config = own.join("config.yaml");
         fs::write(&config, settings.to_string()).context("write the agent's settings")?;
         // JSON is YAML.
         for (number, object) in objects.iter().enumerate() {
             fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
                 .context("write a manifest")?;
         }
-        let bpffs = pins(name);
-        let log = fs::File::create(&log_file).context("create the agent's log")?;
-        let mut command = Command::new(tree::dist().join("netattachd"));
-        // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
-        unsafe { command.pre_exec(end_with_parent) };
-        let process = command
-            .arg("--config")
-            .arg(&config)
-            .arg("--source")
-            .arg(&source)
-            .arg("--run-dir")
-            .arg(&run)
-            .arg("--state-dir")
-            .arg(&state)
-            .arg("--bpffs")
-            .arg(&bpffs)
-            .args(["--default-network", "kube-system/default", "--cni-bin-dir"])
-            .arg(setup::reference_plugins())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().context("share the agent's log")?)
-            .stderr(log)
-            .spawn()
-            .context("start netattachd")?;
-        let shim = tree::dist().join("netattach");
-        let socket = run.join("netattach.sock");
-        let mut agent = Self { process, shim, socket, state, bpffs, source };
-        if let Err(error) = agent.wait_until_it_listens() {
-            let log = fs::read_to_string(&log_file).unwrap_or_default();
-            return Err(error.context(format!("netattachd said:\n{}", log.trim_end())));
-        }
+        let files = Files { config, source, run, state, log: own.join("agent.log"), bpffs: pins(name) };
+        let process = files.start()?;
+        let mut agent = Self { process, files };
+        agent.wait_until_it_listens()?;
         Ok(agent)
     }
 
+    /// Kills the agent and starts it again on what it left. Returns when it has answered: how long that took from its start.
+    pub(super) fn restart(&mut self) -> anyhow::Result<Duration> {
+        self.process.kill().context("kill netattachd")?;
+        self.process.wait().context("wait for netattachd")?;
+        let began = Instant::now();
+        self.process = self.files.start()?;
+        // The socket is there at once, and answered when the agent is ready.
+        self.wait_until_it_listens()?;
+        self.ask(&["status"])?;
+        Ok(began.elapsed())
+    }
+
     fn wait_until_it_listens(&mut self) -> anyhow::Result<()> {
+        self.until_it_listens().map_err(|error| {
+            let log = fs::read_to_string(&self.files.log).unwrap_or_default();
+            error.context(format!("netattachd said:\n{}", log.trim_end()))
+        })
+    }
+
+    fn until_it_listens(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
-        while UnixStream::connect(&self.socket).is_err() {
+        while UnixStream::connect(self.files.socket()).is_err() {
             if let Some(status) = self.process.try_wait().context("look after netattachd")? {
                 bail!("netattachd ended before it listened ({status})");
             }
@@ -101,7 +133,7 @@ impl Agent {
                 bail!("netattachd does not listen after {} s", START_TIMEOUT.as_secs());
             }
             // There is nothing to wait on before the socket exists.
-            thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
@@ -110,13 +142,13 @@ impl Agent {
     pub(super) fn call(&self, verb: &str, pod: &Pod, container: &str) -> anyhow::Result<()> {
         let config = json!({
             "cniVersion": "1.0.0", "name": "bench", "type": "netattach",
-            "socket": self.socket, "stateDir": self.state,
+            "socket": self.files.socket(), "stateDir": self.files.state,
         });
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container}",
             pod_name(pod)
         );
-        let mut child = Command::new(&self.shim)
+        let mut child = Command::new(super::dist().join("netattach"))
             .env_clear()
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", container)
@@ -143,6 +175,20 @@ impl Agent {
         Ok(())
     }
 
+    /// ADD for many pods, several at the same time.
+    pub(super) fn attach_all(&self, pods: &[Pod]) -> anyhow::Result<()> {
+        thread::scope(|scope| {
+            let attach = |part: usize| {
+                let mut some = pods.iter().skip(part).step_by(ADDERS);
+                some.try_for_each(|pod| self.call("ADD", pod, &pod.new_container()))
+            };
+            let parts: Vec<_> = (0..ADDERS).map(|part| scope.spawn(move || attach(part))).collect();
+            parts.into_iter().try_for_each(|part| {
+                part.join().map_err(|_| anyhow::anyhow!("a thread that attaches panicked"))?
+            })
+        })
+    }
+
     /// Waits until that many attachments are on the fast path: they get there shortly after their ADD.
     pub(super) fn wait_for_fast_path(&self, wanted: usize) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
@@ -162,9 +208,9 @@ impl Agent {
 
     /// What netattachctl says to these arguments.
     pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<Value> {
-        let answer = Command::new(tree::dist().join("netattachctl"))
+        let answer = Command::new(super::dist().join("netattachctl"))
             .args(["-o", "json", "--socket"])
-            .arg(&self.socket)
+            .arg(self.files.socket())
             .args(arguments)
             .output()
             .context("start netattachctl")?;
@@ -176,14 +222,28 @@ impl Agent {
 
     /// The directory of its manifests.
     pub(super) fn source(&self) -> &Path {
-        &self.source
+        &self.files.source
     }
 
     /// A pin of it; the layout's version is whatever it is.
     pub(super) fn pin(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let versions = fs::read_dir(&self.bpffs).context("list the agent's pins")?;
+        let versions = fs::read_dir(&self.files.bpffs).context("list the agent's pins")?;
         let mut paths = versions.filter_map(Result::ok).map(|version| version.path().join(name));
         paths.find(|path| path.exists()).with_context(|| format!("there is no pin {name}"))
+    }
+
+    /// What its threads have had of processors since it was started, to ten milliseconds.
+    pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
+        /// Places of `utime` and `stime` behind the command's name.
+        const TIMES: std::ops::RangeInclusive<usize> = 11..=12;
+        let path = format!("/proc/{}/stat", self.process.id());
+        let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let (_, fields) = stat.rsplit_once(')').with_context(|| format!("{path} names no command"))?;
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let times = fields.get(TIMES).with_context(|| format!("{path} is too short"))?;
+        let ticks = times.iter().map(|ticks| ticks.parse::<u64>()).sum::<Result<u64, _>>();
+        let ticks = ticks.with_context(|| format!("read {path}"))?;
+        Ok(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
     }
 
     /// Resident memory in KiB.
@@ -207,7 +267,7 @@ impl Drop for Agent {
         let _ = self.process.kill();
         let _ = self.process.wait();
         // The pins outlive the agent by design; these were made for this run.
-        let _ = fs::remove_dir_all(&self.bpffs);
+        let _ = fs::remove_dir_all(&self.files.bpffs);
     }
 }
 

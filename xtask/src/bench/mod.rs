@@ -9,15 +9,27 @@ pub mod dataplane;
 mod document;
 mod netlink;
 mod pods;
+pub mod restart;
+mod series;
 
+use std::env;
 use std::fmt;
+use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
-use crate::screen;
-use crate::setup;
+use self::series::Series;
+use crate::{screen, setup, tree};
+
+/// Executables in the directory of this variable are measured as they are, for comparing two of them; else they are built.
+const DIST_VARIABLE: &str = "NETATTACH_DIST";
+
+/// Where the executables are that are measured.
+fn dist() -> PathBuf {
+    env::var_os(DIST_VARIABLE).map_or_else(tree::dist, PathBuf::from)
+}
 
 /// Where figures come from.
 #[derive(Serialize)]
@@ -71,7 +83,9 @@ fn measured<T: Send>(
         screen::silence();
     }
     setup::run(scope)?;
-    build()?;
+    if env::var_os(DIST_VARIABLE).is_none() {
+        build()?;
+    }
     screen::heading("bench");
     thread::scope(|scope| {
         scope.spawn(measure).join().map_err(|_| anyhow!("the measuring thread panicked"))?

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use anyhow::{Context, anyhow, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::netlink::{self, Netlink};
 
@@ -52,6 +53,10 @@ impl Node {
 
     /// Makes `count` pods, each with its loopback up.
     pub(super) fn pods(&self, count: u16) -> anyhow::Result<Vec<Pod>> {
+        // Each holds two descriptors.
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        setrlimit(Resource::Nofile, raised).context("open more files")?;
         (0..count).map(|number| self.pod(number)).collect()
     }
 
@@ -147,4 +152,26 @@ fn own_namespace() -> anyhow::Result<File> {
 pub(super) fn fresh_directory(path: &Path) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
     Ok(path.to_owned())
+}
+
+/// Does something on a thread inside a namespace.
+pub(super) fn in_namespace<T: Send>(
+    namespace: BorrowedFd<'_>,
+    work: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    thread::scope(|scope| {
+        joined(
+            scope
+                .spawn(|| {
+                    netlink::enter(namespace)?;
+                    work()
+                })
+                .join(),
+        )
+    })
+}
+
+/// What a thread of the benchmark came to.
+pub(super) fn joined<T>(joined: thread::Result<anyhow::Result<T>>) -> anyhow::Result<T> {
+    joined.map_err(|_| anyhow!("a thread of the benchmark panicked"))?
 }

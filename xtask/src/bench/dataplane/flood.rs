@@ -18,12 +18,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Options;
-use super::figures::Series;
-use super::load::{self, Kind, Route, in_namespace, joined, stay_on};
+use super::load::{self, Kind, Route, stay_on};
 use super::paths::{PORTS, PREFIX, address_of, many_ports, policy, two};
+use crate::bench::Series;
 use crate::bench::agent::{self, Agent, NAMESPACE};
 use crate::bench::document;
-use crate::bench::pods::{Node, Pod, fresh_directory};
+use crate::bench::pods::{Node, Pod, fresh_directory, in_namespace, joined};
 
 /// Pods that [`measure`] takes.
 pub(super) const PODS: usize = 8;

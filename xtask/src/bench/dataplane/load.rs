@@ -5,16 +5,17 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use rustix::net::sockopt;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::bench::netlink;
+use crate::bench::pods::{in_namespace, joined};
 
 /// What is not answered by then never is.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -111,23 +112,6 @@ fn exchange(connection: &mut TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does something on a thread inside a namespace.
-pub(super) fn in_namespace<T: Send>(
-    namespace: BorrowedFd<'_>,
-    work: impl FnOnce() -> anyhow::Result<T> + Send,
-) -> anyhow::Result<T> {
-    thread::scope(|scope| {
-        joined(
-            scope
-                .spawn(|| {
-                    netlink::enter(namespace.as_fd())?;
-                    work()
-                })
-                .join(),
-        )
-    })
-}
-
 fn enter(namespace: BorrowedFd<'_>) -> anyhow::Result<()> {
     pin()?;
     netlink::enter(namespace)
@@ -142,8 +126,4 @@ pub(super) fn stay_on(processor: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
     sched_setaffinity(None, &set).with_context(|| format!("stay on processor {processor}"))
-}
-
-pub(super) fn joined<T>(joined: thread::Result<anyhow::Result<T>>) -> anyhow::Result<T> {
-    joined.map_err(|_| anyhow!("a thread of the benchmark panicked"))?
 }

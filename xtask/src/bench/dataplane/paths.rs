@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-use super::load::{Route, in_namespace};
+use super::load::Route;
 use crate::bench::agent::{self, Agent, NAMESPACE};
 use crate::bench::netlink::{self, Netlink};
-use crate::bench::pods::{Node, Pod, fresh_directory};
+use crate::bench::pods::{Node, Pod, fresh_directory, in_namespace};
 use crate::child;
 
 pub(super) const VETH: &str = "veth pair";

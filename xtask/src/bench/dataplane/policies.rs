@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::figures::Series;
+use crate::bench::Series;
 use crate::bench::agent::{self, Agent, NAMESPACE};
 use crate::bench::bpf::Words;
 use crate::bench::pods::{Node, fresh_directory};
@@ -32,8 +32,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_micros(100);
 /// Files are taken as they are known only when they have not changed for a while.
 const SETTLING: Duration = Duration::from_secs(4);
-/// Requests at the same time while pods are attached.
-const ADDERS: usize = 4;
 
 /// Where a policy's size lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -111,10 +109,6 @@ struct Bench {
 impl Bench {
     fn prepare(node: &Node) -> anyhow::Result<Self> {
         let count = AFFECTED[AFFECTED.len() - 1];
-        // Each pod holds two descriptors.
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
-        rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).context("open more files")?;
         let pods = node.pods(count)?;
         let leases = fresh_directory(&node.scratch().join("leases"))?;
         let ipam =
@@ -130,16 +124,7 @@ impl Bench {
             objects.push(object);
         }
         let agent = Agent::start(node, &objects)?;
-        thread::scope(|scope| {
-            let attach = |part: usize| {
-                let mut some = pods.iter().skip(part).step_by(ADDERS);
-                some.try_for_each(|pod| agent.call("ADD", pod, &pod.new_container()))
-            };
-            let parts: Vec<_> = (0..ADDERS).map(|part| scope.spawn(move || attach(part))).collect();
-            parts.into_iter().try_for_each(|part| {
-                part.join().map_err(|_| anyhow::anyhow!("a thread that attaches panicked"))?
-            })
-        })?;
+        agent.attach_all(&pods)?;
         let ids = ids(&agent, &pods.iter().map(agent::pod_name).collect::<Vec<_>>())?;
         let highest = ids.iter().max().map_or(0, |highest| *highest);
         let words = Words::open(&agent.pin("na_policy")?, highest + 1)?;

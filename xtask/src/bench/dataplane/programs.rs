@@ -10,11 +10,10 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::figures::Series;
-use super::load::in_namespace;
+use crate::bench::Series;
 use crate::bench::agent::{self, Agent, NAMESPACE};
 use crate::bench::bpf::Program;
-use crate::bench::pods::{Node, Pod, fresh_directory};
+use crate::bench::pods::{Node, Pod, fresh_directory, in_namespace};
 use crate::screen::{self, Done};
 
 /// Runs of one sample.

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use super::figures::{Figures, Report, Series};
+use super::figures::{Figures, Report};
 use super::paths::{BRIDGE, IPTABLES, NETATTACH, NETATTACH_BRIDGED, VETH};
 use super::policies::Shape;
 use super::{RULES, policies, programs};
-use crate::bench::document;
+use crate::bench::{Series, document};
 
 /// Both tables and what they mean.
 pub(super) fn tables(report: &Report) -> String {

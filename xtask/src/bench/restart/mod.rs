@@ -1,0 +1,201 @@
+//! `cargo xtask bench restart`: how long an agent that is started again takes to serve, by the number of attachments that it
+//! takes over, while a flow between two of them goes on.
+//!
+//! The agent is killed each time: what it left is what a crash leaves.
+
+mod flow;
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::num::NonZeroU16;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use self::flow::Flow;
+use super::agent::{self, Agent};
+use super::pods::{Node, Pod, fresh_directory};
+use super::{Origin, Output, Series, document, measured, print};
+use crate::screen::{self, Done};
+use crate::{dist, setup};
+
+/// Attachments that are taken over.
+const SIZES: [u16; 3] = [10, 200, 1_000];
+/// How long the flow goes on after each restart.
+const REST: Duration = Duration::from_millis(500);
+
+/// What to measure and what to do with the result.
+pub struct Options {
+    /// Restarts of each kind with each number of attachments.
+    pub rounds: NonZeroU16,
+    /// Form of the result on standard output.
+    pub output: Output,
+    /// Also replace the table in docs/performance.md.
+    pub write: bool,
+}
+
+/// What the agent finds of its programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Programs {
+    /// Its own, pinned and attached.
+    Same,
+    /// Those of another agent: it loads its own and puts them in their place on every device.
+    Others,
+}
+
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    origin: Origin,
+    rounds: u16,
+    restarts: Vec<Figures>,
+}
+
+/// Restarts of one kind.
+#[derive(Serialize)]
+struct Figures {
+    attachments: u16,
+    programs: Programs,
+    /// Milliseconds from its start to its first answer.
+    ready: Series,
+    /// Milliseconds of processors until then.
+    processors: Series,
+    /// Resident memory then, in KiB.
+    resident: Series,
+    /// Datagrams of the flow that were sent and that did not arrive, over all rounds.
+    sent: u64,
+    lost: u64,
+}
+
+/// Measures every kind of restart.
+///
+/// # Errors
+/// Not root, a tool is missing, or an attachment is gone after a restart.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
+    let table = table(&report);
+    print(options.output, &report, &table)?;
+    if options.write {
+        document::update("restart", &report.origin.command, &table)?;
+    }
+    Ok(())
+}
+
+fn measure(options: &Options) -> anyhow::Result<Report> {
+    let rounds = options.rounds.get();
+    let node = Node::enter()?;
+    let [.., most] = SIZES;
+    let pods = node.pods(most)?;
+    let leases = fresh_directory(&node.scratch().join("leases"))?;
+    let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": "10.110.0.0/16"}]]});
+    let network = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam});
+    let mut objects: Vec<Value> = agent::namespaces().into();
+    objects.push(agent::network("kube-system", "default", &network));
+    objects.extend(pods.iter().map(|pod| agent::pod(pod, "")));
+    objects.push(policy());
+    let mut agent = Agent::start(&node, &objects)?;
+    let mut restarts = Vec::new();
+    let mut attached = 0;
+    for size in SIZES {
+        screen::step(&format!("{size} attachments"), |progress| {
+            progress.note("attaching");
+            agent.attach_all(&pods[attached..usize::from(size)])?;
+            attached = usize::from(size);
+            for programs in [Programs::Same, Programs::Others] {
+                let address = address_of(&agent, &pods[1])?;
+                let flow = Flow::start(&pods[0], &pods[1], address)?;
+                restarts.push(restarted(&mut agent, flow, size, programs, rounds)?);
+            }
+            Ok(Done::Was(format!("{rounds} restarts of each kind")))
+        })?;
+    }
+    let origin = Origin::of(format!("cargo xtask bench restart --rounds {rounds}"));
+    Ok(Report { origin, rounds, restarts })
+}
+
+fn restarted(
+    agent: &mut Agent,
+    flow: Flow,
+    attachments: u16,
+    programs: Programs,
+    rounds: u16,
+) -> anyhow::Result<Figures> {
+    let (mut ready, mut processors, mut resident) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        if programs == Programs::Others {
+            // What is not all there is loaded anew.
+            fs::remove_file(agent.pin("prog/na_from_pod")?).context("remove a pin")?;
+        }
+        ready.push(agent.restart()?.as_secs_f64() * 1000.0);
+        processors.push(agent.processor_time()?.as_secs_f64() * 1000.0);
+        resident.push(agent.resident_kib().context("the agent has no memory")? as f64);
+        let rows = agent.ask(&["attachments"])?;
+        let found = rows.as_array().map_or(0, Vec::len);
+        ensure!(found == usize::from(attachments), "{found} of {attachments} attachments are left");
+        // What the agent does after it is ready belongs to what the flow goes through.
+        thread::sleep(REST);
+    }
+    let counted = flow.end()?;
+    let [ready, processors, resident] = [ready, processors, resident].map(Series::new);
+    let (sent, lost) = (counted.sent, counted.sent.saturating_sub(counted.received));
+    Ok(Figures { attachments, programs, ready, processors, resident, sent, lost })
+}
+
+fn address_of(agent: &Agent, pod: &Pod) -> anyhow::Result<Ipv4Addr> {
+    let rows = agent.ask(&["attachments"])?;
+    let name = agent::pod_name(pod);
+    let row = rows.as_array().into_iter().flatten().find(|row| row["pod"]["name"] == *name);
+    let address = row.and_then(|row| row["addresses"][0].as_str()?.split('/').next()?.parse().ok());
+    address.with_context(|| format!("{name} has no address"))
+}
+
+/// A policy that every attachment is under, and that allows the flow.
+fn policy() -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
+        "metadata": {
+            "namespace": agent::NAMESPACE, "name": "all",
+            "annotations": {"k8s.v1.cni.cncf.io/policy-for": "kube-system/default"},
+        },
+        "spec": {
+            "podSelector": {}, "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"ipBlock": {"cidr": "10.110.0.0/16"}}], "ports": [{"protocol": "UDP"}]}],
+        },
+    })
+}
+
+fn table(report: &Report) -> String {
+    let header =
+        ["attachments", "programs", "ready after", "range", "processors", "MiB", "datagrams", "lost"];
+    let row = |figures: &Figures| {
+        vec![
+            figures.attachments.to_string(),
+            match figures.programs {
+                Programs::Same => "as they are".to_owned(),
+                Programs::Others => "exchanged".to_owned(),
+            },
+            format!("{:.0}", figures.ready.median),
+            format!("{:.0}-{:.0}", figures.ready.minimum, figures.ready.maximum),
+            format!("{:.0}", figures.processors.median),
+            format!("{:.1}", figures.resident.median / 1024.0),
+            figures.sent.to_string(),
+            figures.lost.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = report.restarts.iter().map(row).collect();
+    format!(
+        "{}\nMilliseconds from the start of the agent to its first answer, and of processors until then; medians of {} restarts \
+         after `kill -9`. Each attachment is one pod on a routed network, under a policy; the directory of manifests has one for \
+         each of {} pods. Programs are exchanged when the agent brings others than those that it finds: it loads them and puts them in \
+         place on every device before it answers. Datagrams are those of a flow between two of the pods that goes on all the time. \
+         {}.\n",
+        document::aligned(&header, &rows),
+        report.rounds,
+        SIZES[SIZES.len() - 1],
+        report.origin
+    )
+}
