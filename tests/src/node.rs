@@ -404,6 +404,22 @@ impl Node {
         self.call("DEL", pod).run()
     }
 
+    /// GC of the configuration `name` with the pods that are in use; `None`: a request without a list.
+    ///
+    /// # Panics
+    /// The executable cannot be run.
+    pub fn gc(&self, name: &str, in_use: Option<&[&Pod]>) -> Outcome {
+        let mut config = self.cni_config("1.1.0");
+        config["name"] = json!(name);
+        if let Some(pods) = in_use {
+            config["cni.dev/valid-attachments"] =
+                pods.iter().map(|pod| json!({"containerID": pod.container, "ifname": "eth0"})).collect();
+        }
+        let env = [("CNI_COMMAND", "GC"), ("CNI_PATH", "/nonexistent/cni-bin")];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        Call { env, stdin: config.to_string() }.run()
+    }
+
     /// What `netattachctl` answers as JSON.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! `kill -9` of the agent at every point of ADD, DEL, a roll-back and a recovery, and journals cut off at every byte.
+//! `kill -9` of the agent at every point of ADD, DEL, GC, a roll-back and a recovery, and journals cut off at every byte.
 //!
 //! A point stands after each write to the journal, each change asked of the kernel, each lease file, map entry,
 //! status file and start of a plugin. The agent that dies on demand is the executable `crash-agent` of this crate.
@@ -145,7 +145,8 @@ impl Scene {
     /// Each plugin that got an ADD got a DEL after it, the last plugin first; at most one got a DEL that had not got
     /// its ADD yet, the next of the list; and all calls were about the one attachment.
     fn assert_calls(&self, what: &str) {
-        let calls = self.node.take_calls().unwrap();
+        let mut calls = self.node.take_calls().unwrap();
+        calls.retain(|call| call["env"]["CNI_COMMAND"] != "GC");
         let about =
             |call: &Value| [&call["env"]["CNI_CONTAINERID"], &call["env"]["CNI_IFNAME"]].map(Value::clone);
         assert!(calls.iter().all(|call| about(call) == [json!("c-a"), json!("net3")]), "{what}: {calls:#?}");
@@ -287,6 +288,26 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
         scene.start().unwrap();
         scene.assert_as_before(&format!("point {point}, {}", points[point]));
     }
+    scene.end();
+}
+
+#[test]
+fn an_agent_killed_at_any_point_of_gc_spares_what_is_in_use_and_the_next_gc_ends_it() {
+    let mut scene = Scene::new();
+    let gc = |scene: &Scene| scene.node.gc("pods", Some(&[&scene.bystander]));
+    let mut point = 0;
+    loop {
+        scene.node.add(&scene.a).success();
+        let Some((what, collected)) = scene.dies_at(point, gc) else { break };
+        assert!(collected.exit == 0 || collected.json["code"] == 11, "{what}: {:#}", collected.json);
+        scene.start().unwrap();
+        scene.node.check(&scene.bystander).success();
+        gc(&scene).success();
+        scene.assert_as_before(&what);
+        point += 1;
+    }
+    assert!(point > 30, "{point} points");
+    scene.assert_as_before("no crash");
     scene.end();
 }
 

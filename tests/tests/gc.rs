@@ -34,24 +34,8 @@ fn scripted(node: &Node, name: &str, script: &Value, keys: &Value) {
     node.write(name, &network(NAMESPACE, name, &config)).unwrap();
 }
 
-/// GC of the configuration `name`; `None` for a request without a list.
-fn gc_of(node: &Node, name: &str, in_use: Option<&[&Pod]>) -> Outcome {
-    let mut config = node.cni_config("1.1.0");
-    config["name"] = json!(name);
-    if let Some(pods) = in_use {
-        config["cni.dev/valid-attachments"] = pods.iter().map(|pod| id(pod, "eth0")).collect();
-    }
-    let call = netattach_tests::node::Call {
-        env: [("CNI_COMMAND", "GC"), ("CNI_PATH", "/nonexistent/cni-bin")]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .into(),
-        stdin: config.to_string(),
-    };
-    call.run()
-}
-
 fn gc(node: &Node, in_use: &[&Pod]) -> Outcome {
-    gc_of(node, "pods", Some(in_use))
+    node.gc("pods", Some(in_use))
 }
 
 fn id(pod: &Pod, ifname: &str) -> Value {
@@ -117,7 +101,7 @@ fn without_a_list_nothing_is_done_and_with_an_empty_one_everything_goes() {
     node.add(&a).success();
     node.add(&b).success();
     node.take_calls().unwrap();
-    gc_of(&node, "pods", None).success();
+    node.gc("pods", None).success();
     assert_eq!(node.take_calls().unwrap(), Vec::<Value>::new());
     node.check(&a).success();
     node.take_calls().unwrap();
@@ -137,7 +121,7 @@ fn the_sandboxes_of_another_configuration_are_left_alone_and_in_use() {
     node.add(&a).success();
     let before = Snapshot::take(&node, &[&a]).unwrap();
     node.take_calls().unwrap();
-    gc_of(&node, "others", Some(&[])).success();
+    node.gc("others", Some(&[])).success();
     let calls = node.take_calls().unwrap();
     assert_eq!(verbs(&calls), ["GC odd "]);
     assert_eq!(calls[0]["stdin"]["cni.dev/valid-attachments"], json!([id(&a, "net2")]));
