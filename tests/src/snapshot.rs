@@ -91,7 +91,7 @@ impl Snapshot {
     /// Something cannot be read.
     pub fn take(node: &Node, pods: &[&Pod]) -> Result<Self> {
         let mut files = BTreeMap::new();
-        for directory in ["leases", "state", "cni-cache", "run/network-status"] {
+        for directory in ["leases", "state", "cni-cache", "run/network-status", "devinfo/cni"] {
             read_files(&node.path(""), &node.path(directory), &mut files)?;
         }
         files.retain(|path, content| {

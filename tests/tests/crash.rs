@@ -21,8 +21,11 @@ const AT_ONCE: usize = 500;
 /// Plugins that are executed, in the order of their list.
 const PLUGINS: [&str; 2] = ["other", "tail"];
 
-/// A node whose pod `a` has four attachments: bridge, routed veth under a policy, macvlan, and one of a list of two
-/// external plugins.
+/// What the device plugin says that the last attachment has.
+const DEVICE: &str = "0000:03:02.1";
+
+/// A node whose pod `a` has four attachments: bridge, routed veth under a policy, macvlan with the pod's default route,
+/// and one of a list of two external plugins for a device.
 fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
@@ -39,9 +42,22 @@ fn node() -> Node {
         ("odd", json!({"cniVersion": "1.0.0", "plugins": PLUGINS.map(|name| json!({"type": name}))})),
     ];
     for (name, config) in networks {
-        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+        let mut defined = network(NAMESPACE, name, &config);
+        if name == "odd" {
+            defined["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/resourceName": "example.com/vf"});
+        }
+        node.write(name, &defined).unwrap();
     }
-    node.write("a", &pod("a", &json!({"app": "a"}), &json!("storage, lan, odd"))).unwrap();
+    let device = json!({"type": "pci", "version": "1.1.0", "pci": {"pci-address": DEVICE}});
+    fs::create_dir_all(node.path("devinfo/dp")).unwrap();
+    fs::write(node.path(&format!("devinfo/dp/example.com-vf-{DEVICE}-device.json")), device.to_string())
+        .unwrap();
+    let networks = json!([
+        {"name": "storage"},
+        {"name": "lan", "default-route": ["10.52.0.1"]},
+        {"name": "odd", "deviceID": DEVICE}
+    ]);
+    node.write("a", &pod("a", &json!({"app": "a"}), &networks)).unwrap();
     node.write("by", &pod("by", &json!({"app": "by"}), &json!("storage"))).unwrap();
     let rules = json!({
         "podSelector": {"matchLabels": {"app": "a"}},
@@ -312,9 +328,9 @@ fn an_agent_killed_at_any_point_of_gc_spares_what_is_in_use_and_the_next_gc_ends
 }
 
 /// Record and leases of `c-a`, attached to networks without other plugins, after an agent was killed.
-fn killed_with(networks: &str) -> (Node, Pod, String) {
+fn killed_with(networks: &Value) -> (Node, Pod, String) {
     let mut node = node();
-    node.write("a", &pod("a", &json!({"app": "a"}), &json!(networks))).unwrap();
+    node.write("a", &pod("a", &json!({"app": "a"}), networks)).unwrap();
     node.start().unwrap();
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
@@ -328,7 +344,7 @@ fn killed_with(networks: &str) -> (Node, Pod, String) {
 
 #[test]
 fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
-    let (mut node, a, record) = killed_with("storage, lan");
+    let (mut node, a, record) = killed_with(&json!("storage, lan"));
     let lengths: Vec<usize> = (0..record.len()).collect();
     for lengths in lengths.chunks(AT_ONCE) {
         for length in lengths {
@@ -345,7 +361,7 @@ fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
 
 #[test]
 fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off() {
-    let (mut node, a, record) = killed_with("storage, lan");
+    let (mut node, a, record) = killed_with(&json!("storage, lan"));
     // What `a` holds goes; each pool is remembered with the interface it serves.
     let mut pools = Vec::new();
     for lease in files_below(&node.path("leases")) {
@@ -381,7 +397,7 @@ fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off()
 
 #[test]
 fn after_a_loss_of_power_each_plugin_of_a_record_gets_its_del() {
-    let (mut node, _a, record) = killed_with("odd");
+    let (mut node, _a, record) = killed_with(&json!([{"name": "odd", "deviceID": DEVICE}]));
     let earlier = earlier_boot(&record);
     let lines: Vec<&str> = earlier.split_inclusive('\n').collect();
     for count in 1..=lines.len() {
