@@ -53,6 +53,16 @@ pub struct Port {
     pub octets: [u8; 2],
 }
 
+/// Source and destination port as they stand side by side in a packet. Aligned so that they are moved as one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C, align(4))]
+pub struct Ports {
+    /// Source port.
+    pub source: Port,
+    /// Destination port.
+    pub destination: Port,
+}
+
 impl Address for Ip4 {
     const BITS: u32 = 32;
     const UNSPECIFIED: Self = Self { octets: [0; 4] };
@@ -81,6 +91,16 @@ impl Ip6 {
         Self { octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) } }
     }
 
+    /// The address as two numbers, the greater part first.
+    #[inline(always)]
+    const fn halves(&self) -> [u64; 2] {
+        let [a, b, c, d] = self.words();
+        [
+            (u32::from_be(a) as u64) << 32 | u32::from_be(b) as u64,
+            (u32::from_be(c) as u64) << 32 | u32::from_be(d) as u64,
+        ]
+    }
+
     /// The address as words as they lie in memory.
     #[inline(always)]
     const fn words(&self) -> [u32; 4] {
@@ -106,16 +126,8 @@ impl Address for Ip6 {
 
     #[inline(always)]
     fn is_below(&self, other: &Self) -> bool {
-        let ([a, b, c, d], [w, x, y, z]) = (self.words(), other.words());
-        if a != w {
-            u32::from_be(a) < u32::from_be(w)
-        } else if b != x {
-            u32::from_be(b) < u32::from_be(x)
-        } else if c != y {
-            u32::from_be(c) < u32::from_be(y)
-        } else {
-            u32::from_be(d) < u32::from_be(z)
-        }
+        let ([a, b], [x, y]) = (self.halves(), other.halves());
+        if a == x { b < y } else { a < x }
     }
 }
 
@@ -132,6 +144,17 @@ impl Mac {
     pub const fn same(&self, other: &Self) -> bool {
         let ([a, b, c], [x, y, z]) = (self.words(), other.words());
         a == x && b == y && c == z
+    }
+}
+
+impl Ports {
+    /// No ports.
+    pub const NONE: Self = Self { source: Port::NONE, destination: Port::NONE };
+
+    /// Those of a packet the other way.
+    #[inline(always)]
+    pub const fn reversed(self) -> Self {
+        Self { source: self.destination, destination: self.source }
     }
 }
 

@@ -25,17 +25,24 @@ pub trait Tables<A> {
 
 /// What is asked of a policy: may the pod and this peer exchange this traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct Query<A> {
     /// The other side's address.
     pub peer: A,
-    /// IP protocol number.
-    pub protocol: u8,
     /// Port of the side that did not open the flow; [`Port::NONE`] for traffic without ports.
     pub port: Port,
+    /// IP protocol number.
+    pub protocol: u8,
     /// Whether the traffic has ports. Beside the port, not around it: compiled for the kernel, the port is read in any
     /// case, and before Linux 6.3 the verifier lets nothing be read that was never written.
     pub has_port: bool,
 }
+
+const _: () = {
+    // Without padding, which nobody writes: BPF functions hand it to each other.
+    assert!(size_of::<Query<crate::Ip4>>() == 8);
+    assert!(size_of::<Query<crate::Ip6>>() == 20);
+};
 
 impl<A> Query<A> {
     /// A question about traffic with a port, or without ports.

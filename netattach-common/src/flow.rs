@@ -6,26 +6,46 @@
 //! Policy ids are never reused and a policy's content never changes, so comparing ids is enough to know
 //! whether the approval still stands.
 
-use crate::address::{Address, Port};
+use crate::address::{Address, Port, Ports};
 use crate::{Hook, Traffic, protocol};
 
-/// Source and destination of a packet.
+/// What a packet says about the flow it belongs to.
 ///
 /// Protocols without ports use zeros; an ICMP echo has its identifier as the
 /// requester's port and zero as the responder's, so that two hosts pinging each other with the same
 /// identifier make two flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct Tuple<A> {
     /// Source address.
     pub source: A,
     /// Destination address.
     pub destination: A,
-    /// Source port.
-    pub source_port: Port,
-    /// Destination port.
-    pub destination_port: Port,
+    /// Source and destination port.
+    pub ports: Ports,
+    /// Protocol and VLANs.
+    pub lane: Lane,
+}
+
+/// What else parts the conversations of two endpoints. Aligned so that it is moved as one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C, align(4))]
+pub struct Lane {
     /// IP protocol number.
     pub protocol: u8,
+    /// VLAN tags: see [`tags`].
+    pub tags: [u8; 3],
+}
+
+impl Lane {
+    /// No protocol, no tags. Made of a word: the compiler would fill bytes by a call.
+    pub const NONE: Self = Self::from_word(0);
+
+    #[inline(always)]
+    const fn from_word(word: u32) -> Self {
+        let [protocol, a, b, c] = word.to_ne_bytes();
+        Self { protocol, tags: [a, b, c] }
+    }
 }
 
 impl<A: Address> Tuple<A> {
@@ -35,9 +55,8 @@ impl<A: Address> Tuple<A> {
         Self {
             source: self.destination,
             destination: self.source,
-            source_port: self.destination_port,
-            destination_port: self.source_port,
-            protocol: self.protocol,
+            ports: self.ports.reversed(),
+            lane: self.lane,
         }
     }
 
@@ -45,7 +64,7 @@ impl<A: Address> Tuple<A> {
     #[inline(always)]
     pub fn source_is_low(&self) -> bool {
         if self.source.same(&self.destination) {
-            self.source_port.number() <= self.destination_port.number()
+            self.ports.source.number() <= self.ports.destination.number()
         } else {
             self.source.is_below(&self.destination)
         }
@@ -79,31 +98,16 @@ pub const fn tags(outer: u16, inner: u16) -> [u8; 3] {
 }
 
 impl<A: Address> FlowKey<A> {
-    /// The key of the flow that a packet with these VLAN tags belongs to.
+    /// The key of the flow that a packet belongs to. `source_is_low`: see [`Tuple::source_is_low`].
     #[inline(always)]
-    pub fn new(zone: u32, tags: [u8; 3], tuple: &Tuple<A>) -> Self {
-        let protocol = tuple.protocol;
-        if tuple.source_is_low() {
-            Self {
-                zone,
-                low: tuple.source,
-                high: tuple.destination,
-                low_port: tuple.source_port,
-                high_port: tuple.destination_port,
-                protocol,
-                tags,
-            }
+    pub fn new(zone: u32, tuple: &Tuple<A>, source_is_low: bool) -> Self {
+        let Lane { protocol, tags } = tuple.lane;
+        let (low, high, ports) = if source_is_low {
+            (tuple.source, tuple.destination, tuple.ports)
         } else {
-            Self {
-                zone,
-                low: tuple.destination,
-                high: tuple.source,
-                low_port: tuple.destination_port,
-                high_port: tuple.source_port,
-                protocol,
-                tags,
-            }
-        }
+            (tuple.destination, tuple.source, tuple.ports.reversed())
+        };
+        Self { zone, low, high, low_port: ports.source, high_port: ports.destination, protocol, tags }
     }
 }
 
@@ -162,6 +166,9 @@ pub mod tcp {
 }
 
 const _: () = {
+    // Without padding, which nobody writes: BPF functions hand it to each other.
+    assert!(size_of::<Tuple<crate::Ip4>>() == 16);
+    assert!(size_of::<Tuple<crate::Ip6>>() == 40);
     assert!(size_of::<FlowKey<crate::Ip4>>() == 20);
     assert!(size_of::<FlowKey<crate::Ip6>>() == 44);
     assert!(size_of::<Flow>() == 56);
@@ -219,6 +226,13 @@ impl Signal {
     #[inline(always)]
     pub const fn is_midstream(self, protocol: u8) -> bool {
         matches!(protocol, protocol::TCP | protocol::SCTP) && self.flags & tcp::SYN == 0
+    }
+
+    /// State bits of a flow that begins with this packet. A connection picked up midstream has been established before.
+    #[inline(always)]
+    pub const fn first_state(self, protocol: u8, forward: bool) -> u8 {
+        let before = if self.is_midstream(protocol) { state::REPLIED | state::ESTABLISHED } else { 0 };
+        Flow::state_after(before, self, forward)
     }
 }
 
@@ -333,9 +347,8 @@ mod tests {
         Tuple {
             source: Ip4 { octets: source },
             destination: Ip4 { octets: destination },
-            source_port: Port::new(source_port),
-            destination_port: Port::new(destination_port),
-            protocol: protocol::TCP,
+            ports: Ports { source: Port::new(source_port), destination: Port::new(destination_port) },
+            lane: Lane { protocol: protocol::TCP, tags: tags(1, 2) },
         }
     }
 
@@ -481,7 +494,8 @@ mod tests {
             a in any::<[u8; 4]>(), b in any::<[u8; 4]>(), p in any::<u16>(), q in any::<u16>(), zone in any::<u32>(),
         ) {
             let (there, back) = (tuple(a, p, b, q), tuple(b, q, a, p));
-            prop_assert_eq!(FlowKey::new(zone, tags(1, 2), &there), FlowKey::new(zone, tags(1, 2), &back));
+            let key = |tuple: &Tuple<Ip4>| FlowKey::new(zone, tuple, tuple.source_is_low());
+            prop_assert_eq!(key(&there), key(&back));
             prop_assert!((a, p) == (b, q) || there.source_is_low() != back.source_is_low());
         }
     }

@@ -25,7 +25,7 @@ pub mod reason;
 pub mod record;
 pub mod stats;
 
-pub use address::{Address, Ip4, Ip6, Mac, Port};
+pub use address::{Address, Ip4, Ip6, Mac, Port, Ports};
 pub use attachment::{AttachmentRecord, PolicyIds};
 pub use fast::{Decline, FastPort, FastStats, StationKey};
 pub use flow::{Flow, FlowKey};
@@ -56,6 +56,7 @@ pub mod protocol {
 
 /// Which way a packet goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
 pub enum Hook {
     /// What the pod sends: ingress of the host-side device.
     FromPod,

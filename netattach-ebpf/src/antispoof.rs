@@ -5,14 +5,16 @@
 //! `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour.
 
 use aya_ebpf::programs::TcContext;
-use netattach_common::{Address, DropReason, Ip4, Ip6, Mac, attachment::flag, protocol};
+use netattach_common::{Address, AttachmentRecord, DropReason, Ip4, Ip6, Mac, attachment::flag, protocol};
 
 use crate::{
     classifier::Scope,
     frame::{self, ETHERNET_LEN, Frame, ethertype},
     icmp::icmpv6,
     maps::Family,
-    packet::{Kind, Packet},
+    packet::{IPV4_LEN, Kind, Packet},
+    stages,
+    verdict::Denied,
 };
 
 /// An ARP packet for Ethernet and IPv4 (RFC 826).
@@ -39,20 +41,25 @@ struct LinkLayerOption {
 
 /// Checks an ARP packet for Ethernet and IPv4 (RFC 826); a probe has no sender address yet (RFC 5227).
 #[inline(always)]
-pub(crate) fn arp(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<(), DropReason> {
-    if !scope.record.has(flag::CHECK_MAC) && !scope.record.has(flag::CHECK_ADDRESS) {
+pub(crate) fn arp(
+    ctx: &TcContext,
+    scope: &Scope,
+    record: &AttachmentRecord,
+    frame: &Frame,
+) -> Result<(), DropReason> {
+    if !scope.has(flag::CHECK_MAC) && !scope.has(flag::CHECK_ADDRESS) {
         return Ok(());
     }
-    let arp: ArpPacket = frame::header(ctx, !frame.tagged, ETHERNET_LEN, frame.network)?;
+    let arp: ArpPacket = frame::header(ctx, !frame.tagged, ETHERNET_LEN, frame.payload.offset.into())?;
     if arp.hardware_and_protocol != [1u16.to_be(), ethertype::IPV4.to_be()] || arp.lengths != [6, 4] {
         return Err(DropReason::Malformed);
     }
-    if scope.record.has(flag::CHECK_MAC) && !arp.sender_mac.same(&scope.record.mac) {
+    if scope.has(flag::CHECK_MAC) && !arp.sender_mac.same(&record.mac) {
         return Err(DropReason::ArpSenderMac);
     }
     let sender = Ip4 { octets: arp.sender_ip };
     let probe = sender.same(&Ip4::UNSPECIFIED);
-    if scope.record.has(flag::CHECK_ADDRESS) && !probe && !is_own_ipv4(scope, &sender) {
+    if scope.has(flag::CHECK_ADDRESS) && !probe && !is_own_ipv4(scope, record, &sender) {
         return Err(DropReason::ArpSenderIp);
     }
     Ok(())
@@ -62,50 +69,58 @@ pub(crate) fn arp(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<(
 #[inline(always)]
 pub(crate) fn ipv4(
     ctx: &TcContext,
-    scope: &Scope<'_>,
-    frame: &Frame,
+    scope: &Scope,
+    record: &AttachmentRecord,
     packet: &Packet<Ip4>,
-) -> Result<(), DropReason> {
-    if scope.record.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, &packet.tuple.source) {
+) -> Result<(), Denied> {
+    let source = &packet.tuple.source;
+    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, record, source) {
         // A DHCP client has no address before it gets one (RFC 2131, 4.1).
-        if !(packet.tuple.source.same(&Ip4::UNSPECIFIED) && is_udp(packet, 68, 67)) {
-            return Err(DropReason::SourceIpv4);
+        if !(source.same(&Ip4::UNSPECIFIED) && is_udp(packet, 68, 67)) {
+            return Err(DropReason::SourceIpv4.into());
         }
     }
-    if scope.record.has(flag::CHECK_MAC) {
+    if scope.has(flag::CHECK_MAC) {
         if is_udp(packet, 67, 68) {
-            return Err(DropReason::DhcpServer);
+            return Err(DropReason::DhcpServer.into());
         }
         if packet.has_options {
-            return source_route(ctx, frame.network + 20, packet.transport());
+            return stages::check_options(ctx, packet.network() as u32 + IPV4_LEN as u32, packet.transport);
         }
     }
     Ok(())
 }
 
 /// Checks an IPv6 packet.
-#[inline(never)]
-pub(crate) fn ipv6(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip6>) -> Result<(), DropReason> {
+#[inline(always)]
+pub(crate) fn ipv6(
+    ctx: &TcContext,
+    scope: &Scope,
+    record: &AttachmentRecord,
+    packet: &Packet<Ip6>,
+) -> Result<(), Denied> {
     let source = &packet.tuple.source;
-    let is_icmp = packet.tuple.protocol == protocol::ICMPV6;
-    if scope.record.has(flag::CHECK_ADDRESS) && !is_own_ipv6(scope, source) {
+    let is_icmp = packet.tuple.lane.protocol == protocol::ICMPV6;
+    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv6(scope, record, source) {
         // Only duplicate address detection and its listener reports have no source (RFC 4862, 5.4).
         if !(source.same(&Ip6::UNSPECIFIED) && is_icmp) {
-            return Err(DropReason::SourceIpv6);
+            return Err(DropReason::SourceIpv6.into());
         }
     }
-    if scope.record.has(flag::CHECK_MAC) && is_udp(packet, 547, 546) {
-        return Err(DropReason::DhcpServer);
+    if scope.has(flag::CHECK_MAC) && is_udp(packet, 547, 546) {
+        return Err(DropReason::DhcpServer.into());
     }
     if is_icmp && packet.kind != Kind::LaterFragment {
-        return neighbour(ctx, scope, packet);
+        return stages::check_neighbour(ctx, scope, packet);
     }
     Ok(())
 }
 
+/// Checks what neighbour discovery says. The body of a stage.
 #[inline(always)]
-fn neighbour(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip6>) -> Result<(), DropReason> {
-    let check_mac = scope.record.has(flag::CHECK_MAC);
+pub(crate) fn neighbour(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
+    let check_mac = scope.has(flag::CHECK_MAC);
+    let record = scope.record()?;
     let options = match packet.icmp_type {
         icmpv6::ROUTER_ADVERTISEMENT | icmpv6::REDIRECT if check_mac => {
             return Err(DropReason::RouterMessage);
@@ -113,9 +128,9 @@ fn neighbour(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip6>) -> Result
         icmpv6::ROUTER_SOLICITATION => 8,
         icmpv6::NEIGHBOUR_SOLICITATION => 24,
         icmpv6::NEIGHBOUR_ADVERTISEMENT => {
-            if scope.record.has(flag::CHECK_ADDRESS) {
+            if scope.has(flag::CHECK_ADDRESS) {
                 let target: Ip6 = frame::load(ctx, packet.transport() + 8)?;
-                if !is_own_ipv6(scope, &target) {
+                if !is_own_ipv6(scope, record, &target) {
                     return Err(DropReason::NdTarget);
                 }
             }
@@ -123,14 +138,14 @@ fn neighbour(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<Ip6>) -> Result
         }
         _ => return Ok(()),
     };
-    if check_mac { link_layer_options(ctx, scope, packet, options) } else { Ok(()) }
+    if check_mac { link_layer_options(ctx, record, packet, options) } else { Ok(()) }
 }
 
 /// Source and target link-layer address options (RFC 4861, 4.6.1) must name the pod's own MAC.
 #[inline(always)]
 fn link_layer_options(
     ctx: &TcContext,
-    scope: &Scope<'_>,
+    record: &AttachmentRecord,
     packet: &Packet<Ip6>,
     skip: usize,
 ) -> Result<(), DropReason> {
@@ -147,7 +162,7 @@ fn link_layer_options(
         if option.eights == 0 {
             return Err(DropReason::Malformed);
         }
-        if (option.kind == SOURCE || option.kind == TARGET) && !option.address.same(&scope.record.mac) {
+        if (option.kind == SOURCE || option.kind == TARGET) && !option.address.same(&record.mac) {
             return Err(DropReason::NdLinkLayer);
         }
         offset += usize::from(option.eights) * 8;
@@ -157,35 +172,42 @@ fn link_layer_options(
 
 /// The unspecified address, which stands for "none" in the record, is nobody's own.
 #[inline(always)]
-fn is_own_ipv4(scope: &Scope<'_>, address: &Ip4) -> bool {
-    !address.same(&Ip4::UNSPECIFIED) && (address.same(&scope.record.ipv4) || Ip4::is_own(scope.id, address))
+fn is_own_ipv4(scope: &Scope, record: &AttachmentRecord, address: &Ip4) -> bool {
+    !address.same(&Ip4::UNSPECIFIED) && (address.same(&record.ipv4) || is_listed(scope.id, address))
 }
 
 #[inline(always)]
-fn is_own_ipv6(scope: &Scope<'_>, address: &Ip6) -> bool {
+fn is_own_ipv6(scope: &Scope, record: &AttachmentRecord, address: &Ip6) -> bool {
     !address.same(&Ip6::UNSPECIFIED)
-        && (address.same(&scope.record.ipv6)
-            || address.same(&scope.record.link_local)
-            || Ip6::is_own(scope.id, address))
+        && (address.same(&record.ipv6) || address.same(&record.link_local) || is_listed(scope.id, address))
+}
+
+/// Whether the address is among those that the record has no room for. Out of line, with the key's room on the stack: few
+/// packets come here.
+#[inline(never)]
+fn is_listed<A: Family>(attachment: u32, address: &A) -> bool {
+    A::is_own(attachment, address)
 }
 
 #[inline(always)]
 fn is_udp<A>(packet: &Packet<A>, source_port: u16, destination_port: u16) -> bool {
-    packet.tuple.protocol == protocol::UDP
+    packet.tuple.lane.protocol == protocol::UDP
         && packet.has_ports
-        && packet.tuple.source_port.number() == source_port
-        && packet.tuple.destination_port.number() == destination_port
+        && packet.tuple.ports.source.number() == source_port
+        && packet.tuple.ports.destination.number() == destination_port
 }
 
-/// Looks for loose and strict source routing (RFC 791, 3.1) among the options from `offset` to `transport`.
-#[inline(never)]
-fn source_route(ctx: &TcContext, mut offset: usize, transport: usize) -> Result<(), DropReason> {
+/// Looks for loose and strict source routing (RFC 791, 3.1) among the options from one offset to another. The body of a
+/// stage.
+#[inline(always)]
+pub(crate) fn options(ctx: &TcContext, from: u32, to: u32) -> Result<(), DropReason> {
     const END: u8 = 0;
     const NO_OPERATION: u8 = 1;
     const LOOSE: u8 = 131;
     const STRICT: u8 = 137;
     /// More options than any header in use has; each costs the verifier.
     const LIMIT: usize = 12;
+    let (mut offset, transport) = (from as usize, to as usize);
     for _ in 0..LIMIT {
         if offset >= transport {
             return Ok(());

@@ -1,7 +1,5 @@
 //! The entry points of the two hooks and the order in which a packet is judged.
 
-use core::mem::MaybeUninit;
-
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
     macros::classifier,
@@ -10,36 +8,21 @@ use aya_ebpf::{
 use netattach_common::{AttachmentRecord, DropReason, Hook, Ip4, Ip6, PolicyIds, attachment::flag};
 
 use crate::{
-    antispoof, conntrack, count, fast, fragment,
-    frame::{self, Frame, ethertype},
-    limit,
-    maps::{self, Family},
-    packet::{self, Kind, Packet},
+    antispoof, conntrack, count, fast,
+    frame::{self, ethertype},
+    limit, maps,
+    packet::{self, Kind, Packet, Room},
     record,
+    stages::{self, Stages},
+    verdict::{Denied, Sort},
 };
-
-/// Why a packet must not go on.
-#[derive(Clone, Copy)]
-pub(crate) struct Denied {
-    reason: DropReason,
-    /// Whether the agent has been told, by someone who knew more about the packet.
-    told: bool,
-}
-
-impl From<DropReason> for Denied {
-    #[inline(always)]
-    fn from(reason: DropReason) -> Self {
-        Self { reason, told: false }
-    }
-}
 
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
     let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
-    fast::note(&ctx, Sort::Control);
     match verdict(&ctx, id, Hook::FromPod) {
-        Ok(()) => {
-            fast::hand_over(&ctx, id);
+        Ok(sort) => {
+            fast::hand_over(&ctx, id, sort);
             TC_ACT_UNSPEC
         }
         Err(()) => TC_ACT_SHOT as i32,
@@ -50,132 +33,148 @@ pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
 pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
     let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
     match verdict(&ctx, id, Hook::ToPod) {
-        Ok(()) => TC_ACT_UNSPEC,
+        Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }
 }
 
-/// What a packet is to whoever carries it on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sort {
-    /// IP traffic without VLAN tags.
-    Data,
-    /// What keeps a link going: ARP, neighbour discovery, other ethertypes than IP, tagged frames.
-    Control,
-}
-
 /// Judges a packet, counts it and tells of it when it is dropped. `Err`: it must not go on.
 #[inline(always)]
-pub(crate) fn verdict(ctx: &TcContext, id: u32, hook: Hook) -> Result<(), ()> {
+pub(crate) fn verdict(ctx: &TcContext, id: u32, hook: Hook) -> Result<Sort, ()> {
     let verdict = match Scope::of(id, hook) {
-        Some(scope) => judge(ctx, &scope).and_then(|()| Ok(limit::bytes(ctx, &scope)?)),
+        Some(scope) => judge(ctx, &scope).and_then(|sort| {
+            limit::bytes(ctx, &scope)?;
+            Ok(sort)
+        }),
         None => Err(DropReason::Unbound.into()),
     };
-    count::packet(id, hook, ctx.len(), verdict.map_err(|denied| denied.reason));
-    verdict.map_err(|Denied { reason, told }| {
-        if !told {
-            record::dropped_unread(ctx, id, hook, reason);
+    count::packet(id, hook, ctx.len(), verdict.map(drop));
+    verdict.map_err(|denied| {
+        if !denied.is_told() {
+            record::dropped_unread(ctx, id, hook, denied);
         }
     })
 }
 
-/// One attachment's view of one packet.
-pub(crate) struct Scope<'a> {
+/// One attachment's view of one packet. Without padding, as stages want their arguments.
+#[repr(C)]
+pub(crate) struct Scope {
     /// Attachment id.
     pub(crate) id: u32,
-    /// Its record.
-    pub(crate) record: &'a AttachmentRecord,
-    /// Its policies.
-    pub(crate) policies: PolicyIds,
+    /// The bits of [`flag`].
+    flags: u32,
+    /// Network the attachment belongs to.
+    pub(crate) zone: u32,
     /// Where the packet is seen.
     pub(crate) hook: Hook,
+    /// Its policies, read once for each packet.
+    pub(crate) policies: PolicyIds,
 }
 
-impl Scope<'_> {
+const _: () = assert!(size_of::<Scope>() == 24);
+
+impl Scope {
     #[inline(always)]
     pub(crate) fn of(id: u32, hook: Hook) -> Option<Self> {
         let record = maps::record(id).filter(|record| record.has(flag::PRESENT))?;
-        Some(Self { id, record, policies: maps::policies(id), hook })
+        Some(Self { id, flags: record.flags, zone: record.zone, hook, policies: maps::policies(id) })
+    }
+
+    /// Whether all bits of `flags` are set.
+    #[inline(always)]
+    pub(crate) fn has(&self, flags: u32) -> bool {
+        self.flags & flags == flags
+    }
+
+    /// What else is known of the attachment. Looked up where it is needed: a function that the verifier sees alone cannot
+    /// be handed a map's value. It is there, as it was for [`Scope::of`].
+    #[inline(always)]
+    pub(crate) fn record(&self) -> Result<&'static AttachmentRecord, DropReason> {
+        maps::record(self.id).ok_or(DropReason::Unbound)
     }
 }
 
+/// Judges a packet.
 #[inline(always)]
-pub(crate) fn judge(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), Denied> {
-    let record = scope.record;
-    let unguarded = scope.policies.none() && !record.has(flag::PENDING);
+pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<Sort, Denied> {
+    let unguarded = scope.policies.none() && !scope.has(flag::PENDING);
     if scope.hook == Hook::ToPod && unguarded {
-        return Ok(());
+        return Ok(Sort::Control);
     }
+    stages::judge(ctx, scope)
+}
+
+/// Reads a frame and judges it. The body of a stage.
+#[inline(always)]
+pub(crate) fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<Sort, Denied> {
     if frame::says_ipv6(ctx) {
         frame::pull(ctx, packet::HEADERS_V6);
     } else {
         frame::pull(ctx, packet::HEADERS_V4);
     }
-    let mut room = MaybeUninit::<Frame>::uninit();
-    frame::read(ctx, scope, &mut room)?;
-    // SAFETY: `read` has written it unless it failed.
-    let frame = unsafe { room.assume_init_ref() };
+    let record = scope.record()?;
+    let frame = frame::read(ctx, scope, record)?;
+    let mut room = Room::new();
     let from_pod = scope.hook == Hook::FromPod;
-    if from_pod && record.has(flag::CHECK_MAC) && !frame.source.same(&record.mac) {
+    if from_pod && scope.has(flag::CHECK_MAC) && !frame.is_own {
         return Err(DropReason::SourceMac.into());
     }
-    match frame.ethertype {
-        ethertype::ARP if from_pod => Ok(antispoof::arp(ctx, scope, frame)?),
-        ethertype::ARP => Ok(()),
-        ethertype::IPV4 => ip::<Ip4>(ctx, scope, frame),
-        ethertype::IPV6 => ip::<Ip6>(ctx, scope, frame),
-        _ if record.has(flag::PENDING) => Err(DropReason::Pending.into()),
-        _ => Ok(()),
+    match frame.payload.ethertype {
+        ethertype::ARP if from_pod => antispoof::arp(ctx, scope, record, &frame)?,
+        ethertype::ARP => {}
+        ethertype::IPV4 => return ip::<Ip4>(ctx, scope, record, room.begin(&frame)),
+        ethertype::IPV6 => return ip::<Ip6>(ctx, scope, record, room.begin(&frame)),
+        _ if scope.has(flag::PENDING) => return Err(DropReason::Pending.into()),
+        _ => {}
     }
+    Ok(Sort::Control)
 }
 
-/// Judges an IP packet. Out of line: one of the two versions is on the stack at a time.
-#[inline(never)]
-fn ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, frame: &Frame) -> Result<(), Denied> {
-    let mut room = MaybeUninit::<Packet<A>>::uninit();
-    A::read(ctx, frame, &mut room)?;
-    // SAFETY: `read` has written it unless it failed.
-    let packet = unsafe { room.assume_init_mut() };
+#[inline(always)]
+fn ip<A: Stages>(
+    ctx: &TcContext,
+    scope: &Scope,
+    record: &AttachmentRecord,
+    packet: &mut Packet<A>,
+) -> Result<Sort, Denied> {
+    A::read(ctx, packet)?;
     let verdict = match scope.hook {
-        Hook::FromPod => A::check_sender(ctx, scope, frame, packet),
+        Hook::FromPod => A::check_sender(ctx, scope, record, packet),
         Hook::ToPod => Ok(()),
     };
-    if scope.hook == Hook::FromPod && !frame.tagged && packet.kind != Kind::LinkControl {
-        fast::note(ctx, Sort::Data);
-    }
     match verdict.and_then(|()| judge_ip(ctx, scope, packet)) {
-        Ok(()) => Ok(()),
-        Err(reason) => {
-            record::dropped(ctx, scope, packet, reason);
-            Err(Denied { reason, told: true })
+        Ok(()) if packet.tagged || packet.kind == Kind::LinkControl => Ok(Sort::Control),
+        Ok(()) => Ok(Sort::Data),
+        Err(denied) => {
+            record::dropped(ctx, scope, packet, denied);
+            Err(denied.told())
         }
     }
 }
 
 #[inline(always)]
-fn judge_ip<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &mut Packet<A>) -> Result<(), DropReason> {
+fn judge_ip<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &mut Packet<A>) -> Result<(), Denied> {
     if packet.kind == Kind::LinkControl {
         return Ok(());
     }
-    if scope.record.has(flag::PENDING) {
-        return Err(DropReason::Pending);
+    if scope.has(flag::PENDING) {
+        return Err(DropReason::Pending.into());
     }
     if scope.policies.none() {
         return Ok(());
     }
-    match packet.kind {
-        Kind::FirstFragment => fragment::remember(scope, packet),
-        Kind::LaterFragment => fragment::recall(scope, packet),
-        _ => {}
+    if packet.kind.is_fragment() {
+        A::complete_fragment(scope, packet);
     }
-    if packet.tuple.protocol == A::ICMP && scope.record.has(A::ACCEPT_ICMP) {
+    if packet.tuple.lane.protocol == A::ICMP && scope.has(A::ACCEPT_ICMP) {
         return Ok(());
     }
     match packet.kind {
-        Kind::LaterFragment => conntrack::fragment(scope, packet),
-        Kind::IcmpError => conntrack::icmp_error(ctx, scope, packet),
-        _ if conntrack::known(ctx, scope, packet)? => Ok(()),
-        _ => conntrack::open(ctx, scope, packet),
+        Kind::IcmpError if A::is_answer(ctx, scope, packet) => Ok(()),
+        Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
+        Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
+        _ if A::is_known(ctx, scope, packet)? => Ok(()),
+        _ => A::open(ctx, scope, packet),
     }
 }
 

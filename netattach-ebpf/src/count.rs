@@ -4,11 +4,11 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use netattach_common::{Decline, DropReason, Hook, RuleKey, Stats};
 
-use crate::maps;
+use crate::{maps, verdict::Denied};
 
 /// Counts one packet with its verdict.
 #[inline(always)]
-pub(crate) fn packet(attachment: u32, hook: Hook, bytes: u32, verdict: Result<(), DropReason>) {
+pub(crate) fn packet(attachment: u32, hook: Hook, bytes: u32, verdict: Result<(), Denied>) {
     with(attachment, |stats| {
         let traffic = match (hook, verdict.is_ok()) {
             (Hook::FromPod, true) => &mut stats.from_pod,
@@ -18,11 +18,11 @@ pub(crate) fn packet(attachment: u32, hook: Hook, bytes: u32, verdict: Result<()
         };
         traffic.packets += 1;
         traffic.bytes += u64::from(bytes);
-        if let Err(reason) = verdict {
+        if let Err(denied) = verdict {
             // Slot 0 is nobody's. Through it the number is forgotten by the verifier, which would follow each one to
             // the end of the program, and by the compiler, which would leave out the mask that shows the index to be
             // in range.
-            stats.drops[0] = reason as u64;
+            stats.drops[0] = denied.number().into();
             // SAFETY: a field of a value that is borrowed here.
             let number = unsafe { core::ptr::read_volatile(&raw const stats.drops[0]) };
             stats.drops[0] = 0;

@@ -27,39 +27,25 @@ use aya_ebpf::{
 };
 use netattach_common::{Decline, FastPort, Hook, Mac, StationKey, attachment::flag};
 
-use crate::{
-    classifier::{self, Sort},
-    count, frame, limit, maps, route,
-};
+use crate::{classifier, count, frame, limit, maps, route, verdict::Sort};
 
 /// `linux/if_packet.h`: addressed to the host.
 pub(crate) const PACKET_HOST: u32 = 0;
 
-/// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment, and the packet's [`Sort`].
-/// The latter is the one that `packet` does not use while a packet is judged.
+/// The word of the packet's scratch area (`cb`, which a tail call keeps) that holds the sender's attachment.
 const SENDER: usize = 0;
-const SORT: usize = 4;
-
-/// Notes what a packet is, for [`hand_over`]. In the packet and not in the program's own memory: there the verifier would
-/// follow all that comes in between once for each sort.
-#[inline(always)]
-pub(crate) fn note(ctx: &TcContext, sort: Sort) {
-    // SAFETY: the context pointer is valid while the program runs.
-    unsafe { (*ctx.skb.skb).cb[SORT] = sort as u32 };
-}
 
 /// Continues in `na_fast` when the sender takes part. Returns when it does not, or cannot be handed over.
 #[inline(always)]
-pub(crate) fn hand_over(ctx: &TcContext, sender: u32) {
+pub(crate) fn hand_over(ctx: &TcContext, sender: u32, sort: Sort) {
     if maps::fast_port(sender).is_none_or(|port| port.bridge == 0) {
         return;
     }
-    // SAFETY: the context pointer is valid while the program runs.
-    if unsafe { (*ctx.skb.skb).cb[SORT] } != Sort::Data as u32 {
+    if sort != Sort::Data {
         count::declined(sender, Decline::Control);
         return;
     }
-    // SAFETY: as above.
+    // SAFETY: the context pointer is valid while the program runs.
     unsafe { (*ctx.skb.skb).cb[SENDER] = sender };
     maps::tail_call_fast(ctx);
     count::declined(sender, Decline::NoProgram);

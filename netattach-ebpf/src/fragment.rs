@@ -1,6 +1,6 @@
 //! Fragments: the first one has the ports, the later ones are judged by them.
 
-use netattach_common::{FragmentKey, Fragmented, flow::Tuple};
+use netattach_common::{FragmentKey, Fragmented, Ports};
 
 use crate::{
     classifier::Scope,
@@ -9,14 +9,24 @@ use crate::{
     packet::{Kind, Packet},
 };
 
+/// Remembers what a first fragment says, or completes a later one by it. The body of a stage.
+#[inline(always)]
+pub(crate) fn complete<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
+    match packet.kind {
+        Kind::FirstFragment => remember(scope, packet),
+        Kind::LaterFragment => recall(scope, packet),
+        _ => {}
+    }
+}
+
 /// Remembers what a first fragment says. Not a verdict: each later fragment is judged at each attachment it crosses.
-#[inline(never)]
-pub(crate) fn remember<A: Family>(scope: &Scope<'_>, packet: &Packet<A>) {
+#[inline(always)]
+fn remember<A: Family>(scope: &Scope, packet: &Packet<A>) {
     let said = Fragmented {
         seen: seconds(),
-        source_port: packet.tuple.source_port,
-        destination_port: packet.tuple.destination_port,
-        protocol: packet.tuple.protocol,
+        source_port: packet.tuple.ports.source,
+        destination_port: packet.tuple.ports.destination,
+        protocol: packet.tuple.lane.protocol,
         pad: [0; 3],
     };
     // A table without room costs the later fragments, which then count as missed.
@@ -24,8 +34,8 @@ pub(crate) fn remember<A: Family>(scope: &Scope<'_>, packet: &Packet<A>) {
 }
 
 /// Completes a later fragment by what the first one said, if that is known.
-#[inline(never)]
-pub(crate) fn recall<A: Family>(scope: &Scope<'_>, packet: &mut Packet<A>) {
+#[inline(always)]
+fn recall<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
     let Some(said) = A::fragment(&key(scope, packet)) else {
         return;
     };
@@ -35,23 +45,19 @@ pub(crate) fn recall<A: Family>(scope: &Scope<'_>, packet: &mut Packet<A>) {
     if said.is_expired(seconds()) {
         return;
     }
-    packet.tuple = Tuple {
-        source_port: said.source_port,
-        destination_port: said.destination_port,
-        protocol: said.protocol,
-        ..packet.tuple
-    };
+    packet.tuple.ports = Ports { source: said.source_port, destination: said.destination_port };
+    packet.tuple.lane.protocol = said.protocol;
     packet.kind = Kind::Flow;
 }
 
 #[inline(always)]
-fn key<A: Family>(scope: &Scope<'_>, packet: &Packet<A>) -> FragmentKey<A> {
+fn key<A: Family>(scope: &Scope, packet: &Packet<A>) -> FragmentKey<A> {
     FragmentKey {
-        zone: scope.record.zone,
+        zone: scope.zone,
         source: packet.tuple.source,
         destination: packet.tuple.destination,
         identification: packet.identification,
-        protocol: if A::FRAGMENTS_NAME_PROTOCOL { packet.tuple.protocol } else { 0 },
-        tags: packet.tags,
+        protocol: if A::FRAGMENTS_NAME_PROTOCOL { packet.tuple.lane.protocol } else { 0 },
+        tags: packet.tuple.lane.tags,
     }
 }

@@ -3,12 +3,14 @@
 //! Headers at their usual place are read directly, after [`pull`] has made sure that they do not lie in a
 //! paged buffer; all others by `bpf_skb_load_bytes`. Whatever cannot be read is [`DropReason::Malformed`].
 
-use core::mem::MaybeUninit;
-
 use aya_ebpf::programs::TcContext;
-use netattach_common::{DropReason, Mac, attachment::flag, flow};
+use netattach_common::{
+    AttachmentRecord, DropReason, Mac,
+    attachment::flag,
+    flow::{self, Lane},
+};
 
-use crate::{classifier::Scope, maps};
+use crate::{classifier::Scope, maps, stages, verdict::Denied};
 
 /// Length of an Ethernet header without tags.
 pub(crate) const ETHERNET_LEN: usize = 14;
@@ -49,19 +51,27 @@ struct Tag {
 }
 
 /// What the programs need to know about a frame.
-#[derive(Clone, Copy)]
 pub(crate) struct Frame {
-    /// Source address.
-    pub(crate) source: Mac,
-    /// What follows the tags.
-    pub(crate) ethertype: u16,
-    /// Where it begins.
-    pub(crate) network: usize,
-    /// Whether there are tags inside the frame, so that it does not begin at the usual place.
+    /// Whether it says that it comes from the attachment's address.
+    pub(crate) is_own: bool,
+    /// Whether it has tags, so that what it carries does not begin at the usual place.
     pub(crate) tagged: bool,
-    /// The VLAN tags as they stand in keys.
-    pub(crate) tags: [u8; 3],
+    /// What it carries.
+    pub(crate) payload: Payload,
 }
+
+/// What a frame carries, behind its tags. Without padding, as stages want their arguments.
+#[repr(C)]
+pub(crate) struct Payload {
+    /// What it is.
+    pub(crate) ethertype: u16,
+    /// Where it begins, as an offset in the frame.
+    pub(crate) offset: u16,
+    /// The VLAN tags as they stand in keys; no protocol yet.
+    pub(crate) lane: Lane,
+}
+
+const _: () = assert!(size_of::<Payload>() == 8);
 
 /// Index of the device, in the namespace of the device.
 #[inline(always)]
@@ -99,29 +109,27 @@ pub(crate) fn addresses(ctx: &TcContext) -> Result<(Mac, Mac), DropReason> {
     Ok((header.destination, header.source))
 }
 
-/// Reads the Ethernet header and the VLAN tags. Each tag must be one that the attachment may use. Whoever calls it
-/// has room for the outcome.
-#[inline(never)]
-pub(crate) fn read(
-    ctx: &TcContext,
-    scope: &Scope<'_>,
-    room: &mut MaybeUninit<Frame>,
-) -> Result<(), DropReason> {
+/// Reads the Ethernet header and the VLAN tags. Each tag must be one that the attachment may use.
+#[inline(always)]
+pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) -> Result<Frame, Denied> {
     let header: &EthernetHeader = at(ctx, 0)?;
-    let source = header.source;
+    let is_own = header.source.same(&record.mac);
     let ethertype = u16::from_be(header.ethertype);
     // SAFETY: the context pointer is valid while the program runs.
     let beside = unsafe { (*ctx.skb.skb).vlan_present } != 0;
     let tagged = beside || is_tag(ethertype);
-    let frame = room.write(Frame { source, ethertype, network: ETHERNET_LEN, tagged, tags: [0; 3] });
-    if tagged { peel(ctx, scope, frame) } else { Ok(()) }
+    let mut payload = Payload { ethertype, offset: ETHERNET_LEN as u16, lane: Lane::NONE };
+    if tagged {
+        stages::peel(ctx, scope, &mut payload)?;
+    }
+    Ok(Frame { is_own, tagged, payload })
 }
 
 /// Walks over at most two tags. At ingress the kernel has moved the outer one into the context; at egress it may be
-/// in either place.
+/// in either place. The body of a stage.
 #[inline(always)]
-fn peel(ctx: &TcContext, scope: &Scope<'_>, frame: &mut Frame) -> Result<(), DropReason> {
-    let (mut ethertype, mut offset) = (frame.ethertype, frame.network);
+pub(crate) fn peel(ctx: &TcContext, scope: &Scope, payload: &mut Payload) -> Result<(), DropReason> {
+    let (mut ethertype, mut offset) = (payload.ethertype, ETHERNET_LEN);
     let mut ids = [0u16; 2];
     let mut found = 0usize;
     // SAFETY: the context pointer is valid while the program runs.
@@ -151,17 +159,17 @@ fn peel(ctx: &TcContext, scope: &Scope<'_>, frame: &mut Frame) -> Result<(), Dro
     if is_tag(ethertype) {
         return Err(DropReason::VlanTagged);
     }
-    frame.ethertype = ethertype;
-    frame.network = offset;
-    frame.tags = flow::tags(ids[0], ids[1]);
+    payload.ethertype = ethertype;
+    payload.offset = offset as u16;
+    payload.lane = Lane { protocol: 0, tags: flow::tags(ids[0], ids[1]) };
     Ok(())
 }
 
 /// The VLAN id of a tag's control information (priority bits left out), when the attachment may use it.
 #[inline(always)]
-fn allowed(scope: &Scope<'_>, control: u16) -> Result<u16, DropReason> {
+fn allowed(scope: &Scope, control: u16) -> Result<u16, DropReason> {
     let id = control & 0xfff;
-    if scope.record.has(flag::VLANS) && maps::may_use_vlan(scope.id, id) {
+    if scope.has(flag::VLANS) && maps::may_use_vlan(scope.id, id) {
         Ok(id)
     } else {
         Err(DropReason::VlanTagged)
@@ -187,7 +195,7 @@ pub(crate) fn header<T: Copy>(
 
 /// A header at a constant offset, in place.
 #[inline(always)]
-fn at<T: Copy>(ctx: &TcContext, offset: usize) -> Result<&T, DropReason> {
+pub(crate) fn at<T: Copy>(ctx: &TcContext, offset: usize) -> Result<&T, DropReason> {
     let start = ctx.data() + offset;
     if start + size_of::<T>() > ctx.data_end() {
         return Err(DropReason::Malformed);

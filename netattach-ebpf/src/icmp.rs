@@ -51,9 +51,9 @@ pub(crate) struct IcmpHeader {
 pub(crate) fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
     const ECHO_REPLY: u8 = 0;
     const ECHO_REQUEST: u8 = 8;
-    match (tuple.protocol, header.kind) {
-        (ICMP, ECHO_REQUEST) | (ICMPV6, icmpv6::ECHO_REQUEST) => tuple.source_port = header.identifier,
-        (ICMP, ECHO_REPLY) | (ICMPV6, icmpv6::ECHO_REPLY) => tuple.destination_port = header.identifier,
+    match (tuple.lane.protocol, header.kind) {
+        (ICMP, ECHO_REQUEST) | (ICMPV6, icmpv6::ECHO_REQUEST) => tuple.ports.source = header.identifier,
+        (ICMP, ECHO_REPLY) | (ICMPV6, icmpv6::ECHO_REPLY) => tuple.ports.destination = header.identifier,
         _ => {}
     }
 }

@@ -11,16 +11,16 @@ use crate::{classifier::Scope, frame, maps};
 
 /// Charges a packet that may pass otherwise to the attachment's bandwidth.
 #[inline(always)]
-pub(crate) fn bytes(ctx: &TcContext, scope: &Scope<'_>) -> Result<(), DropReason> {
+pub(crate) fn bytes(ctx: &TcContext, scope: &Scope) -> Result<(), DropReason> {
     let limited = match scope.hook {
         Hook::FromPod => flag::LIMIT_FROM_POD,
         Hook::ToPod => flag::LIMIT_TO_POD,
     };
-    if !scope.record.has(limited) || charge_packet(ctx, scope) { Ok(()) } else { Err(DropReason::RateLimit) }
+    if !scope.has(limited) || charge_packet(ctx, scope) { Ok(()) } else { Err(DropReason::RateLimit) }
 }
 
 #[inline(never)]
-fn charge_packet(ctx: &TcContext, scope: &Scope<'_>) -> bool {
+fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
     let Some(limits) = maps::limits(scope.id) else {
         return true;
     };

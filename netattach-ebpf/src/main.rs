@@ -12,7 +12,7 @@
 //! attachments and nothing is loaded when a pod starts. A packet that passes returns `TC_ACT_UNSPEC`: other
 //! programs and filters of the device still run.
 //!
-//! What happens to a packet, in order (`classifier::judge`):
+//! What happens to a packet, in order (`classifier::verdict`; the cuts that the verifier needs are in `stages`):
 //!
 //! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
 //!    and attaches second.
@@ -58,6 +58,10 @@ mod policy;
 mod record;
 #[cfg(target_arch = "bpf")]
 mod route;
+#[cfg(target_arch = "bpf")]
+mod stages;
+#[cfg(target_arch = "bpf")]
+mod verdict;
 
 /// Any other target gets a program that only explains itself, so that the workspace builds everywhere.
 #[cfg(not(target_arch = "bpf"))]

@@ -4,9 +4,9 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    Address, DropReason, Ip4, Ip6, Port,
+    Address, AttachmentRecord, DropReason, Ip4, Ip6, Ports,
     attachment::flag,
-    flow::{Signal, Tuple},
+    flow::{Lane, Signal, Tuple},
     fragment,
     protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
 };
@@ -14,11 +14,13 @@ use netattach_common::{
 use crate::{
     antispoof,
     classifier::Scope,
-    frame::{ETHERNET_LEN, Frame, ethertype, header, load},
+    frame::{ETHERNET_LEN, Frame, at, ethertype, header, load},
     icmp::{self, IcmpHeader},
+    verdict::Denied,
 };
 
-const IPV4_LEN: usize = size_of::<Ipv4Header>();
+/// Length of an IPv4 header without options.
+pub(crate) const IPV4_LEN: usize = size_of::<Ipv4Header>();
 /// Length of an IPv6 header.
 pub(crate) const IPV6_LEN: usize = size_of::<Ipv6Header>();
 /// Ethernet, IPv4 and the part of TCP that is read, which is the longest of the transports'; ARP is shorter. What a pod's
@@ -38,17 +40,15 @@ pub(crate) trait Version: Address {
     const ACCEPT_ICMP: u32;
     /// Whether all fragments of a packet name the same protocol.
     const FRAGMENTS_NAME_PROTOCOL: bool;
-    /// Reads a packet. Whoever calls it has room for it.
-    fn read(ctx: &TcContext, frame: &Frame, packet: &mut MaybeUninit<Packet<Self>>)
-    -> Result<(), DropReason>;
     /// Checks what a pod says about itself.
     fn check_sender(
         ctx: &TcContext,
-        scope: &Scope<'_>,
-        frame: &Frame,
+        scope: &Scope,
+        record: &AttachmentRecord,
         packet: &Packet<Self>,
-    ) -> Result<(), DropReason>;
-    /// The tuple of an answer to the packet that an ICMP error quotes at `offset`. `false`: it cannot be told.
+    ) -> Result<(), Denied>;
+    /// Makes of the tuple of an ICMP error that of an answer to the packet that it quotes at `offset`. `false`: it cannot be
+    /// told.
     fn answer_to_quoted(ctx: &TcContext, offset: usize, answer: &mut Tuple<Self>) -> bool;
 }
 
@@ -59,22 +59,13 @@ impl Version for Ip4 {
     const FRAGMENTS_NAME_PROTOCOL: bool = true;
 
     #[inline(always)]
-    fn read(
-        ctx: &TcContext,
-        frame: &Frame,
-        packet: &mut MaybeUninit<Packet<Self>>,
-    ) -> Result<(), DropReason> {
-        ipv4(ctx, frame, packet)
-    }
-
-    #[inline(always)]
     fn check_sender(
         ctx: &TcContext,
-        scope: &Scope<'_>,
-        frame: &Frame,
+        scope: &Scope,
+        record: &AttachmentRecord,
         packet: &Packet<Self>,
-    ) -> Result<(), DropReason> {
-        antispoof::ipv4(ctx, scope, frame, packet)
+    ) -> Result<(), Denied> {
+        antispoof::ipv4(ctx, scope, record, packet)
     }
 
     #[inline(never)]
@@ -84,7 +75,7 @@ impl Version for Ip4 {
         };
         match header.shape() {
             Ok((header_len, Part::Whole | Part::First)) => {
-                answer_ports(ctx, offset + header_len, header.tuple(), answer)
+                answer_ports(ctx, offset + header_len, header.tuple(answer.lane), answer)
             }
             _ => false,
         }
@@ -98,29 +89,20 @@ impl Version for Ip6 {
     const FRAGMENTS_NAME_PROTOCOL: bool = false;
 
     #[inline(always)]
-    fn read(
-        ctx: &TcContext,
-        frame: &Frame,
-        packet: &mut MaybeUninit<Packet<Self>>,
-    ) -> Result<(), DropReason> {
-        ipv6(ctx, frame, packet)
-    }
-
-    #[inline(always)]
     fn check_sender(
         ctx: &TcContext,
-        scope: &Scope<'_>,
-        _: &Frame,
+        scope: &Scope,
+        record: &AttachmentRecord,
         packet: &Packet<Self>,
-    ) -> Result<(), DropReason> {
-        antispoof::ipv6(ctx, scope, packet)
+    ) -> Result<(), Denied> {
+        antispoof::ipv6(ctx, scope, record, packet)
     }
 
     #[inline(never)]
     fn answer_to_quoted(ctx: &TcContext, offset: usize, answer: &mut Tuple<Self>) -> bool {
         match load::<Ipv6Header>(ctx, offset) {
             // A quoted packet with extension headers is too rare to walk twice for.
-            Ok(header) => answer_ports(ctx, offset + IPV6_LEN, header.tuple(), answer),
+            Ok(header) => answer_ports(ctx, offset + IPV6_LEN, header.tuple(answer.lane), answer),
             Err(_) => false,
         }
     }
@@ -133,13 +115,12 @@ fn answer_ports<A: Version>(
     mut quoted: Tuple<A>,
     answer: &mut Tuple<A>,
 ) -> bool {
-    match quoted.protocol {
+    match quoted.lane.protocol {
         TCP | UDP | SCTP => {
             let Ok(ports) = load::<Ports>(ctx, transport) else {
                 return false;
             };
-            quoted.source_port = ports.source;
-            quoted.destination_port = ports.destination;
+            quoted.ports = ports;
         }
         number if number == A::ICMP => {
             let Ok(message) = load(ctx, transport) else {
@@ -204,35 +185,33 @@ struct SctpHeader {
     chunk_flags: u8,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Ports {
-    source: Port,
-    destination: Port,
-}
-
-/// How a packet takes part in flows. A number, not an enumeration: see [`Packet::forget`].
+/// How a packet takes part in flows.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Kind(u8);
-
-#[allow(non_upper_case_globals, reason = "stand for the variants of an enumeration")]
-impl Kind {
+#[repr(u8)]
+pub(crate) enum Kind {
     /// Ordinary traffic of a flow.
-    pub(crate) const Flow: Self = Self(0);
+    Flow,
     /// The same, and the first fragment of it.
-    pub(crate) const FirstFragment: Self = Self(1);
+    FirstFragment,
     /// A fragment without the transport header.
-    pub(crate) const LaterFragment: Self = Self(2);
+    LaterFragment,
     /// An ICMP error about another packet.
-    pub(crate) const IcmpError: Self = Self(3);
+    IcmpError,
     /// Neighbour discovery or a multicast listener message on its link.
-    pub(crate) const LinkControl: Self = Self(4);
+    LinkControl,
 }
 
-/// What the programs need to know about an IP packet.
+/// What the programs need to know about an IP packet. Without padding, as stages want their arguments.
+#[repr(C)]
 pub(crate) struct Packet<A> {
-    /// Addresses, protocol, ports.
+    /// Addresses, protocol, ports, VLAN tags.
     pub(crate) tuple: Tuple<A>,
+    /// What the fragments of one packet share.
+    pub(crate) identification: u32,
+    /// Offset of the transport header in the frame.
+    pub(crate) transport: u32,
+    /// Offset of the packet's end in the frame.
+    pub(crate) end: u32,
     /// How to judge it.
     pub(crate) kind: Kind,
     /// What it means to a connection.
@@ -243,15 +222,16 @@ pub(crate) struct Packet<A> {
     pub(crate) has_options: bool,
     /// Type of an ICMP message.
     pub(crate) icmp_type: u8,
-    /// VLAN tags as they stand in keys.
-    pub(crate) tags: [u8; 3],
-    /// What the fragments of one packet share.
-    pub(crate) identification: u32,
-    /// Offset of the transport header in the frame.
-    transport: u32,
-    /// Offset of the packet's end in the frame.
-    pub(crate) end: u32,
+    /// Whether the frame has VLAN tags.
+    pub(crate) tagged: bool,
+    /// Offset of the IP header in the frame.
+    network: u16,
 }
+
+const _: () = {
+    assert!(size_of::<Packet<Ip4>>() == size_of::<Tuple<Ip4>>() + 20);
+    assert!(size_of::<Packet<Ip6>>() == size_of::<Tuple<Ip6>>() + 20);
+};
 
 /// Which part of a packet a fragment is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -285,75 +265,106 @@ pub(crate) fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 
-/// Reads an IPv4 packet. Out of line, as its twin: the headers need not stay on the stack, which is small.
-#[inline(never)]
-fn ipv4(ctx: &TcContext, frame: &Frame, room: &mut MaybeUninit<Packet<Ip4>>) -> Result<(), DropReason> {
-    let ip: Ipv4Header = header(ctx, !frame.tagged, ETHERNET_LEN, frame.network)?;
-    let (header_len, part) = ip.shape()?;
-    let packet = room.write(Packet::new(frame, ip.tuple(), header_len, u16::from_be(ip.total_len).into()));
-    packet.has_options = header_len != IPV4_LEN;
-    packet.identification = ip.identification.into();
-    let plain = !frame.tagged && !packet.has_options;
-    let place = Place { part, hop_limit: ip.hop_limit, plain, usual: ETHERNET_LEN + IPV4_LEN };
-    read_transport(ctx, packet, &place)?;
-    packet.forget(ctx);
-    Ok(())
+/// Reads an IPv4 packet. The body of a stage.
+#[inline(always)]
+pub(crate) fn ipv4(ctx: &TcContext, packet: &mut Packet<Ip4>) -> Result<(), DropReason> {
+    if packet.tagged {
+        ipv4_header(ctx, packet, &load(ctx, packet.network())?)
+    } else {
+        ipv4_header(ctx, packet, at(ctx, ETHERNET_LEN)?)
+    }
 }
 
-/// Reads an IPv6 packet, extension headers included (RFC 8200, 4).
-#[inline(never)]
-fn ipv6(ctx: &TcContext, frame: &Frame, room: &mut MaybeUninit<Packet<Ip6>>) -> Result<(), DropReason> {
-    let ip: Ipv6Header = header(ctx, !frame.tagged, ETHERNET_LEN, frame.network)?;
+#[inline(always)]
+fn ipv4_header(ctx: &TcContext, packet: &mut Packet<Ip4>, ip: &Ipv4Header) -> Result<(), DropReason> {
+    let (header_len, part) = ip.shape()?;
+    packet.tuple = ip.tuple(packet.tuple.lane);
+    packet.measure(header_len, u16::from_be(ip.total_len).into());
+    packet.has_options = header_len != IPV4_LEN;
+    packet.identification = ip.identification.into();
+    let plain = !packet.tagged && header_len == IPV4_LEN;
+    read_transport(
+        ctx,
+        packet,
+        &Place { part, hop_limit: ip.hop_limit, plain, usual: ETHERNET_LEN + IPV4_LEN },
+    )
+}
+
+/// Reads an IPv6 packet, extension headers included (RFC 8200, 4). The body of a stage.
+#[inline(always)]
+pub(crate) fn ipv6(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<(), DropReason> {
+    if packet.tagged {
+        ipv6_header(ctx, packet, &load(ctx, packet.network())?)
+    } else {
+        ipv6_header(ctx, packet, at(ctx, ETHERNET_LEN)?)
+    }
+}
+
+#[inline(always)]
+fn ipv6_header(ctx: &TcContext, packet: &mut Packet<Ip6>, ip: &Ipv6Header) -> Result<(), DropReason> {
     if ip.version_and_class >> 4 != 6 {
         return Err(DropReason::Malformed);
     }
-    let length = IPV6_LEN as u32 + u32::from(u16::from_be(ip.payload_len));
-    let packet = room.write(Packet::new(frame, ip.tuple(), IPV6_LEN, length));
-    let extended = is_extension(ip.next_header);
+    packet.tuple = ip.tuple(packet.tuple.lane);
+    packet.measure(IPV6_LEN, IPV6_LEN as u32 + u32::from(u16::from_be(ip.payload_len)));
+    let hop_limit = ip.hop_limit;
+    let extended = is_extension(packet.tuple.lane.protocol);
     let part = if extended { extension_headers(ctx, packet)? } else { Part::Whole };
-    let plain = !frame.tagged && !extended;
-    let place = Place { part, hop_limit: ip.hop_limit, plain, usual: ETHERNET_LEN + IPV6_LEN };
-    read_transport(ctx, packet, &place)?;
-    packet.forget(ctx);
-    Ok(())
+    let plain = !packet.tagged && !extended;
+    read_transport(ctx, packet, &Place { part, hop_limit, plain, usual: ETHERNET_LEN + IPV6_LEN })
+}
+
+/// Room for a packet of either family: the compiler would keep one for each on the stack, which is small.
+pub(crate) struct Room(MaybeUninit<Packet<Ip6>>);
+
+impl Room {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        const { assert!(size_of::<Packet<Ip4>>() <= size_of::<Packet<Ip6>>()) };
+        const { assert!(align_of::<Packet<Ip4>>() == align_of::<Packet<Ip6>>()) };
+        Self(MaybeUninit::uninit())
+    }
+
+    /// A packet of which only the frame has been read.
+    #[inline(always)]
+    pub(crate) fn begin<A: Version>(&mut self, frame: &Frame) -> &mut Packet<A> {
+        let packet = self.0.as_mut_ptr().cast::<Packet<A>>();
+        // SAFETY: large enough and aligned for the packets of both families (asserted above; there is no third). Zeros are a
+        // packet: numbers, `false`, and the first kind. Word by word, since the compiler would call a function that fills
+        // memory byte by byte.
+        let packet = unsafe {
+            let words = packet.cast::<u32>();
+            for word in 0..size_of::<Packet<A>>() / size_of::<u32>() {
+                words.add(word).write_volatile(0);
+            }
+            &mut *packet
+        };
+        packet.tuple.lane = frame.payload.lane;
+        packet.tagged = frame.tagged;
+        packet.network = frame.payload.offset;
+        packet
+    }
+}
+
+impl Kind {
+    #[inline(always)]
+    pub(crate) fn is_fragment(self) -> bool {
+        matches!(self, Self::FirstFragment | Self::LaterFragment)
+    }
 }
 
 impl<A: Version> Packet<A> {
-    /// Has the verifier forget what it knows about the fields that later code branches on, or that are zero in some
-    /// packets: it would follow each way through the headers to the end of the program. Words read from the socket
-    /// buffer's scratch area can be anything.
+    /// Writes down where the packet's parts lie, from lengths in bytes that count from the beginning of the IP header.
     #[inline(always)]
-    fn forget(&mut self, ctx: &TcContext) {
-        let [a, b, c] = self.tags;
-        let [s, t] = self.tuple.source_port.octets;
-        let [d, e] = self.tuple.destination_port.octets;
-        let known = [
-            u32::from_le_bytes([self.tuple.protocol, self.signal.flags, self.kind.0, self.icmp_type]),
-            u32::from_le_bytes([a, b, c, u8::from(self.has_ports) | u8::from(self.has_options) << 1]),
-            u32::from_le_bytes([s, t, d, e]),
-            self.identification,
-        ];
-        // SAFETY: the context pointer is valid while the program runs; the scratch area is this program's.
-        let [first, second, ports, identification] = unsafe {
-            let scratch = (&raw mut (*ctx.skb.skb).cb).cast::<u32>();
-            [0, 1, 2, 3].map(|word| {
-                scratch.add(word).write_volatile(known[word]);
-                scratch.add(word).read_volatile()
-            })
-        };
-        let [protocol, flags, kind, icmp_type] = first.to_le_bytes();
-        let [a, b, c, has] = second.to_le_bytes();
-        let [s, t, d, e] = ports.to_le_bytes();
-        self.tuple.protocol = protocol;
-        self.tuple.source_port = Port { octets: [s, t] };
-        self.tuple.destination_port = Port { octets: [d, e] };
-        self.signal = Signal { flags };
-        self.kind = Kind(kind);
-        self.icmp_type = icmp_type;
-        self.tags = [a, b, c];
-        self.has_ports = has & 1 != 0;
-        self.has_options = has & 2 != 0;
-        self.identification = identification;
+    fn measure(&mut self, header_len: usize, length: u32) {
+        self.transport = u32::from(self.network) + header_len as u32;
+        self.end = u32::from(self.network) + length;
+    }
+
+    /// Offset of the IP header in the frame.
+    #[inline(always)]
+    pub(crate) fn network(&self) -> usize {
+        self.network.into()
     }
 
     /// Offset of the transport header in the frame.
@@ -361,26 +372,20 @@ impl<A: Version> Packet<A> {
     pub(crate) fn transport(&self) -> usize {
         self.transport as usize
     }
+}
 
-    /// Lengths in bytes from the beginning of the IP header.
-    #[inline(always)]
-    fn new(frame: &Frame, tuple: Tuple<A>, header_len: usize, length: u32) -> Self {
-        Self {
-            tuple,
-            kind: Kind::Flow,
-            signal: Signal { flags: 0 },
-            has_ports: false,
-            has_options: false,
-            icmp_type: 0,
-            tags: frame.tags,
-            identification: 0,
-            transport: (frame.network + header_len) as u32,
-            end: frame.network as u32 + length,
-        }
-    }
+/// A tuple without ports.
+#[inline(always)]
+fn tuple<A>(source: A, destination: A, protocol: u8, lane: Lane) -> Tuple<A> {
+    Tuple { source, destination, ports: Ports::NONE, lane: Lane { protocol, ..lane } }
 }
 
 impl Ipv4Header {
+    #[inline(always)]
+    fn tuple(&self, lane: Lane) -> Tuple<Ip4> {
+        tuple(self.source, self.destination, self.protocol, lane)
+    }
+
     /// Length of the header with its options, and which part of the packet follows.
     #[inline(always)]
     fn shape(&self) -> Result<(usize, Part), DropReason> {
@@ -395,29 +400,12 @@ impl Ipv4Header {
         };
         Ok((words * 4, part))
     }
-
-    #[inline(always)]
-    fn tuple(&self) -> Tuple<Ip4> {
-        Tuple {
-            source: self.source,
-            destination: self.destination,
-            source_port: Port::NONE,
-            destination_port: Port::NONE,
-            protocol: self.protocol,
-        }
-    }
 }
 
 impl Ipv6Header {
     #[inline(always)]
-    fn tuple(&self) -> Tuple<Ip6> {
-        Tuple {
-            source: self.source,
-            destination: self.destination,
-            source_port: Port::NONE,
-            destination_port: Port::NONE,
-            protocol: self.next_header,
-        }
+    fn tuple(&self, lane: Lane) -> Tuple<Ip6> {
+        tuple(self.source, self.destination, self.next_header, lane)
     }
 }
 
@@ -441,14 +429,14 @@ fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Part, 
     const LIMIT: usize = 8;
     let mut part = Part::Whole;
     for _ in 0..LIMIT {
-        let protocol = packet.tuple.protocol;
+        let protocol = packet.tuple.lane.protocol;
         if !is_extension(protocol) {
             return Ok(part);
         }
         // No header is shorter.
         let [next, length, third, fourth, identification @ ..]: [u8; 8] = load(ctx, packet.transport())?;
         let length = u32::from(length);
-        packet.tuple.protocol = next;
+        packet.tuple.lane.protocol = next;
         packet.transport += match protocol {
             // Type 0 lets a sender choose the way (deprecated by RFC 5095).
             ROUTING if third == 0 => return Err(DropReason::SourceRoute),
@@ -481,7 +469,7 @@ fn read_transport<A: Version>(
     place: &Place,
 ) -> Result<(), DropReason> {
     let offset = packet.transport();
-    let protocol = packet.tuple.protocol;
+    let protocol = packet.tuple.lane.protocol;
     match place.part {
         Part::Whole => {}
         Part::First => {
@@ -529,7 +517,6 @@ fn read_transport<A: Version>(
 
 #[inline(always)]
 fn set_ports<A>(packet: &mut Packet<A>, ports: Ports) {
-    packet.tuple.source_port = ports.source;
-    packet.tuple.destination_port = ports.destination;
+    packet.tuple.ports = ports;
     packet.has_ports = true;
 }

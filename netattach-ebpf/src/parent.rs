@@ -172,8 +172,8 @@ fn decide(ctx: &TcContext, attachment: u32, hook: Hook) -> i32 {
 /// Drops a frame whose sender is no attachment's pod.
 #[inline(always)]
 fn nobodys(ctx: &TcContext, reason: DropReason) -> i32 {
-    count::packet(0, Hook::FromPod, ctx.len(), Err(reason));
-    record::dropped_unread(ctx, 0, Hook::FromPod, reason);
+    count::packet(0, Hook::FromPod, ctx.len(), Err(reason.into()));
+    record::dropped_unread(ctx, 0, Hook::FromPod, reason.into());
     TC_ACT_SHOT as i32
 }
 

@@ -3,14 +3,18 @@
 use core::marker::PhantomData;
 
 use netattach_common::{
-    DropReason, PortKey,
+    DropReason, Hook, PortKey,
     decide::{Query, Tables, Verdict, decide},
-    flow::Leg,
+    flow::{Leg, Tuple},
 };
 
 use crate::{
+    classifier::Scope,
     count,
     maps::{self, Family},
+    packet::has_ports,
+    stages::Stages,
+    verdict::Denied,
 };
 
 struct Maps<A>(PhantomData<A>);
@@ -32,14 +36,46 @@ impl<A: Family> Tables<A> for Maps<A> {
     }
 }
 
-/// The rule by which `policy` allows the query, 0 without a policy: not isolated. `leg` says whose words a denial is
-/// put in.
+/// What a pod's policy says about a packet: the rule that allows it, 0 without a policy: not isolated.
 #[inline(always)]
-pub(crate) fn allows<A: Family>(policy: u32, leg: Leg, query: &Query<A>) -> Result<u32, DropReason> {
-    if policy == 0 {
-        return Ok(0);
+pub(crate) fn allows<A: Stages>(scope: &Scope, tuple: &Tuple<A>, leg: Leg) -> Result<u32, Denied> {
+    if scope.policies.of(leg) == 0 {
+        Ok(0)
+    } else {
+        A::ask(scope, tuple, leg, has_ports(tuple.lane.protocol))
     }
-    match (decide(&Maps(PhantomData), policy, query), leg) {
+}
+
+/// The same about a packet whose ports are not known: only rules without ports can allow it.
+#[inline(always)]
+pub(crate) fn allows_without_ports<A: Stages>(
+    scope: &Scope,
+    tuple: &Tuple<A>,
+    leg: Leg,
+) -> Result<u32, Denied> {
+    if scope.policies.of(leg) == 0 { Ok(0) } else { A::ask(scope, tuple, leg, false) }
+}
+
+/// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits a rule
+/// that allows with a flow. The body of a stage.
+#[inline(always)]
+pub(crate) fn ask<A: Family>(
+    scope: &Scope,
+    tuple: &Tuple<A>,
+    leg: Leg,
+    with_ports: bool,
+) -> Result<u32, DropReason> {
+    let (peer, peer_port, own_port) = match scope.hook {
+        Hook::FromPod => (tuple.destination, tuple.ports.destination, tuple.ports.source),
+        Hook::ToPod => (tuple.source, tuple.ports.source, tuple.ports.destination),
+    };
+    let responder_port = match leg {
+        Leg::Opener => peer_port,
+        Leg::Responder => own_port,
+    };
+    let port = with_ports.then_some(responder_port);
+    let policy = scope.policies.of(leg);
+    match (decide(&Maps(PhantomData), policy, &Query::new(peer, tuple.lane.protocol, port)), leg) {
         (Verdict::Allow { rule }, _) => {
             count::rule(policy, rule);
             Ok(rule)

@@ -4,18 +4,19 @@
 //! share, is counted instead.
 
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, programs::TcContext};
-use netattach_common::{Address, DropReason, Hook, Ip6, Port, Record, flow::Leg};
+use netattach_common::{Address, Hook, Ip6, Port, Record, flow::Leg};
 
 use crate::{
     classifier::Scope,
     count, frame, limit,
     maps::{self, Family},
     packet::Packet,
+    verdict::Denied,
 };
 
 /// Tells of a packet that opened a flow, allowed by a rule of the policy of `leg`; rule 0: nobody had to.
 #[inline(always)]
-pub(crate) fn opened<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>, leg: Leg, rule: u32) {
+pub(crate) fn opened<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, leg: Leg, rule: u32) {
     if limit::flow_record(scope.id) {
         write(ctx, scope, packet, u32::from(leg == Leg::Responder) << 8, rule);
     } else {
@@ -25,9 +26,9 @@ pub(crate) fn opened<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Pac
 
 /// Tells of a packet that is dropped.
 #[inline(always)]
-pub(crate) fn dropped<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>, reason: DropReason) {
+pub(crate) fn dropped<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, denied: Denied) {
     if limit::drop_record(scope.id) {
-        write(ctx, scope, packet, reason as u32, 0);
+        write(ctx, scope, packet, denied.number().into(), 0);
     } else {
         count::record_withheld(scope.id);
     }
@@ -35,9 +36,9 @@ pub(crate) fn dropped<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Pa
 
 /// Tells of a packet that is dropped before its addresses are known.
 #[inline(always)]
-pub(crate) fn dropped_unread(ctx: &TcContext, attachment: u32, hook: Hook, reason: DropReason) {
+pub(crate) fn dropped_unread(ctx: &TcContext, attachment: u32, hook: Hook, denied: Denied) {
     if limit::drop_record(attachment) {
-        write_unread(ctx, attachment, hook, reason as u32);
+        write_unread(ctx, attachment, hook, denied.number().into());
     } else {
         count::record_withheld(attachment);
     }
@@ -45,7 +46,7 @@ pub(crate) fn dropped_unread(ctx: &TcContext, attachment: u32, hook: Hook, reaso
 
 /// `outcome`: the reason's number in the lower byte, and above it whether the pod is the responder.
 #[inline(never)]
-fn write<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>, outcome: u32, rule: u32) {
+fn write<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, outcome: u32, rule: u32) {
     let tuple = &packet.tuple;
     submit(ctx, scope.id, |record| {
         record.ingress = scope.policies.ingress;
@@ -53,14 +54,14 @@ fn write<A: Family>(ctx: &TcContext, scope: &Scope<'_>, packet: &Packet<A>, outc
         record.rule = rule;
         record.source = tuple.source.widen();
         record.destination = tuple.destination.widen();
-        record.source_port = tuple.source_port;
-        record.destination_port = tuple.destination_port;
+        record.source_port = tuple.ports.source;
+        record.destination_port = tuple.ports.destination;
         record.ethertype = A::ETHERTYPE;
-        record.vlan = u16::from(packet.tags[0]) << 4 | u16::from(packet.tags[1]) >> 4;
+        record.vlan = u16::from(tuple.lane.tags[0]) << 4 | u16::from(tuple.lane.tags[1]) >> 4;
         record.reason = outcome as u8;
         record.responder = (outcome >> 8) as u8;
         record.to_pod = u8::from(scope.hook == Hook::ToPod);
-        record.protocol = tuple.protocol;
+        record.protocol = tuple.lane.protocol;
         record.flags = packet.signal.flags;
         record.parsed = 1;
     });

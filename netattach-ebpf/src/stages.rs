@@ -1,0 +1,244 @@
+//! The functions that the kernel verifies on their own (global functions; with memory as arguments since Linux 5.12).
+//!
+//! A verifier follows every way through a program. Where one part leaves many of them open, the next is gone through once
+//! for each, and Linux 6.1, which forgets less than later kernels, gives up after a million instructions. A global function
+//! is gone through once, with arguments that can be anything, and whoever calls it goes on with an answer that can be
+//! anything. So the packet path is cut where little is handed on:
+//!
+//! | stage | does |
+//! |---|---|
+//! | `na_judge` | reads a frame, checks what a pod says of itself, and goes on with one of the following |
+//! | `na_tags` | walk over VLAN tags |
+//! | `na_read4`, `na_read6` | read IP and transport headers |
+//! | `na_options`, `na_neighbour` | check IPv4 options and neighbour discovery that a pod sends |
+//! | `na_fragment4`, `na_fragment6` | remember what first fragments say, complete later ones |
+//! | `na_known4`, `na_known6` | judge a packet by its flow |
+//! | `na_open4`, `na_open6` | judge a packet without one by the policy, and enter the flow |
+//! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about |
+//! | `na_policy4`, `na_policy6` | ask a policy |
+//!
+//! The kernel takes as arguments the context, numbers, and pointers to memory of a type that the object describes (BTF),
+//! wholly written by the caller. Such a pointer may be null as far as the verifier knows. The answer is a number.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use netattach_common::{
+    DropReason, Ip4, Ip6,
+    flow::{Leg, Tuple},
+};
+
+use crate::{
+    antispoof,
+    classifier::{self, Scope},
+    conntrack, fragment,
+    frame::{self, Payload},
+    maps::Family,
+    packet::{self, Packet},
+    policy,
+    verdict::{Denied, Sort, Word},
+};
+
+/// What a stage says that was handed null. Nobody does that.
+const NOTHING: Denied = Denied::new(DropReason::Malformed);
+
+/// The stages of one address family.
+pub(crate) trait Stages: Family {
+    /// Reads the headers from IP on, of a packet that has just begun.
+    fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
+    /// Remembers what a first fragment says, or completes a later one by it.
+    fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
+    /// Judges a packet by its flow. `false`: it has none.
+    fn is_known(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
+    /// Judges a packet of no known flow, and enters the flow when it is allowed.
+    fn open(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied>;
+    /// Whether an ICMP error is about a packet of a flow that may go on.
+    fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
+    /// Asks the policy for a leg: the rule that allows, which is credited.
+    fn ask(scope: &Scope, tuple: &Tuple<Self>, leg: Leg, with_ports: bool) -> Result<u32, Denied>;
+}
+
+/// Reads a frame and judges it.
+#[inline(always)]
+pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<Sort, Denied> {
+    Word::from_word(na_judge(ctx.skb.skb, scope))
+}
+
+/// Walks over the VLAN tags of a frame.
+#[inline(always)]
+pub(crate) fn peel(ctx: &TcContext, scope: &Scope, payload: &mut Payload) -> Result<(), Denied> {
+    Word::from_word(na_tags(ctx.skb.skb, scope, payload))
+}
+
+/// Checks the options of an IPv4 header that lie between these offsets.
+#[inline(always)]
+pub(crate) fn check_options(ctx: &TcContext, from: u32, to: u32) -> Result<(), Denied> {
+    Word::from_word(na_options(ctx.skb.skb, from, to))
+}
+
+/// Checks neighbour discovery that a pod sends.
+#[inline(always)]
+pub(crate) fn check_neighbour(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), Denied> {
+    Word::from_word(na_neighbour(ctx.skb.skb, scope, packet))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+    let answer = match reference(scope) {
+        Some(scope) => classifier::judge_frame(&TcContext::new(skb), scope),
+        None => Err(NOTHING),
+    };
+    answer.to_word()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_tags(skb: *mut __sk_buff, scope: *const Scope, payload: *mut Payload) -> u32 {
+    let answer = match (reference(scope), exclusive(payload)) {
+        (Some(scope), Some(payload)) => {
+            frame::peel(&TcContext::new(skb), scope, payload).map_err(Denied::from)
+        }
+        _ => Err(NOTHING),
+    };
+    answer.to_word()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_options(skb: *mut __sk_buff, from: u32, to: u32) -> u32 {
+    antispoof::options(&TcContext::new(skb), from, to).map_err(Denied::from).to_word()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip6>) -> u32 {
+    let answer = match (reference(scope), reference(packet)) {
+        (Some(scope), Some(packet)) => {
+            antispoof::neighbour(&TcContext::new(skb), scope, packet).map_err(Denied::from)
+        }
+        _ => Err(NOTHING),
+    };
+    answer.to_word()
+}
+
+macro_rules! stages {
+    ($address:ty, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $answer:ident, $policy:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $read(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
+            let answer = match exclusive(packet) {
+                Some(packet) => $body(&TcContext::new(skb), packet).map_err(Denied::from),
+                None => Err(NOTHING),
+            };
+            answer.to_word()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $fragment(scope: *const Scope, packet: *mut Packet<$address>) -> u32 {
+            if let (Some(scope), Some(packet)) = (reference(scope), exclusive(packet)) {
+                fragment::complete(scope, packet);
+            }
+            // A stage has to answer.
+            0
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $known(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<$address>) -> u32 {
+            let answer = match (reference(scope), reference(packet)) {
+                (Some(scope), Some(packet)) => conntrack::is_known(&TcContext::new(skb), scope, packet),
+                _ => Err(NOTHING),
+            };
+            answer.to_word()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $open(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<$address>) -> u32 {
+            let answer = match (reference(scope), reference(packet)) {
+                (Some(scope), Some(packet)) => conntrack::open(&TcContext::new(skb), scope, packet),
+                _ => Err(NOTHING),
+            };
+            answer.to_word()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $answer(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<$address>) -> u32 {
+            let answer = match (reference(scope), reference(packet)) {
+                (Some(scope), Some(packet)) => conntrack::is_answer(&TcContext::new(skb), scope, packet),
+                _ => false,
+            };
+            answer.into()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $policy(
+            scope: *const Scope,
+            tuple: *const Tuple<$address>,
+            responder: u32,
+            with_ports: u32,
+        ) -> u64 {
+            let leg = if responder != 0 { Leg::Responder } else { Leg::Opener };
+            let answer = match (reference(scope), reference(tuple)) {
+                (Some(scope), Some(tuple)) => {
+                    policy::ask(scope, tuple, leg, with_ports != 0).map_err(Denied::from)
+                }
+                _ => Err(NOTHING),
+            };
+            answer.to_word()
+        }
+
+        impl Stages for $address {
+            #[inline(always)]
+            fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied> {
+                Word::from_word($read(ctx.skb.skb, packet))
+            }
+
+            #[inline(always)]
+            fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>) {
+                $fragment(scope, packet);
+            }
+
+            #[inline(always)]
+            fn is_known(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied> {
+                Word::from_word($known(ctx.skb.skb, scope, packet))
+            }
+
+            #[inline(always)]
+            fn open(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied> {
+                Word::from_word($open(ctx.skb.skb, scope, packet))
+            }
+
+            #[inline(always)]
+            fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool {
+                $answer(ctx.skb.skb, scope, packet) != 0
+            }
+
+            #[inline(always)]
+            fn ask(scope: &Scope, tuple: &Tuple<Self>, leg: Leg, with_ports: bool) -> Result<u32, Denied> {
+                let responder = (leg == Leg::Responder).into();
+                Word::from_word($policy(scope, tuple, responder, with_ports.into()))
+            }
+        }
+    };
+}
+
+stages!(Ip4, packet::ipv4, na_read4, na_fragment4, na_known4, na_open4, na_answer4, na_policy4);
+stages!(Ip6, packet::ipv6, na_read6, na_fragment6, na_known6, na_open6, na_answer6, na_policy6);
+
+/// A stage's argument.
+#[inline(always)]
+fn reference<'a, T>(argument: *const T) -> Option<&'a T> {
+    // SAFETY: the callers above hand over references to what lives on their stacks until the stage returns; all bytes are
+    // written and stand for values of `T`.
+    unsafe { argument.as_ref() }
+}
+
+/// A stage's argument that it changes.
+#[inline(always)]
+fn exclusive<'a, T>(argument: *mut T) -> Option<&'a mut T> {
+    // SAFETY: as above; the references are exclusive.
+    unsafe { argument.as_mut() }
+}
