@@ -197,7 +197,7 @@ impl Maps {
             parents: dataplane.covered_parents().into_keys().collect(),
             parent_entries: dataplane.parent_entries(),
             records: dataplane
-                .attachments_dump()?
+                .attachments_dump()
                 .into_iter()
                 .map(|(id, record)| (id, format!("{record:?}")))
                 .collect(),

@@ -30,6 +30,9 @@ const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
 /// A look that takes longer hangs, and what was seen before it counts no more.
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
 
+/// What there is to say of a dataplane that is well.
+const ALL_PINNED: &str = "programs and maps are pinned";
+
 /// What was seen last.
 #[derive(Debug)]
 pub(super) struct Health {
@@ -110,9 +113,10 @@ impl Health {
         lock(&self.unusable).clone()
     }
 
-    /// The first look, before anything is served. The runtime's file waits until then.
-    pub(super) fn look_first(&self) {
-        self.dataplane.take(|| self.look_at_dataplane());
+    /// The first look, before anything is served. The runtime's file waits until then. A dataplane that was just taken over
+    /// without a failure has been looked at.
+    pub(super) fn look_first(&self, taken_over: bool) {
+        self.dataplane.take(|| if taken_over { Ok(ALL_PINNED.to_owned()) } else { self.look_at_dataplane() });
         self.network.take(|| self.usable_network().map(|network| network.name));
         if !self.default_network().is_ok_and(|network| self.engine.has_plugins_to_ask(&network)) {
             self.plugins.take(|| Ok(String::new()));
@@ -149,7 +153,7 @@ impl Health {
     }
 
     fn look_at_dataplane(&self) -> Seen {
-        self.engine.check_dataplane().map(|()| "programs and maps are pinned".to_owned())
+        self.engine.check_dataplane().map(|()| ALL_PINNED.to_owned())
     }
 
     /// Looks at the default network and brings the runtime's file up to date. The file is never taken away: a runtime

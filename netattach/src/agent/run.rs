@@ -188,7 +188,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let agent = Arc::new(agent);
     carry_out_pending(&agent, &settings.state_dir).await?;
 
-    health.look_first();
+    health.look_first(recovery.failed.is_empty());
     let policies = tokio::spawn(follow_policies(enforcer, source.changes()));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {

@@ -91,7 +91,10 @@ impl Registry {
     pub fn with_dynamic(&self, key: &Key) -> Vec<Arc<Attached>> {
         let inner = self.lock();
         let Some(sandbox) = inner.sandboxes.get(key) else { return Vec::new() };
-        let dynamic = inner.sandboxes.values().filter(|attached| attached.belongs_to(key));
+        let first = Key { container_id: key.container_id.clone(), ifname: String::new() };
+        let of_container = inner.sandboxes.range(first..).map(|(_, attached)| attached);
+        let of_container = of_container.take_while(|attached| attached.key.container_id == key.container_id);
+        let dynamic = of_container.filter(|attached| attached.belongs_to(key));
         [sandbox].into_iter().chain(dynamic).cloned().collect()
     }
 

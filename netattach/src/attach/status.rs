@@ -87,6 +87,10 @@ impl StatusFiles {
         let entries: Vec<StatusEntry> =
             attached.iter().flat_map(|attached| entries(attached, self.form)).collect();
         let text = status::render(&entries);
+        // After a restart most files are as they should be, and writing is what takes time.
+        if std::fs::read(&path).is_ok_and(|published| published == text.as_bytes()) {
+            return Ok(());
+        }
         let write = || {
             if let Some(parent) = path.parent() {
                 std::fs::create_dir_all(parent)?;

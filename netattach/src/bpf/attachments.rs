@@ -11,6 +11,7 @@ use super::BpfError;
 use super::entries::{absent, insert, keys};
 use super::parents::{Device, OnParent, Parents};
 use super::pin::{Pins, map_name};
+use super::table::Table;
 use crate::mac::Mac;
 
 /// What the programs are to know about an attachment.
@@ -79,6 +80,8 @@ pub(super) struct Attachments {
     addresses_v6: HashMap<MapData, AddressKey<Ip6>, u32>,
     vlan_map: HashMap<MapData, VlanKey, u32>,
     limits: Array<MapData, Limits>,
+    /// Every record that is an attachment's.
+    present: BTreeMap<u32, AttachmentRecord>,
     /// Every allowed VLAN in the maps.
     vlans: BTreeMap<u32, BTreeSet<u16>>,
     /// Every allowed address in the maps, also of ids without a record.
@@ -113,6 +116,8 @@ impl Attachments {
             // The programs look up 12 bits only; whatever else is in the map is nobody's.
             vlans.entry(key.attachment).or_default().extend(u16::try_from(key.vlan));
         }
+        let mut present = Table::<u32, AttachmentRecord>::open(pins, map_name::ATTACHMENT)?.read()?;
+        present.retain(|(id, record)| *id != 0 && record.has(flag::PRESENT));
         let records = pins.open(map_name::ATTACHMENT)?;
         let limits = pins.open(map_name::LIMIT)?;
         let mut opened = Self {
@@ -122,6 +127,7 @@ impl Attachments {
             addresses_v6,
             vlan_map,
             limits,
+            present: present.into_iter().collect(),
             vlans,
             addresses,
             bound,
@@ -148,7 +154,8 @@ impl Attachments {
             self.allow_vlan(id, *vlan)?;
         }
         self.write_limits(id, attachment.limits)?;
-        self.write_record(id, Self::record_of(attachment, self.device_of(id).unwrap_or(0)))?;
+        let device = self.present.get(&id).map_or(0, |record| record.host_ifindex);
+        self.write_record(id, Self::record_of(attachment, device))?;
         for address in present.difference(&wanted) {
             self.disallow(id, *address)?;
         }
@@ -161,12 +168,11 @@ impl Attachments {
     /// Makes a device an attachment's, which must have a record.
     pub(super) fn bind(&mut self, ifindex: u32, id: u32) -> Result<(), BpfError> {
         self.check(id)?;
-        let mut record = self.record(id)?;
-        if !record.has(flag::PRESENT) {
-            return Err(BpfError::UnknownAttachment(id));
+        let mut record = self.known(id)?;
+        if self.bound.get(&ifindex) != Some(&id) {
+            insert(&mut self.links, map_name::LINK, ifindex, id)?;
+            self.bound.insert(ifindex, id);
         }
-        insert(&mut self.links, map_name::LINK, ifindex, id)?;
-        self.bound.insert(ifindex, id);
         record.host_ifindex = ifindex;
         self.write_record(id, record)
     }
@@ -174,10 +180,7 @@ impl Attachments {
     /// Makes an address on a parent an attachment's, which must have a record.
     pub(super) fn bind_macvlan(&mut self, id: u32, on: &OnParent) -> Result<(), BpfError> {
         self.check(id)?;
-        let mut record = self.record(id)?;
-        if !record.has(flag::PRESENT) {
-            return Err(BpfError::UnknownAttachment(id));
-        }
+        let mut record = self.known(id)?;
         record.host_ifindex = on.parent;
         self.write_record(id, record)?;
         self.parents.bind(id, record.mac, on)
@@ -191,12 +194,12 @@ impl Attachments {
         let Some(id) = self.bound.remove(&ifindex) else {
             return Ok(());
         };
-        let mut record = self.record(id)?;
-        if record.host_ifindex == ifindex {
-            record.host_ifindex = 0;
-            self.write_record(id, record)?;
+        match self.present.get(&id).copied() {
+            Some(record) if record.host_ifindex == ifindex => {
+                self.write_record(id, AttachmentRecord { host_ifindex: 0, ..record })
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Removes an attachment's devices, record and addresses, in this order.
@@ -223,7 +226,10 @@ impl Attachments {
         device: &Device,
         attachment: &Attachment,
     ) -> Result<Option<String>, BpfError> {
-        let found = self.record(id)?;
+        let found = self
+            .records
+            .get(&id, 0)
+            .map_err(|source| BpfError::ReadMap { map: map_name::ATTACHMENT, source })?;
         let wanted = Self::record_of(attachment, device.index());
         if !found.has(flag::PRESENT) {
             return Ok(Some(format!("the dataplane has no record of attachment {id}")));
@@ -263,15 +269,8 @@ impl Attachments {
     }
 
     /// Every attachment with a record.
-    pub(super) fn records(&self) -> Result<BTreeMap<u32, AttachmentRecord>, BpfError> {
-        let mut present = BTreeMap::new();
-        for id in 1..self.max {
-            let record = self.record(id)?;
-            if record.has(flag::PRESENT) {
-                present.insert(id, record);
-            }
-        }
-        Ok(present)
+    pub(super) fn records(&self) -> &BTreeMap<u32, AttachmentRecord> {
+        &self.present
     }
 
     /// Which addresses the maps allow which attachment, also ids without a record.
@@ -282,10 +281,7 @@ impl Attachments {
     /// An attachment's addresses in its network, the link-local one included. None when it has no record.
     pub(super) fn hosts(&self, id: u32) -> Result<Vec<(u32, IpAddr)>, BpfError> {
         self.check(id)?;
-        let record = self.record(id)?;
-        if !record.has(flag::PRESENT) {
-            return Ok(Vec::new());
-        }
+        let Some(record) = self.present.get(&id) else { return Ok(Vec::new()) };
         let link_local = IpAddr::V6(record.link_local.into());
         let addresses = self.addresses.get(&id).into_iter().flatten().copied();
         Ok(addresses.chain([link_local]).map(|address| (record.zone, address)).collect())
@@ -310,10 +306,6 @@ impl Attachments {
         self.bound.iter().filter(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex).collect()
     }
 
-    fn device_of(&self, id: u32) -> Option<u32> {
-        self.devices_of(id).first().copied().or_else(|| self.parents.parent_of(id))
-    }
-
     fn record_of(attachment: &Attachment, host_ifindex: u32) -> AttachmentRecord {
         let mac = netattach_common::Mac { octets: attachment.mac.0 };
         let flags = attachment.flags.bits() | passage_bits(attachment);
@@ -328,13 +320,22 @@ impl Attachments {
         record
     }
 
-    fn record(&self, id: u32) -> Result<AttachmentRecord, BpfError> {
-        self.records.get(&id, 0).map_err(|source| BpfError::ReadMap { map: map_name::ATTACHMENT, source })
+    /// The record of an attachment that has one.
+    fn known(&self, id: u32) -> Result<AttachmentRecord, BpfError> {
+        self.present.get(&id).copied().ok_or(BpfError::UnknownAttachment(id))
     }
 
     fn write_record(&mut self, id: u32, record: AttachmentRecord) -> Result<(), BpfError> {
+        if self.present.get(&id) == Some(&record) {
+            return Ok(());
+        }
         let failed = |source| BpfError::WriteMap { map: map_name::ATTACHMENT, source };
         self.records.set(id, record, 0).map_err(failed)?;
+        if record.has(flag::PRESENT) {
+            self.present.insert(id, record);
+        } else {
+            self.present.remove(&id);
+        }
         crate::crash_point!("map", map_name::ATTACHMENT);
         Ok(())
     }
@@ -354,6 +355,9 @@ impl Attachments {
             flow_records: keep(wanted.flow_records, present.flow_records),
             drop_records: keep(wanted.drop_records, present.drop_records),
         };
+        if limits == present {
+            return Ok(());
+        }
         self.limits
             .set(id, limits, 0)
             .map_err(|source| BpfError::WriteMap { map: map_name::LIMIT, source })?;

@@ -377,8 +377,8 @@ impl Dataplane {
     }
 
     /// Every attachment that has a record, for recovery.
-    pub fn attachments_dump(&self) -> Result<BTreeMap<u32, AttachmentRecord>, BpfError> {
-        self.attachments().records()
+    pub fn attachments_dump(&self) -> BTreeMap<u32, AttachmentRecord> {
+        self.attachments().records().clone()
     }
 
     /// Which source addresses are allowed to which id, also to ids without a record, for recovery.

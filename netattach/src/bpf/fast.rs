@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::BpfError;
 use super::entries::{absent, keys};
 use super::pin::{Pins, map_name};
+use super::table::Table;
 use crate::mac::Mac;
 
 /// An attachment's place on the fast path.
@@ -61,9 +62,8 @@ impl FastPath {
         for key in keys(opened.stations.keys(), map_name::STATION, |_| true)? {
             opened.remove_station(&key)?;
         }
-        for id in 0..opened.ports.len() {
-            let failed = |source| BpfError::ReadMap { map: map_name::FAST_PORT, source };
-            if opened.ports.get(&id, 0).map_err(failed)? != FastPort::default() {
+        for (id, port) in Table::<u32, FastPort>::open(pins, map_name::FAST_PORT)?.read()? {
+            if port != FastPort::default() {
                 opened.write_port(id, FastPort::default())?;
             }
         }

@@ -163,6 +163,9 @@ impl Parents {
     }
 
     fn write(&mut self, key: ParentKey, entry: ParentEntry) -> Result<(), BpfError> {
+        if self.entries.get(&key) == Some(&entry) {
+            return Ok(());
+        }
         insert(&mut self.map, map_name::PARENT, key, entry)?;
         self.entries.insert(key, entry);
         Ok(())

@@ -23,7 +23,7 @@ pub use link::{Ensured, LinkState};
 pub use nft::{Family, HookedChains, hooked_chains};
 pub use route::RouteState;
 pub use rule::Rule;
-pub use tc::{Filter, FilterState, Hook, LOOPBACK};
+pub use tc::{DevicePrograms, Filter, FilterState, Hook, LOOPBACK};
 pub use watch::{Changes, LinkWatch};
 
 use crate::netns::{Netns, NetnsError, within};

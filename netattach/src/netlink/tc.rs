@@ -9,7 +9,7 @@ use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 
-use super::socket::{CREATE, EXCL, Request};
+use super::socket::{CREATE, EXCL, Reply, Request};
 use super::{Error, Handle};
 
 /// Priority of our filters: the first that a packet meets, so that nobody passes it on before it was judged.
@@ -46,6 +46,18 @@ pub struct Filter<'a> {
     pub name: &'a str,
     /// The program.
     pub program: BorrowedFd<'a>,
+}
+
+/// How many devices are asked about at once: the answers have to fit into a socket's buffer.
+const DEVICES_AT_ONCE: usize = 32;
+
+/// The names of the programs that [`Handle::ensure_programs`] attached to a device, as far as they are there.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DevicePrograms {
+    /// On [`Hook::Ingress`].
+    pub ingress: Option<String>,
+    /// On [`Hook::Egress`].
+    pub egress: Option<String>,
 }
 
 /// A BPF filter as the kernel shows it.
@@ -131,6 +143,28 @@ impl Handle {
         self.ensure_filters_absent(index, &filters, false)
     }
 
+    /// What [`ensure_programs`](Self::ensure_programs) attached to each of these devices, in their order; `None` for one that is
+    /// gone. What others have attached before it is not seen.
+    pub fn attached_programs(
+        &mut self,
+        devices: &[u32],
+    ) -> Result<Vec<Result<Option<DevicePrograms>, Error>>, Error> {
+        let mut attached = Vec::with_capacity(devices.len());
+        for some in devices.chunks(DEVICES_AT_ONCE) {
+            let wanted = some.iter().flat_map(|index| {
+                [Hook::Ingress, Hook::Egress].map(|hook| {
+                    let filter = address(*index, hook, FILTER_HANDLE);
+                    Request::new(RouteNetlinkMessage::GetTrafficFilter(filter), 0)
+                })
+            });
+            let mut replies = self.socket.batch(wanted.collect())?.into_iter();
+            while let (Some(ingress), Some(egress)) = (replies.next(), replies.next()) {
+                attached.push(both(ingress, egress));
+            }
+        }
+        Ok(attached)
+    }
+
     /// Whether the kernel has the `clsact` queueing discipline. Asks for one that has to be refused, with a filter block
     /// of number 0 on the loopback device: a kernel that does not know the kind says so first.
     pub fn has_clsact(&mut self) -> Result<bool, Error> {
@@ -196,6 +230,20 @@ fn address(index: u32, hook: Hook, handle: u32) -> TcMessage {
     message.header.info = (PRIORITY << 16) | u32::from(ETH_P_ALL.to_be());
     message.attributes.push(TcAttribute::Kind("bpf".into()));
     message
+}
+
+/// The filters of a device, from the answers for its hooks.
+fn both(ingress: Reply, egress: Reply) -> Result<Option<DevicePrograms>, Error> {
+    use rustix::io::Errno;
+    // The outer `None`: the device is gone; the inner one: it has no such filter.
+    let name = |reply: Reply| match reply.map_err(Error::from) {
+        Ok(messages) => Ok(Some(messages.into_iter().find_map(observed).and_then(|filter| filter.name))),
+        Err(error) if error.errno() == Some(Errno::NODEV) => Ok(None),
+        Err(error) if matches!(error.errno(), Some(Errno::NOENT | Errno::INVAL)) => Ok(Some(None)),
+        Err(error) => Err(error),
+    };
+    let names = name(ingress)?.zip(name(egress)?);
+    Ok(names.map(|(ingress, egress)| DevicePrograms { ingress, egress }))
 }
 
 /// What is to go and is not there, or was on a device that is gone, is gone.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sync::EnforceError;
 use crate::bpf::{self, Dataplane, Running};
-use crate::netlink::{self, Handle, Hook};
+use crate::netlink::{self, DevicePrograms, Handle, Hook};
 
 /// Name of the program that judges what pods send, as `tc` and `bpftool` show it.
 pub const FROM_POD: &str = "na_from_pod";
@@ -91,16 +91,52 @@ pub(super) fn attach(
     }
 }
 
-/// Takes off a device what an agent of the other mode attached.
+/// Takes off a device what an agent of the other mode attached: what was found there.
 pub(super) fn remove_others(
     mode: AttachMode,
     dataplane: &Dataplane,
     device: u32,
+    found: &Found,
     host: &mut Handle,
 ) -> Result<(), EnforceError> {
     match mode {
-        AttachMode::Clsact => Ok(dataplane.remove_links(device)?),
-        AttachMode::Tcx => Ok(host.remove_programs(device)?),
+        AttachMode::Clsact if found.links => Ok(dataplane.remove_links(device)?),
+        AttachMode::Tcx if found.filters != DevicePrograms::default() => Ok(host.remove_programs(device)?),
+        AttachMode::Clsact | AttachMode::Tcx => Ok(()),
+    }
+}
+
+/// What an earlier agent left on a device, in whatever mode it was.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// Filters at our place.
+    pub(super) filters: DevicePrograms,
+    /// Whether there are pins of links.
+    pub(super) links: bool,
+}
+
+impl Found {
+    /// Whether both programs run as they are to in this mode. Those of an earlier object count.
+    pub(super) fn is_whole(
+        &self,
+        mode: AttachMode,
+        dataplane: &Dataplane,
+        device: u32,
+    ) -> Result<bool, EnforceError> {
+        match mode {
+            AttachMode::Clsact => {
+                let DevicePrograms { ingress, egress } = &self.filters;
+                Ok((ingress.as_deref(), egress.as_deref()) == (Some(FROM_POD), Some(TO_POD)))
+            }
+            AttachMode::Tcx => {
+                for (_, _, program) in DIRECTIONS {
+                    if !self.links || dataplane.running_by_link(device, program)? == Running::Nothing {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
     }
 }
 

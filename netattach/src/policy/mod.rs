@@ -7,6 +7,7 @@
 //! What cannot be understood never allows anything: an unreadable item of a rule matches nothing, and a policy
 //! whose selector is unreadable isolates without allowing.
 
+mod adoption;
 mod changes;
 pub mod compile;
 pub mod compiled;

@@ -1,6 +1,6 @@
 //! Keeps the kernel's policies equal to what the manifests say, and attachments under them from their first packet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,10 +79,10 @@ pub struct Enforcer {
     pub(super) flows: FlowTable,
     pub(super) source: Arc<dyn Source>,
     pub(super) options: Options,
-    passage: Passage,
-    fast: Arc<FastPaths>,
-    parents: Parents,
-    mode: AttachMode,
+    pub(super) passage: Passage,
+    pub(super) fast: Arc<FastPaths>,
+    pub(super) parents: Parents,
+    pub(super) mode: AttachMode,
     put_back: AtomicU64,
     state: Mutex<State>,
     /// See [`keep_hooks_on`].
@@ -184,7 +184,7 @@ impl Enforcer {
         &self.fast
     }
 
-    fn put(&self, guarded: &Guarded) -> Result<(), EnforceError> {
+    pub(super) fn put(&self, guarded: &Guarded) -> Result<(), EnforceError> {
         Ok(self.dataplane.put_attachment(guarded.id, &self.applied(guarded))?)
     }
 
@@ -194,7 +194,12 @@ impl Enforcer {
     }
 
     /// A device sends at a pace, where there is one and the kernel can.
-    fn ensure_paced(&self, index: u32, pace: Option<Pace>, handle: &mut Handle) -> Result<(), EnforceError> {
+    pub(super) fn ensure_paced(
+        &self,
+        index: u32,
+        pace: Option<Pace>,
+        handle: &mut Handle,
+    ) -> Result<(), EnforceError> {
         match pace.filter(|_| self.passage.paced) {
             Some(pace) => Ok(handle.ensure_paced(index, &pace)?),
             None => Ok(()),
@@ -220,113 +225,6 @@ impl Enforcer {
             self.bring_up_to_date(&mut state)?;
         }
         Ok(())
-    }
-
-    /// Takes over the attachments that were there at start and, when they are `all`, removes what belongs to none of
-    /// them. Programs that still run are replaced only when this agent brings others.
-    pub fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {
-        let mut errors = Vec::new();
-        let is_new = self.dataplane.is_new();
-        let changed = is_new || self.dataplane.programs_changed().unwrap_or(true);
-        {
-            let mut state = self.lock();
-            state.strangers = !all;
-            for guarded in attachments {
-                errors.extend(self.adopt_record(&mut state, guarded, is_new).err());
-            }
-            errors.extend(self.bring_up_to_date(&mut state).err());
-            if is_new {
-                errors.extend(self.isolate_unknown(&mut state, attachments).err());
-                if !errors.is_empty() {
-                    // What runs on the devices goes on with the policies that it has; new programs would have none.
-                    return errors;
-                }
-            }
-        }
-        match Handle::open() {
-            Ok(mut host) => {
-                for guarded in attachments {
-                    errors.extend(self.adopt_device(guarded, changed, &mut host).err());
-                }
-            }
-            Err(error) => errors.push(error.into()),
-        }
-        let known: BTreeSet<u32> = attachments.iter().map(|guarded| guarded.id).collect();
-        if all {
-            errors.extend(self.remove_strays(&known).err());
-        }
-        match Handle::open() {
-            Ok(mut host) => errors.extend(self.parents.adopt_all(&self.dataplane, all, &mut host)),
-            Err(error) => errors.push(error.into()),
-        }
-        if errors.is_empty() {
-            let attached = self.dataplane.programs_attached();
-            // Attachments that no record tells of go on under their programs, whose maps stay within reach.
-            let removed =
-                attached.and_then(|()| if all { self.dataplane.remove_other_layouts() } else { Ok(()) });
-            errors.extend(removed.err().map(EnforceError::from));
-        }
-        errors
-    }
-
-    /// Takes over the record of an attachment, and the policies that it is under. New maps know of none.
-    fn adopt_record(&self, state: &mut State, guarded: &Guarded, is_new: bool) -> Result<(), EnforceError> {
-        let Guarded { id, endpoint, .. } = guarded;
-        state.endpoints.extend(endpoint.clone().map(|endpoint| (*id, endpoint)));
-        self.put(guarded)?;
-        if !is_new {
-            let bpf::PolicyIds { ingress, egress } = self.dataplane.policy(*id)?;
-            state.programmed.endpoints.insert(*id, Assignment { ingress, egress });
-        }
-        Ok(())
-    }
-
-    /// In new maps, attachments that policies could select and whose pods the source does not have are isolated: nobody
-    /// can say what they were under.
-    fn isolate_unknown(&self, state: &mut State, attachments: &[Guarded]) -> Result<(), EnforceError> {
-        for Guarded { id, endpoint, .. } in attachments {
-            if endpoint.is_some() && !state.programmed.endpoints.contains_key(id) {
-                self.assign(state, *id, Assignment { ingress: DENY_ALL, egress: DENY_ALL })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn adopt_device(&self, guarded: &Guarded, changed: bool, host: &mut Handle) -> Result<(), EnforceError> {
-        let device = match &guarded.device {
-            Device::Own(index) => *index,
-            Device::Parent(on) => return self.parents.adopt(&self.dataplane, guarded, on, changed),
-        };
-        self.dataplane.bind_link(device, guarded.id)?;
-        match host.link_by_index(device) {
-            // The device is gone: its DEL is still to come.
-            Err(error) if error.not_found() => return Ok(()),
-            other => other.map(drop)?,
-        }
-        // The pod's own end is left as the pod has it.
-        self.ensure_paced(device, guarded.host_pace(), host)?;
-        if changed || hooks::missing(self.mode, &self.dataplane, device, host)?.is_some() {
-            hooks::attach(self.mode, &self.dataplane, device, host)?;
-        }
-        // Last, so that every packet is judged by one of the two.
-        hooks::remove_others(self.mode, &self.dataplane, device, host)?;
-        self.fast.admit(guarded.member());
-        Ok(())
-    }
-
-    fn remove_strays(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
-        let recorded = self.dataplane.attachments_dump()?;
-        let bound = self.dataplane.links_dump();
-        let macvlans = self.dataplane.macvlans_dump();
-        let entered = recorded.keys().chain(bound.values()).chain(&macvlans).copied();
-        let strays: BTreeSet<u32> = entered.filter(|id| !known.contains(id)).collect();
-        let hosts = strays.iter().map(|id| self.dataplane.hosts(*id)).collect::<Result<Vec<_>, _>>()?;
-        self.flows.purge(hosts.into_iter().flatten())?;
-        for id in strays {
-            tracing::info!(id, "removing an attachment from the maps that is in no record");
-            self.dataplane.remove_attachment(id)?;
-        }
-        hooks::sweep(&self.dataplane, &self.dataplane.links_dump().into_keys().collect())
     }
 
     /// Brings all attachments under what the manifests say now.
@@ -539,7 +437,7 @@ impl Enforcer {
         dump(&self.lock().programmed, wanted)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic between two writes leaves a state that the next comparison repairs.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -576,8 +474,7 @@ impl Enforce for Enforcer {
     }
 
     fn recorded(&self) -> Vec<u32> {
-        // A map that cannot be read fails the adoption that follows, loudly.
-        self.dataplane.attachments_dump().map(|records| records.into_keys().collect()).unwrap_or_default()
+        self.dataplane.attachments_dump().into_keys().collect()
     }
 
     fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
