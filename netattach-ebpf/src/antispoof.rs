@@ -2,17 +2,20 @@
 //!
 //! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of
 //! ARP and neighbour discovery, and the parts only infrastructure plays: router, DHCP server, source routing.
-//! `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour.
+//! `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour. Neither may others use the pod's
+//! addresses towards it, where a policy keeps others from it.
 
 use aya_ebpf::programs::TcContext;
-use netattach_common::{Address, AttachmentRecord, DropReason, Ip4, Ip6, Mac, attachment::flag, protocol};
+use netattach_common::{
+    Address, AttachmentRecord, DropReason, Hook, Ip4, Ip6, Mac, attachment::flag, protocol,
+};
 
 use crate::{
     classifier::Scope,
     frame::{self, ETHERNET_LEN, Frame, ethertype},
     icmp::icmpv6,
     maps::Family,
-    packet::{IPV4_LEN, Kind, Packet},
+    packet::{IPV4_LEN, Kind, Packet, Version},
     stages,
     verdict::Denied,
 };
@@ -65,6 +68,16 @@ pub(crate) fn arp(
     Ok(())
 }
 
+/// Checks that what comes in does not claim to come from the pod itself.
+#[inline(always)]
+pub(crate) fn from_others<A: Version>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
+    let checked = scope.hook == Hook::ToPod && scope.has(flag::CHECK_ADDRESS);
+    if checked && A::is_own_address(scope, scope.record()?, &packet.tuple.source) {
+        return Err(A::SPOOFED.into());
+    }
+    Ok(())
+}
+
 /// Checks an IPv4 packet.
 #[inline(always)]
 pub(crate) fn ipv4(
@@ -77,7 +90,7 @@ pub(crate) fn ipv4(
     if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, record, source) {
         // A DHCP client has no address before it gets one (RFC 2131, 4.1).
         if !(source.same(&Ip4::UNSPECIFIED) && is_udp(packet, 68, 67)) {
-            return Err(DropReason::SourceIpv4.into());
+            return Err(Ip4::SPOOFED.into());
         }
     }
     if scope.has(flag::CHECK_MAC) {
@@ -104,7 +117,7 @@ pub(crate) fn ipv6(
     if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv6(scope, record, source) {
         // Only duplicate address detection and its listener reports have no source (RFC 4862, 5.4).
         if !(source.same(&Ip6::UNSPECIFIED) && is_icmp) {
-            return Err(DropReason::SourceIpv6.into());
+            return Err(Ip6::SPOOFED.into());
         }
     }
     if scope.has(flag::CHECK_MAC) && is_udp(packet, 547, 546) {
@@ -172,12 +185,12 @@ fn link_layer_options(
 
 /// The unspecified address, which stands for "none" in the record, is nobody's own.
 #[inline(always)]
-fn is_own_ipv4(scope: &Scope, record: &AttachmentRecord, address: &Ip4) -> bool {
+pub(crate) fn is_own_ipv4(scope: &Scope, record: &AttachmentRecord, address: &Ip4) -> bool {
     !address.same(&Ip4::UNSPECIFIED) && (address.same(&record.ipv4) || is_listed(scope.id, address))
 }
 
 #[inline(always)]
-fn is_own_ipv6(scope: &Scope, record: &AttachmentRecord, address: &Ip6) -> bool {
+pub(crate) fn is_own_ipv6(scope: &Scope, record: &AttachmentRecord, address: &Ip6) -> bool {
     !address.same(&Ip6::UNSPECIFIED)
         && (address.same(&record.ipv6) || address.same(&record.link_local) || is_listed(scope.id, address))
 }

@@ -166,14 +166,17 @@ fn judge_ip<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &mut Packet<A>) -
     if packet.kind.is_fragment() {
         A::complete_fragment(scope, packet);
     }
-    if packet.tuple.lane.protocol == A::ICMP && scope.has(A::ACCEPT_ICMP) {
+    let accepted = packet.tuple.lane.protocol == A::ICMP && scope.has(A::ACCEPT_ICMP);
+    let of_flow = !matches!(packet.kind, Kind::IcmpError | Kind::LaterFragment) && !accepted;
+    if of_flow && A::is_known(ctx, scope, packet)? {
         return Ok(());
     }
+    antispoof::from_others(scope, packet)?;
     match packet.kind {
+        _ if accepted => Ok(()),
         Kind::IcmpError if A::is_answer(ctx, scope, packet) => Ok(()),
         Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
         Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
-        _ if A::is_known(ctx, scope, packet)? => Ok(()),
         _ => A::open(ctx, scope, packet),
     }
 }

@@ -40,6 +40,10 @@ pub(crate) trait Version: Address {
     const ACCEPT_ICMP: u32;
     /// Whether all fragments of a packet name the same protocol.
     const FRAGMENTS_NAME_PROTOCOL: bool;
+    /// Why a packet from an address that is not its sender's is dropped.
+    const SPOOFED: DropReason;
+    /// Whether an address is the attachment's own.
+    fn is_own_address(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool;
     /// Checks what a pod says about itself.
     fn check_sender(
         ctx: &TcContext,
@@ -57,6 +61,12 @@ impl Version for Ip4 {
     const ICMP: u8 = ICMP;
     const ACCEPT_ICMP: u32 = flag::ACCEPT_ICMP;
     const FRAGMENTS_NAME_PROTOCOL: bool = true;
+    const SPOOFED: DropReason = DropReason::SourceIpv4;
+
+    #[inline(always)]
+    fn is_own_address(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool {
+        antispoof::is_own_ipv4(scope, record, address)
+    }
 
     #[inline(always)]
     fn check_sender(
@@ -87,6 +97,12 @@ impl Version for Ip6 {
     const ICMP: u8 = ICMPV6;
     const ACCEPT_ICMP: u32 = flag::ACCEPT_ICMPV6;
     const FRAGMENTS_NAME_PROTOCOL: bool = false;
+    const SPOOFED: DropReason = DropReason::SourceIpv6;
+
+    #[inline(always)]
+    fn is_own_address(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool {
+        antispoof::is_own_ipv6(scope, record, address)
+    }
 
     #[inline(always)]
     fn check_sender(

@@ -151,6 +151,32 @@ fn without_known_addresses_only_the_mac_and_the_role_are_checked() {
     assert_eq!(rig.run(FromPod, &stranger.from_mac(other).udp(67, 68).frame()), Ok(()));
 }
 
+/// Rows: C60.
+#[test]
+fn nobody_else_comes_with_the_pods_own_address() {
+    let rig = Rig::isolated(Some(&allow_all()), None);
+    let own_link_local = "fe80::ff:fe00:1";
+    let addresses = [
+        (POD_V4, POD_V4, DropReason::SourceIpv4),
+        (POD_V6, POD_V6, DropReason::SourceIpv6),
+        (own_link_local, POD_V6, DropReason::SourceIpv6),
+    ];
+    for (source, destination, reason) in addresses {
+        let packet = || Packet::between(source, destination);
+        for packet in
+            [packet().tcp(1000, 80, SYN), packet().tcp(1000, 80, ACK), packet().udp(1, 2), packet().ping(1)]
+        {
+            assert_eq!(rig.run(ToPod, &packet.frame()), Err(reason), "{packet:?}");
+        }
+    }
+    let fragment = Packet::between(POD_V4, POD_V4).udp(1, 2).fragment(185, false);
+    assert_eq!(rig.run(ToPod, &fragment.frame()), Err(DropReason::SourceIpv4));
+    assert_eq!(rig.run(ToPod, &to_pod().udp(1, 2).frame()), Ok(()));
+    // Of an attachment whose addresses nobody knows it could not be told.
+    rig.put(Checks { source_mac: true, ..Checks::default() });
+    assert_eq!(rig.run(ToPod, &Packet::between(POD_V4, POD_V4).udp(1, 2).frame()), Ok(()));
+}
+
 #[test]
 fn addresses_can_be_added_and_taken_away() {
     let rig = Rig::new();
