@@ -59,7 +59,29 @@ impl Drop for Words {
     }
 }
 
-/// A classifier.
+/// The `test` member of `union bpf_attr`.
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    program: u32,
+    verdict: u32,
+    size_in: u32,
+    size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_size_in: u32,
+    context_size_out: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    pad: u32,
+}
+
+/// A loaded program.
 pub(super) struct Program(OwnedFd);
 
 impl Program {
@@ -67,8 +89,22 @@ impl Program {
         Ok(Self(open_pin(pin)?))
     }
 
-    /// One that lets everything pass: what it costs is what measuring costs.
+    /// A classifier that lets everything pass: what it costs is what measuring costs.
     pub(super) fn that_does_nothing() -> anyhow::Result<Self> {
+        /// `BPF_PROG_TYPE_SCHED_CLS`.
+        const CLASSIFIER: u32 = 3;
+        // r0 = 0; exit.
+        Self::load(CLASSIFIER, &[0xb7, 0x95]).context("load a program that does nothing")
+    }
+
+    /// An XDP program of these instructions.
+    pub(super) fn of_xdp(code: &[u64]) -> anyhow::Result<Self> {
+        /// `BPF_PROG_TYPE_XDP`.
+        const XDP: u32 = 6;
+        Self::load(XDP, code).context("load an XDP program")
+    }
+
+    fn load(kind: u32, code: &[u64]) -> io::Result<Self> {
         #[repr(C)]
         #[derive(Default)]
         struct Load {
@@ -78,20 +114,16 @@ impl Program {
             license: u64,
             rest: [u64; 12],
         }
-        /// `BPF_PROG_TYPE_SCHED_CLS`.
-        const CLASSIFIER: u32 = 3;
-        // r0 = 0; exit.
-        let code: [u64; 2] = [0xb7, 0x95];
         let load = Load {
-            kind: CLASSIFIER,
-            length: 2,
+            kind,
+            length: code.len() as u32,
             instructions: code.as_ptr() as u64,
             license: c"GPL".as_ptr() as u64,
             ..Load::default()
         };
         // SAFETY: the beginning of the `prog_load` member of `union bpf_attr`, the rest zero; both pointers are valid during
         // the call.
-        let fd = unsafe { bpf(PROG_LOAD, &load) }.context("load a program that does nothing")?;
+        let fd = unsafe { bpf(PROG_LOAD, &load) }?;
         // SAFETY: the kernel has just made this descriptor for us alone.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
@@ -120,44 +152,43 @@ impl Program {
     /// Runs it on a frame so many times, as if on a device of the calling thread's namespace: the verdict of the last run,
     /// and the time of one.
     pub(super) fn run(&self, frame: &[u8], device: u32, repeat: u32) -> anyhow::Result<(i32, Duration)> {
-        #[repr(C)]
-        #[derive(Default)]
-        struct TestRun {
-            program: u32,
-            verdict: u32,
-            size_in: u32,
-            size_out: u32,
-            data_in: u64,
-            data_out: u64,
-            repeat: u32,
-            duration: u32,
-            context_size_in: u32,
-            context_size_out: u32,
-            context_in: u64,
-            context_out: u64,
-            flags: u32,
-            cpu: u32,
-            batch_size: u32,
-            pad: u32,
-        }
         /// Words of `struct __sk_buff` up to `ifindex`, which is the eleventh.
         const CONTEXT: usize = 11;
         let mut context = [0_u32; CONTEXT];
         context[CONTEXT - 1] = device;
-        let request = std::cell::UnsafeCell::new(TestRun {
-            program: self.0.as_raw_fd().unsigned_abs(),
+        let done = self.test(TestRun {
             size_in: frame.len() as u32,
             data_in: frame.as_ptr() as u64,
             repeat,
             context_size_in: size_of_val(&context) as u32,
             context_in: context.as_ptr() as u64,
             ..TestRun::default()
-        });
-        // SAFETY: the `test` member of `union bpf_attr`; the pointers are valid for the sizes beside them, and what the kernel
-        // writes into the member the cell allows.
-        unsafe { bpf(PROG_TEST_RUN, &request) }.context("run a program")?;
-        let done = request.into_inner();
+        })?;
         Ok((done.verdict.cast_signed(), Duration::from_nanos(done.duration.into())))
+    }
+
+    /// Runs an XDP program on so many frames, each of which really goes where the program sends it.
+    pub(super) fn run_live(&self, frame: &[u8], count: u32) -> anyhow::Result<()> {
+        /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
+        const LIVE_FRAMES: u32 = 2;
+        let run = TestRun {
+            size_in: frame.len() as u32,
+            data_in: frame.as_ptr() as u64,
+            repeat: count,
+            flags: LIVE_FRAMES,
+            ..TestRun::default()
+        };
+        self.test(run).map(drop)
+    }
+
+    /// The pointers must be valid for the sizes beside them.
+    fn test(&self, run: TestRun) -> anyhow::Result<TestRun> {
+        let request =
+            std::cell::UnsafeCell::new(TestRun { program: self.0.as_raw_fd().unsigned_abs(), ..run });
+        // SAFETY: the `test` member of `union bpf_attr`; its pointers are those of borrowed slices, of the sizes beside them, and
+        // what the kernel writes into the member the cell allows.
+        unsafe { bpf(PROG_TEST_RUN, &request) }.context("run a program")?;
+        Ok(request.into_inner())
     }
 }
 

@@ -2,22 +2,20 @@
 //!
 //! The flood has a processor of its own, as its packets are handled where they are sent: what the others lose is what they share
 //! with it. Some of that any load takes from them; so the same packets are also sent as one flow, and what is compared with that is
-//! the share of the flow table. It is sent by a raw socket: every packet is a TCP SYN, with a checksum that its receiver refuses,
-//! so that no answer follows.
+//! the share of the flow table. Every packet is a TCP SYN, made by XDP in the kernel.
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::BorrowedFd;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Options;
+use super::generator::{Generator, Station, receive_from_xdp};
 use super::load::{self, Kind, Route, stay_on};
 use super::paths::{PORTS, PREFIX, address_of, many_ports, policy, two};
 use crate::bench::Series;
@@ -51,11 +49,12 @@ pub(super) struct Flood {
 
 /// One agent with its pods.
 struct Side {
-    _agent: Agent,
+    agent: Agent,
     client: Pod,
     server: Pod,
     flooder: Pod,
-    sink: Pod,
+    /// Where the flood comes from, and where it goes.
+    ends: [Station; 2],
     network: u8,
 }
 
@@ -105,7 +104,7 @@ pub(super) fn measure(
 
 /// What a flood consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Flows {
+pub(super) enum Flows {
     /// Packets of one flow.
     One,
     /// A flow with every packet.
@@ -147,7 +146,20 @@ impl Side {
             agent.call("ADD", pod, &pod.new_container())?;
             many_ports(pod)?;
         }
-        Ok(Self { _agent: agent, client, server, flooder, sink, network })
+        let attachments = agent.ask(&["attachments"])?;
+        let row = |pod: &Pod| {
+            let is_wanted =
+                |row: &&Value| row["pod"]["name"] == agent::pod_name(pod) && row["ifname"] == "net1";
+            attachments.as_array().into_iter().flatten().find(is_wanted).context("a pod is not attached")
+        };
+        let station = |pod: &Pod| {
+            let mac = row(pod)?["mac"].as_str().context("an attachment without MAC")?;
+            anyhow::Ok(Station { mac: octets(mac)?, address: address_of(pod, network) })
+        };
+        let device = row(&flooder)?["host_interface"].as_str().context("no device on the node")?;
+        receive_from_xdp(node.namespace(), device)?;
+        let ends = [station(&flooder)?, station(&sink)?];
+        Ok(Self { agent, client, server, flooder, ends, network })
     }
 
     /// Connections per second from client to server.
@@ -160,51 +172,51 @@ impl Side {
         load::sample(&route, Kind::Connections, port, time)
     }
 
-    /// The same beside a flood, and how many packets per second that had.
+    /// The same beside a flood, and how many packets per second of that came to the node.
     fn flooded(&self, flows: Flows, port: u16, time: Duration) -> anyhow::Result<(f64, f64)> {
         let stop = AtomicBool::new(false);
-        let sink = address_of(&self.sink, self.network);
-        thread::scope(|scope| {
-            let flooding = scope.spawn(|| flood(self.flooder.namespace(), sink, flows, &stop));
+        let before = self.counted()?;
+        let (rate, lasted) = thread::scope(|scope| {
+            let flooding = scope.spawn(|| self.flood(flows, &stop));
             thread::sleep(HEAD_START);
             let rate = self.sample(port, time);
             stop.store(true, Ordering::Relaxed);
-            let sent = joined(flooding.join());
-            Ok((rate?, sent?))
+            anyhow::Ok((rate?, joined(flooding.join())?))
+        })?;
+        Ok((rate, (self.counted()? - before) as f64 / lasted.as_secs_f64()))
+    }
+
+    /// Packets that the programs have seen of the flooder.
+    fn counted(&self) -> anyhow::Result<u64> {
+        let rows = self.agent.ask(&["stats"])?;
+        let name = agent::pod_name(&self.flooder);
+        let is_wanted = |row: &&Value| row["pod"]["name"] == name && row["ifname"] == "net1";
+        let row =
+            rows.as_array().into_iter().flatten().find(is_wanted).context("the flooder is not counted")?;
+        let dropped = row["dropped"].as_object().into_iter().flat_map(|reasons| reasons.values());
+        let passed = &row["sent"]["packets"];
+        Ok(dropped.chain([passed]).filter_map(Value::as_u64).sum())
+    }
+
+    /// Sends SYNs until told to stop. For how long.
+    fn flood(&self, flows: Flows, stop: &AtomicBool) -> anyhow::Result<Duration> {
+        in_namespace(self.flooder.namespace(), || {
+            stay_on(PROCESSOR)?;
+            let [from, to] = &self.ends;
+            let generator = Generator::new("net1", from, to, flows)?;
+            let begun = Instant::now();
+            while !stop.load(Ordering::Relaxed) {
+                generator.send()?;
+            }
+            Ok(begun.elapsed())
         })
     }
 }
 
-/// Sends SYNs until told to stop. Packets per second.
-fn flood(from: BorrowedFd<'_>, to: Ipv4Addr, flows: Flows, stop: &AtomicBool) -> anyhow::Result<f64> {
-    in_namespace(from, || {
-        stay_on(PROCESSOR)?;
-        let raw =
-            socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::TCP)).context("open a raw socket")?;
-        let to = SocketAddrV4::new(to, 0);
-        let (begun, mut sent) = (Instant::now(), 0_u32);
-        while !stop.load(Ordering::Relaxed) {
-            let number = if flows == Flows::One { 1 << 16 | 1 } else { sent };
-            match sendto(&raw, &syn(number), SendFlags::empty(), &to) {
-                Ok(_) => sent = sent.wrapping_add(1),
-                // The receiver's queue is full, or its address is not resolved yet.
-                Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::AGAIN) => {}
-                Err(error) => return Err(error).context("flood"),
-            }
-        }
-        Ok(f64::from(sent) / begun.elapsed().as_secs_f64())
-    })
-}
-
-/// A TCP header (RFC 9293, 3.1) whose ports say how many there were before it.
-fn syn(number: u32) -> [u8; 20] {
-    let mut header = [0; 20];
-    header[..4].copy_from_slice(&number.to_be_bytes());
-    // Five words of header, SYN, and a checksum that is right for no packet.
-    header[12] = 5 << 4;
-    header[13] = 2;
-    header[16..18].copy_from_slice(&[0xff, 0xff]);
-    header
+/// The six octets of a MAC address.
+fn octets(mac: &str) -> anyhow::Result<[u8; 6]> {
+    let octets: Result<Vec<u8>, _> = mac.split(':').map(|octet| u8::from_str_radix(octet, 16)).collect();
+    octets.ok().and_then(|octets| octets.try_into().ok()).with_context(|| format!("{mac} is no MAC address"))
 }
 
 /// The pod may open whatever it wants to one address.
@@ -256,9 +268,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_syn_is_another_flow() {
-        let header = syn(0x0001_0002);
-        assert_eq!((&header[..4], header[13]), (&[0, 1, 0, 2][..], 2));
-        assert_ne!(syn(1), syn(2));
+    fn mac_addresses_are_read() {
+        assert_eq!(octets("02:00:00:00:0a:ff").unwrap(), [2, 0, 0, 0, 10, 255]);
+        for wrong in ["", "02:00:00:00:0a", "02:00:00:00:0a:fg", "02:00:00:00:0a:ff:01"] {
+            assert!(octets(wrong).is_err(), "{wrong}");
+        }
     }
 }

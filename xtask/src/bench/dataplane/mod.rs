@@ -3,6 +3,7 @@
 
 mod figures;
 mod flood;
+mod generator;
 mod load;
 mod paths;
 mod policies;
@@ -35,6 +36,8 @@ pub enum Part {
     Policies,
     /// Nanoseconds of a packet in each program.
     Programs,
+    /// What a flood of new flows from one pod costs others.
+    Flood,
 }
 
 impl Part {
@@ -43,6 +46,7 @@ impl Part {
             Self::Paths => "paths",
             Self::Policies => "policies",
             Self::Programs => "programs",
+            Self::Flood => "flood",
         }
     }
 }
@@ -79,7 +83,10 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             report.policies = policies::measure(rounds)?;
         }
         if wants(Part::Paths) {
-            (report.paths, report.flood) = measure(options)?;
+            report.paths = measure(options)?;
+        }
+        if wants(Part::Flood) {
+            report.flood = Some(flooded(options)?);
         }
         Ok(())
     })?;
@@ -87,6 +94,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         (Part::Paths, (!report.paths.is_empty()).then(|| table::tables(&report))),
         (Part::Policies, (!report.policies.is_empty()).then(|| table::policies(&report))),
         (Part::Programs, report.programs.as_ref().map(|programs| table::programs(programs, &report))),
+        (Part::Flood, report.flood.as_ref().map(flood::table)),
     ]
     .into_iter()
     .filter_map(|(part, table)| Some((part, table?)))
@@ -101,9 +109,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Every path takes its turn in each round.
-fn measure(options: &Options) -> anyhow::Result<(Vec<Figures>, Option<Flood>)> {
+fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
     let node = Node::enter()?;
-    let mut pods = node.pods((2 * (3 + 2 * RULES.len()) + flood::PODS) as u16)?.into_iter();
+    let mut pods = node.pods((2 * (3 + 2 * RULES.len())) as u16)?.into_iter();
     let mut all = Vec::new();
     let mut agent = None;
     screen::step("paths", |progress| {
@@ -143,11 +151,17 @@ fn measure(options: &Options) -> anyhow::Result<(Vec<Figures>, Option<Flood>)> {
         Ok(Done::Was(format!("{} samples of {:?} each", 2 * options.rounds.get(), options.sample)))
     })?;
     drop(agent);
+    Ok(all.iter().zip(samples).map(|(path, samples)| Figures::new(path, samples)).collect())
+}
+
+/// Connections of two pods beside floods of a third.
+fn flooded(options: &Options) -> anyhow::Result<Flood> {
+    let node = Node::enter()?;
+    let mut pods = node.pods(flood::PODS as u16)?.into_iter();
     let mut flooded = None;
     screen::step("flood", |progress| {
         flooded = Some(flood::measure(&node, &mut pods, options, &mut |text| progress.note(text))?);
         Ok(Done::Was("new flows from one pod, connections between two others".to_owned()))
     })?;
-    let paths = all.iter().zip(samples).map(|(path, samples)| Figures::new(path, samples)).collect();
-    Ok((paths, flooded))
+    flooded.context("a flood that was not measured")
 }

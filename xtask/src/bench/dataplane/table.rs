@@ -24,10 +24,6 @@ pub(super) fn tables(report: &Report) -> String {
          {IPTABLES}: the same policy in the shape in which multi-networkpolicy-iptables renders it, in the server's \
          pod behind a Linux bridge."
     );
-    if let Some(flood) = &report.flood {
-        text.push('\n');
-        text.push_str(&super::flood::table(flood));
-    }
     text
 }
 
