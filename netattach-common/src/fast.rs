@@ -1,4 +1,5 @@
-//! The fast path from one pod of a node to another: who may take it, and what became of packets that could not.
+//! The fast path from one pod of a node to another, and between pods and the wire: who may take it, and what became of
+//! packets that could not.
 
 use crate::address::Mac;
 use crate::stats::Traffic;
@@ -42,8 +43,8 @@ impl StationKey {
 
 macro_rules! declines {
     ($($(#[$doc:meta])* $number:literal $variant:ident $name:literal,)+) => {
-        /// Why a packet that an attachment of the fast path sent took the way through the stack. The number is the
-        /// index into [`FastStats::declined`].
+        /// Why a packet that an attachment of the fast path sent, or that came for it by an uplink, took the way through
+        /// the stack. The number is the index into [`FastStats::declined`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum Decline {
@@ -83,11 +84,15 @@ declines! {
     /// The node would not pass it on: it has no route, does not forward, is the destination itself, or has not resolved the
     /// pod's address yet.
     7 Unroutable "unroutable",
+    /// From the wire: the bridge is shown where its sender is, so that it does not forget.
+    8 Learning "learning",
+    /// From the wire: an answer would not go back by the same device, or the source is no host's.
+    9 Source "source",
 }
 
 impl Decline {
     /// How many numbers are reserved: the length of [`FastStats::declined`].
-    pub const SLOTS: usize = 8;
+    pub const SLOTS: usize = 16;
 }
 
 /// Value of map `na_fast_stat`: counters of one attachment, one copy per CPU.
@@ -96,21 +101,25 @@ impl Decline {
 pub struct FastStats {
     /// Received by the fast path. Part of what [`Stats::to_pod`](crate::Stats::to_pod) counts.
     pub received: Traffic,
-    /// Sent, and left to the stack, by [`Decline`] number.
+    /// Sent straight to an uplink. Part of what [`Stats::from_pod`](crate::Stats::from_pod) counts.
+    pub sent: Traffic,
+    /// Left to the stack, by [`Decline`] number: sent, or come for it by an uplink.
     pub declined: [u64; Decline::SLOTS],
 }
 
 const _: () = {
     assert!(size_of::<FastPort>() == 8);
     assert!(size_of::<StationKey>() == 12);
-    assert!(size_of::<FastStats>() == 80);
+    assert!(size_of::<FastStats>() == 160);
 };
 
 impl FastStats {
     /// Adds another CPU's counters.
     pub fn add(&mut self, other: &Self) {
-        self.received.packets = self.received.packets.wrapping_add(other.received.packets);
-        self.received.bytes = self.received.bytes.wrapping_add(other.received.bytes);
+        for (total, part) in [(&mut self.received, &other.received), (&mut self.sent, &other.sent)] {
+            total.packets = total.packets.wrapping_add(part.packets);
+            total.bytes = total.bytes.wrapping_add(part.bytes);
+        }
         for (total, part) in self.declined.iter_mut().zip(other.declined) {
             *total = total.wrapping_add(part);
         }
@@ -136,13 +145,17 @@ mod tests {
 
     #[test]
     fn adding_sums_every_field() {
-        let one =
-            FastStats { received: Traffic { packets: 1, bytes: 2 }, declined: [3, 4, 5, 6, 7, 8, 9, 10] };
+        let one = FastStats {
+            received: Traffic { packets: 1, bytes: 2 },
+            sent: Traffic { packets: 3, bytes: 4 },
+            declined: core::array::from_fn(|slot| slot as u64 + 5),
+        };
         let mut two = one;
         two.add(&one);
         let expected = FastStats {
             received: Traffic { packets: 2, bytes: 4 },
-            declined: [6, 8, 10, 12, 14, 16, 18, 20],
+            sent: Traffic { packets: 6, bytes: 8 },
+            declined: core::array::from_fn(|slot| 2 * (slot as u64 + 5)),
         };
         assert_eq!(two, expected);
     }

@@ -24,6 +24,7 @@ mod pod;
 pub mod reason;
 pub mod record;
 pub mod stats;
+pub mod wire;
 
 pub use address::{Address, Ip4, Ip6, Mac, Port, Ports};
 pub use attachment::{AttachmentRecord, PolicyIds};
@@ -36,9 +37,10 @@ pub use parent::{ParentEntry, ParentKey};
 pub use reason::DropReason;
 pub use record::Record;
 pub use stats::{Stats, Traffic};
+pub use wire::{LocalKey, Seen, Uplink};
 
 /// Version of every layout in this crate. The agent pins the maps below `<root>/v<LAYOUT_VERSION>`.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// IP protocol numbers (IANA) that the packet path tells apart.
 pub mod protocol {
@@ -103,6 +105,10 @@ pub mod capacity {
     pub const PARENTS: usize = ATTACHMENTS * 2;
     /// `na_vlan`: allowed VLAN ids of all attachments.
     pub const VLANS: usize = 32_768;
+    /// `na_uplink`: devices of the node that lead to others.
+    pub const UPLINKS: usize = 1024;
+    /// `na_seen`: stations behind uplinks of bridges.
+    pub const STATIONS: usize = 16_384;
     /// `na_frag4`, `na_frag6`: fragmented packets on their way.
     pub const FRAGMENTS: usize = 8192;
     /// `na_record`: bytes of records that nobody has read yet.

@@ -2,8 +2,8 @@
 
 use crate::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
-    Ip6, Limits, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record, RuleKey,
-    StationKey, Stats, Traffic, VlanKey,
+    Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record,
+    RuleKey, Seen, StationKey, Stats, Traffic, Uplink, VlanKey,
 };
 
 macro_rules! pod {
@@ -30,6 +30,7 @@ pod!(
     FragmentKey<Ip6>,
     Fragmented,
     Limits,
+    LocalKey,
     ParentEntry,
     ParentKey,
     PolicyAddress<Ip4>,
@@ -40,8 +41,10 @@ pod!(
     Rate,
     Record,
     RuleKey,
+    Seen,
     StationKey,
     Stats,
     Traffic,
+    Uplink,
     VlanKey,
 );

@@ -66,7 +66,18 @@ pub(crate) fn fast_path(attachment: u32, bytes: u32) {
     }
 }
 
-/// Counts a packet of an attachment that was left to the stack.
+/// Counts a packet that an attachment sent straight to an uplink.
+#[inline(always)]
+pub(crate) fn to_wire(attachment: u32, bytes: u32) {
+    if let Some(stats) = maps::fast_stats(attachment) {
+        // SAFETY: as in `with`.
+        let sent = unsafe { &mut (*stats).sent };
+        sent.packets += 1;
+        sent.bytes += u64::from(bytes);
+    }
+}
+
+/// Counts a packet of an attachment, or for it, that was left to the stack.
 #[inline(always)]
 pub(crate) fn declined(attachment: u32, reason: Decline) {
     if let Some(stats) = maps::fast_stats(attachment) {

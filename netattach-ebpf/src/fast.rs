@@ -1,7 +1,8 @@
-//! The fast path between two pods of one bridge, or on two routed links (`route`): from the sender's program into the receiver's interface.
+//! The fast path: from the sender's program into the receiver's interface, between two pods of one bridge, two routed links
+//! (`route`), or from an uplink to a pod (`wire`); and from a pod to an uplink, where the node would route it.
 //!
-//! `na_from_pod` hands over what it lets pass. `na_fast` finds the receiver, judges the packet by the receiver's policy
-//! and bandwidth as `na_to_pod` would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second
+//! `na_from_pod` and `na_wire` hand over what they let pass. `na_fast` finds the receiver, judges the packet by the receiver's
+//! policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second
 //! queue. It is a program of its own because both judgements together would exceed what the verifier follows.
 //!
 //! Whatever is not certain takes the stack, where `na_to_pod` judges it. What is certain of a *device* - its bridge does
@@ -13,27 +14,35 @@
 //! | does the sender's attachment take part? | not asked further |
 //! | is it unicast IP without a tag, and no neighbour discovery? | `control` |
 //! | has an agent looked at the node lately? | `unwatched` |
-//! | is the destination an attachment on the sender's bridge, or both on routed links, and another one? | `elsewhere` |
+//! | is the destination an attachment on the sender's bridge, or both on routed links, and another one; or does the node route it to an uplink? | `elsewhere` |
 //! | is its policy in force, and its device its own? | `unready` |
 //! | does the packet fit its link? | `too-big` |
 //! | routed: is there a hop left, and nothing for routers to read? | `hop-limit` |
 //! | routed: would the node pass it on? | `unroutable` |
+//! | routed, from an uplink: would an answer leave by the device that it came in by? | `source` |
 
 use aya_ebpf::{
-    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
+    bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC},
     helpers::generated::{bpf_redirect_peer, bpf_skb_change_type},
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::{Decline, FastPort, Hook, Mac, StationKey, attachment::flag};
+use netattach_common::{Decline, FastPort, Hook, Mac, StationKey, attachment::flag, wire};
 
-use crate::{classifier, count, frame, limit, maps, route, verdict::Sort};
+use crate::{
+    classifier, count,
+    frame::{self, ETHERNET_LEN},
+    limit, maps, route,
+    verdict::Sort,
+};
 
 /// `linux/if_packet.h`: addressed to the host.
 pub(crate) const PACKET_HOST: u32 = 0;
 
-/// The word of the packet's scratch area (`cb`, which a tail call keeps) that holds the sender's attachment.
+/// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment, 0 for a packet that came in
+/// by an uplink, and the attachment that it is counted for when it is left to the stack.
 const SENDER: usize = 0;
+const COUNTED: usize = 1;
 
 /// Continues in `na_fast` when the sender takes part. Returns when it does not, or cannot be handed over.
 #[inline(always)]
@@ -45,78 +54,145 @@ pub(crate) fn hand_over(ctx: &TcContext, sender: u32, sort: Sort) {
         count::declined(sender, Decline::Control);
         return;
     }
-    // SAFETY: the context pointer is valid while the program runs.
-    unsafe { (*ctx.skb.skb).cb[SENDER] = sender };
-    maps::tail_call_fast(ctx);
-    count::declined(sender, Decline::NoProgram);
+    go_on(ctx, sender, sender);
 }
 
-/// Where `na_from_pod` continues. The sender's attachment is in the scratch area.
+/// Continues in `na_fast` with a packet that came in by an uplink and is addressed to an attachment. Returns when it cannot be
+/// handed over.
+#[inline(always)]
+pub(crate) fn arrived(ctx: &TcContext, attachment: u32) {
+    go_on(ctx, 0, attachment);
+}
+
+#[inline(always)]
+fn go_on(ctx: &TcContext, sender: u32, counted: u32) {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe {
+        (*ctx.skb.skb).cb[SENDER] = sender;
+        (*ctx.skb.skb).cb[COUNTED] = counted;
+    }
+    maps::tail_call_fast(ctx);
+    count::declined(counted, Decline::NoProgram);
+}
+
+/// Where `na_from_pod` and `na_wire` continue, with the scratch area filled in.
 #[classifier]
 pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     // SAFETY: the context pointer is valid while the program runs.
-    let sender = unsafe { (*ctx.skb.skb).cb[SENDER] };
-    match receiver(&ctx, sender) {
-        Ok(to) => deliver(&ctx, to),
+    let (sender, counted) = unsafe { ((*ctx.skb.skb).cb[SENDER], (*ctx.skb.skb).cb[COUNTED]) };
+    match receiver(&ctx, sender, counted) {
+        Ok(TO_WIRE) => {
+            count::to_wire(sender, ctx.len());
+            TC_ACT_REDIRECT as i32
+        }
+        Ok(attachment) => deliver(&ctx, attachment),
         Err(reason) => {
-            count::declined(sender, reason);
+            count::declined(counted, reason);
             TC_ACT_UNSPEC
         }
     }
 }
 
-/// Who receives a packet by the fast path.
+/// Instead of a receiver: the packet is on its way to an uplink. No attachment has this number.
+pub(crate) const TO_WIRE: u32 = 0;
+
+/// Where a packet comes from.
 #[derive(Clone, Copy)]
-struct Receiver {
-    attachment: u32,
-    device: u32,
+pub(crate) struct Origin {
+    /// The attachment that sent it, 0 when it came in by an uplink.
+    pub(crate) sender: u32,
+    /// What it may reach: a bridge, or what the node routes to.
+    pub(crate) segment: u32,
+    /// Device that the node's routing takes it from.
+    pub(crate) ingress: u32,
+    /// How long its sender's packets can be, in bytes.
+    pub(crate) mtu: u32,
 }
 
+impl Origin {
+    #[inline(always)]
+    fn of(ctx: &TcContext, sender: u32) -> Option<Self> {
+        let ingress = frame::ifindex(ctx);
+        let (segment, mtu) = if sender == 0 {
+            maps::uplink(ingress).map(|uplink| (uplink.segment, uplink.mtu))?
+        } else {
+            maps::fast_port(sender).map(|port| (port.bridge, port.mtu))?
+        };
+        Some(Self { sender, segment, ingress, mtu })
+    }
+}
+
+/// Who receives a packet, or [`TO_WIRE`]. `addressed`: whom a packet from an uplink is for.
 #[inline(always)]
-fn receiver(ctx: &TcContext, sender: u32) -> Result<Receiver, Decline> {
+fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline> {
     if limit::coarse_now() >= maps::fast_until() {
         return Err(Decline::Unwatched);
     }
-    let bridge = maps::fast_port(sender).ok_or(Decline::Elsewhere)?.bridge;
-    if bridge == FastPort::ROUTED {
-        let attachment = route::receiver(ctx, sender)?;
-        let device = maps::record(attachment).ok_or(Decline::Unready)?.host_ifindex;
-        return Ok(Receiver { attachment, device });
+    let mut origin = Origin::of(ctx, sender).ok_or(Decline::Elsewhere)?;
+    if origin.segment == FastPort::ROUTED {
+        // SAFETY: the context pointer is valid while the program runs.
+        if unsafe { (*ctx.skb.skb).pkt_type } != PACKET_HOST {
+            return Err(Decline::Elsewhere);
+        }
+    } else {
+        let mac: &Mac = frame::destination(ctx).map_err(|_| Decline::Control)?;
+        if mac.octets[0] & 1 != 0 {
+            return Err(Decline::Control);
+        }
+        let found =
+            if sender == 0 { Some(addressed) } else { maps::station(&StationKey::new(origin.segment, *mac)) };
+        match found {
+            Some(attachment) if attachment != sender => return switched(ctx, &origin, attachment, mac),
+            Some(_) => return Err(Decline::Elsewhere),
+            None => {}
+        }
+        // To the bridge itself: the node routes what comes there.
+        let gateway = maps::uplink(origin.segment).filter(|bridge| bridge.flags & wire::flag::GATEWAY != 0);
+        if !gateway.ok_or(Decline::Elsewhere)?.mac.same(mac) {
+            return Err(Decline::Elsewhere);
+        }
+        origin.ingress = origin.segment;
     }
-    let mac: &Mac = frame::destination(ctx).map_err(|_| Decline::Control)?;
-    let attachment = match maps::station(&StationKey::new(bridge, *mac)) {
-        Some(attachment) if attachment != sender => attachment,
-        _ => return Err(if mac.octets[0] & 1 != 0 { Decline::Control } else { Decline::Elsewhere }),
-    };
-    let port = maps::fast_port(attachment).filter(|port| port.bridge == bridge && bridge != 0);
-    let port = port.ok_or(Decline::Elsewhere)?;
-    let record = maps::record(attachment).ok_or(Decline::Unready)?;
-    if !record.has(flag::PRESENT) || record.has(flag::PENDING) || !record.mac.same(mac) {
-        return Err(Decline::Unready);
-    }
-    let device = record.host_ifindex;
-    if maps::attachment_of(device) != Some(attachment) {
-        return Err(Decline::Unready);
-    }
-    // As the bridge measures it: a packet that is still to be cut into segments fits.
-    if too_big(ctx, port.mtu, false) { Err(Decline::TooBig) } else { Ok(Receiver { attachment, device }) }
+    route::receiver(ctx, &origin)
 }
 
-/// Whether a packet is longer than a link's MTU; `segments`: what a packet that is still to be cut counts as.
+/// Whether an attachment can receive a frame of its bridge.
 #[inline(always)]
-pub(crate) fn too_big(ctx: &TcContext, mtu: u32, segments: bool) -> bool {
+fn switched(ctx: &TcContext, origin: &Origin, attachment: u32, mac: &Mac) -> Result<u32, Decline> {
+    let port = maps::fast_port(attachment).filter(|port| port.bridge == origin.segment && port.bridge != 0);
+    let port = port.ok_or(Decline::Elsewhere)?;
+    ready(attachment, mac)?;
+    // As the bridge measures it: a packet that is still to be cut into segments fits.
     // SAFETY: the context pointer is valid while the program runs.
     let whole = unsafe { (*ctx.skb.skb).gso_size } == 0;
-    if whole { ctx.len() > mtu + frame::ETHERNET_LEN as u32 } else { segments }
+    if whole && ctx.len() > port.mtu + ETHERNET_LEN as u32 { Err(Decline::TooBig) } else { Ok(attachment) }
+}
+
+/// Whether an attachment is in force, has that address and a device of its own.
+#[inline(always)]
+pub(crate) fn ready(attachment: u32, mac: &Mac) -> Result<(), Decline> {
+    let record = maps::record(attachment).ok_or(Decline::Unready)?;
+    if !record.has(flag::PRESENT)
+        || record.has(flag::PENDING)
+        || !record.mac.same(mac)
+        || maps::attachment_of(record.host_ifindex) != Some(attachment)
+    {
+        return Err(Decline::Unready);
+    }
+    Ok(())
 }
 
 /// Judges a packet by the receiver's policy and puts it into the receiver's interface.
 #[inline(always)]
-fn deliver(ctx: &TcContext, to: Receiver) -> i32 {
-    if classifier::verdict(ctx, to.attachment, Hook::ToPod).is_err() {
+fn deliver(ctx: &TcContext, to: u32) -> i32 {
+    if classifier::verdict(ctx, to, Hook::ToPod).is_err() {
         return TC_ACT_SHOT as i32;
     }
-    count::fast_path(to.attachment, ctx.len());
+    // It had one a moment ago.
+    let Some(device) = maps::record(to).map(|record| record.host_ifindex) else {
+        return TC_ACT_SHOT as i32;
+    };
+    count::fast_path(to, ctx.len());
     // SAFETY: the context pointer is valid while the program runs.
     unsafe {
         if (*ctx.skb.skb).pkt_type != PACKET_HOST {
@@ -124,6 +200,6 @@ fn deliver(ctx: &TcContext, to: Receiver) -> i32 {
             // the kernel does not do this itself. It cannot fail for a unicast packet.
             bpf_skb_change_type(ctx.skb.skb, PACKET_HOST);
         }
-        bpf_redirect_peer(to.device, 0) as i32
+        bpf_redirect_peer(device, 0) as i32
     }
 }

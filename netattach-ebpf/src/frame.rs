@@ -102,6 +102,12 @@ pub(crate) fn destination(ctx: &TcContext) -> Result<&Mac, DropReason> {
     at(ctx, 0)
 }
 
+/// The header behind Ethernet, in place.
+#[inline(always)]
+pub(crate) fn network<T: Copy>(ctx: &TcContext) -> Result<&T, DropReason> {
+    at(ctx, ETHERNET_LEN)
+}
+
 /// Where a frame goes, and where it says it comes from.
 #[inline(always)]
 pub(crate) fn addresses(ctx: &TcContext) -> Result<(Mac, Mac), DropReason> {

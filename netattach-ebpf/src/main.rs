@@ -7,6 +7,8 @@
 //! | `na_to_pod` | egress of the host-side device | what the pod receives |
 //! | `na_par_from` | ingress and egress of a parent, ingress of a macvlan | what its pods send |
 //! | `na_par_to` | ingress of a parent, ingress of a macvlan | what its pods receive |
+//! | `na_wire` | ingress of an uplink of the node (see `wire`) | what comes from elsewhere |
+//! | `na_fast` | where `na_from_pod` and `na_wire` go on (see `fast`) | what may pass the node's stack by |
 //!
 //! A packet's attachment follows from the device's index (map `na_link`), so one pair of programs serves all
 //! attachments and nothing is loaded when a pod starts. A packet that passes returns `TC_ACT_UNSPEC`: other
@@ -62,6 +64,7 @@ mod route;
 mod stages;
 #[cfg(target_arch = "bpf")]
 mod verdict;
+mod wire;
 
 /// Any other target gets a program that only explains itself, so that the workspace builds everywhere.
 #[cfg(not(target_arch = "bpf"))]

@@ -26,6 +26,9 @@
 //! | `na_fast_stat` | attachment id | [`FastStats`], per CPU | programs; agent clears | ids run out |
 //! | `na_fast_until` | 0 | nanoseconds of the monotonic clock | agent | one entry |
 //! | `na_prog` | 0 | `na_fast` | agent | one entry |
+//! | `na_uplink` | index of a device of the node | [`Uplink`] | agent | the device's packets take the stack |
+//! | `na_local` | [`LocalKey`] | attachment id | agent | the attachment's packets take the stack |
+//! | `na_seen` | [`StationKey`] | [`Seen`] | programs | least recently used station is shown to the bridge again |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
 //! The hash maps that are not of least recent use are not preallocated: their memory follows their use.
@@ -40,11 +43,11 @@ use aya_ebpf::{
 };
 use netattach_common::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
-    Ip6, Limits, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Record, RuleKey,
-    StationKey, Stats, VlanKey,
+    Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Record,
+    RuleKey, Seen, StationKey, Stats, Uplink, VlanKey,
     capacity::{
         ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, PARENTS, PEERS_V4, PEERS_V6, PORTS,
-        RECORD_BYTES, RULES, VLANS,
+        RECORD_BYTES, RULES, STATIONS, UPLINKS, VLANS,
     },
 };
 
@@ -103,6 +106,12 @@ static FAST_STATS: PerCpuArray<FastStats, ATTACHMENTS> = PerCpuArray::new();
 static FAST_UNTIL: Array<u64, 1> = Array::new();
 #[btf_map(name = "na_prog")]
 static PROGRAM: ProgramArray<1> = ProgramArray::new();
+#[btf_map(name = "na_uplink")]
+static UPLINK: HashMap<u32, Uplink, UPLINKS, SPARSE> = HashMap::new();
+#[btf_map(name = "na_local")]
+static LOCAL: HashMap<LocalKey, u32, ADDRESSES, SPARSE> = HashMap::new();
+#[btf_map(name = "na_seen")]
+static SEEN: LruHashMap<StationKey, Seen, STATIONS> = LruHashMap::new();
 #[btf_map(name = "na_cfg")]
 static CONFIG: Array<Config, 1> = Array::new();
 
@@ -205,6 +214,35 @@ pub(crate) fn fast_until() -> u64 {
 #[inline(always)]
 pub(crate) fn fast_stats(attachment: u32) -> Option<*mut FastStats> {
     FAST_STATS.get_ptr_mut(attachment)
+}
+
+/// What is known of a device of the node. Read word by word: the agent may replace the entry meanwhile, which stays what it
+/// was until the program ends.
+#[inline(always)]
+pub(crate) fn uplink(ifindex: u32) -> Option<&'static Uplink> {
+    // SAFETY: integers; an entry that is replaced is not freed before the program ends.
+    unsafe { UPLINK.get(&ifindex) }
+}
+
+/// The attachment that has an address.
+#[inline(always)]
+pub(crate) fn local(key: &LocalKey) -> Option<u32> {
+    // SAFETY: as in `attachment_of`.
+    unsafe { LOCAL.get(key) }.copied()
+}
+
+/// When the bridge was last shown a frame of a station, and where.
+#[inline(always)]
+pub(crate) fn seen(key: &StationKey) -> Option<Seen> {
+    // SAFETY: integers. A mixture of two states shows the bridge one frame more.
+    unsafe { SEEN.get(key) }.copied()
+}
+
+/// Notes that the bridge is shown a frame of a station.
+#[inline(always)]
+pub(crate) fn note_seen(key: &StationKey, seen: &Seen) {
+    // Without room the next frame is shown too.
+    let _ = SEEN.insert(key, seen, 0);
 }
 
 /// Goes on in `na_fast`. Returns when the slot is empty.

@@ -1,18 +1,23 @@
-//! The fast path between two routed links: what the node's stack would do to a packet that it forwards.
+//! The fast path where the node routes: what its stack would do to a packet that it forwards.
 //!
 //! Where it goes the node's own routing says (`bpf_fib_lookup`): rules, tables, whether the node forwards, and the next
-//! hop, which is the pod itself. What the stack would have more to say about is left to it: a hop limit that runs out,
+//! hop: the pod itself, or a router behind an uplink. What the stack would have more to say about is left to it: a hop limit that runs out,
 //! IPv4 options and hop-by-hop options, a pod whose address it has not resolved yet.
 
 use core::mem::zeroed;
 
 use aya_ebpf::{
-    bindings::bpf_fib_lookup, helpers::generated::bpf_fib_lookup as fib_lookup, programs::TcContext,
+    bindings::{
+        BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
+        bpf_redir_neigh,
+    },
+    helpers::generated::{bpf_fib_lookup as fib_lookup, bpf_redirect_neigh},
+    programs::TcContext,
 };
-use netattach_common::{Decline, FastPort, Mac, attachment::flag};
+use netattach_common::{Decline, FastPort, Ip6, Mac, StationKey, wire::flag};
 
 use crate::{
-    fast::{PACKET_HOST, too_big},
+    fast::{Origin, TO_WIRE, ready},
     frame::{self, ETHERNET_LEN, ethertype},
     maps,
     packet::{HOP_BY_HOP, Ipv4Header, Ipv6Header},
@@ -28,59 +33,80 @@ const IPV6_HOP_LIMIT: usize = ETHERNET_LEN + core::mem::offset_of!(Ipv6Header, h
 const IPV4_PLAIN: u8 = 0x45;
 
 /// Finds the attachment that a packet is routed to, and makes the packet what it is behind the node: one hop on, between
-/// other Ethernet addresses. Nothing of the packet has changed when it fails.
+/// other Ethernet addresses. A packet for an uplink ([`TO_WIRE`]) is already on its way there when this returns. Nothing of
+/// the packet has changed when it fails.
 #[inline(always)]
-pub(crate) fn receiver(ctx: &TcContext, sender: u32) -> Result<u32, Decline> {
+pub(crate) fn receiver(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     // SAFETY: the context pointer is valid while the program runs.
-    let (kind, protocol) = unsafe { ((*ctx.skb.skb).pkt_type, (*ctx.skb.skb).protocol) };
-    if kind != PACKET_HOST {
-        return Err(Decline::Elsewhere);
-    }
+    let protocol = unsafe { (*ctx.skb.skb).protocol };
     if frame::says_ipv6(ctx) {
-        ipv6(ctx, sender)
+        ipv6(ctx, origin)
     } else if protocol == u32::from(ethertype::IPV4.to_be()) {
-        ipv4(ctx, sender)
+        ipv4(ctx, origin)
     } else {
         Err(Decline::Control)
     }
 }
 
 #[inline(never)]
-fn ipv4(ctx: &TcContext, sender: u32) -> Result<u32, Decline> {
+fn ipv4(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     let header: Ipv4Header = read(ctx)?;
     if header.hop_limit <= 1 || header.version_and_words != IPV4_PLAIN {
         return Err(Decline::HopLimit);
     }
+    let [source, destination] =
+        [header.source, header.destination].map(|address| u32::from_ne_bytes(address.octets));
     // SAFETY: integers and unions of integers.
     let mut query: bpf_fib_lookup = unsafe { zeroed() };
     query.family = AF_INET;
     query.l4_protocol = header.protocol;
+    if origin.sender == 0 {
+        query.__bindgen_anon_3.ipv4_src = destination;
+        query.__bindgen_anon_4.ipv4_dst = source;
+        answers_leave(ctx, origin, &mut query)?;
+    }
+    query.family = AF_INET;
     query.__bindgen_anon_2.tos = header.service;
-    query.__bindgen_anon_3.ipv4_src = u32::from_ne_bytes(header.source.octets);
-    query.__bindgen_anon_4.ipv4_dst = u32::from_ne_bytes(header.destination.octets);
-    let to = find(ctx, sender, &mut query)?;
+    query.__bindgen_anon_3.ipv4_src = source;
+    query.__bindgen_anon_4.ipv4_dst = destination;
+    let to = find(ctx, origin, &mut query)?;
     let [before, after] =
         [header.hop_limit, header.hop_limit - 1].map(|hops| u16::from_ne_bytes([hops, header.protocol]));
     ctx.l3_csum_replace(IPV4_CHECKSUM, before.into(), after.into(), 2).map_err(|_| Decline::Unroutable)?;
-    change(ctx, &query, IPV4_HOP_LIMIT, header.hop_limit - 1)?;
-    Ok(to)
+    send_on(ctx, to, &query, IPV4_HOP_LIMIT, header.hop_limit - 1)
 }
 
 #[inline(never)]
-fn ipv6(ctx: &TcContext, sender: u32) -> Result<u32, Decline> {
+fn ipv6(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     let header: Ipv6Header = read(ctx)?;
     if header.hop_limit <= 1 || header.next_header == HOP_BY_HOP {
         return Err(Decline::HopLimit);
     }
+    if stays_on_link(&header.source) || stays_on_link(&header.destination) {
+        return Err(Decline::Unroutable);
+    }
+    let [source, destination] = [header.source, header.destination].map(|address| words(&address.octets));
     // SAFETY: as above.
     let mut query: bpf_fib_lookup = unsafe { zeroed() };
     query.family = AF_INET6;
     query.l4_protocol = header.next_header;
-    query.__bindgen_anon_3.ipv6_src = words(&header.source.octets);
-    query.__bindgen_anon_4.ipv6_dst = words(&header.destination.octets);
-    let to = find(ctx, sender, &mut query)?;
-    change(ctx, &query, IPV6_HOP_LIMIT, header.hop_limit - 1)?;
-    Ok(to)
+    if origin.sender == 0 {
+        query.__bindgen_anon_3.ipv6_src = destination;
+        query.__bindgen_anon_4.ipv6_dst = source;
+        answers_leave(ctx, origin, &mut query)?;
+        query.__bindgen_anon_2.flowinfo = 0;
+    }
+    query.__bindgen_anon_3.ipv6_src = source;
+    query.__bindgen_anon_4.ipv6_dst = destination;
+    let to = find(ctx, origin, &mut query)?;
+    send_on(ctx, to, &query, IPV6_HOP_LIMIT, header.hop_limit - 1)
+}
+
+/// Whether an address is one that no router passes on: unspecified, loopback, link-local, multicast (RFC 4291, 2).
+#[inline(always)]
+fn stays_on_link(address: &Ip6) -> bool {
+    let [a, b, c, d] = words(&address.octets).map(u32::from_be);
+    a >> 24 == 0xff || a >> 22 == 0xfe80 >> 6 || a | b | c == 0 && d <= 1
 }
 
 #[inline(always)]
@@ -88,43 +114,111 @@ fn read<T: Copy>(ctx: &TcContext) -> Result<T, Decline> {
     frame::header(ctx, true, ETHERNET_LEN, ETHERNET_LEN).map_err(|_| Decline::Control)
 }
 
-/// Asks the node's routing. The answer is an attachment that can be sent to, with the Ethernet addresses in `query`.
+/// Asks the node's routing.
 #[inline(always)]
-fn find(ctx: &TcContext, sender: u32, query: &mut bpf_fib_lookup) -> Result<u32, Decline> {
-    query.ifindex = frame::ifindex(ctx);
+fn ask(ctx: &TcContext, query: &mut bpf_fib_lookup) -> u32 {
     let length = size_of::<bpf_fib_lookup>() as i32;
     // SAFETY: the context pointer is valid while the program runs; `query` is of the length that is said.
-    let answer = unsafe { fib_lookup(ctx.skb.skb.cast(), query, length, 0) };
-    // 0 is success: there is a route, the node forwards, and knows the next hop's address.
-    if answer != 0 {
-        return Err(Decline::Unroutable);
-    }
-    let device = query.ifindex;
-    let to = maps::attachment_of(device).filter(|to| *to != sender).ok_or(Decline::Elsewhere)?;
-    let port =
-        maps::fast_port(to).filter(|port| port.bridge == FastPort::ROUTED).ok_or(Decline::Elsewhere)?;
-    let record = maps::record(to).ok_or(Decline::Unready)?;
-    let known = Mac { octets: query.dmac };
-    if !record.has(flag::PRESENT)
-        || record.has(flag::PENDING)
-        || record.host_ifindex != device
-        || !record.mac.same(&known)
-    {
-        return Err(Decline::Unready);
-    }
-    // Segments are as long as the sender's own link allows.
-    let sent = maps::fast_port(sender).map_or(u32::MAX, |port| port.mtu);
-    if sent > port.mtu && too_big(ctx, port.mtu, true) {
-        return Err(Decline::TooBig);
-    }
-    Ok(to)
+    unsafe { fib_lookup(ctx.skb.skb.cast(), query, length, 0) as u32 }
 }
 
-/// Sets the hop limit and the Ethernet addresses. The first write makes the packet writable or fails; the others follow.
+/// Whether an answer to a packet that came in by an uplink would leave by it: what the node checks of sources
+/// (`rp_filter`), and more strictly. It also finds sources that are no host's.
 #[inline(always)]
-fn change(ctx: &TcContext, query: &bpf_fib_lookup, at: usize, hop_limit: u8) -> Result<(), Decline> {
+fn answers_leave(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<(), Decline> {
+    query.ifindex = origin.ingress;
+    // Shorter than any link's limit: the packet's own length is not the question.
+    query.__bindgen_anon_1.tot_len = 1;
+    let answer = ask(ctx, query);
+    if matches!(answer, BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH)
+        && query.ifindex == origin.ingress
+    {
+        Ok(())
+    } else {
+        Err(Decline::Source)
+    }
+}
+
+/// Finds where the node sends a packet: an attachment that can be sent to, with the Ethernet addresses in `query`, or an
+/// uplink, with the next hop there.
+#[inline(always)]
+fn find(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<u32, Decline> {
+    query.ifindex = origin.ingress;
+    query.__bindgen_anon_1.tot_len = longest(ctx, origin.mtu);
+    // Anything else than these: there is no route, the node does not forward, or is the destination itself.
+    let resolved = match ask(ctx, query) {
+        BPF_FIB_LKUP_RET_SUCCESS => true,
+        BPF_FIB_LKUP_RET_NO_NEIGH => false,
+        BPF_FIB_LKUP_RET_FRAG_NEEDED => return Err(Decline::TooBig),
+        _ => return Err(Decline::Unroutable),
+    };
+    let device = query.ifindex;
+    if let Some(to) = maps::attachment_of(device) {
+        let routed = maps::fast_port(to).is_some_and(|port| port.bridge == FastPort::ROUTED);
+        if to == origin.sender || origin.segment != FastPort::ROUTED || !routed {
+            return Err(Decline::Elsewhere);
+        }
+        return if resolved { attached(to, query) } else { Err(Decline::Unroutable) };
+    }
+    let out = maps::uplink(device).ok_or(Decline::Elsewhere)?;
+    if origin.sender != 0 {
+        let leads_out = out.segment == FastPort::ROUTED && out.flags & flag::FAST != 0;
+        // Where it would go back to where it came from, the stack tells the sender of a better way.
+        return if leads_out && device != origin.ingress { Ok(TO_WIRE) } else { Err(Decline::Elsewhere) };
+    }
+    if out.flags & flag::GATEWAY == 0 {
+        return Err(Decline::Elsewhere);
+    }
+    if !resolved {
+        return Err(Decline::Unroutable);
+    }
+    let to = maps::station(&StationKey::new(device, Mac { octets: query.dmac })).ok_or(Decline::Elsewhere)?;
+    let on_bridge = maps::fast_port(to).is_some_and(|port| port.bridge == device);
+    if on_bridge { attached(to, query) } else { Err(Decline::Elsewhere) }
+}
+
+#[inline(always)]
+fn attached(to: u32, query: &bpf_fib_lookup) -> Result<u32, Decline> {
+    ready(to, &Mac { octets: query.dmac }).map(|()| to)
+}
+
+/// What a route's MTU has to hold. Segments are as long as the sender's own link allows.
+#[inline(always)]
+fn longest(ctx: &TcContext, mtu: u32) -> u16 {
+    /// IPv4 and UDP: the shortest headers that a segment has.
+    const HEADERS: u32 = 28;
+    // SAFETY: the context pointer is valid while the program runs.
+    let segment = unsafe { (*ctx.skb.skb).gso_size };
+    let length =
+        if segment == 0 { ctx.len().saturating_sub(ETHERNET_LEN as u32) } else { mtu.max(segment + HEADERS) };
+    length.min(u16::MAX.into()) as u16
+}
+
+/// Sets the hop limit, then the Ethernet addresses of an attachment's frame, or sends the packet to the next hop. The first
+/// write makes the packet writable or fails; the others follow.
+#[inline(always)]
+fn send_on(
+    ctx: &TcContext,
+    to: u32,
+    query: &bpf_fib_lookup,
+    at: usize,
+    hop_limit: u8,
+) -> Result<u32, Decline> {
     ctx.store(at, &hop_limit, 0).map_err(|_| Decline::Unroutable)?;
-    ctx.store(0, &[query.dmac, query.smac], 0).map_err(|_| Decline::Unroutable)
+    if to != TO_WIRE {
+        ctx.store(0, &[query.dmac, query.smac], 0).map_err(|_| Decline::Unroutable)?;
+        return Ok(to);
+    }
+    // The kernel resolves the next hop, and finds out when it is gone: nothing else would look after it.
+    // SAFETY: integers and a union of integers.
+    let mut next: bpf_redir_neigh = unsafe { zeroed() };
+    next.nh_family = query.family.into();
+    // SAFETY: of the union's members this one is the longest, and the query was all zeroes before it was written.
+    next.__bindgen_anon_1.ipv6_nh = unsafe { query.__bindgen_anon_4.ipv6_dst };
+    let length = size_of::<bpf_redir_neigh>() as i32;
+    // SAFETY: `next` is of the length that is said. It fails for arguments only that are never used here.
+    unsafe { bpf_redirect_neigh(query.ifindex, &mut next, length, 0) };
+    Ok(TO_WIRE)
 }
 
 #[inline(always)]

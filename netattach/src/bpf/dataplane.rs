@@ -157,13 +157,13 @@ impl Dataplane {
     /// # Errors
     /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
     pub fn attach_by_links(&self, ifindex: u32) -> Result<(), BpfError> {
-        let ensure = |hook| self.links.ensure(ifindex, hook, self.program(hook));
+        let ensure = |hook| self.links.ensure(ifindex, Program::At(hook), self.program(hook));
         [Hook::FromPod, Hook::ToPod].into_iter().try_for_each(ensure)
     }
 
     /// What runs on a hook of a device by a tcx link.
     pub fn running_by_link(&self, ifindex: u32, hook: Hook) -> Result<Running, BpfError> {
-        self.links.runs(ifindex, hook, self.program(hook))
+        self.links.runs(ifindex, Program::At(hook), self.program(hook))
     }
 
     /// Takes the links of a device away. Idempotent.
@@ -171,7 +171,7 @@ impl Dataplane {
         self.links.remove(ifindex)
     }
 
-    /// The devices that links are pinned for, whether they are still there or not.
+    /// The attachments' devices that links are pinned for, whether they are still there or not.
     pub fn linked_devices(&self) -> Result<BTreeSet<u32>, BpfError> {
         self.links.devices()
     }
@@ -363,7 +363,7 @@ impl Dataplane {
 
     /// The fast path between pods, with nobody on it. One owner at a time.
     pub fn fast_path(&self) -> Result<FastPath, BpfError> {
-        FastPath::open(&self.pins, self.cpus)
+        FastPath::open(&self.pins, self.links.clone(), self.cpus)
     }
 
     /// The flow table.
@@ -467,7 +467,7 @@ fn pick([from_pod, to_pod]: &[ProgramFd; 2], hook: Hook) -> BorrowedFd<'_> {
     }
 }
 
-fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {
+pub(super) fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {
     SchedClassifier::from_pin(path)
         .and_then(|program| program.fd()?.try_clone().map_err(Into::into))
         .map_err(|source| BpfError::OpenProgram { path: path.to_path_buf(), source })

@@ -1,18 +1,25 @@
-//! The fast path between pods: who takes part, until when, and what it carried.
+//! The fast path between pods, and between pods and uplinks: who takes part, until when, and what it carried.
 //!
 //! Nothing in these maps is worth keeping across a death of the agent, so there is no point at which one would matter:
 //! its successor begins with empty ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
-use netattach_common::{FastPort, FastStats, StationKey};
+use aya::programs::ProgramFd;
+use netattach_common as common;
+use netattach_common::wire::flag;
+use netattach_common::{FastPort, FastStats, LocalKey, StationKey};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::BpfError;
-use super::entries::{absent, keys};
-use super::pin::{Pins, map_name};
+use super::dataplane::open_program;
+use super::entries::{absent, insert, keys};
+use super::links::Links;
+use super::pin::{Pins, Program, map_name};
 use super::table::Table;
 use crate::mac::Mac;
 
@@ -28,7 +35,7 @@ pub struct Place {
 }
 
 /// Where packets find each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Segment {
     /// The bridge of this index; not 0.
     Bridge(u32),
@@ -36,29 +43,80 @@ pub enum Segment {
     Routed,
 }
 
+impl Segment {
+    /// Index of the bridge, if it is one.
+    pub fn bridge(self) -> Option<u32> {
+        match self {
+            Self::Bridge(index) => Some(index),
+            Self::Routed => None,
+        }
+    }
+
+    fn number(self) -> u32 {
+        match self {
+            Self::Bridge(index) => index,
+            Self::Routed => FastPort::ROUTED,
+        }
+    }
+}
+
+/// A device of the node that is no attachment's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Uplink {
+    /// Where frames go that come in by it; `None` for a bridge that is only a gateway.
+    pub leads_to: Option<Segment>,
+    /// It is a bridge that the node routes by, from and to the attachments on it.
+    pub gateway: bool,
+    /// In bytes.
+    pub mtu: u32,
+    /// Its own address.
+    pub mac: Mac,
+}
+
+/// An address of an attachment, as it is reached.
+pub type Local = (Segment, IpAddr);
+
 /// Handles of the maps of the fast path, and what is in them. One owner at a time: it remembers what it wrote.
 pub struct FastPath {
     ports: Array<MapData, FastPort>,
     stations: HashMap<MapData, StationKey, u32>,
     stats: PerCpuArray<MapData, FastStats>,
     until: Array<MapData, u64>,
+    uplinks: HashMap<MapData, u32, common::Uplink>,
+    locals: HashMap<MapData, LocalKey, u32>,
+    wire: ProgramFd,
+    links: Links,
     places: BTreeMap<u32, Place>,
+    known_uplinks: BTreeMap<u32, Uplink>,
+    known_locals: BTreeMap<Local, u32>,
     cpus: usize,
 }
 
 impl FastPath {
     /// Opens the maps and takes everybody off the fast path: what an earlier agent knew of the node may not be so any
     /// more. Counters stay.
-    pub(super) fn open(pins: &Pins, cpus: usize) -> Result<Self, BpfError> {
+    pub(super) fn open(pins: &Pins, links: Links, cpus: usize) -> Result<Self, BpfError> {
         let mut opened = Self {
             ports: pins.open(map_name::FAST_PORT)?,
             stations: pins.open(map_name::STATION)?,
             stats: pins.open(map_name::FAST_STATS)?,
             until: pins.open(map_name::FAST_UNTIL)?,
+            uplinks: pins.open(map_name::UPLINK)?,
+            locals: pins.open(map_name::LOCAL)?,
+            wire: open_program(&pins.program(Program::Wire))?,
+            links,
             places: BTreeMap::new(),
+            known_uplinks: BTreeMap::new(),
+            known_locals: BTreeMap::new(),
             cpus,
         };
         opened.write_until(0)?;
+        for key in keys(opened.uplinks.keys(), map_name::UPLINK, |_| true)? {
+            opened.remove_uplink(key)?;
+        }
+        for key in keys(opened.locals.keys(), map_name::LOCAL, |_| true)? {
+            opened.remove_local(&key)?;
+        }
         for key in keys(opened.stations.keys(), map_name::STATION, |_| true)? {
             opened.remove_station(&key)?;
         }
@@ -82,11 +140,7 @@ impl FastPath {
         if before.is_some_and(|before| (before.segment, before.mac) != (place.segment, place.mac)) {
             self.remove(id)?;
         }
-        let bridge = match place.segment {
-            Segment::Bridge(index) => index,
-            Segment::Routed => FastPort::ROUTED,
-        };
-        self.write_port(id, FastPort { bridge, mtu: place.mtu })?;
+        self.write_port(id, FastPort { bridge: place.segment.number(), mtu: place.mtu })?;
         if let Some(station) = station(&place) {
             self.stations
                 .insert(station, id, 0)
@@ -128,6 +182,78 @@ impl FastPath {
         &self.places
     }
 
+    /// These are the devices by which packets come and go, and no others.
+    ///
+    /// # Errors
+    /// A map could not be written: some of them may take the fast path that should, or should not.
+    pub fn set_uplinks(&mut self, wanted: BTreeMap<u32, Uplink>) -> Result<(), BpfError> {
+        let gone = self.known_uplinks.keys().filter(|index| !wanted.contains_key(index));
+        for index in gone.copied().collect::<Vec<_>>() {
+            self.remove_uplink(index)?;
+            self.known_uplinks.remove(&index);
+        }
+        for (index, uplink) in wanted {
+            if self.known_uplinks.get(&index) != Some(&uplink) {
+                insert(&mut self.uplinks, map_name::UPLINK, index, entry(&uplink))?;
+                self.known_uplinks.insert(index, uplink);
+            }
+        }
+        Ok(())
+    }
+
+    /// The devices by which packets come and go.
+    pub fn uplinks(&self) -> &BTreeMap<u32, Uplink> {
+        &self.known_uplinks
+    }
+
+    /// These addresses are reached by way of uplinks, and no others.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub fn set_locals(&mut self, wanted: BTreeMap<Local, u32>) -> Result<(), BpfError> {
+        let gone = self.known_locals.keys().filter(|local| !wanted.contains_key(local));
+        for local in gone.copied().collect::<Vec<_>>() {
+            self.remove_local(&local_key(&local))?;
+            self.known_locals.remove(&local);
+        }
+        for (local, id) in wanted {
+            if self.known_locals.get(&local) != Some(&id) {
+                insert(&mut self.locals, map_name::LOCAL, local_key(&local), id)?;
+                self.known_locals.insert(local, id);
+            }
+        }
+        Ok(())
+    }
+
+    /// The program of uplinks, to be attached to their ingress in direct-action mode.
+    pub fn wire_program(&self) -> BorrowedFd<'_> {
+        self.wire.as_fd()
+    }
+
+    /// Runs the program on an uplink by a tcx link, which is pinned.
+    ///
+    /// # Errors
+    /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
+    pub fn attach_wire_by_link(&self, ifindex: u32) -> Result<(), BpfError> {
+        self.links.ensure(ifindex, Program::Wire, self.wire_program())
+    }
+
+    /// Takes an uplink's link away. Idempotent.
+    ///
+    /// # Errors
+    /// The pin cannot be removed.
+    pub fn remove_wire_link(&self, ifindex: u32) -> Result<(), BpfError> {
+        self.links.remove_one(ifindex, Program::Wire)
+    }
+
+    /// The uplinks that links are pinned for, whether they are still there or not.
+    ///
+    /// # Errors
+    /// The pins cannot be listed.
+    pub fn linked_uplinks(&self) -> Result<BTreeSet<u32>, BpfError> {
+        self.links.devices_with(Program::Wire)
+    }
+
     /// The fast path may be taken for this long from now, unless this is called again.
     ///
     /// # Errors
@@ -164,6 +290,16 @@ impl FastPath {
         Ok(())
     }
 
+    fn remove_uplink(&mut self, ifindex: u32) -> Result<(), BpfError> {
+        let failed = |source| BpfError::WriteMap { map: map_name::UPLINK, source };
+        self.uplinks.remove(&ifindex).or_else(absent).map_err(failed)
+    }
+
+    fn remove_local(&mut self, key: &LocalKey) -> Result<(), BpfError> {
+        let failed = |source| BpfError::WriteMap { map: map_name::LOCAL, source };
+        self.locals.remove(key).or_else(absent).map_err(failed)
+    }
+
     fn remove_station(&mut self, key: &StationKey) -> Result<(), BpfError> {
         let failed = |source| BpfError::WriteMap { map: map_name::STATION, source };
         self.stations.remove(key).or_else(absent).map_err(failed)?;
@@ -175,6 +311,25 @@ impl std::fmt::Debug for FastPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FastPath").field("places", &self.places).finish_non_exhaustive()
     }
+}
+
+fn entry(uplink: &Uplink) -> common::Uplink {
+    let flags = [(uplink.leads_to.is_some(), flag::FAST), (uplink.gateway, flag::GATEWAY)];
+    common::Uplink {
+        segment: uplink.leads_to.map_or(0, Segment::number),
+        flags: flags.into_iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit),
+        mtu: uplink.mtu,
+        mac: common::Mac { octets: uplink.mac.0 },
+        pad: [0; 2],
+    }
+}
+
+fn local_key((segment, address): &Local) -> LocalKey {
+    let address = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => *v6,
+    };
+    LocalKey { segment: segment.number(), address: address.into() }
 }
 
 /// How an attachment is found on its bridge.

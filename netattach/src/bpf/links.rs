@@ -1,4 +1,4 @@
-//! The programs on devices by tcx (Linux 6.6): one link for each hook of a device, pinned by the device's index.
+//! The programs on devices by tcx (Linux 6.6): one link for each program of a device, pinned by the device's index.
 //!
 //! The pins are beside the directory of a layout, not in it: a link outlives the programs and maps that it runs. One
 //! whose device is gone says so, and is swept.
@@ -16,8 +16,8 @@ use super::BpfError;
 use super::pin::Program;
 use super::sys::{self, LinkInfo};
 
-/// Both hooks of a device.
-const HOOKS: [Hook; 2] = [Hook::FromPod, Hook::ToPod];
+/// The programs of a device that is one attachment's.
+const ON_DEVICE: [Program; 2] = [Program::At(Hook::FromPod), Program::At(Hook::ToPod)];
 
 /// The pinned links below one root.
 #[derive(Debug, Clone)]
@@ -30,11 +30,16 @@ impl Links {
         Self { directory: root.join("link") }
     }
 
-    /// The program runs on that hook of the device, before what is there already. One that runs there is replaced
+    /// The program runs on the device, before what is there already. One that runs there is replaced
     /// in one step: no packet passes between the two.
-    pub(super) fn ensure(&self, ifindex: u32, hook: Hook, program: BorrowedFd<'_>) -> Result<(), BpfError> {
-        let path = self.path(ifindex, hook);
-        let failed = |source| BpfError::AttachLink { program: Program::At(hook).name(), ifindex, source };
+    pub(super) fn ensure(
+        &self,
+        ifindex: u32,
+        which: Program,
+        program: BorrowedFd<'_>,
+    ) -> Result<(), BpfError> {
+        let path = self.path(ifindex, which);
+        let failed = |source| BpfError::AttachLink { program: which.name(), ifindex, source };
         if let Some((link, info)) = open(&path)? {
             if info.ifindex == ifindex {
                 return sys::link_update(link.as_fd(), program).map_err(failed);
@@ -48,24 +53,24 @@ impl Links {
             .create(&self.directory)
             .map_err(|source| BpfError::PinTree { action: "create", path: self.directory.clone(), source })?;
         // Until it is pinned the link lives in this process: one that is killed here leaves nothing.
-        let link = sys::tcx_attach(program, ifindex, hook).map_err(failed)?;
+        let link = sys::tcx_attach(program, ifindex, which.hook()).map_err(failed)?;
         sys::pin(link.as_fd(), &path).map_err(|source| BpfError::PinTree {
             action: "pin a link at",
             path,
             source,
         })?;
-        crate::crash_point!("link", Program::At(hook).name());
+        crate::crash_point!("link", which.name());
         Ok(())
     }
 
-    /// Whether that program runs on that hook of the device.
+    /// Whether that program runs on the device.
     pub(super) fn runs(
         &self,
         ifindex: u32,
-        hook: Hook,
+        which: Program,
         program: BorrowedFd<'_>,
     ) -> Result<Running, BpfError> {
-        let path = self.path(ifindex, hook);
+        let path = self.path(ifindex, which);
         let Some((_, info)) = open(&path)?.filter(|(_, info)| info.ifindex == ifindex) else {
             return Ok(Running::Nothing);
         };
@@ -77,32 +82,52 @@ impl Links {
         Ok(if info.program_id == wanted { Running::This } else { Running::Another })
     }
 
-    /// Nothing of ours runs on the device. One without links is fine. On a device that is still there each link takes a
-    /// grace period.
+    /// Nothing of ours runs on an attachment's device. One without links is fine. On a device that is still there each link
+    /// takes a grace period.
     pub(super) fn remove(&self, ifindex: u32) -> Result<(), BpfError> {
-        HOOKS.into_iter().try_for_each(|hook| remove(&self.path(ifindex, hook)))
+        ON_DEVICE.into_iter().try_for_each(|which| self.remove_one(ifindex, which))
     }
 
-    /// The devices that links are pinned for, whether they are still there or not.
+    /// That program does not run on the device. Idempotent.
+    pub(super) fn remove_one(&self, ifindex: u32, which: Program) -> Result<(), BpfError> {
+        remove(&self.path(ifindex, which))
+    }
+
+    /// The attachments' devices that links are pinned for, whether they are still there or not.
     pub(super) fn devices(&self) -> Result<BTreeSet<u32>, BpfError> {
+        let pinned = self.pinned()?;
+        let is_devices = |name: &str| ON_DEVICE.iter().any(|which| which.name() == name);
+        Ok(pinned.into_iter().filter(|(_, name)| is_devices(name)).map(|(index, _)| index).collect())
+    }
+
+    /// The devices that links of that program are pinned for, whether they are still there or not.
+    pub(super) fn devices_with(&self, which: Program) -> Result<BTreeSet<u32>, BpfError> {
+        let pinned = self.pinned()?;
+        Ok(pinned.into_iter().filter(|(_, name)| name == which.name()).map(|(index, _)| index).collect())
+    }
+
+    /// The pinned links: index of the device and name of the program.
+    fn pinned(&self) -> Result<Vec<(u32, String)>, BpfError> {
         let failed = |source| BpfError::PinTree { action: "list", path: self.directory.clone(), source };
         let entries = match fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,
         };
-        let mut devices = BTreeSet::new();
+        let mut pinned = Vec::new();
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             // Whatever has no number is not ours.
-            devices.extend(
-                name.to_string_lossy().split_once('_').and_then(|(index, _)| index.parse::<u32>().ok()),
+            pinned.extend(
+                name.to_string_lossy()
+                    .split_once('_')
+                    .and_then(|(index, program)| Some((index.parse::<u32>().ok()?, program.to_owned()))),
             );
         }
-        Ok(devices)
+        Ok(pinned)
     }
 
-    fn path(&self, ifindex: u32, hook: Hook) -> PathBuf {
-        self.directory.join(format!("{ifindex}_{}", Program::At(hook).name()))
+    fn path(&self, ifindex: u32, which: Program) -> PathBuf {
+        self.directory.join(format!("{ifindex}_{}", which.name()))
     }
 }
 

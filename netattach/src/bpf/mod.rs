@@ -1,10 +1,11 @@
 //! The only module that talks to BPF: the packet programs, their maps, and where both are pinned.
 //!
 //! ```text
-//! <root>/v3/na_link, na_att, ...        maps: the whole state of the packet path
-//! <root>/v3/prog/na_from_pod, na_to_pod programs, attached to every host-side device
+//! <root>/v4/na_link, na_att, ...        maps: the whole state of the packet path
+//! <root>/v4/prog/na_from_pod, na_to_pod programs, attached to every host-side device
 //!               na_par_from, na_par_to programs, attached to every parent of macvlans
-//!               na_fast                where na_from_pod goes on, by the map na_prog
+//!               na_wire                attached to uplinks of the node
+//!               na_fast                where na_from_pod and na_wire go on, by the map na_prog
 //! <root>/link/7_na_from_pod, ...        their links on device 7, where they are attached by tcx
 //! ```
 //!
@@ -36,7 +37,7 @@ mod table;
 pub use attachments::{Attachment, Checks};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
-pub use fast::{FastPath, Place, Segment};
+pub use fast::{FastPath, Local, Place, Segment, Uplink};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
 pub use links::Running;
 pub use netattach_common::{

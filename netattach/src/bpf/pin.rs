@@ -45,11 +45,14 @@ pub(super) mod map_name {
     pub(in super::super) const FAST_STATS: &str = "na_fast_stat";
     pub(in super::super) const FAST_UNTIL: &str = "na_fast_until";
     pub(in super::super) const PROGRAM: &str = "na_prog";
+    pub(in super::super) const UPLINK: &str = "na_uplink";
+    pub(in super::super) const LOCAL: &str = "na_local";
+    pub(in super::super) const SEEN: &str = "na_seen";
 
     pub(in super::super) const ALL: &[&str] = &[
         LINK, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE, FLOW4,
         FLOW6, FRAGMENT4, FRAGMENT6, PARENT, VLAN, LIMIT, RECORD, STATS, CONFIG, FAST_PORT, STATION,
-        FAST_STATS, FAST_UNTIL, PROGRAM,
+        FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN,
     ];
 }
 
@@ -60,14 +63,17 @@ pub enum Program {
     At(Hook),
     /// Attached to parents of macvlans: what their pods send, what they receive.
     OnParent(Hook),
-    /// Where [`Hook::FromPod`]'s goes on by a tail call.
+    /// Attached to uplinks of the node: what comes in by them.
+    Wire,
+    /// Where [`Hook::FromPod`]'s and [`Program::Wire`] go on by a tail call.
     Fast,
 }
 
 impl Program {
     /// Those that others go on in come first.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Fast,
+        Self::Wire,
         Self::At(Hook::FromPod),
         Self::At(Hook::ToPod),
         Self::OnParent(Hook::FromPod),
@@ -81,7 +87,16 @@ impl Program {
             Self::At(Hook::ToPod) => "na_to_pod",
             Self::OnParent(Hook::FromPod) => "na_par_from",
             Self::OnParent(Hook::ToPod) => "na_par_to",
+            Self::Wire => "na_wire",
             Self::Fast => "na_fast",
+        }
+    }
+
+    /// The hook of a device that it runs on, where it is attached by tcx: [`Hook::FromPod`] is ingress.
+    pub(super) const fn hook(self) -> Hook {
+        match self {
+            Self::At(hook) | Self::OnParent(hook) => hook,
+            Self::Wire | Self::Fast => Hook::FromPod,
         }
     }
 
@@ -89,7 +104,7 @@ impl Program {
     pub(super) const fn slot(self) -> Option<u32> {
         match self {
             Self::Fast => Some(0),
-            Self::At(_) | Self::OnParent(_) => None,
+            Self::At(_) | Self::OnParent(_) | Self::Wire => None,
         }
     }
 }
@@ -176,6 +191,13 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
         spec::<u32, common::FastStats>(name::FAST_STATS, MapKind::PerCpuArray, config.max_attachments),
         spec::<u32, u64>(name::FAST_UNTIL, MapKind::Array, 1),
         spec::<u32, u32>(name::PROGRAM, MapKind::ProgramArray, 1),
+        spec::<u32, common::Uplink>(name::UPLINK, MapKind::Hash, common::capacity::UPLINKS as u32),
+        spec::<common::LocalKey, u32>(name::LOCAL, MapKind::Hash, config.max_addresses),
+        spec::<common::StationKey, common::Seen>(
+            name::SEEN,
+            MapKind::LruHash,
+            common::capacity::STATIONS as u32,
+        ),
     ]
 }
 

@@ -8,7 +8,7 @@ use aya::maps::MapType;
 use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported};
 
-use super::sys::{self, BatchAttributes, Command};
+use super::sys::{self, BatchAttributes, Command, Query};
 
 /// Something that a kernel may lack.
 #[derive(Debug)]
@@ -75,23 +75,7 @@ fn found<E: std::error::Error + Send + Sync + 'static>(answer: Result<bool, E>) 
 /// Whether programs of a device can be asked for by this attach type: a kernel without it says `EINVAL`, one with it
 /// lists them, or says that there are none (`ENOENT`) or that the device is of another kind (`ENXIO`).
 fn has_hook(device: u32, attach_type: u32) -> io::Result<bool> {
-    /// The `query` member of `union bpf_attr`, to its end in Linux 6.18: the kernel writes counts back.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Query {
-        target_ifindex: u32,
-        attach_type: u32,
-        query_flags: u32,
-        attach_flags: u32,
-        prog_ids: u64,
-        count: u32,
-        pad: u32,
-        prog_attach_flags: u64,
-        link_ids: u64,
-        link_attach_flags: u64,
-        revision: u64,
-    }
-    let query = UnsafeCell::new(Query { target_ifindex: device, attach_type, ..Query::default() });
+    let query = UnsafeCell::new(Query::of(device, attach_type));
     // SAFETY: the member that the command reads, without pointers; the kernel writes into it and not beyond, and the
     // cell allows that.
     match unsafe { sys::bpf(Command::ProgQuery, &query) } {

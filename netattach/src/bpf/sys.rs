@@ -113,6 +113,88 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     })
 }
 
+/// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None before
+/// Linux 6.6, and none where the device is gone.
+pub fn tcx_programs(ifindex: u32, hook: Hook) -> io::Result<Vec<u32>> {
+    /// `BPF_MPROG_MAX`.
+    const MOST: usize = 64;
+    let mut ids = [0_u32; MOST];
+    let query = UnsafeCell::new(Query {
+        prog_ids: ids.as_mut_ptr() as u64,
+        count: MOST as u32,
+        ..Query::of(ifindex, attach_type(hook))
+    });
+    // SAFETY: the `query` member of `union bpf_attr`; `prog_ids` has room for `count` numbers and is not otherwise used
+    // during the call. The kernel writes into the member and not beyond, which the cell allows.
+    match unsafe { bpf(Command::ProgQuery, &query) } {
+        Ok(_) => {
+            let count = query.into_inner().count as usize;
+            Ok(ids.into_iter().take(count).collect())
+        }
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENODEV) => Ok(Vec::new()),
+            _ => Err(error),
+        },
+    }
+}
+
+/// The `query` member of `union bpf_attr`, to its end in Linux 6.18: the kernel writes counts back.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct Query {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    count: u32,
+    pad: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+impl Query {
+    /// Asks whether there are any.
+    pub(super) fn of(device: u32, attach_type: u32) -> Self {
+        Self { target_ifindex: device, attach_type, ..Self::default() }
+    }
+}
+
+/// Name of the program with that id, `None` when it is gone.
+pub fn program_name(id: u32) -> io::Result<Option<String>> {
+    /// The beginning of `struct bpf_prog_info`, to the name.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        kind_and_id: [u32; 2],
+        tag: [u8; 8],
+        lengths: [u32; 2],
+        pointers_and_time: [u64; 3],
+        owner_and_maps: [u32; 2],
+        map_ids: u64,
+        name: [u8; 16],
+    }
+    // SAFETY: the member of `union bpf_attr` that begins with the id, without pointers; the command returns a new
+    // descriptor.
+    let program = match unsafe { bpf_fd(Command::ProgGetFdById, &[id, 0, 0]) } {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        other => other?,
+    };
+    let mut info = Info::default();
+    let attributes = InfoByFd {
+        bpf_fd: program.as_raw_fd().unsigned_abs(),
+        info_len: size_of::<Info>() as u32,
+        info: (&raw mut info) as u64,
+    };
+    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise used
+    // during the call; any bytes make a valid `Info`.
+    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    let end = info.name.iter().position(|byte| *byte == 0).unwrap_or(info.name.len());
+    Ok(Some(String::from_utf8_lossy(&info.name[..end]).into_owned()))
+}
+
 /// What [`lookup_batch`] found.
 pub(super) struct Batch {
     /// How many entries were written.
@@ -272,6 +354,7 @@ pub(super) enum Command {
     MapGetNextKey = 4,
     ObjectPin = 6,
     ObjectGet = 7,
+    ProgGetFdById = 13,
     ObjectInfo = 15,
     ProgQuery = 16,
     BtfLoad = 18,

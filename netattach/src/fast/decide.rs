@@ -1,19 +1,17 @@
 //! Who takes the fast path. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::reason::Reason;
 use crate::bpf::{Place, Segment};
 use crate::mac::Mac;
 use crate::netlink::ForwardingState;
 
-/// Plugins that change nothing on the node's end of a link: chained to a network, they do not keep it off the fast path.
-const INSIDE_THE_POD: [&str; 2] = ["sbr", "tuning"];
-
 /// What a virtual device has instead of a queueing discipline.
-const NO_DISCIPLINE: &str = "noqueue";
+pub(super) const NO_DISCIPLINE: &str = "noqueue";
 
 /// When the fast path is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -46,6 +44,8 @@ pub struct Member {
     pub id: u32,
     /// Address of the pod's end.
     pub mac: Mac,
+    /// Its IP addresses.
+    pub addresses: Vec<IpAddr>,
     /// Index of the node's end.
     pub device: u32,
     /// Whether the node routes its packets; a bridge switches them otherwise.
@@ -61,6 +61,21 @@ pub struct Node {
     pub links: BTreeMap<u32, ForwardingState>,
     /// Packet filters.
     pub filters: Filters,
+    /// Devices that others' tc programs or filters run on.
+    pub others: BTreeMap<u32, Others>,
+    /// Devices of the default routes.
+    pub default_routes: BTreeSet<u32>,
+    /// The node has IPsec policies.
+    pub ipsec: bool,
+}
+
+/// Where tc programs or filters of others run on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Others {
+    /// On what it receives.
+    pub ingress: bool,
+    /// On what it sends.
+    pub egress: bool,
 }
 
 /// Packet filters that frames between bridge ports may meet.
@@ -74,114 +89,6 @@ pub struct Filters {
     pub bridges_call_ip: bool,
     /// Devices with chains of their own; a name that ends in `*` stands for all that begin so.
     pub devices: BTreeSet<String>,
-}
-
-/// Why an attachment is not on the fast path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
-    /// The agent's setting.
-    Off,
-    /// The network's configuration.
-    OptedOut,
-    /// A plugin of the network's list.
-    Plugin(String),
-    /// A macvlan.
-    Macvlan,
-    /// The device is not there.
-    NoDevice,
-    /// The device is in no bridge.
-    NoBridge,
-    /// The port does not forward.
-    PortState,
-    /// The port has restrictions of its own.
-    PortRestricted,
-    /// The bridge runs a spanning tree protocol.
-    SpanningTree,
-    /// The bridge forwards by VLAN.
-    VlanFiltering,
-    /// Filters for bridged frames.
-    BridgeRules,
-    /// Filters for IP packets, which bridges call.
-    Iptables,
-    /// Filters for IP packets, which those of a routed link meet.
-    IpRules,
-    /// The node's end of a routed link is in a bridge or VRF.
-    Enslaved,
-    /// Filters of the device.
-    DeviceRules,
-    /// What it receives is shaped.
-    Shaped(String),
-    /// Somebody else has its address.
-    SameMac,
-    /// The kernel refused.
-    Failed(String),
-}
-
-impl Reason {
-    /// A short name: stable, used in tables and JSON.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::OptedOut => "opted-out",
-            Self::Plugin(_) => "plugin",
-            Self::Macvlan => "macvlan",
-            Self::NoDevice => "no-device",
-            Self::NoBridge => "no-bridge",
-            Self::PortState => "port-state",
-            Self::PortRestricted => "port-restricted",
-            Self::SpanningTree => "spanning-tree",
-            Self::VlanFiltering => "vlan-filtering",
-            Self::BridgeRules => "bridge-rules",
-            Self::Iptables => "iptables",
-            Self::IpRules => "ip-rules",
-            Self::Enslaved => "enslaved",
-            Self::DeviceRules => "device-rules",
-            Self::Shaped(_) => "shaped",
-            Self::SameMac => "same-mac",
-            Self::Failed(_) => "failed",
-        }
-    }
-
-    /// What a network's list of plugins says: the first after its own that might do something on the node's end.
-    pub fn of_plugins<'a>(chained: impl IntoIterator<Item = &'a str>) -> Option<Self> {
-        let acts_on_node = |plugin: &&str| !INSIDE_THE_POD.contains(plugin);
-        chained.into_iter().find(acts_on_node).map(|plugin| Self::Plugin(plugin.to_owned()))
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("the agent's setting fastPath is off"),
-            Self::OptedOut => f.write_str("the network's configuration says fastPath: false"),
-            Self::Plugin(plugin) => {
-                write!(f, "the network's plugin {plugin} may work on the node's end of the link")
-            }
-            Self::Macvlan => f.write_str("the driver connects the macvlans of a parent itself"),
-            Self::NoDevice => f.write_str("the node's end of the link is gone"),
-            Self::NoBridge => f.write_str("the node's end of the link is in no bridge"),
-            Self::PortState => {
-                f.write_str("the bridge port does not forward: it is down, without carrier, or blocked")
-            }
-            Self::PortRestricted => f.write_str("the bridge port is isolated or locked"),
-            Self::SpanningTree => f.write_str("the bridge runs a spanning tree protocol"),
-            Self::VlanFiltering => f.write_str("the bridge filters by VLAN"),
-            Self::BridgeRules => {
-                f.write_str("there are packet filters for bridged frames (nftables bridge family, ebtables)")
-            }
-            Self::Iptables => f.write_str(
-                "the bridge shows frames to iptables (bridge-nf-call-iptables), and there are rules or tables",
-            ),
-            Self::IpRules => f.write_str("there are packet filters for IP packets (nftables, iptables)"),
-            Self::Enslaved => f.write_str("the node's end of the routed link is in a bridge or VRF"),
-            Self::DeviceRules => f.write_str("nftables has chains on the node's end of the link"),
-            Self::Shaped(discipline) => {
-                write!(f, "the node's end of the link queues what it sends to the pod ({discipline})")
-            }
-            Self::SameMac => f.write_str("another attachment on the bridge has the same MAC address"),
-            Self::Failed(why) => write!(f, "the kernel refused: {why}"),
-        }
-    }
 }
 
 /// What becomes of each attachment.
@@ -218,7 +125,7 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
     }
     let link = node.links.get(&member.device).ok_or(Reason::NoDevice)?;
     if member.routed {
-        return routed(mode, member, link, &node.filters);
+        return routed(mode, member, link, node);
     }
     let index = link.controller.ok_or(Reason::NoBridge)?;
     let bridge = node.links.get(&index).and_then(|controller| controller.bridge).ok_or(Reason::NoBridge)?;
@@ -236,24 +143,31 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
         (filters.bridge, Reason::BridgeRules),
         (filters.ip && (filters.bridges_call_ip || bridge.calls_iptables), Reason::Iptables),
         (filters.are_on(link), Reason::DeviceRules),
+        (node.are_others_on(link), Reason::Programs),
     ];
     first(mode, in_auto, always)?;
     Ok(Place { segment: Segment::Bridge(index), mtu: link.mtu, mac: member.mac })
 }
 
 /// The node's routing itself is asked for each packet; here is what stands around it.
-fn routed(mode: Mode, member: &Member, link: &ForwardingState, filters: &Filters) -> Result<Place, Reason> {
+fn routed(mode: Mode, member: &Member, link: &ForwardingState, node: &Node) -> Result<Place, Reason> {
+    let filters = &node.filters;
     let always = [
+        (node.ipsec, Reason::Ipsec),
         (link.controller.is_some(), Reason::Enslaved),
         (link.discipline != NO_DISCIPLINE, Reason::Shaped(link.discipline.clone())),
     ];
-    let in_auto = [(filters.ip, Reason::IpRules), (filters.are_on(link), Reason::DeviceRules)];
+    let in_auto = [
+        (filters.ip, Reason::IpRules),
+        (filters.are_on(link), Reason::DeviceRules),
+        (node.are_others_on(link), Reason::Programs),
+    ];
     first(mode, in_auto, always)?;
     Ok(Place { segment: Segment::Routed, mtu: link.mtu, mac: member.mac })
 }
 
 /// The first reason that holds. What was configured explains what follows from it.
-fn first<const A: usize, const B: usize>(
+pub(super) fn first<const A: usize, const B: usize>(
     mode: Mode,
     in_auto: [(bool, Reason); A],
     always: [(bool, Reason); B],
@@ -262,8 +176,16 @@ fn first<const A: usize, const B: usize>(
     in_auto.chain(always).find(|(holds, _)| *holds).map_or(Ok(()), |(_, reason)| Err(reason))
 }
 
+impl Node {
+    /// Whether somebody else's programs run on what a device receives or sends.
+    pub(super) fn are_others_on(&self, link: &ForwardingState) -> bool {
+        link.xdp || self.others.get(&link.index).is_some_and(|others| others.ingress || others.egress)
+    }
+}
+
 impl Filters {
-    fn are_on(&self, link: &ForwardingState) -> bool {
+    /// Whether there are chains of a device's own.
+    pub(super) fn are_on(&self, link: &ForwardingState) -> bool {
         self.devices.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(prefix) => link.name.starts_with(prefix),
             None => *pattern == link.name,
@@ -285,6 +207,9 @@ mod tests {
             index,
             name: name.into(),
             mtu: 1500,
+            mac: Some(MAC),
+            kind: "veth".into(),
+            xdp: false,
             controller: None,
             discipline,
             bridge: None,
@@ -301,11 +226,12 @@ mod tests {
         let bridge = ForwardingState { bridge: Some(BridgeState::default()), ..link(BRIDGE, "br0") };
         let links = [bridge, port(10, "na10"), port(11, "na11")];
         let links = links.into_iter().map(|link| (link.index, link)).collect();
-        Node { links, filters: Filters::default() }
+        Node { links, ..Node::default() }
     }
 
     fn member(id: u32, device: u32) -> Member {
-        Member { id, mac: Mac([2, 0, 0, 0, 0, id as u8]), device, routed: false, kept_off: None }
+        let (mac, addresses) = (Mac([2, 0, 0, 0, 0, id as u8]), Vec::new());
+        Member { id, mac, addresses, device, routed: false, kept_off: None }
     }
 
     fn one(mode: Mode, member: Member, node: &Node) -> Result<Place, Reason> {

@@ -9,10 +9,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::decide::{Member, Mode, Node, Reason, decide};
-use super::node::LookError;
+use super::decide::{Member, Mode, decide};
+use super::node::{Look, LookError};
+use super::reason::Reason;
+use super::uplink::{self, Wire, Wires};
+use super::wires::{self, WireError};
 use crate::bpf::{self, BpfError, FastStats, Place, Segment};
 use crate::netlink::{Changes, Handle, LinkWatch};
+use crate::policy::hooks::AttachMode;
 use crate::report::Chain;
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
@@ -38,6 +42,7 @@ pub enum Standing {
 /// The attachments that could take the fast path, and those that do.
 pub struct FastPaths {
     mode: Mode,
+    attach: AttachMode,
     state: Mutex<State>,
     /// Told when there is a new member.
     admitted: Notify,
@@ -47,13 +52,22 @@ struct State {
     maps: bpf::FastPath,
     members: BTreeMap<u32, Member>,
     off: BTreeMap<u32, Reason>,
+    wires: BTreeMap<u32, Wire>,
+    /// Where the program of uplinks runs; `None`: nobody has looked yet.
+    running: Option<BTreeSet<u32>>,
 }
 
 impl FastPaths {
     /// With nobody on the fast path yet.
-    pub fn new(mode: Mode, maps: bpf::FastPath) -> Self {
-        let state = State { maps, members: BTreeMap::new(), off: BTreeMap::new() };
-        Self { mode, state: Mutex::new(state), admitted: Notify::new() }
+    pub fn new(mode: Mode, attach: AttachMode, maps: bpf::FastPath) -> Self {
+        let state = State {
+            maps,
+            members: BTreeMap::new(),
+            off: BTreeMap::new(),
+            wires: BTreeMap::new(),
+            running: None,
+        };
+        Self { mode, attach, state: Mutex::new(state), admitted: Notify::new() }
     }
 
     /// When the fast path is taken.
@@ -81,13 +95,23 @@ impl FastPaths {
         state.maps.remove(id)
     }
 
-    /// Forgets an attachment and its counters. Idempotent.
+    /// Forgets an attachment and its counters, and with the last one the uplinks. Idempotent.
     ///
     /// # Errors
-    /// A map could not be written.
-    pub fn forget(&self, id: u32) -> Result<(), BpfError> {
+    /// A map could not be written, or a program not be taken off an uplink.
+    pub fn forget(&self, id: u32) -> Result<(), KeepError> {
         self.retire(id)?;
-        self.lock().maps.forget(id)
+        let mut state = self.lock();
+        state.maps.forget(id)?;
+        if state.members.is_empty() && state.running.as_ref().is_some_and(|running| !running.is_empty()) {
+            state.set_wires(self.attach, Wires::default(), &mut Handle::open().map_err(LookError::from)?)?;
+        }
+        Ok(())
+    }
+
+    /// The uplinks and how they stand, by index of the device.
+    pub fn uplinks(&self) -> BTreeMap<u32, Wire> {
+        self.lock().wires.clone()
     }
 
     /// How an attachment stands; `None`: it is not known here.
@@ -117,7 +141,7 @@ impl FastPaths {
         let mut watch = watch.into_async()?;
         let mut tick = tokio::time::interval(LOOK_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut node = Node::default();
+        let mut node = Look::default();
         let mut full_look: Option<Instant> = None;
         loop {
             // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
@@ -146,7 +170,7 @@ impl FastPaths {
                 (node, done)
             });
             // The join error is a panic, which the panic hook has reported; everything is looked at again.
-            let (seen, done) = looked.await.unwrap_or_else(|_| (Node::default(), Ok(())));
+            let (seen, done) = looked.await.unwrap_or_else(|_| (Look::default(), Ok(())));
             node = seen;
             if let Err(error) = done {
                 tracing::warn!(error = %Chain(&error), "the fast path is not kept up to date");
@@ -156,19 +180,23 @@ impl FastPaths {
     }
 
     /// Looks at the node and brings the maps up to date.
-    fn look(&self, node: &mut Node, changes: &Changes) -> Result<(), KeepError> {
+    fn look(&self, look: &mut Look, changes: &Changes) -> Result<(), KeepError> {
         let members = self.lock().members.clone();
         let candidates: BTreeSet<u32> =
             members.values().filter(|member| member.kept_off.is_none()).map(|member| member.device).collect();
         let mut host = Handle::open().map_err(LookError::from)?;
         if self.mode != Mode::Off && !candidates.is_empty() {
-            node.look_at_links(&candidates, changes, &mut host)?;
+            look.at_links(&candidates, changes, &mut host)?;
+            look.node.look_at_ipsec()?;
             if self.mode == Mode::Auto {
+                look.at_programs(&mut host)?;
                 let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
-                node.look_at_filters(members.values().any(is_routed))?;
+                let routed = members.values().any(is_routed) || !look.node.default_routes.is_empty();
+                look.node.look_at_filters(routed)?;
             }
         }
-        let decided = decide(self.mode, &members, node);
+        let decided = decide(self.mode, &members, &look.node);
+        let wires = uplink::decide(self.mode, &members, &decided, &look.node);
         for (id, decision) in &decided {
             if let Err(reason) = decision {
                 self.keep_off(&members[id], reason.clone())?;
@@ -177,6 +205,13 @@ impl FastPaths {
         for (id, decision) in decided {
             if let Ok(place) = decision {
                 self.put_on(&members[&id], place, &mut host)?;
+            }
+        }
+        {
+            let mut state = self.lock();
+            // An attachment that went meanwhile may have been the last.
+            if state.members == members {
+                state.set_wires(self.attach, wires, &mut host)?;
             }
         }
         if !candidates.is_empty() {
@@ -225,12 +260,58 @@ impl FastPaths {
     }
 }
 
+impl State {
+    /// Brings uplinks and what the programs know of them up to what was decided.
+    fn set_wires(&mut self, attach: AttachMode, wires: Wires, host: &mut Handle) -> Result<(), WireError> {
+        let wanted = wires.running();
+        let first = self.running.is_none();
+        let mut running = match self.running.take() {
+            Some(running) => running,
+            None => {
+                let own = self.members.values().map(|member| member.device).collect();
+                wires::running(&self.maps, &own, host)?
+            }
+        };
+        for (index, wire) in &wires.uplinks {
+            if self.wires.get(index) != Some(wire) {
+                tracing::debug!(device = wire.name, standing = ?wire.standing, "uplink");
+            }
+        }
+        self.wires = wires.uplinks;
+        let changed = self.maps.set_uplinks(wires.entries).and_then(|()| self.maps.set_locals(wires.locals));
+        let moved = changed.map_err(WireError::from).and_then(|()| {
+            for device in running.difference(&wanted).copied().collect::<Vec<_>>() {
+                wires::detach(&self.maps, device, host)?;
+                running.remove(&device);
+            }
+            for device in wanted {
+                if first {
+                    wires::attach(attach, &self.maps, device, host)?;
+                    wires::remove_others(attach, &self.maps, device, host)?;
+                } else if !running.contains(&device) || !wires::runs(attach, &self.maps, device, host)? {
+                    wires::attach(attach, &self.maps, device, host)?;
+                }
+                running.insert(device);
+            }
+            Ok(())
+        });
+        self.running = Some(running);
+        moved
+    }
+}
+
+/// Why the fast path is not as it should be.
 #[derive(Debug, thiserror::Error)]
-enum KeepError {
+pub enum KeepError {
+    /// What the kernel shows.
     #[error("look at the node")]
     Look(#[from] LookError),
+    /// A map.
     #[error(transparent)]
     Maps(#[from] BpfError),
+    /// An uplink.
+    #[error(transparent)]
+    Wire(#[from] WireError),
 }
 
 impl fmt::Debug for FastPaths {

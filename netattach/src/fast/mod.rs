@@ -1,13 +1,19 @@
-//! The fast path between pods of one node: who takes it, and why others do not.
+//! The fast path between pods of one node, and between pods and the wire: who takes it, and why others do not.
 //!
-//! The packet programs can move a packet from one pod's interface straight into another's, where nothing between the two
-//! would do anything else with it. Whether that is so is for the agent to know: [`decide`] tells it from what the kernel
-//! shows of links and filters ([`node`]), and [`keeper`] keeps the maps equal to it while the node changes. What is not
+//! The packet programs can move a packet from one pod's interface straight into another's, from an uplink of the node into a
+//! pod's, and from a pod's to an uplink, where nothing between the two would do anything else with it. Whether that is so is for the agent to know: [`decide`] and [`uplink`] tell it from
+//! what the kernel shows of links, filters and routes ([`node`]), and [`keeper`] keeps the maps equal to it while the node changes. What is not
 //! certain takes the way through the node's network stack, where the same policies hold.
 
 pub mod decide;
 mod keeper;
 mod node;
+mod reason;
+pub mod uplink;
+mod wires;
 
-pub use decide::{Member, Mode, Reason};
-pub use keeper::{FastPaths, Standing};
+pub use decide::{Member, Mode};
+pub use keeper::{FastPaths, KeepError, Standing};
+pub use node::LookError;
+pub use reason::Reason;
+pub use wires::WireError;

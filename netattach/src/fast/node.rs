@@ -1,21 +1,25 @@
-//! What the kernel shows of links and filters, kept up to date by looking at what has changed.
+//! What the kernel shows of links, filters, programs and routes, kept up to date by looking at what has changed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-use super::decide::{Filters, Node};
-use crate::netlink::{self, Changes, Family, Handle, hooked_chains};
+use super::decide::{Filters, Node, Others};
+use crate::bpf::{Hook, Program, sys};
+use crate::netlink::{self, Changes, Family, ForwardingState, Handle, has_ipsec_policies, hooked_chains};
 
 /// From here on all links are listed instead of asked for one by one.
 const MANY: usize = 64;
 
 /// Why the node could not be looked at.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LookError {
+pub enum LookError {
     /// Links or filters.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
+    /// Programs of others.
+    #[error("ask for the programs of a device")]
+    Programs(#[source] io::Error),
     /// A file below `/proc`.
     #[error("read {path}")]
     Read {
@@ -26,55 +30,129 @@ pub(super) enum LookError {
     },
 }
 
-impl Node {
-    /// Looks at what may have changed of the links of `devices` and of their bridges, and forgets all others.
-    pub(super) fn look_at_links(
+/// The node as it was looked at last.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    /// What is decided by.
+    pub(super) node: Node,
+    /// The bridges of attachments, with all of their ports in `node`.
+    bridges: BTreeSet<u32>,
+    /// Filters of others, for each link in `node`.
+    filters: BTreeMap<u32, Others>,
+    /// Programs that were met on the way, and whether they are ours. The kernel gives a number again only after four thousand
+    /// million others.
+    programs: BTreeMap<u32, bool>,
+}
+
+impl Look {
+    /// Looks at what may have changed of the links of `devices`, of their bridges with all ports, and of the devices of default
+    /// routes, and forgets all others.
+    pub(super) fn at_links(
         &mut self,
         devices: &BTreeSet<u32>,
         changes: &Changes,
         host: &mut Handle,
     ) -> Result<(), LookError> {
-        let stale: Option<BTreeSet<u32>> = match changes {
+        let node = &mut self.node;
+        let mut stale: Option<BTreeSet<u32>> = match changes {
             Changes::Anything => None,
             Changes::Of(touched) => {
-                let known = |index: &u32| self.links.contains_key(index);
-                let changed = touched.iter().copied().filter(known);
-                let new = devices.iter().copied().filter(|index| !known(index));
-                Some(changed.chain(new).collect()).filter(|stale: &BTreeSet<u32>| stale.len() < MANY)
+                let new = devices.iter().filter(|index| !node.links.contains_key(index));
+                Some(touched.links.iter().chain(new).copied().collect())
+                    .filter(|stale: &BTreeSet<u32>| stale.len() < MANY)
             }
         };
-        match stale {
-            Some(stale) => {
-                for index in stale {
-                    self.look_at(index, host)?;
-                }
-            }
-            None => {
-                let all = host.forwarding_states()?;
-                self.links = all.into_iter().map(|link| (link.index, link)).collect();
+        if !matches!(changes, Changes::Of(touched) if !touched.default_routes) {
+            let routes = host.default_routes()?;
+            node.default_routes = routes.into_iter().filter_map(|route| route.interface).collect();
+        }
+        for index in stale.iter().flatten() {
+            look_at(&mut node.links, *index, host)?;
+        }
+        let bridges_of = |links: &BTreeMap<u32, ForwardingState>| -> BTreeSet<u32> {
+            devices.iter().filter_map(|device| links.get(device)?.controller).collect()
+        };
+        let mut bridges = bridges_of(&node.links);
+        // Ports of a bridge that was nobody's so far have not been kept.
+        if stale.is_none() || !bridges.is_subset(&self.bridges) {
+            stale = None;
+            let all = host.forwarding_states()?;
+            node.links = all.into_iter().map(|link| (link.index, link)).collect();
+            bridges = bridges_of(&node.links);
+        }
+        for index in bridges.iter().chain(&node.default_routes) {
+            if !node.links.contains_key(index) {
+                look_at(&mut node.links, *index, host)?;
             }
         }
-        let controllers: BTreeSet<u32> =
-            devices.iter().filter_map(|device| self.links.get(device)?.controller).collect();
-        for index in &controllers {
-            if !self.links.contains_key(index) {
-                self.look_at(*index, host)?;
-            }
-        }
-        self.links.retain(|index, _| devices.contains(index) || controllers.contains(index));
+        let is_port = |link: &ForwardingState| link.controller.is_some_and(|index| bridges.contains(&index));
+        node.links.retain(|index, link| {
+            devices.contains(index)
+                || bridges.contains(index)
+                || node.default_routes.contains(index)
+                || is_port(link)
+        });
+        self.bridges = bridges;
+        let current = |index: &u32| {
+            self.node.links.contains_key(index) && stale.as_ref().is_some_and(|stale| !stale.contains(index))
+        };
+        self.filters.retain(|index, _| current(index));
         Ok(())
     }
 
-    fn look_at(&mut self, index: u32, host: &mut Handle) -> Result<(), LookError> {
-        match host.forwarding_state(index)? {
-            Some(link) => self.links.insert(index, link),
-            None => self.links.remove(&index),
-        };
+    /// Looks at tc programs and filters of others. The kernel tells of filters, and of nothing else.
+    pub(super) fn at_programs(&mut self, host: &mut Handle) -> Result<(), LookError> {
+        let ours = Program::ALL.map(Program::name);
+        self.node.others.clear();
+        for index in self.node.links.keys() {
+            let mut others = match self.filters.get(index) {
+                Some(known) => *known,
+                None => Others {
+                    ingress: host.has_other_filters(*index, netlink::Hook::Ingress, &ours)?,
+                    egress: host.has_other_filters(*index, netlink::Hook::Egress, &ours)?,
+                },
+            };
+            self.filters.insert(*index, others);
+            for (hook, others) in [(Hook::FromPod, &mut others.ingress), (Hook::ToPod, &mut others.egress)] {
+                for id in sys::tcx_programs(*index, hook).map_err(LookError::Programs)? {
+                    let is_ours = match self.programs.get(&id) {
+                        Some(known) => *known,
+                        None => {
+                            let name = sys::program_name(id).map_err(LookError::Programs)?;
+                            name.is_some_and(|name| ours.contains(&name.as_str()))
+                        }
+                    };
+                    self.programs.insert(id, is_ours);
+                    *others |= !is_ours;
+                }
+            }
+            self.node.others.insert(*index, others);
+        }
+        Ok(())
+    }
+}
+
+fn look_at(
+    links: &mut BTreeMap<u32, ForwardingState>,
+    index: u32,
+    host: &mut Handle,
+) -> Result<(), LookError> {
+    match host.forwarding_state(index)? {
+        Some(link) => links.insert(index, link),
+        None => links.remove(&index),
+    };
+    Ok(())
+}
+
+impl Node {
+    /// Looks at IPsec policies. The kernel tells nobody of them without being asked to listen.
+    pub(super) fn look_at_ipsec(&mut self) -> Result<(), LookError> {
+        self.ipsec = has_ipsec_policies()?;
         Ok(())
     }
 
     /// Looks at packet filters. The kernel tells nobody of sysctls and of the older tables.
-    /// `routed`: there are links whose packets meet those for IP packets without a bridge's doing.
+    /// `routed`: there are links or uplinks whose packets meet those for IP packets without a bridge's doing.
     pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), LookError> {
         let one_calls_ip =
             self.links.values().filter_map(|link| link.bridge).any(|bridge| bridge.calls_iptables);

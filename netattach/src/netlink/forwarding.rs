@@ -1,10 +1,10 @@
-//! What a bridge and its ports do to frames beyond switching them.
+//! What links do to frames beyond passing them on: bridges, their ports, and the devices that lead elsewhere.
 
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
     BridgePortState, BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoPortData, LinkAttribute,
-    LinkInfo, LinkMessage,
+    LinkInfo, LinkLayerType, LinkMessage, LinkXdp, XdpAttached,
 };
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
@@ -23,6 +23,12 @@ pub struct ForwardingState {
     pub name: String,
     /// In bytes.
     pub mtu: u32,
+    /// Its own address, if it sends Ethernet frames.
+    pub mac: Option<Mac>,
+    /// What makes it, as `ip -d link` shows it; empty for a network card.
+    pub kind: String,
+    /// An XDP program runs on it.
+    pub xdp: bool,
     /// The bridge (or other controller) that it is a port of.
     pub controller: Option<u32>,
     /// Kind of its queueing discipline for what it sends; `noqueue` for a veth that nobody touched.
@@ -42,6 +48,8 @@ pub struct BridgeState {
     pub vlan_filtering: bool,
     /// It shows what it forwards to iptables or ip6tables, whatever the sysctls say.
     pub calls_iptables: bool,
+    /// After how long it forgets a station that it does not see, in hundredths of a second.
+    pub ageing: u32,
 }
 
 /// A bridge's port.
@@ -92,6 +100,9 @@ fn observed(message: RouteNetlinkMessage) -> Option<ForwardingState> {
         index: header.index,
         name: String::new(),
         mtu: 0,
+        mac: None,
+        kind: String::new(),
+        xdp: false,
         controller: None,
         discipline: String::new(),
         bridge: None,
@@ -101,11 +112,19 @@ fn observed(message: RouteNetlinkMessage) -> Option<ForwardingState> {
         match attribute {
             LinkAttribute::IfName(name) => state.name = name,
             LinkAttribute::Mtu(mtu) => state.mtu = mtu,
+            LinkAttribute::Address(bytes) if header.link_layer_type == LinkLayerType::Ether => {
+                state.mac = <[u8; 6]>::try_from(bytes).ok().map(Mac);
+            }
+            LinkAttribute::Xdp(xdp) => {
+                state.xdp =
+                    xdp.iter().any(|it| matches!(it, LinkXdp::Attached(how) if *how != XdpAttached::None));
+            }
             LinkAttribute::Qdisc(kind) => state.discipline = kind,
             LinkAttribute::Controller(index) => state.controller = Some(index).filter(|index| *index != 0),
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
                     match info {
+                        LinkInfo::Kind(kind) => state.kind = kind.to_string(),
                         LinkInfo::Data(InfoData::Bridge(data)) => state.bridge = Some(bridge(&data)),
                         LinkInfo::PortData(InfoPortData::BridgePort(data)) => state.port = Some(port(&data)),
                         _ => {}
@@ -123,6 +142,7 @@ fn bridge(data: &[InfoBridge]) -> BridgeState {
     for datum in data {
         match datum {
             InfoBridge::StpState(stp) => state.spanning_tree = *stp != BridgeStpState::Disabled,
+            InfoBridge::AgeingTime(ageing) => state.ageing = *ageing,
             InfoBridge::VlanFiltering(on) => state.vlan_filtering = *on,
             InfoBridge::NfCallIpTables(on) | InfoBridge::NfCallIp6Tables(on) => state.calls_iptables |= *on,
             _ => {}

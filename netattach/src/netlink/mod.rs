@@ -15,6 +15,7 @@ mod rule;
 mod socket;
 mod tc;
 mod watch;
+mod xfrm;
 
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
@@ -24,7 +25,8 @@ pub use nft::{Family, HookedChains, hooked_chains};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use tc::{DevicePrograms, Filter, FilterState, Hook, LOOPBACK};
-pub use watch::{Changes, LinkWatch};
+pub use watch::{Changes, LinkWatch, Touched};
+pub use xfrm::has_policies as has_ipsec_policies;
 
 use crate::netns::{Netns, NetnsError, within};
 

@@ -68,13 +68,17 @@ impl Handle {
         Ok(found)
     }
 
+    /// The default routes of the namespace's main table, both families.
+    pub fn default_routes(&mut self) -> Result<Vec<RouteState>, Error> {
+        Ok(self.routes()?.into_iter().filter(|route| route.destination.prefix_len() == 0).collect())
+    }
+
     /// Index of the interface of the default route: IPv4 first, the lowest metric first.
     ///
     /// # Errors
     /// [`Error::NoDefaultRoute`] when neither family has one.
     pub fn default_route_interface(&mut self) -> Result<u32, Error> {
-        let mut defaults: Vec<_> =
-            self.routes()?.into_iter().filter(|route| route.destination.prefix_len() == 0).collect();
+        let mut defaults = self.default_routes()?;
         defaults.sort_by_key(|route| (matches!(route.destination, IpNet::V6(_)), route.priority));
         defaults.into_iter().find_map(|route| route.interface).ok_or(Error::NoDefaultRoute)
     }

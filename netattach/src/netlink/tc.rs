@@ -17,6 +17,8 @@ const PRIORITY: u32 = 1;
 /// Handle of our filter within its priority. A fixed one makes attaching again a replacement.
 const FILTER_HANDLE: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
+/// Priority and protocol of our filters (`tcm_info`).
+const OUR_INFO: u32 = (PRIORITY << 16) | ETH_P_ALL.to_be() as u32;
 /// Index of the loopback device in every namespace.
 pub const LOOPBACK: u32 = 1;
 /// `linux/pkt_cls.h`.
@@ -67,6 +69,8 @@ pub struct FilterState {
     pub name: Option<String>,
     /// Kernel's id of the program.
     pub program_id: Option<u32>,
+    /// Its number among the filters of our priority.
+    pub handle: u32,
 }
 
 impl Handle {
@@ -187,6 +191,23 @@ impl Handle {
         Ok(self.dump_filters(index, hook)?.into_iter().filter_map(observed).collect())
     }
 
+    /// Whether somebody else has a filter on that hook of the device: any but ours by these names.
+    pub fn has_other_filters(&mut self, index: u32, hook: Hook, ours: &[&str]) -> Result<bool, Error> {
+        let is_others = |message| {
+            let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return false };
+            if filter.header.info != OUR_INFO {
+                return true;
+            }
+            // A list of filters is shown once more without one.
+            let shows_filter = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Options(_));
+            let is_filter =
+                filter.header.handle != TcHandle::default() && filter.attributes.iter().any(shows_filter);
+            let name = observed(RouteNetlinkMessage::NewTrafficFilter(filter)).and_then(|filter| filter.name);
+            is_filter && !name.is_some_and(|name| ours.contains(&name.as_str()))
+        };
+        Ok(self.dump_filters(index, hook)?.into_iter().any(is_others))
+    }
+
     fn dump_filters(&mut self, index: u32, hook: Hook) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let mut request = TcMessage::with_index(index_of(index));
         request.header.parent = parent(hook);
@@ -227,7 +248,7 @@ fn address(index: u32, hook: Hook, handle: u32) -> TcMessage {
     let mut message = TcMessage::with_index(index_of(index));
     message.header.handle = TcHandle::from(handle);
     message.header.parent = parent(hook);
-    message.header.info = (PRIORITY << 16) | u32::from(ETH_P_ALL.to_be());
+    message.header.info = OUR_INFO;
     message.attributes.push(TcAttribute::Kind("bpf".into()));
     message
 }
@@ -270,7 +291,8 @@ fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
     if filter.header.info >> 16 != PRIORITY {
         return None;
     }
-    let mut state = FilterState { name: None, program_id: None };
+    let handle = filter.header.handle.into();
+    let mut state = FilterState { name: None, program_id: None, handle };
     for attribute in filter.attributes {
         let TcAttribute::Options(options) = attribute else { continue };
         for option in options {

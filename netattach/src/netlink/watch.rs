@@ -1,4 +1,4 @@
-//! The kernel's notifications about links.
+//! The kernel's notifications about links, their filters, and default routes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,15 +11,23 @@ use super::Error;
 
 /// `RTNLGRP_LINK`: links of every kind, and the bridge's own notices about its ports.
 const GROUP_LINK: u32 = 1;
-/// `RTNLGRP_TC`: queueing disciplines of links.
+/// `RTNLGRP_TC`: queueing disciplines and filters of links.
 const GROUP_TC: u32 = 4;
+/// `RTNLGRP_IPV4_ROUTE` and `RTNLGRP_IPV6_ROUTE`.
+const GROUPS_ROUTE: [u32; 2] = [7, 11];
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
 const RTM_NEWQDISC: u16 = 36;
 const RTM_DELQDISC: u16 = 37;
+const RTM_NEWTFILTER: u16 = 44;
+const RTM_DELTFILTER: u16 = 45;
 const HEADER_LEN: usize = 16;
 /// Where `ifinfomsg` and `tcmsg` have the link's index.
 const INDEX_AT: usize = HEADER_LEN + 4;
+/// Where `rtmsg` has the length of the destination's prefix.
+const PREFIX_AT: usize = HEADER_LEN + 1;
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
 /// Hears of changes of links in the namespace of the thread that opened it. Readable when there are any.
@@ -31,10 +39,19 @@ pub struct LinkWatch {
 /// What has changed since it was last asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changes {
-    /// These links, by index.
-    Of(BTreeSet<u32>),
+    /// These.
+    Of(Touched),
     /// More than the kernel kept for us: anything may have.
     Anything,
+}
+
+/// What notifications were about. Nothing else of them is read: whoever wants to know asks for it as it is by then.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Touched {
+    /// Links by index.
+    pub links: BTreeSet<u32>,
+    /// A default route, in whatever table.
+    pub default_routes: bool,
 }
 
 impl LinkWatch {
@@ -44,6 +61,9 @@ impl LinkWatch {
         raw.bind_auto().map_err(Error::Open)?;
         raw.add_membership(GROUP_LINK).map_err(Error::Open)?;
         raw.add_membership(GROUP_TC).map_err(Error::Open)?;
+        for group in GROUPS_ROUTE {
+            raw.add_membership(group).map_err(Error::Open)?;
+        }
         raw.set_non_blocking(true).map_err(Error::Open)?;
         Ok(Self { raw, buffer: vec![0; RECEIVE_BUFFER] })
     }
@@ -59,11 +79,11 @@ impl LinkWatch {
 
     /// Everything that has come. Does not wait.
     pub fn changes(&mut self) -> Result<Changes, Error> {
-        let mut touched = BTreeSet::new();
+        let mut touched = Touched::default();
         let mut lost = false;
         loop {
             match self.raw.recv(&mut &mut self.buffer[..], 0) {
-                Ok(length) => touched.extend(indexes(&self.buffer[..length])),
+                Ok(length) => touched.read(&self.buffer[..length]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The queue was full: the kernel says so once, and goes on with what comes after.
@@ -87,20 +107,23 @@ impl std::fmt::Debug for LinkWatch {
     }
 }
 
-/// The links that the messages of a datagram are about. Nothing else of them is read: whoever wants to know asks for the
-/// link as it is by then.
-fn indexes(mut datagram: &[u8]) -> Vec<u32> {
-    let mut found = Vec::new();
-    while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
-        let kind = number::<2>(datagram, 4).map(u16::from_ne_bytes);
-        if matches!(kind, Some(RTM_NEWLINK | RTM_DELLINK | RTM_NEWQDISC | RTM_DELQDISC)) {
-            found.extend(number::<4>(datagram, INDEX_AT).map(u32::from_ne_bytes));
+impl Touched {
+    fn read(&mut self, mut datagram: &[u8]) {
+        while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
+            match number::<2>(datagram, 4).map(u16::from_ne_bytes) {
+                Some(
+                    RTM_NEWLINK | RTM_DELLINK | RTM_NEWQDISC | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER,
+                ) => self.links.extend(number::<4>(datagram, INDEX_AT).map(u32::from_ne_bytes)),
+                Some(RTM_NEWROUTE | RTM_DELROUTE) => {
+                    self.default_routes |= number::<1>(datagram, PREFIX_AT) == Some([0]);
+                }
+                _ => {}
+            }
+            let next = length.max(HEADER_LEN).next_multiple_of(4);
+            let Some(rest) = datagram.get(next..) else { break };
+            datagram = rest;
         }
-        let next = length.max(HEADER_LEN).next_multiple_of(4);
-        let Some(rest) = datagram.get(next..) else { break };
-        datagram = rest;
     }
-    found
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -119,17 +142,32 @@ mod tests {
         message
     }
 
+    fn touched(datagram: &[u8]) -> Touched {
+        let mut touched = Touched::default();
+        touched.read(datagram);
+        touched
+    }
+
     #[test]
     fn links_that_change_and_go_are_found() {
         let datagram =
-            [message(16, 7, 33), message(24, 8, 40), message(17, 9, 32), message(36, 4, 36)].concat();
-        assert_eq!(indexes(&datagram), [7, 9, 4]);
+            [message(16, 7, 33), message(44, 8, 40), message(17, 9, 32), message(36, 4, 36)].concat();
+        assert_eq!(touched(&datagram), Touched { links: [7, 8, 9, 4].into(), default_routes: false });
+    }
+
+    #[test]
+    fn of_routes_only_default_ones_are_told() {
+        let mut route = message(24, 0, 40);
+        route[PREFIX_AT] = 24;
+        assert_eq!(touched(&route), Touched::default());
+        let default = [route, message(25, 0, 40)].concat();
+        assert_eq!(touched(&default), Touched { links: BTreeSet::new(), default_routes: true });
     }
 
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_to_their_end(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..256)) {
-            indexes(&bytes);
+            touched(&bytes);
         }
     }
 }

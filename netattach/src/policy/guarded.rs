@@ -94,7 +94,8 @@ impl Guarded {
     /// What the fast path has to know of it.
     pub(super) fn member(&self) -> Member {
         let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
-        Member { id, mac, device, routed: self.routed, kept_off: self.kept_off.clone() }
+        let addresses = self.attachment.addresses.clone();
+        Member { id, mac, addresses, device, routed: self.routed, kept_off: self.kept_off.clone() }
     }
 
     /// Index of the device on the node.

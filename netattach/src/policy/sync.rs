@@ -22,7 +22,7 @@ use super::programming::Change;
 use super::unenforced::{self, Unenforceable};
 use crate::attach::Enforce;
 use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, Records};
-use crate::fast::FastPaths;
+use crate::fast::{FastPaths, KeepError};
 use crate::link::spec::Pace;
 use crate::netlink::{self, Handle};
 use crate::netns::{Netns, NetnsError};
@@ -40,6 +40,9 @@ pub enum EnforceError {
     /// A map or a program.
     #[error("dataplane")]
     Bpf(#[from] BpfError),
+    /// The fast path.
+    #[error("fast path")]
+    Fast(#[from] KeepError),
     /// A filter.
     #[error("attach programs")]
     Netlink(#[from] netlink::Error),
@@ -126,7 +129,7 @@ impl Enforcer {
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
-        let fast = Arc::new(FastPaths::new(passage.fast_path, dataplane.fast_path()?));
+        let fast = Arc::new(FastPaths::new(passage.fast_path, mode, dataplane.fast_path()?));
         let flows = dataplane.flows()?;
         Ok(Self {
             dataplane,

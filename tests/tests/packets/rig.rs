@@ -40,7 +40,7 @@ impl Rig {
         let root = unused_root();
         let dataplane = Dataplane::open(&change(config(&root))).expect("open the dataplane");
         let program = |name: &str| {
-            SchedClassifier::from_pin(root.join("v3/prog").join(name)).expect("open a pinned program")
+            SchedClassifier::from_pin(root.join("v4/prog").join(name)).expect("open a pinned program")
         };
         let (from_pod, to_pod) = (program("na_from_pod"), program("na_to_pod"));
         let rig = Self { root, dataplane, from_pod, to_pod };
@@ -131,13 +131,13 @@ impl Rig {
 
     /// The flow table as the agent would read it.
     pub(super) fn flows(&self) -> HashMap<MapData, FlowKey<Ip4>, Flow> {
-        let data = MapData::from_pin(self.root.join("v3/na_ct4")).unwrap();
+        let data = MapData::from_pin(self.root.join("v4/na_ct4")).unwrap();
         Map::from_map_data(data).unwrap().try_into().unwrap()
     }
 
     /// Changes what the agent remembers.
     pub(super) fn set_memory(&self, change: impl FnOnce(&mut netattach_common::Config)) {
-        let data = MapData::from_pin(self.root.join("v3/na_cfg")).unwrap();
+        let data = MapData::from_pin(self.root.join("v4/na_cfg")).unwrap();
         let mut map: Array<_, netattach_common::Config> =
             Map::from_map_data(data).unwrap().try_into().unwrap();
         let mut memory = map.get(&0, 0).unwrap();

@@ -1,0 +1,130 @@
+//! What keeps packets off the fast path, in words.
+
+use std::fmt;
+
+/// Plugins that change nothing on the node's end of a link: chained to a network, they do not keep it off the fast path.
+const INSIDE_THE_POD: [&str; 2] = ["sbr", "tuning"];
+
+/// Why an attachment is not on the fast path, or packets do not take it by an uplink.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// The agent's setting.
+    Off,
+    /// The network's configuration.
+    OptedOut,
+    /// A plugin of the network's list.
+    Plugin(String),
+    /// A macvlan.
+    Macvlan,
+    /// The device is not there.
+    NoDevice,
+    /// The device is in no bridge.
+    NoBridge,
+    /// The port does not forward.
+    PortState,
+    /// The port has restrictions of its own.
+    PortRestricted,
+    /// The bridge runs a spanning tree protocol.
+    SpanningTree,
+    /// The bridge forwards by VLAN.
+    VlanFiltering,
+    /// Filters for bridged frames.
+    BridgeRules,
+    /// Filters for IP packets, which bridges call.
+    Iptables,
+    /// Filters for IP packets, which those of a routed link meet.
+    IpRules,
+    /// The node's end of a routed link is in a bridge or VRF.
+    Enslaved,
+    /// Filters of the device.
+    DeviceRules,
+    /// Programs or filters of others at the device.
+    Programs,
+    /// IPsec policies of the node.
+    Ipsec,
+    /// The bridge forgets stations too fast.
+    Ageing,
+    /// No Ethernet device.
+    NotEthernet,
+    /// What it receives is shaped.
+    Shaped(String),
+    /// Somebody else has its address.
+    SameMac,
+    /// The kernel refused.
+    Failed(String),
+}
+
+impl Reason {
+    /// A short name: stable, used in tables and JSON.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::OptedOut => "opted-out",
+            Self::Plugin(_) => "plugin",
+            Self::Macvlan => "macvlan",
+            Self::NoDevice => "no-device",
+            Self::NoBridge => "no-bridge",
+            Self::PortState => "port-state",
+            Self::PortRestricted => "port-restricted",
+            Self::SpanningTree => "spanning-tree",
+            Self::VlanFiltering => "vlan-filtering",
+            Self::BridgeRules => "bridge-rules",
+            Self::Iptables => "iptables",
+            Self::IpRules => "ip-rules",
+            Self::Enslaved => "enslaved",
+            Self::DeviceRules => "device-rules",
+            Self::Programs => "programs",
+            Self::Ipsec => "ipsec",
+            Self::Ageing => "ageing",
+            Self::NotEthernet => "not-ethernet",
+            Self::Shaped(_) => "shaped",
+            Self::SameMac => "same-mac",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// What a network's list of plugins says: the first after its own that might do something on the node's end.
+    pub fn of_plugins<'a>(chained: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let acts_on_node = |plugin: &&str| !INSIDE_THE_POD.contains(plugin);
+        chained.into_iter().find(acts_on_node).map(|plugin| Self::Plugin(plugin.to_owned()))
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("the agent's setting fastPath is off"),
+            Self::OptedOut => f.write_str("the network's configuration says fastPath: false"),
+            Self::Plugin(plugin) => {
+                write!(f, "the network's plugin {plugin} may work on the node's end of the link")
+            }
+            Self::Macvlan => f.write_str("the driver connects the macvlans of a parent itself"),
+            Self::NoDevice => f.write_str("the device is gone"),
+            Self::NoBridge => f.write_str("the node's end of the link is in no bridge"),
+            Self::PortState => {
+                f.write_str("the bridge port does not forward: it is down, without carrier, or blocked")
+            }
+            Self::PortRestricted => f.write_str("the bridge port is isolated or locked"),
+            Self::SpanningTree => f.write_str("the bridge runs a spanning tree protocol"),
+            Self::VlanFiltering => f.write_str("the bridge filters by VLAN"),
+            Self::BridgeRules => {
+                f.write_str("there are packet filters for bridged frames (nftables bridge family, ebtables)")
+            }
+            Self::Iptables => f.write_str(
+                "the bridge shows frames to iptables (bridge-nf-call-iptables), and there are rules or tables",
+            ),
+            Self::IpRules => f.write_str("there are packet filters for IP packets (nftables, iptables)"),
+            Self::Enslaved => f.write_str("the device of a routed link, or of the default route, is in a bridge, bond or VRF"),
+            Self::DeviceRules => f.write_str("nftables has chains on the device"),
+            Self::Programs => f.write_str("others have programs or filters (tc, tcx, XDP) on the device"),
+            Self::Ipsec => f.write_str("the node has IPsec policies"),
+            Self::Ageing => f.write_str("the bridge forgets stations within less than 30 seconds"),
+            Self::NotEthernet => f.write_str("the device does not send Ethernet frames"),
+            Self::Shaped(discipline) => {
+                write!(f, "the device queues what it sends ({discipline})")
+            }
+            Self::SameMac => f.write_str("another attachment on the bridge has the same MAC address"),
+            Self::Failed(why) => write!(f, "the kernel refused: {why}"),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! By which devices of the node packets come to attachments and leave them. Pure.
+//!
+//! A port of a bridge that is no attachment's is an uplink of that bridge; the device of a default route is one of what the node
+//! routes. A bridge with attachments is a gateway: the node may route from and to it. Only while attachments take the fast path.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use netattach_common::wire::SHOWN_EVERY;
+
+use super::decide::{Member, Mode, NO_DISCIPLINE, Node, first};
+use super::reason::Reason;
+use crate::bpf::{self, Local, Place, Segment};
+use crate::mac::Mac;
+use crate::netlink::ForwardingState;
+
+/// A bridge forgets a station that it does not see for this long (hundredths of a second). It is shown each one more often.
+const SHORTEST_AGEING: u32 = 3 * SHOWN_EVERY * 100;
+
+/// A device of the node, as the fast path uses it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wire {
+    /// Its name.
+    pub name: String,
+    /// What it leads to: a bridge, or the node's routing.
+    pub segment: Segment,
+    /// Whether packets take the fast path by it.
+    pub standing: Result<(), Reason>,
+}
+
+/// What becomes of the node's devices.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Wires {
+    /// The uplinks, by index.
+    pub uplinks: BTreeMap<u32, Wire>,
+    /// What the programs are to know of uplinks and gateways.
+    pub entries: BTreeMap<u32, bpf::Uplink>,
+    /// Addresses that are reached by the node's routing.
+    pub locals: BTreeMap<Local, u32>,
+}
+
+impl Wires {
+    /// The devices that the program of uplinks runs on.
+    pub fn running(&self) -> BTreeSet<u32> {
+        let running = self.uplinks.iter().filter(|(_, wire)| wire.standing.is_ok());
+        running.map(|(index, _)| *index).collect()
+    }
+}
+
+/// Decides about all devices; `places`: what was decided about attachments.
+pub fn decide(
+    mode: Mode,
+    members: &BTreeMap<u32, Member>,
+    places: &BTreeMap<u32, Result<Place, Reason>>,
+    node: &Node,
+) -> Wires {
+    let on: BTreeMap<u32, Segment> =
+        places.iter().filter_map(|(id, place)| Some((*id, place.as_ref().ok()?.segment))).collect();
+    let bridges: BTreeSet<u32> = on.values().filter_map(|segment| segment.bridge()).collect();
+    let own: BTreeSet<u32> = members.values().map(|member| member.device).collect();
+    let mut wires = Wires::default();
+    for (index, link) in node.links.iter().filter(|(index, _)| !own.contains(index)) {
+        if let Some(bridge) = link.controller.filter(|bridge| bridges.contains(bridge)) {
+            let wire = Wire {
+                name: link.name.clone(),
+                segment: Segment::Bridge(bridge),
+                standing: port(mode, bridge, link, node),
+            };
+            wires.uplinks.insert(*index, wire);
+        }
+    }
+    if !on.is_empty() {
+        for link in node.default_routes.iter().filter_map(|index| node.links.get(index)) {
+            let wire = Wire {
+                name: link.name.clone(),
+                segment: Segment::Routed,
+                standing: router(mode, link, node),
+            };
+            // A bridge's port with a default route of its own is the bridge's: what comes in by it never gets as far.
+            wires.uplinks.entry(link.index).or_insert(wire);
+        }
+    }
+    let routes = wires.uplinks.values().any(|wire| wire.segment == Segment::Routed && wire.standing.is_ok());
+    let gateways: BTreeSet<u32> =
+        bridges.into_iter().filter(|bridge| routes && is_gateway(mode, *bridge, node)).collect();
+    for index in wires.uplinks.keys().chain(&gateways) {
+        let leads_to = wires.uplinks.get(index).filter(|wire| wire.standing.is_ok()).map(|wire| wire.segment);
+        let gateway = gateways.contains(index);
+        if let Some(link) = node.links.get(index).filter(|_| gateway || leads_to.is_some()) {
+            let mac = link.mac.unwrap_or(Mac([0; 6]));
+            wires.entries.insert(*index, bpf::Uplink { leads_to, gateway, mtu: link.mtu, mac });
+        }
+    }
+    let is_routed = |id: &u32| match on.get(id) {
+        Some(Segment::Routed) => routes,
+        Some(Segment::Bridge(bridge)) => gateways.contains(bridge),
+        None => false,
+    };
+    for (id, member) in members.iter().filter(|(id, _)| is_routed(id)) {
+        wires.locals.extend(member.addresses.iter().map(|address| ((Segment::Routed, *address), *id)));
+    }
+    wires
+}
+
+/// A port of a bridge whose attachments take the fast path; the bridge itself is nothing more than a switch then.
+fn port(mode: Mode, bridge: u32, link: &ForwardingState, node: &Node) -> Result<(), Reason> {
+    let port = link.port.unwrap_or_default();
+    let ageing = node.links.get(&bridge).and_then(|link| link.bridge).map_or(0, |bridge| bridge.ageing);
+    let always = [
+        (link.mac.is_none(), Reason::NotEthernet),
+        (!port.forwarding, Reason::PortState),
+        (port.isolated || port.locked, Reason::PortRestricted),
+        (ageing < SHORTEST_AGEING, Reason::Ageing),
+    ];
+    first(mode, received(link, node), always)
+}
+
+/// The device of a default route.
+fn router(mode: Mode, link: &ForwardingState, node: &Node) -> Result<(), Reason> {
+    let always = [
+        (link.mac.is_none(), Reason::NotEthernet),
+        (link.controller.is_some(), Reason::Enslaved),
+        (node.ipsec, Reason::Ipsec),
+    ];
+    let [rules, programs] = received(link, node);
+    first(mode, [(node.filters.ip, Reason::IpRules), rules, programs], always)
+}
+
+/// What others do with what a device receives, behind our program. What it sends they see in any case, and XDP programs what
+/// it receives.
+fn received(link: &ForwardingState, node: &Node) -> [(bool, Reason); 2] {
+    let programs = node.others.get(&link.index).is_some_and(|others| others.ingress);
+    [(node.filters.are_on(link), Reason::DeviceRules), (programs, Reason::Programs)]
+}
+
+/// Whether nothing happens to packets that the node routes from or to a bridge but that.
+fn is_gateway(mode: Mode, bridge: u32, node: &Node) -> bool {
+    let Some(link) = node.links.get(&bridge) else { return false };
+    let always =
+        [(link.controller.is_some(), Reason::Enslaved), (link.discipline != NO_DISCIPLINE, Reason::NoBridge)];
+    let in_auto =
+        [(node.filters.are_on(link), Reason::DeviceRules), (node.are_others_on(link), Reason::Programs)];
+    first(mode, in_auto, always).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decide;
+    use super::*;
+    use crate::fast::decide::Others;
+    use crate::netlink::{BridgeState, PortState};
+
+    const BRIDGE: u32 = 3;
+    const WIRE: u32 = 4;
+    const ROUTER: u32 = 5;
+    const SWITCHED: u32 = 10;
+    const ROUTED: u32 = 11;
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 9]);
+
+    fn link(index: u32) -> ForwardingState {
+        ForwardingState {
+            index,
+            name: format!("dev{index}"),
+            mtu: 1500,
+            mac: Some(MAC),
+            kind: String::new(),
+            xdp: false,
+            controller: None,
+            discipline: "noqueue".into(),
+            bridge: None,
+            port: None,
+        }
+    }
+
+    fn port_of(index: u32, bridge: u32) -> ForwardingState {
+        let port = PortState { forwarding: true, ..PortState::default() };
+        ForwardingState { controller: Some(bridge), port: Some(port), ..link(index) }
+    }
+
+    /// A bridge with an attachment and a wire, a routed attachment, and a device with the default route.
+    fn node() -> Node {
+        let bridge = BridgeState { ageing: 30_000, ..BridgeState::default() };
+        let links = [
+            ForwardingState { bridge: Some(bridge), ..link(BRIDGE) },
+            port_of(WIRE, BRIDGE),
+            ForwardingState { discipline: "fq_codel".into(), ..link(ROUTER) },
+            port_of(SWITCHED, BRIDGE),
+            link(ROUTED),
+        ];
+        let links = links.into_iter().map(|link| (link.index, link)).collect();
+        Node { links, default_routes: [ROUTER].into(), ..Node::default() }
+    }
+
+    fn members() -> BTreeMap<u32, Member> {
+        let member = |id: u32, device, routed| {
+            let addresses = vec![format!("10.0.0.{id}").parse().unwrap()];
+            Member { id, mac: Mac([2, 0, 0, 0, 0, id as u8]), addresses, device, routed, kept_off: None }
+        };
+        [(1, member(1, SWITCHED, false)), (2, member(2, ROUTED, true))].into()
+    }
+
+    fn wires(mode: Mode, members: &BTreeMap<u32, Member>, node: &Node) -> Wires {
+        super::decide(mode, members, &decide::decide(mode, members, node), node)
+    }
+
+    fn local(id: u32) -> (Local, u32) {
+        ((Segment::Routed, format!("10.0.0.{id}").parse().unwrap()), id)
+    }
+
+    fn entry(leads_to: impl Into<Option<Segment>>, gateway: bool) -> bpf::Uplink {
+        bpf::Uplink { leads_to: leads_to.into(), gateway, mtu: 1500, mac: MAC }
+    }
+
+    #[test]
+    fn a_foreign_port_and_the_default_route_are_uplinks_and_the_bridge_is_a_gateway() {
+        let wire = |index, segment| (index, Wire { name: format!("dev{index}"), segment, standing: Ok(()) });
+        let expected = Wires {
+            uplinks: [wire(WIRE, Segment::Bridge(BRIDGE)), wire(ROUTER, Segment::Routed)].into(),
+            entries: [
+                (BRIDGE, entry(None, true)),
+                (WIRE, entry(Segment::Bridge(BRIDGE), false)),
+                (ROUTER, entry(Segment::Routed, false)),
+            ]
+            .into(),
+            locals: [local(1), local(2)].into(),
+        };
+        assert_eq!(wires(Mode::Auto, &members(), &node()), expected);
+        assert_eq!(wires(Mode::On, &members(), &node()), expected);
+        assert_eq!(expected.running(), [WIRE, ROUTER].into());
+    }
+
+    #[test]
+    fn without_attachments_on_the_fast_path_there_are_none() {
+        assert_eq!(wires(Mode::Off, &members(), &node()), Wires::default());
+        assert_eq!(wires(Mode::Auto, &BTreeMap::new(), &node()), Wires::default());
+        let mut only_routed = members();
+        only_routed.remove(&1);
+        let found = wires(Mode::Auto, &only_routed, &node());
+        // The port of the other attachment is none of this one's.
+        assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&ROUTER]);
+        assert_eq!(found.locals, [local(2)].into());
+    }
+
+    #[test]
+    fn a_bridge_with_the_default_route_leads_out_and_is_a_gateway() {
+        let mut node = node();
+        node.default_routes = [BRIDGE].into();
+        let found = wires(Mode::Auto, &members(), &node);
+        assert_eq!(found.entries[&BRIDGE], entry(Segment::Routed, true));
+        assert_eq!(found.running(), [BRIDGE, WIRE].into());
+    }
+
+    /// How the bridge's wire and the router stand with `auto` and with `on`, after a change.
+    fn with(change: impl FnOnce(&mut Node)) -> [[Option<&'static str>; 2]; 2] {
+        let mut node = node();
+        change(&mut node);
+        [WIRE, ROUTER].map(|index| {
+            [Mode::Auto, Mode::On].map(|mode| {
+                let found = wires(mode, &members(), &node);
+                assert_eq!(found.entries.contains_key(&index), found.running().contains(&index));
+                found.uplinks[&index].standing.as_ref().err().map(Reason::name)
+            })
+        })
+    }
+
+    #[test]
+    fn what_would_break_delivery_is_never_left_out() {
+        let never = |reason| [Some(reason); 2];
+        let fine = [None; 2];
+        let of = |node: &mut Node, index| node.links.remove(&index).unwrap();
+        let put = |node: &mut Node, link: ForwardingState| drop(node.links.insert(link.index, link));
+        let port = |change: fn(&mut PortState)| {
+            with(|node| {
+                let mut link = of(node, WIRE);
+                change(link.port.as_mut().unwrap());
+                put(node, link);
+            })
+        };
+        assert_eq!(port(|port| port.forwarding = false), [never("port-state"), fine]);
+        assert_eq!(port(|port| port.isolated = true), [never("port-restricted"), fine]);
+        assert_eq!(port(|port| port.locked = true), [never("port-restricted"), fine]);
+        let ageing = with(|node| {
+            let mut link = of(node, BRIDGE);
+            link.bridge.as_mut().unwrap().ageing = SHORTEST_AGEING - 1;
+            put(node, link);
+        });
+        assert_eq!(ageing, [never("ageing"), fine]);
+        let enslaved = with(|node| {
+            let link = ForwardingState { controller: Some(99), ..of(node, ROUTER) };
+            put(node, link);
+        });
+        assert_eq!(enslaved, [fine, never("enslaved")]);
+        let tunnel = with(|node| {
+            let link = ForwardingState { mac: None, ..of(node, ROUTER) };
+            put(node, link);
+        });
+        assert_eq!(tunnel, [fine, never("not-ethernet")]);
+        assert_eq!(with(|node| node.ipsec = true), [fine, never("ipsec")]);
+    }
+
+    #[test]
+    fn what_others_would_see_is_respected_unless_told_otherwise() {
+        let unless_on = |reason| [Some(reason), None];
+        let fine = [None; 2];
+        assert_eq!(with(|node| node.filters.ip = true), [fine, unless_on("ip-rules")]);
+        for (index, expected) in
+            [(WIRE, [unless_on("device-rules"), fine]), (ROUTER, [fine, unless_on("device-rules")])]
+        {
+            assert_eq!(with(|node| node.filters.devices = [format!("dev{index}")].into()), expected);
+        }
+        let ingress = Others { ingress: true, egress: false };
+        for (index, expected) in
+            [(WIRE, [unless_on("programs"), fine]), (ROUTER, [fine, unless_on("programs")])]
+        {
+            assert_eq!(with(|node| node.others = [(index, ingress)].into()), expected);
+        }
+        // What is sent meets them in any case.
+        let egress = Others { ingress: false, egress: true };
+        assert_eq!(with(|node| node.others = [(WIRE, egress), (ROUTER, egress)].into()), [fine; 2]);
+    }
+
+    #[test]
+    fn a_bridge_that_others_look_at_is_no_gateway_and_stays_a_switch() {
+        let others = Others { ingress: false, egress: true };
+        let node = Node { others: [(BRIDGE, others)].into(), ..node() };
+        let found = wires(Mode::Auto, &members(), &node);
+        assert!(!found.entries.contains_key(&BRIDGE));
+        assert_eq!((found.running(), found.locals), ([WIRE, ROUTER].into(), [local(2)].into()));
+    }
+}

@@ -1,0 +1,135 @@
+//! The program of uplinks on the node's devices: by clsact or by tcx, as on attachments' devices.
+//!
+//! Where it runs is not written down: the kernel shows it. An agent that begins looks at all devices once, and takes it off
+//! where an earlier one has left it.
+
+use std::collections::BTreeSet;
+
+use crate::bpf::{self, BpfError, Program};
+use crate::netlink::{self, Filter, Handle, Hook};
+use crate::policy::hooks::AttachMode;
+
+/// Numbers of our filter on uplinks: it tells whether the device's queueing discipline was made for it, and goes with it.
+const OWN_CLSACT: u32 = 0x6e61_0003;
+const OTHERS_CLSACT: u32 = 0x6e61_0004;
+const HANDLES: [u32; 2] = [OWN_CLSACT, OTHERS_CLSACT];
+
+/// Why the program is not where it should be, or still is where it should not.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A filter.
+    #[error("the program of uplinks, on device {device}")]
+    Filter {
+        /// Index of the device.
+        device: u32,
+        /// Why not.
+        source: netlink::Error,
+    },
+    /// The devices could not be listed.
+    #[error(transparent)]
+    Links(netlink::Error),
+    /// A link.
+    #[error(transparent)]
+    Bpf(#[from] BpfError),
+}
+
+/// Runs the program on a device. One that runs there already is replaced in one step.
+pub(super) fn attach(
+    mode: AttachMode,
+    maps: &bpf::FastPath,
+    device: u32,
+    host: &mut Handle,
+) -> Result<(), WireError> {
+    match mode {
+        AttachMode::Clsact => {
+            ensure_filter(maps, device, host).map_err(|source| WireError::Filter { device, source })
+        }
+        AttachMode::Tcx => Ok(maps.attach_wire_by_link(device)?),
+    }
+}
+
+fn ensure_filter(maps: &bpf::FastPath, device: u32, host: &mut Handle) -> Result<(), netlink::Error> {
+    let filter = |handle| Filter {
+        hook: Hook::Ingress,
+        handle,
+        class: 0,
+        name: Program::Wire.name(),
+        program: maps.wire_program(),
+    };
+    let found = ours(device, host)?;
+    if let Some(handle) = found.first() {
+        return host.ensure_filters(device, &[filter(*handle)]).map(drop);
+    }
+    // Until it is known, the discipline counts as ours: one that is left over would be nobody's.
+    if host.ensure_filters(device, &[filter(OWN_CLSACT)])? {
+        return Ok(());
+    }
+    host.ensure_filters(device, &[filter(OTHERS_CLSACT)])?;
+    host.ensure_filters_absent(device, &[(Hook::Ingress, OWN_CLSACT)], false)
+}
+
+/// The program does not run on a device, however it was attached. Idempotent; a device that is gone has none.
+pub(super) fn detach(maps: &bpf::FastPath, device: u32, host: &mut Handle) -> Result<(), WireError> {
+    maps.remove_wire_link(device)?;
+    detach_filter(device, host).map_err(|source| WireError::Filter { device, source })
+}
+
+fn detach_filter(device: u32, host: &mut Handle) -> Result<(), netlink::Error> {
+    let found = ours(device, host)?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    let filters: Vec<_> = found.iter().map(|handle| (Hook::Ingress, *handle)).collect();
+    host.ensure_filters_absent(device, &filters, found.contains(&OWN_CLSACT))
+}
+
+/// Whether the program runs on a device: somebody may have taken it off.
+pub(super) fn runs(
+    mode: AttachMode,
+    maps: &bpf::FastPath,
+    device: u32,
+    host: &mut Handle,
+) -> Result<bool, WireError> {
+    match mode {
+        AttachMode::Clsact => {
+            let found = ours(device, host).map_err(|source| WireError::Filter { device, source })?;
+            Ok(!found.is_empty())
+        }
+        AttachMode::Tcx => Ok(maps.linked_uplinks()?.contains(&device)),
+    }
+}
+
+/// Takes off a device what an agent of the other mode attached.
+pub(super) fn remove_others(
+    mode: AttachMode,
+    maps: &bpf::FastPath,
+    device: u32,
+    host: &mut Handle,
+) -> Result<(), WireError> {
+    match mode {
+        AttachMode::Clsact => Ok(maps.remove_wire_link(device)?),
+        AttachMode::Tcx => detach_filter(device, host).map_err(|source| WireError::Filter { device, source }),
+    }
+}
+
+/// The devices that the program runs on, whoever attached it. Those of attachments are not looked at.
+pub(super) fn running(
+    maps: &bpf::FastPath,
+    attachments: &BTreeSet<u32>,
+    host: &mut Handle,
+) -> Result<BTreeSet<u32>, WireError> {
+    let mut running = maps.linked_uplinks()?;
+    let links = host.forwarding_states().map_err(WireError::Links)?.into_iter();
+    for link in links.filter(|link| !attachments.contains(&link.index)) {
+        let found =
+            ours(link.index, host).map_err(|source| WireError::Filter { device: link.index, source })?;
+        running.extend((!found.is_empty()).then_some(link.index));
+    }
+    Ok(running)
+}
+
+/// Numbers of our filters on a device.
+fn ours(device: u32, host: &mut Handle) -> Result<Vec<u32>, netlink::Error> {
+    let found = host.find_filters(device, Hook::Ingress)?.into_iter();
+    Ok(found.map(|filter| filter.handle).filter(|handle| HANDLES.contains(handle)).collect())
+}

@@ -1,0 +1,126 @@
+//! Whether the node encrypts: packets that it forwards have to meet its IPsec policies.
+
+use std::io;
+
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_XFRM};
+
+use super::{Error, Refused};
+
+const NAME: &str = "XFRM_MSG_GETSPDINFO";
+/// `linux/xfrm.h`: how many policies there are.
+const GET_SPD_INFO: u16 = 0x25;
+const NEW_SPD_INFO: u16 = 0x24;
+const XFRMA_SPD_INFO: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const REQUEST: u16 = 1;
+const HEADER_LEN: usize = 16;
+/// Flags, which the message begins with.
+const FLAGS_LEN: usize = 4;
+/// An attribute's header.
+const ATTRIBUTE_LEN: usize = 4;
+/// `struct xfrmu_spdinfo` begins with the numbers of policies for what comes in, goes out and is forwarded.
+const COUNTS: usize = 3;
+
+/// Whether there are IPsec policies in the calling thread's namespace. A kernel without IPsec has none.
+///
+/// # Errors
+/// The kernel did not answer.
+pub fn has_policies() -> Result<bool, Error> {
+    let mut socket = match RawSocket::new(NETLINK_XFRM) {
+        Ok(socket) => socket,
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(false),
+        Err(error) => return Err(Error::Open(error)),
+    };
+    socket.bind_auto().map_err(Error::Open)?;
+    socket.send(&request(), 0).map_err(|source| Error::Send(NAME, source))?;
+    let mut buffer = [0; 1024];
+    let length = loop {
+        match socket.recv(&mut &mut buffer[..], 0) {
+            Ok(length) => break length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => return Err(Error::Receive(NAME, source)),
+        }
+    };
+    match answer(&buffer[..length]) {
+        Answer::Policies(any) => Ok(any),
+        Answer::Refused(libc::EINVAL | libc::EOPNOTSUPP) => Ok(false),
+        Answer::Refused(errno) => Err(Refused { request: NAME, errno, text: None }.into()),
+    }
+}
+
+fn request() -> Vec<u8> {
+    let length = HEADER_LEN + FLAGS_LEN;
+    let mut request = (length as u32).to_ne_bytes().to_vec();
+    request.extend(GET_SPD_INFO.to_ne_bytes());
+    request.extend(REQUEST.to_ne_bytes());
+    request.resize(length, 0);
+    request
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Policies(bool),
+    /// With this number.
+    Refused(i32),
+}
+
+/// An answer that cannot be understood counts as policies: what might be encrypted is left to the stack.
+fn answer(datagram: &[u8]) -> Answer {
+    let half = |at: usize| Some(u16::from_ne_bytes(datagram.get(at..at + 2)?.try_into().ok()?));
+    let word = |at: usize| Some(u32::from_ne_bytes(datagram.get(at..at + 4)?.try_into().ok()?));
+    let at = HEADER_LEN + FLAGS_LEN;
+    match half(4) {
+        Some(NLMSG_ERROR) => {
+            Answer::Refused(word(HEADER_LEN).map_or(libc::EPROTO, |code| code.cast_signed().saturating_neg()))
+        }
+        Some(NEW_SPD_INFO) if half(at + 2) == Some(XFRMA_SPD_INFO) => {
+            let counts = (0..COUNTS).map(|count| word(at + ATTRIBUTE_LEN + 4 * count));
+            Answer::Policies(counts.into_iter().any(|count| count != Some(0)))
+        }
+        _ => Answer::Policies(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(counts: [u32; 6]) -> Vec<u8> {
+        let mut datagram = request();
+        datagram[4..6].copy_from_slice(&NEW_SPD_INFO.to_ne_bytes());
+        datagram.extend(28_u16.to_ne_bytes());
+        datagram.extend(XFRMA_SPD_INFO.to_ne_bytes());
+        datagram.extend(counts.iter().flat_map(|count| count.to_ne_bytes()));
+        datagram
+    }
+
+    #[test]
+    fn policies_of_any_direction_count_and_those_of_sockets_do_not() {
+        assert_eq!(answer(&info([0, 0, 0, 4, 4, 0])), Answer::Policies(false));
+        for direction in 0..COUNTS {
+            let mut counts = [0; 6];
+            counts[direction] = 1;
+            assert_eq!(answer(&info(counts)), Answer::Policies(true));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_counts_as_policies() {
+        assert_eq!(answer(&[]), Answer::Policies(true));
+        assert_eq!(answer(&info([0; 6])[..30]), Answer::Policies(true));
+    }
+
+    #[test]
+    fn a_refusal_is_told() {
+        let mut datagram = request();
+        datagram[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());
+        datagram[HEADER_LEN..HEADER_LEN + 4].copy_from_slice(&(-libc::EINVAL).to_ne_bytes());
+        assert_eq!(answer(&datagram), Answer::Refused(libc::EINVAL));
+    }
+
+    /// Needs root, as the agent does.
+    #[test]
+    fn the_kernel_answers() {
+        has_policies().unwrap();
+    }
+}
