@@ -64,6 +64,7 @@ mod route;
 mod stages;
 #[cfg(target_arch = "bpf")]
 mod verdict;
+#[cfg(target_arch = "bpf")]
 mod wire;
 
 /// Any other target gets a program that only explains itself, so that the workspace builds everywhere.

@@ -52,6 +52,16 @@ impl Namespace {
         &self.path
     }
 
+    /// Id of a task that is in it, as `ip link ... netns` takes it.
+    pub fn task(&self) -> String {
+        // The path is `/proc/PID/task/TID/ns/net`.
+        self.path
+            .components()
+            .nth(4)
+            .map(|id| id.as_os_str().to_string_lossy().into_owned())
+            .unwrap_or_default()
+    }
+
     /// Runs `work` on a thread inside the namespace. Child processes started by it start there.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         within(&self.netns, work).expect("a namespace held open can be entered")

@@ -26,8 +26,6 @@ impl Scene {
     fn new(attach: &str) -> Self {
         let mut node = Node::new(&[]).unwrap();
         node.set("attach", json!(attach));
-        // Packets on the fast path do not meet the hooks of the receiver's device.
-        node.set("fastPath", json!("off"));
         let config =
             json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24"])});
         node.write("storage", &network(NAMESPACE, "storage", &config)).unwrap();
@@ -49,15 +47,27 @@ impl Scene {
         Self { node, server, client, _echoes: echoes }
     }
 
+    /// What is shown of a pod's routed interface.
+    fn routed(&self, pod: &Pod) -> Value {
+        let attachments = self.node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/{}", pod.name)]);
+        let of = |row: &&Value| row["ifname"] == json!("net1");
+        attachments.unwrap().as_array().unwrap().iter().find(of).unwrap().clone()
+    }
+
     /// The node's end of a pod's routed interface.
     fn device(&self, pod: &Pod) -> String {
-        let attachments = self.node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/{}", pod.name)]);
-        let attachments = attachments.unwrap();
-        let of = |row: &&Value| row["ifname"] == json!("net1");
-        attachments.as_array().unwrap().iter().find(of).unwrap()["host_interface"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        self.routed(pod)["host_interface"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until the server's interface stands so with the fast path, where packets do not meet the hooks of the
+    /// receiver's device.
+    fn await_fast_path(&self, wanted: &str) {
+        let mut last = Value::Null;
+        let stands = || {
+            last = self.routed(&self.server)["fast_path"]["state"].clone();
+            last == json!(wanted)
+        };
+        assert!(eventually(PATIENCE * 2, stands), "{last}, not {wanted}");
     }
 
     fn open_port_answers(&self) -> bool {
@@ -168,7 +178,9 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
             // The first filter makes the qdisc where ours does not need one; it is there otherwise.
             let _ = tc(namespace, &format!("qdisc add dev {name} clsact"));
             attach_filter(namespace, &name, false, 2, verdict).unwrap();
+            scene.await_fast_path("programs");
         };
+        scene.await_fast_path("on");
         for verdict in [Verdict::Next, Verdict::Pass] {
             filtered(verdict);
             scene.assert_judged(&format!("{mode}: a filter that says {verdict:?}"));
@@ -180,6 +192,7 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
 
         for verdict in [Verdict::Next, Verdict::Drop] {
             let link = attach_tcx(namespace, index, false, &program(verdict).unwrap()).unwrap();
+            scene.await_fast_path("programs");
             if verdict == Verdict::Next {
                 scene.assert_judged(&format!("{mode}: a tcx program that says {verdict:?}"));
             } else {
@@ -187,11 +200,13 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
                 assert!(!passes, "{mode}: a tcx program that drops does not run");
             }
             drop(link);
+            scene.await_fast_path("on");
         }
         scene.assert_judged(mode);
 
         // The kernel runs tcx programs before filters, and one that says "pass" ends the chain: the limit of clsact.
         let link = attach_tcx(namespace, index, false, &program(Verdict::Pass).unwrap()).unwrap();
+        scene.await_fast_path("programs");
         assert!(scene.open_port_answers());
         assert_eq!(scene.closed_port_answers(), mode == "clsact", "{mode}");
         drop(link);

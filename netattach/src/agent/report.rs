@@ -8,8 +8,9 @@ use std::time::Duration;
 use super::flow::{self, WallClock};
 use super::health::Health;
 use crate::attach::{Attached, Engine};
-use crate::bpf::{self, FastStats};
+use crate::bpf::{self, FastStats, Segment};
 use crate::fast::Standing;
+use crate::fast::uplink::Wire;
 use crate::netlink::{Handle, LOOPBACK};
 use crate::observe::{Event, Observer};
 use crate::plan::{self, AttachmentPlan, Interface, Sandbox, Step, result};
@@ -22,7 +23,7 @@ use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, FastPath,
     FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange,
-    PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold,
+    PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
 use crate::source::Source;
 
@@ -212,6 +213,7 @@ impl Reporter {
             attachments: each(engine, |_| Some(())).len() as u64,
             fast_path_mode: self.enforcer.fast_paths().mode().name().into(),
             fast_path: self.fast_path(engine),
+            uplinks: self.enforcer.fast_paths().uplinks().into_values().map(uplink).collect(),
             flows: self.flow_table(),
             policy_change: self.enforcer.last_change().map(|change| {
                 let us = |it: Duration| u64::try_from(it.as_micros()).unwrap_or(u64::MAX);
@@ -323,6 +325,15 @@ const FLOWS_AT_ONCE: usize = 1000;
 /// The state of an attachment on the fast path.
 const ON: &str = "on";
 
+fn uplink(wire: Wire) -> Uplink {
+    let leads_to = match wire.segment {
+        Segment::Bridge(_) => "bridge",
+        Segment::Routed => "routes",
+    };
+    let standing = fast_path(wire.standing.map_or_else(Standing::Off, |()| Standing::On));
+    Uplink { device: wire.name, leads_to: leads_to.into(), standing }
+}
+
 fn fast_path(standing: Standing) -> FastPath {
     match standing {
         Standing::On => FastPath { state: ON.into(), detail: String::new() },
@@ -340,6 +351,7 @@ fn stats_row(name: AttachmentName, stats: &bpf::Stats, fast: &FastStats) -> Atta
         sent: traffic(stats.from_pod),
         dropped: stats.dropped().map(|(reason, packets)| (reason.name().to_owned(), packets)).collect(),
         fast: traffic(fast.received),
+        fast_sent: traffic(fast.sent),
         left_to_stack: fast.declined().map(|(reason, packets)| (reason.name().to_owned(), packets)).collect(),
         records_withheld: stats.records_withheld,
         records_lost: stats.records_lost,

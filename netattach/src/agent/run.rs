@@ -25,7 +25,7 @@ use crate::netlink::{self, FilterWatch, Handle, LOOPBACK, LinkWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
-use crate::policy::hooks::{AttachMode, NoHook, choose};
+use crate::policy::hooks::{AttachModes, NoHook, choose_all};
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::CniCall;
@@ -132,9 +132,9 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     })?;
     let restrictions = settings.restrictions()?;
     let options = settings.policy_options(restrictions.clone()).map_err(SettingsError::from)?;
-    let mode = attach_mode(&settings)?;
+    let modes = attach_modes(&settings)?;
     let passage = settings.passage();
-    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options, passage, mode)?);
+    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options, passage, modes)?);
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
@@ -219,9 +219,9 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
 }
 
 /// How programs are attached: what the settings ask for, if the kernel has it.
-fn attach_mode(settings: &Settings) -> Result<AttachMode, AgentError> {
+fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentError> {
     let has_clsact = Handle::open().and_then(|mut node| node.has_clsact()).map_err(AgentError::Clsact)?;
-    Ok(choose(settings.attach, has_clsact, bpf::probe::has_tcx(LOOPBACK)?)?)
+    Ok(choose_all(settings.attach, has_clsact, bpf::probe::has_tcx(LOOPBACK)?)?)
 }
 
 async fn told(terminate: &mut Signal, interrupt: &mut Signal) {

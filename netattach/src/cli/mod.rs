@@ -325,6 +325,7 @@ mod tests {
             sent: Traffic::default(),
             dropped: [].into(),
             fast: Traffic::default(),
+            fast_sent: Default::default(),
             left_to_stack: [].into(),
             records_withheld: 0,
             records_lost: 0,

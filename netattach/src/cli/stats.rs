@@ -23,13 +23,14 @@ pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
         ("DROPPED", Align::Right),
         ("REASONS", Align::Left),
         ("FAST-IN", Align::Right),
+        ("FAST-OUT", Align::Right),
         ("LEFT-TO-STACK", Align::Left),
     ];
     let cells: Vec<_> = rows.iter().map(row).collect();
     table::render(columns, &cells)
 }
 
-fn row(stats: &AttachmentStats) -> [String; 12] {
+fn row(stats: &AttachmentStats) -> [String; 13] {
     let [pod, network, ifname] = name_cells(&stats.name);
     let dropped = stats.dropped.values().fold(0u64, |sum, count| sum.saturating_add(*count));
     [
@@ -44,6 +45,7 @@ fn row(stats: &AttachmentStats) -> [String; 12] {
         dropped.to_string(),
         reasons(&stats.dropped),
         stats.fast.packets.to_string(),
+        stats.fast_sent.packets.to_string(),
         reasons(&stats.left_to_stack),
     ]
 }
@@ -69,6 +71,7 @@ mod tests {
                 sent: Traffic { packets: 123_456, bytes: 123_456_789 },
                 dropped: [("policy-egress".to_owned(), 2), ("spoofed-mac".to_owned(), 40)].into(),
                 fast: Traffic { packets: 5, bytes: 500 },
+                fast_sent: Traffic { packets: 6, bytes: 600 },
                 left_to_stack: [("control".to_owned(), 3), ("elsewhere".to_owned(), 4)].into(),
                 flows: 12,
                 ..idle(name(1, "shop/cart-0", "default", "eth0"))
@@ -78,9 +81,9 @@ mod tests {
         assert_eq!(
             render(&rows, "nothing"),
             "\
-POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  FLOWS  DROPPED  REASONS                          FAST-IN  LEFT-TO-STACK
-shop/cart-0  default       eth0                7       700       123456  123456789     12       42  spoofed-mac 40, policy-egress 2        5  elsewhere 4, control 3
-shop/cart-1  shop/storage  net1                0         0            0          0      0        0                                         0
+POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  FLOWS  DROPPED  REASONS                          FAST-IN  FAST-OUT  LEFT-TO-STACK
+shop/cart-0  default       eth0                7       700       123456  123456789     12       42  spoofed-mac 40, policy-egress 2        5         6  elsewhere 4, control 3
+shop/cart-1  shop/storage  net1                0         0            0          0      0        0                                         0         0
 "
         );
     }

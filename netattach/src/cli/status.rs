@@ -39,6 +39,11 @@ pub(super) fn render(status: &Status) -> String {
         .iter()
         .map(|row| [row.standing.state.clone(), row.attachments.to_string(), row.standing.detail.clone()])
         .collect();
+    let uplinks: Vec<_> = status
+        .uplinks
+        .iter()
+        .map(|row| [&row.device, &row.leads_to, &row.standing.state, &row.standing.detail].map(String::clone))
+        .collect();
     let flows: Vec<_> = status
         .flows
         .iter()
@@ -56,6 +61,10 @@ pub(super) fn render(status: &Status) -> String {
         (!fast_path.is_empty()).then(|| {
             let columns = [("FAST-PATH", Left), ("ATTACHMENTS", Right), ("DETAIL", Left)];
             format!("fastPath: {}\n{}", status.fast_path_mode, table::render(columns, &fast_path))
+        }),
+        (!uplinks.is_empty()).then(|| {
+            let columns = [("UPLINK", Left), ("LEADS-TO", Left), ("FAST-PATH", Left), ("DETAIL", Left)];
+            table::render(columns, &uplinks)
         }),
         (!status.source.is_empty()).then(|| problems(&status.source)),
         (!flows.is_empty()).then(|| table::render(flows_header, &flows)),
@@ -100,7 +109,9 @@ fn mebibytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::message::{Condition, FastPath, FastPathCount, Feature, FlowTableUse, Kernel, Readiness};
+    use crate::rpc::message::{
+        Condition, FastPath, FastPathCount, Feature, FlowTableUse, Kernel, Readiness, Uplink,
+    };
 
     fn status(journal: bool) -> Status {
         let readiness = |condition: &str, met, detail: &str| Readiness {
@@ -136,6 +147,11 @@ mod tests {
                 standing: FastPath { state: "plugin".to_owned(), detail: "by the stack".to_owned() },
                 attachments: 3,
             }],
+            uplinks: vec![Uplink {
+                device: "eth1".to_owned(),
+                leads_to: "bridge".to_owned(),
+                standing: FastPath { state: "programs".to_owned(), detail: "others look".to_owned() },
+            }],
             flows: [("IPv4", 100), ("IPv6", 900)]
                 .map(|(family, entries)| FlowTableUse { family: family.to_owned(), entries, capacity: 1000 })
                 .into(),
@@ -167,6 +183,9 @@ journal    no   2 sandboxes to undo
 fastPath: auto
 FAST-PATH  ATTACHMENTS  DETAIL
 plugin               3  by the stack
+
+UPLINK  LEADS-TO  FAST-PATH  DETAIL
+eth1    bridge    programs   others look
 
 OBJECT                      PROBLEM
 /etc/netattach/pods/a.yaml  no kind

@@ -50,6 +50,15 @@ impl AttachMode {
     }
 }
 
+/// How programs are attached to which devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttachModes {
+    /// To the node's ends of attachments.
+    pub attachments: AttachMode,
+    /// To uplinks of the node.
+    pub uplinks: AttachMode,
+}
+
 /// The kernel cannot attach programs as it was asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoHook {
@@ -76,6 +85,18 @@ pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, N
         (AttachBy::Clsact, ..) => Err(NoHook::Clsact),
         (AttachBy::Tcx, ..) => Err(NoHook::Tcx),
     }
+}
+
+/// The same for all devices. Uplinks have tcx where there is a choice: a device drops what it is about to send in the moment
+/// in which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then; an uplink is in use,
+/// and nobody waits for it.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_all(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachModes, NoHook> {
+    let attachments = choose(wanted, clsact, tcx)?;
+    let uplinks = if wanted == AttachBy::Auto && tcx { AttachMode::Tcx } else { attachments };
+    Ok(AttachModes { attachments, uplinks })
 }
 
 /// Runs the programs on a device. Those of the other mode are taken off afterwards, so that every packet is judged.
@@ -193,5 +214,14 @@ mod tests {
         for (wanted, clsact, tcx, expected) in table {
             assert_eq!(choose(wanted, clsact, tcx), expected, "{wanted:?} {clsact} {tcx}");
         }
+    }
+
+    #[test]
+    fn uplinks_have_tcx_where_there_is_a_choice() {
+        let modes = |attachments, uplinks| Ok(AttachModes { attachments, uplinks });
+        assert_eq!(choose_all(AttachBy::Auto, true, true), modes(AttachMode::Clsact, AttachMode::Tcx));
+        assert_eq!(choose_all(AttachBy::Auto, true, false), modes(AttachMode::Clsact, AttachMode::Clsact));
+        assert_eq!(choose_all(AttachBy::Clsact, true, true), modes(AttachMode::Clsact, AttachMode::Clsact));
+        assert_eq!(choose_all(AttachBy::Tcx, true, false), Err(NoHook::Tcx));
     }
 }

@@ -13,7 +13,7 @@ use super::diff::{Assignment, PolicyId, Programmed};
 use super::dump::{Dump, dump};
 use super::explain::{Path, Question, View, explain};
 use super::guarded::Guarded;
-use super::hooks::{self, AttachMode};
+use super::hooks::{self, AttachMode, AttachModes};
 use super::index::Endpoint;
 use super::model::PolicyName;
 use super::parents::Parents;
@@ -117,7 +117,7 @@ impl Enforcer {
         source: Arc<dyn Source>,
         options: Options,
         passage: Passage,
-        mode: AttachMode,
+        modes: AttachModes,
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
@@ -129,7 +129,7 @@ impl Enforcer {
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
-        let fast = Arc::new(FastPaths::new(passage.fast_path, mode, dataplane.fast_path()?));
+        let fast = Arc::new(FastPaths::new(passage.fast_path, modes.uplinks, dataplane.fast_path()?));
         let flows = dataplane.flows()?;
         Ok(Self {
             dataplane,
@@ -140,7 +140,7 @@ impl Enforcer {
             options,
             passage,
             parents: Parents::new(passage.strangers),
-            mode,
+            mode: modes.attachments,
             put_back: AtomicU64::default(),
             state: Mutex::new(state),
         })

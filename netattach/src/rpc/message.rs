@@ -260,8 +260,11 @@ pub struct AttachmentStats {
     /// What of `received` came by the fast path.
     #[serde(default)]
     pub fast: Traffic,
-    /// Packets that the pod sent while it was on the fast path, and that took the node's stack: by the name of the reason;
-    /// reasons without packets are left out.
+    /// What of `sent` went straight to an uplink.
+    #[serde(default)]
+    pub fast_sent: Traffic,
+    /// Packets that the pod sent while it was on the fast path, or that came for it by an uplink, and that took the node's
+    /// stack: by the name of the reason; reasons without packets are left out.
     #[serde(default)]
     pub left_to_stack: BTreeMap<String, u64>,
     /// Records of flows and drops that were withheld, beyond the attachment's share.
@@ -453,6 +456,9 @@ pub struct Status {
     /// How many attachments stand how with it.
     #[serde(default)]
     pub fast_path: Vec<FastPathCount>,
+    /// The devices of the node by which packets may take the fast path from and to elsewhere.
+    #[serde(default)]
+    pub uplinks: Vec<Uplink>,
     /// How full the flow table is, for each address family.
     #[serde(default)]
     pub flows: Vec<FlowTableUse>,
@@ -486,6 +492,18 @@ pub struct FastPathCount {
     pub standing: FastPath,
     /// How many.
     pub attachments: u64,
+}
+
+/// A device of the node that leads elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uplink {
+    /// Its name.
+    pub device: String,
+    /// What it leads to: `bridge` for a port of a bridge with attachments, `routes` for the device of a default route.
+    pub leads_to: String,
+    /// How it stands with the fast path.
+    #[serde(flatten)]
+    pub standing: FastPath,
 }
 
 /// How full one map of the flow table is.

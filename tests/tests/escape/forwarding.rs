@@ -1,7 +1,6 @@
 //! What a pod passes on for somebody behind it.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::path::Path;
 
 use netattach_tests::Namespace;
 
@@ -10,8 +9,7 @@ use super::*;
 /// Somebody behind the attacker, on a link between `x0` of the attacker and `x1`.
 fn behind(scene: &Scene) -> (Namespace, Mac) {
     let inner = Namespace::new().unwrap();
-    // `ip` takes a task for the namespace that it is in.
-    let task = inner.path().ancestors().nth(2).and_then(Path::file_name).unwrap().to_str().unwrap();
+    let task = inner.task();
     attacker_runs(scene, "ip", &format!("link add x0 up type veth peer name x1 netns {task}"));
     attacker_runs(scene, "ip", "addr add 10.77.0.1/24 dev x0");
     let run = |words: &str| ip(&inner, &words.split(' ').collect::<Vec<_>>()).unwrap();
