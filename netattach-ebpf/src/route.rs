@@ -1,8 +1,8 @@
 //! The fast path where the node routes: what its stack would do to a packet that it forwards.
 //!
 //! Where it goes the node's own routing says (`bpf_fib_lookup`): rules, tables, whether the node forwards, and the next
-//! hop: the pod itself, or a router behind an uplink. What the stack would have more to say about is left to it: a hop limit that runs out,
-//! IPv4 options and hop-by-hop options, a pod whose address it has not resolved yet.
+//! hop: the pod itself, or a router behind an uplink. What the stack would have more to say about is left to it: a hop limit
+//! that runs out, IPv4 options and hop-by-hop options, a pod whose address it has not resolved yet.
 
 use core::mem::zeroed;
 

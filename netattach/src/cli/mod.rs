@@ -389,6 +389,10 @@ mod tests {
       "packets": 0,
       "bytes": 0
     },
+    "fast_sent": {
+      "packets": 0,
+      "bytes": 0
+    },
     "left_to_stack": {},
     "flows": 0,
     "new_flows": 0

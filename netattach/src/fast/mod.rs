@@ -1,9 +1,10 @@
 //! The fast path between pods of one node, and between pods and the wire: who takes it, and why others do not.
 //!
 //! The packet programs can move a packet from one pod's interface straight into another's, from an uplink of the node into a
-//! pod's, and from a pod's to an uplink, where nothing between the two would do anything else with it. Whether that is so is for the agent to know: [`decide`] and [`uplink`] tell it from
-//! what the kernel shows of links, filters and routes ([`node`]), and [`keeper`] keeps the maps equal to it while the node changes. What is not
-//! certain takes the way through the node's network stack, where the same policies hold.
+//! pod's, and from a pod's to an uplink, where nothing between the two would do anything else with it. Whether that is so is
+//! for the agent to know: [`decide`] and [`uplink`] tell it from what the kernel shows of links, filters and routes (`node`), and
+//! [`keeper`] keeps maps and uplinks equal to it while the node changes. What is not certain takes the way through the node's
+//! network stack, where the same policies hold.
 
 pub mod decide;
 mod keeper;

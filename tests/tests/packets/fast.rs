@@ -11,7 +11,7 @@ use super::*;
 /// The pod at [`PEER_V4`], behind a device of its own.
 pub(super) const PEER: u32 = 8;
 const PEER_DEVICE: u32 = 1_000_000;
-const BRIDGE: u32 = 77;
+pub(super) const BRIDGE: u32 = 77;
 /// What `bpf_redirect_peer` has a program return.
 const REDIRECT: i32 = 7;
 const STACK: i32 = -1;
@@ -19,7 +19,7 @@ const DROP: i32 = 2;
 
 pub(super) struct FastRig {
     pub(super) rig: Rig,
-    fast: FastPath,
+    pub(super) fast: FastPath,
 }
 
 /// What a packet changed in the counters.
@@ -47,7 +47,7 @@ impl FastRig {
         rig
     }
 
-    fn put_peer(&self, attachment: Attachment) {
+    pub(super) fn put_peer(&self, attachment: Attachment) {
         self.rig.dataplane.put_attachment(PEER, &attachment).unwrap();
     }
 

@@ -36,5 +36,6 @@ mod rig;
 mod sender;
 mod swaps;
 mod vlans;
+mod wire;
 
 use rig::*;
