@@ -1,5 +1,6 @@
 //! The packet path. Veth and bridge attachments: two classifiers on the host-side device. Macvlan attachments: two on
-//! the parent, for all that share it, and on the ingress of the pod's device (see `parent`).
+//! the parent, for all that share it, and on the ingress of the pod's device (see `parent`). Devices without an end on the
+//! node: two on the device in the pod (see `pod`).
 //!
 //! | program | runs at | sees |
 //! |---|---|---|
@@ -9,6 +10,8 @@
 //! | `na_par_to` | ingress of a parent, ingress of a macvlan | what its pods receive |
 //! | `na_wire` | ingress of an uplink of the node (see `wire`) | what comes from elsewhere |
 //! | `na_fast` | where `na_from_pod` and `na_wire` go on (see `fast`) | what may pass the node's stack by |
+//! | `na_pod_from` | egress of a device in a pod | what the pod sends |
+//! | `na_pod_to` | ingress of a device in a pod | what the pod receives |
 //!
 //! A packet's attachment follows from the device's index (map `na_link`), so one pair of programs serves all
 //! attachments and nothing is loaded when a pod starts. A packet that passes returns `TC_ACT_UNSPEC`: other
@@ -54,6 +57,8 @@ mod maps;
 mod packet;
 #[cfg(target_arch = "bpf")]
 mod parent;
+#[cfg(target_arch = "bpf")]
+mod pod;
 #[cfg(target_arch = "bpf")]
 mod policy;
 #[cfg(target_arch = "bpf")]

@@ -29,6 +29,7 @@
 //! | `na_uplink` | index of a device of the node | [`Uplink`] | agent | the device's packets take the stack |
 //! | `na_local` | [`LocalKey`] | attachment id | agent | the attachment's packets take the stack |
 //! | `na_seen` | [`StationKey`] | [`Seen`] | programs | least recently used station is shown to the bridge again |
+//! | `na_pod` | 0, 1 | `na_pod_from`, `na_pod_to` | agent | two entries |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
 //! The hash maps that are not of least recent use are not preallocated: their memory follows their use.
@@ -112,6 +113,9 @@ static UPLINK: HashMap<u32, Uplink, UPLINKS, SPARSE> = HashMap::new();
 static LOCAL: HashMap<LocalKey, u32, ADDRESSES, SPARSE> = HashMap::new();
 #[btf_map(name = "na_seen")]
 static SEEN: LruHashMap<StationKey, Seen, STATIONS> = LruHashMap::new();
+/// No program of this object goes on by it: those that the agent makes for each device in a pod do.
+#[btf_map(name = "na_pod")]
+static IN_POD: ProgramArray<2> = ProgramArray::new();
 #[btf_map(name = "na_cfg")]
 static CONFIG: Array<Config, 1> = Array::new();
 

@@ -16,7 +16,8 @@ use rustix::thread::MembarrierCommand;
 use super::attachments::{Attachment, Attachments};
 use super::fast::FastPath;
 use super::flows::{FlowTable, Host};
-use super::links::{Links, Running};
+use super::in_pod::InPod;
+use super::links::{HOOKS, Links, Place, Running};
 use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
@@ -80,6 +81,7 @@ impl Config {
 pub struct Dataplane {
     on_device: [ProgramFd; 2],
     on_parent: [ProgramFd; 2],
+    in_pod: InPod,
     object_tag: u64,
     /// See [`Dataplane::is_new`].
     is_new: bool,
@@ -126,7 +128,9 @@ impl Dataplane {
                 layout_version: LAYOUT_VERSION,
             })?;
         }
+        let links = Links::new(&config.root);
         Ok(Self {
+            in_pod: InPod::open(&pins, links.clone(), open_programs(&pins, Program::InPod)?)?,
             on_device: open_programs(&pins, Program::At)?,
             on_parent: open_programs(&pins, Program::OnParent)?,
             object_tag: object.tag,
@@ -136,7 +140,7 @@ impl Dataplane {
             policy_words,
             stats: Mutex::new(pins.open(map_name::STATS)?),
             cpus,
-            links: Links::new(&config.root),
+            links,
             pins,
         })
     }
@@ -157,23 +161,28 @@ impl Dataplane {
     /// # Errors
     /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
     pub fn attach_by_links(&self, ifindex: u32) -> Result<(), BpfError> {
-        let ensure = |hook| self.links.ensure(ifindex, Program::At(hook), self.program(hook));
-        [Hook::FromPod, Hook::ToPod].into_iter().try_for_each(ensure)
+        let ensure = |hook| self.links.ensure(at(ifindex, hook), self.program(hook));
+        HOOKS.into_iter().try_for_each(ensure)
     }
 
     /// What runs on a hook of a device by a tcx link.
     pub fn running_by_link(&self, ifindex: u32, hook: Hook) -> Result<Running, BpfError> {
-        self.links.runs(ifindex, Program::At(hook), self.program(hook))
+        self.links.runs(at(ifindex, hook), self.program(hook))
     }
 
-    /// Takes the links of a device away. Idempotent.
+    /// Takes the links of a device away. Idempotent. On a device that is still there each takes a grace period.
     pub fn remove_links(&self, ifindex: u32) -> Result<(), BpfError> {
-        self.links.remove(ifindex)
+        HOOKS.into_iter().try_for_each(|hook| self.links.remove(at(ifindex, hook)))
     }
 
     /// The attachments' devices that links are pinned for, whether they are still there or not.
     pub fn linked_devices(&self) -> Result<BTreeSet<u32>, BpfError> {
         self.links.devices()
+    }
+
+    /// The programs of devices in pods.
+    pub fn in_pod(&self) -> &InPod {
+        &self.in_pod
     }
 
     /// Whether devices may still run other programs than [`program`](Self::program) gives. Stays so across
@@ -454,13 +463,18 @@ fn map_words(pins: &Pins, len: u32) -> Result<SharedWords, BpfError> {
     SharedWords::map(data.fd().as_fd(), len as usize).map_err(BpfError::MapPolicyWords)
 }
 
+/// A program on an attachment's device.
+const fn at(ifindex: u32, hook: Hook) -> Place {
+    Place::Node { ifindex, program: Program::At(hook) }
+}
+
 /// In the order of [`pick`].
 fn open_programs(pins: &Pins, program: fn(Hook) -> Program) -> Result<[ProgramFd; 2], BpfError> {
     let open = |hook| open_program(&pins.program(program(hook)));
     Ok([open(Hook::FromPod)?, open(Hook::ToPod)?])
 }
 
-fn pick([from_pod, to_pod]: &[ProgramFd; 2], hook: Hook) -> BorrowedFd<'_> {
+pub(super) fn pick([from_pod, to_pod]: &[ProgramFd; 2], hook: Hook) -> BorrowedFd<'_> {
     match hook {
         Hook::FromPod => from_pod.as_fd(),
         Hook::ToPod => to_pod.as_fd(),

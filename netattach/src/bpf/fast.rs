@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::BpfError;
 use super::dataplane::open_program;
 use super::entries::{absent, insert, keys};
-use super::links::Links;
+use super::links::{self, Links};
 use super::pin::{Pins, Program, map_name};
 use super::table::Table;
 use crate::mac::Mac;
@@ -235,7 +235,7 @@ impl FastPath {
     /// # Errors
     /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
     pub fn attach_wire_by_link(&self, ifindex: u32) -> Result<(), BpfError> {
-        self.links.ensure(ifindex, Program::Wire, self.wire_program())
+        self.links.ensure(wire(ifindex), self.wire_program())
     }
 
     /// Takes an uplink's link away. Idempotent.
@@ -243,7 +243,7 @@ impl FastPath {
     /// # Errors
     /// The pin cannot be removed.
     pub fn remove_wire_link(&self, ifindex: u32) -> Result<(), BpfError> {
-        self.links.remove_one(ifindex, Program::Wire)
+        self.links.remove(wire(ifindex))
     }
 
     /// The uplinks that links are pinned for, whether they are still there or not.
@@ -338,4 +338,8 @@ fn station(place: &Place) -> Option<StationKey> {
         Segment::Bridge(index) => Some(StationKey::new(index, netattach_common::Mac { octets: place.mac.0 })),
         Segment::Routed => None,
     }
+}
+/// The program on an uplink.
+fn wire(ifindex: u32) -> links::Place {
+    links::Place::Node { ifindex, program: Program::Wire }
 }

@@ -1,4 +1,5 @@
-//! The programs on devices by tcx (Linux 6.6): one link for each program of a device, pinned by the device's index.
+//! The programs on devices by tcx (Linux 6.6): one link for each program of a device, pinned by the device's index, and those
+//! on devices in pods by the attachment's number.
 //!
 //! The pins are beside the directory of a layout, not in it: a link outlives the programs and maps that it runs. One
 //! whose device is gone says so, and is swept.
@@ -16,8 +17,43 @@ use super::BpfError;
 use super::pin::Program;
 use super::sys::{self, LinkInfo};
 
-/// The programs of a device that is one attachment's.
-const ON_DEVICE: [Program; 2] = [Program::At(Hook::FromPod), Program::At(Hook::ToPod)];
+/// Both hooks of a device.
+pub(super) const HOOKS: [Hook; 2] = [Hook::FromPod, Hook::ToPod];
+
+/// What pins of links on devices in pods begin with: an attachment's number follows.
+const IN_POD: &str = "pod";
+
+/// A program on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On a device of the node, by its index.
+    Node { ifindex: u32, program: Program },
+    /// On the device in the pod of the attachment of this number. `ifindex` counts in the pod.
+    Pod { attachment: u32, ifindex: u32, hook: Hook },
+}
+
+impl Place {
+    fn program(self) -> Program {
+        match self {
+            Self::Node { program, .. } => program,
+            Self::Pod { hook, .. } => Program::InPod(hook),
+        }
+    }
+
+    fn ifindex(self) -> u32 {
+        match self {
+            Self::Node { ifindex, .. } | Self::Pod { ifindex, .. } => ifindex,
+        }
+    }
+
+    fn pin(self) -> String {
+        let name = self.program().name();
+        match self {
+            Self::Node { ifindex, .. } => format!("{ifindex}_{name}"),
+            Self::Pod { attachment, .. } => format!("{IN_POD}{attachment}_{name}"),
+        }
+    }
+}
 
 /// The pinned links below one root.
 #[derive(Debug, Clone)]
@@ -30,16 +66,11 @@ impl Links {
         Self { directory: root.join("link") }
     }
 
-    /// The program runs on the device, before what is there already. One that runs there is replaced
-    /// in one step: no packet passes between the two.
-    pub(super) fn ensure(
-        &self,
-        ifindex: u32,
-        which: Program,
-        program: BorrowedFd<'_>,
-    ) -> Result<(), BpfError> {
-        let path = self.path(ifindex, which);
-        let failed = |source| BpfError::AttachLink { program: which.name(), ifindex, source };
+    /// The program runs there, before what is there already. One that runs there is replaced in one step: no packet
+    /// passes between the two. The calling thread is in the device's namespace.
+    pub(super) fn ensure(&self, place: Place, program: BorrowedFd<'_>) -> Result<(), BpfError> {
+        let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
+        let failed = |source| BpfError::AttachLink { program: name, ifindex, source };
         if let Some((link, info)) = open(&path)? {
             if info.ifindex == ifindex {
                 return sys::link_update(link.as_fd(), program).map_err(failed);
@@ -53,27 +84,20 @@ impl Links {
             .create(&self.directory)
             .map_err(|source| BpfError::PinTree { action: "create", path: self.directory.clone(), source })?;
         // Until it is pinned the link lives in this process: one that is killed here leaves nothing.
-        let link = sys::tcx_attach(program, ifindex, which.hook()).map_err(failed)?;
+        let link = sys::tcx_attach(program, ifindex, place.program().direction()).map_err(failed)?;
         sys::pin(link.as_fd(), &path).map_err(|source| BpfError::PinTree {
             action: "pin a link at",
             path,
             source,
         })?;
-        crate::crash_point!("link", which.name());
+        crate::crash_point!("link", name);
         Ok(())
     }
 
-    /// Whether that program runs on the device.
-    pub(super) fn runs(
-        &self,
-        ifindex: u32,
-        which: Program,
-        program: BorrowedFd<'_>,
-    ) -> Result<Running, BpfError> {
-        let path = self.path(ifindex, which);
-        let Some((_, info)) = open(&path)?.filter(|(_, info)| info.ifindex == ifindex) else {
-            return Ok(Running::Nothing);
-        };
+    /// Whether that program runs there.
+    pub(super) fn runs(&self, place: Place, program: BorrowedFd<'_>) -> Result<Running, BpfError> {
+        let path = self.path(place);
+        let Some(info) = self.find(place)? else { return Ok(Running::Nothing) };
         let wanted = sys::program_id(program).map_err(|source| BpfError::PinTree {
             action: "compare the program of",
             path,
@@ -82,32 +106,37 @@ impl Links {
         Ok(if info.program_id == wanted { Running::This } else { Running::Another })
     }
 
-    /// Nothing of ours runs on an attachment's device. One without links is fine. On a device that is still there each link
-    /// takes a grace period.
-    pub(super) fn remove(&self, ifindex: u32) -> Result<(), BpfError> {
-        ON_DEVICE.into_iter().try_for_each(|which| self.remove_one(ifindex, which))
+    /// The link there.
+    pub(super) fn find(&self, place: Place) -> Result<Option<LinkInfo>, BpfError> {
+        let found = open(&self.path(place))?.map(|(_, info)| info);
+        Ok(found.filter(|info| info.ifindex == place.ifindex()))
     }
 
-    /// That program does not run on the device. Idempotent.
-    pub(super) fn remove_one(&self, ifindex: u32, which: Program) -> Result<(), BpfError> {
-        remove(&self.path(ifindex, which))
+    /// There is no link of that pin. Where there was none that is fine; on a device that is still there it takes a grace
+    /// period.
+    pub(super) fn remove(&self, place: Place) -> Result<(), BpfError> {
+        remove(&self.path(place))
     }
 
     /// The attachments' devices that links are pinned for, whether they are still there or not.
     pub(super) fn devices(&self) -> Result<BTreeSet<u32>, BpfError> {
-        let pinned = self.pinned()?;
-        let is_devices = |name: &str| ON_DEVICE.iter().any(|which| which.name() == name);
-        Ok(pinned.into_iter().filter(|(_, name)| is_devices(name)).map(|(index, _)| index).collect())
+        let is_devices = |name: &str| HOOKS.iter().any(|hook| Program::At(*hook).name() == name);
+        Ok(self.pinned("")?.into_iter().filter(|(_, name)| is_devices(name)).map(|(index, _)| index).collect())
     }
 
     /// The devices that links of that program are pinned for, whether they are still there or not.
     pub(super) fn devices_with(&self, which: Program) -> Result<BTreeSet<u32>, BpfError> {
-        let pinned = self.pinned()?;
+        let pinned = self.pinned("")?;
         Ok(pinned.into_iter().filter(|(_, name)| name == which.name()).map(|(index, _)| index).collect())
     }
 
-    /// The pinned links: index of the device and name of the program.
-    fn pinned(&self) -> Result<Vec<(u32, String)>, BpfError> {
+    /// The attachments whose devices in pods links are pinned for.
+    pub(super) fn attachments(&self) -> Result<BTreeSet<u32>, BpfError> {
+        Ok(self.pinned(IN_POD)?.into_iter().map(|(attachment, _)| attachment).collect())
+    }
+
+    /// The pinned links whose names begin so: the number that follows and the name of the program.
+    fn pinned(&self, prefix: &str) -> Result<Vec<(u32, String)>, BpfError> {
         let failed = |source| BpfError::PinTree { action: "list", path: self.directory.clone(), source };
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -116,18 +145,17 @@ impl Links {
         let mut pinned = Vec::new();
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
+            let name = name.to_string_lossy();
             // Whatever has no number is not ours.
-            pinned.extend(
-                name.to_string_lossy()
-                    .split_once('_')
-                    .and_then(|(index, program)| Some((index.parse::<u32>().ok()?, program.to_owned()))),
-            );
+            pinned.extend(name.split_once('_').and_then(|(first, program)| {
+                Some((first.strip_prefix(prefix)?.parse::<u32>().ok()?, program.to_owned()))
+            }));
         }
         Ok(pinned)
     }
 
-    fn path(&self, ifindex: u32, which: Program) -> PathBuf {
-        self.directory.join(format!("{ifindex}_{}", which.name()))
+    fn path(&self, place: Place) -> PathBuf {
+        self.directory.join(place.pin())
     }
 }
 

@@ -8,7 +8,7 @@ use aya::programs::SchedClassifier;
 
 use super::BpfError;
 use super::object::Object;
-use super::pin::{MapSpec, Pins, Program, map_name};
+use super::pin::{MapSpec, Pins, Program};
 use super::{probe, sys};
 
 /// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
@@ -28,16 +28,16 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
         loader.map_max_entries(spec.name, spec.max_entries);
     }
     let mut ebpf = loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Box::new(error)))?;
-    let mut slots: ProgramArray<MapData> = pins.open(map_name::PROGRAM)?;
     for which in Program::ALL {
         let name = which.name();
         let failed = |source| BpfError::LoadProgram { program: name, source };
         let program: &mut SchedClassifier =
             ebpf.program_mut(name).ok_or(BpfError::NoProgram(name))?.try_into().map_err(failed)?;
         program.load().map_err(failed)?;
-        if let Some(slot) = which.slot() {
+        if let Some((map, slot)) = which.slot() {
+            let mut slots: ProgramArray<MapData> = pins.open(map)?;
             let fd = program.fd().map_err(failed)?;
-            slots.set(slot, fd, 0).map_err(|source| BpfError::WriteMap { map: map_name::PROGRAM, source })?;
+            slots.set(slot, fd, 0).map_err(|source| BpfError::WriteMap { map, source })?;
         }
         replace_pin(program, pins, which)?;
     }

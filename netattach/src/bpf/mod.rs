@@ -5,8 +5,10 @@
 //! <root>/v4/prog/na_from_pod, na_to_pod programs, attached to every host-side device
 //!               na_par_from, na_par_to programs, attached to every parent of macvlans
 //!               na_wire                attached to uplinks of the node
+//!               na_pod_from, na_pod_to where the programs of devices in pods go on, by the map na_pod
 //!               na_fast                where na_from_pod and na_wire go on, by the map na_prog
-//! <root>/link/7_na_from_pod, ...        their links on device 7, where they are attached by tcx
+//! <root>/link/7_na_from_pod, ...        links on device 7, where programs are attached by tcx
+//! <root>/link/pod3_na_pod_from, ...     links on attachment 3's device in its pod
 //! ```
 //!
 //! [`Dataplane::open`] loads the programs once and finds them again after a restart; adding an attachment
@@ -22,6 +24,7 @@ mod entries;
 mod error;
 mod fast;
 mod flows;
+mod in_pod;
 mod links;
 mod load;
 mod object;
@@ -39,6 +42,7 @@ pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
 pub use fast::{FastPath, Local, Place, Segment, Uplink};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
+pub use in_pod::InPod;
 pub use links::Running;
 pub use netattach_common::{
     AttachmentRecord, Decline, DropReason, FastStats, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,

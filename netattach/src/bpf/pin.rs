@@ -10,6 +10,7 @@ use aya::maps::{Map, MapData, MapInfo};
 use netattach_common as common;
 use netattach_common::{AddressKey, FlowKey, FragmentKey, Hook, Ip4, Ip6, LAYOUT_VERSION, PolicyAddress};
 
+use super::sys::Direction;
 use super::{BpfError, Config, MapProperty};
 
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
@@ -48,11 +49,12 @@ pub(super) mod map_name {
     pub(in super::super) const UPLINK: &str = "na_uplink";
     pub(in super::super) const LOCAL: &str = "na_local";
     pub(in super::super) const SEEN: &str = "na_seen";
+    pub(in super::super) const IN_POD: &str = "na_pod";
 
     pub(in super::super) const ALL: &[&str] = &[
         LINK, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE, FLOW4,
         FLOW6, FRAGMENT4, FRAGMENT6, PARENT, VLAN, LIMIT, RECORD, STATS, CONFIG, FAST_PORT, STATION,
-        FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN,
+        FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN, IN_POD,
     ];
 }
 
@@ -65,19 +67,23 @@ pub enum Program {
     OnParent(Hook),
     /// Attached to uplinks of the node: what comes in by them.
     Wire,
+    /// Where the programs of devices in pods go on by a tail call; attached there by filters.
+    InPod(Hook),
     /// Where [`Hook::FromPod`]'s and [`Program::Wire`] go on by a tail call.
     Fast,
 }
 
 impl Program {
     /// Those that others go on in come first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Fast,
         Self::Wire,
         Self::At(Hook::FromPod),
         Self::At(Hook::ToPod),
         Self::OnParent(Hook::FromPod),
         Self::OnParent(Hook::ToPod),
+        Self::InPod(Hook::FromPod),
+        Self::InPod(Hook::ToPod),
     ];
 
     /// Its name in the object, in the kernel and as a pin.
@@ -88,22 +94,29 @@ impl Program {
             Self::OnParent(Hook::FromPod) => "na_par_from",
             Self::OnParent(Hook::ToPod) => "na_par_to",
             Self::Wire => "na_wire",
+            Self::InPod(Hook::FromPod) => "na_pod_from",
+            Self::InPod(Hook::ToPod) => "na_pod_to",
             Self::Fast => "na_fast",
         }
     }
 
-    /// The hook of a device that it runs on, where it is attached by tcx: [`Hook::FromPod`] is ingress.
-    pub(super) const fn hook(self) -> Hook {
+    /// The hook of its device that it is on.
+    pub(super) const fn direction(self) -> Direction {
         match self {
-            Self::At(hook) | Self::OnParent(hook) => hook,
-            Self::Wire | Self::Fast => Hook::FromPod,
+            // What a pod sends comes in by the node's end, and leaves by its own.
+            Self::At(Hook::FromPod) | Self::InPod(Hook::ToPod) => Direction::Ingress,
+            Self::At(Hook::ToPod) | Self::InPod(Hook::FromPod) => Direction::Egress,
+            Self::OnParent(Hook::FromPod) | Self::Wire | Self::Fast => Direction::Ingress,
+            Self::OnParent(Hook::ToPod) => Direction::Egress,
         }
     }
 
-    /// Its slot in the map of programs, if others go on in it.
-    pub(super) const fn slot(self) -> Option<u32> {
+    /// Its map of programs and its slot there, if others go on in it.
+    pub(super) const fn slot(self) -> Option<(&'static str, u32)> {
         match self {
-            Self::Fast => Some(0),
+            Self::Fast => Some((map_name::PROGRAM, 0)),
+            Self::InPod(Hook::FromPod) => Some((map_name::IN_POD, 0)),
+            Self::InPod(Hook::ToPod) => Some((map_name::IN_POD, 1)),
             Self::At(_) | Self::OnParent(_) | Self::Wire => None,
         }
     }
@@ -198,6 +211,7 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
             MapKind::LruHash,
             common::capacity::STATIONS as u32,
         ),
+        spec::<u32, u32>(name::IN_POD, MapKind::ProgramArray, 2),
     ]
 }
 

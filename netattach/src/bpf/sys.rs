@@ -10,8 +10,6 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use netattach_common::Hook;
-
 /// What the kernel says about a link (`struct bpf_link_info`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkInfo {
@@ -25,13 +23,22 @@ pub struct LinkInfo {
     pub attach_type: u32,
 }
 
+/// A hook of a device, as the device has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// What comes in by the device.
+    Ingress,
+    /// What leaves by it.
+    Egress,
+}
+
 /// Attaches a program before all others of a device, by tcx (Linux 6.6). The link lives as long as its
 /// descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
 ///
 /// # Errors
 ///
 /// `EEXIST` when the program is attached there already; `EINVAL` before Linux 6.6; `ENODEV`.
-pub fn tcx_attach(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> io::Result<OwnedFd> {
+pub fn tcx_attach(program: BorrowedFd<'_>, ifindex: u32, direction: Direction) -> io::Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
     struct LinkCreate {
@@ -48,7 +55,7 @@ pub fn tcx_attach(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> io::Resu
     let attributes = LinkCreate {
         prog_fd: raw(program),
         target_ifindex: ifindex,
-        attach_type: attach_type(hook),
+        attach_type: attach_type(direction),
         flags: BPF_F_BEFORE,
         ..LinkCreate::default()
     };
@@ -69,6 +76,55 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
     let attributes = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
     // SAFETY: `LinkUpdate` is the `link_update` member of `union bpf_attr`; it holds no pointers.
     unsafe { bpf(Command::LinkUpdate, &attributes) }.map(drop)
+}
+
+/// An instruction (`struct bpf_insn`): code, registers, offset, constant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Instruction {
+    pub(super) code: u8,
+    /// The destination in the lower half, the source in the upper one.
+    pub(super) registers: u8,
+    pub(super) offset: i16,
+    pub(super) constant: i32,
+}
+
+/// Loads a classifier of so few instructions that it needs no object. It lives as long as its descriptor or a link that
+/// runs it. `name`: letters, digits and underscores, 15 at most.
+///
+/// # Errors
+/// The verifier refuses it.
+pub(super) fn load_classifier(name: &str, instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    /// The beginning of the `prog_load` member of `union bpf_attr`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Load {
+        kind: u32,
+        count: u32,
+        instructions: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log: u64,
+        kernel_version: u32,
+        flags: u32,
+        name: [u8; 16],
+    }
+    /// `BPF_PROG_TYPE_SCHED_CLS`.
+    const CLASSIFIER: u32 = 3;
+    let mut load = Load {
+        kind: CLASSIFIER,
+        count: u32::try_from(instructions.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Dual MIT/GPL".as_ptr() as u64,
+        ..Load::default()
+    };
+    // The last byte stays zero.
+    for (to, from) in load.name[..15].iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    // SAFETY: the pointers are to `count` instructions and to a string that ends in zero, both valid during the call.
+    unsafe { bpf_fd(Command::ProgLoad, &load) }
 }
 
 /// Pins a program, map or link. Names in a BPF filesystem hold no dots.
@@ -115,14 +171,14 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
 
 /// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None before
 /// Linux 6.6, and none where the device is gone.
-pub fn tcx_programs(ifindex: u32, hook: Hook) -> io::Result<Vec<u32>> {
+pub fn tcx_programs(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
     /// `BPF_MPROG_MAX`.
     const MOST: usize = 64;
     let mut ids = [0_u32; MOST];
     let query = UnsafeCell::new(Query {
         prog_ids: ids.as_mut_ptr() as u64,
         count: MOST as u32,
-        ..Query::of(ifindex, attach_type(hook))
+        ..Query::of(ifindex, attach_type(direction))
     });
     // SAFETY: the `query` member of `union bpf_attr`; `prog_ids` has room for `count` numbers and is not otherwise used
     // during the call. The kernel writes into the member and not beyond, which the cell allows.
@@ -352,6 +408,7 @@ pub(super) enum Command {
     MapUpdate = 2,
     MapDelete = 3,
     MapGetNextKey = 4,
+    ProgLoad = 5,
     ObjectPin = 6,
     ObjectGet = 7,
     ProgGetFdById = 13,
@@ -381,10 +438,10 @@ struct PinAttributes {
 }
 
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
-fn attach_type(hook: Hook) -> u32 {
-    match hook {
-        Hook::FromPod => 46,
-        Hook::ToPod => 47,
+fn attach_type(direction: Direction) -> u32 {
+    match direction {
+        Direction::Ingress => 46,
+        Direction::Egress => 47,
     }
 }
 

@@ -5,7 +5,8 @@ use std::io;
 use std::path::Path;
 
 use super::decide::{Filters, Node, Others};
-use crate::bpf::{Hook, Program, sys};
+use crate::bpf::sys::{self, Direction};
+use crate::bpf::Program;
 use crate::netlink::{self, Changes, Family, ForwardingState, Handle, has_ipsec_policies, hooked_chains};
 
 /// From here on all links are listed instead of asked for one by one.
@@ -113,8 +114,10 @@ impl Look {
                 },
             };
             self.filters.insert(*index, others);
-            for (hook, others) in [(Hook::FromPod, &mut others.ingress), (Hook::ToPod, &mut others.egress)] {
-                for id in sys::tcx_programs(*index, hook).map_err(LookError::Programs)? {
+            for (direction, others) in
+                [(Direction::Ingress, &mut others.ingress), (Direction::Egress, &mut others.egress)]
+            {
+                for id in sys::tcx_programs(*index, direction).map_err(LookError::Programs)? {
                     let is_ours = match self.programs.get(&id) {
                         Some(known) => *known,
                         None => {

@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
-use netattach::bpf::{Hook, sys};
+use netattach::bpf::sys::{self, Direction};
 use netattach_tests::privilege::load_pass_everything;
 
 use super::*;
@@ -47,8 +47,11 @@ fn devices_and_filters_of_the_pods_own_open_no_way_out() {
             let program = load_pass_everything()?;
             let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;
             let index = rustix::net::netdevice::name_to_index(&socket, device)?;
-            let attach = |hook| Ok(sys::tcx_attach(program.as_fd(), index, hook)?);
-            [Hook::FromPod, Hook::ToPod].map(attach).into_iter().collect::<anyhow::Result<Vec<_>>>()
+            let attach = |direction| Ok(sys::tcx_attach(program.as_fd(), index, direction)?);
+            [Direction::Ingress, Direction::Egress]
+                .map(attach)
+                .into_iter()
+                .collect::<anyhow::Result<Vec<_>>>()
         });
         only_the_allowed_arrives(&scene, link, device, &denied(1007), 2007);
         drop(attached);

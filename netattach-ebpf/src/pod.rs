@@ -1,0 +1,37 @@
+//! The packet path of devices in pods that have no end on the node.
+//!
+//! Indices of devices count in each pod anew, so a packet's attachment cannot follow from its device's. It is in
+//! `tc_classid`: a filter says it there itself. A tcx link says nothing, so each runs a program of its own that the agent
+//! makes, of a handful of instructions: it notes the attachment and goes on here, by the map `na_pod`.
+
+use aya_ebpf::{
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
+    macros::classifier,
+    programs::TcContext,
+};
+use netattach_common::Hook;
+
+use crate::classifier;
+
+#[classifier]
+pub(crate) fn na_pod_from(ctx: TcContext) -> i32 {
+    judge(&ctx, Hook::FromPod)
+}
+
+#[classifier]
+pub(crate) fn na_pod_to(ctx: TcContext) -> i32 {
+    judge(&ctx, Hook::ToPod)
+}
+
+#[inline(always)]
+fn judge(ctx: &TcContext, hook: Hook) -> i32 {
+    // SAFETY: the context pointer is valid while the program runs.
+    let attachment = unsafe { (*ctx.skb.skb).tc_classid };
+    // Whoever classifies the packet after us is not to take it for a class.
+    // SAFETY: as above; programs may write this field.
+    unsafe { (*ctx.skb.skb).tc_classid = 0 };
+    match classifier::verdict(ctx, attachment, hook) {
+        Ok(()) => TC_ACT_UNSPEC,
+        Err(()) => TC_ACT_SHOT as i32,
+    }
+}
