@@ -14,6 +14,7 @@ pub mod runtime;
 pub mod snapshot;
 pub mod tools;
 pub mod traffic;
+pub mod wires;
 
 pub use namespace::Namespace;
 pub use node::{Node, Outcome, Pod};

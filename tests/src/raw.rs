@@ -39,6 +39,20 @@ impl RawSocket {
     /// # Errors
     /// As [`RawSocket::open`].
     pub fn open_here(device: &str, ethertype: u16) -> Result<Self> {
+        let socket = Self::bound(device, ethertype)?;
+        socket.bypass()?;
+        Ok(socket)
+    }
+
+    /// Opens one that sends by the device's queueing discipline, as protocols do.
+    ///
+    /// # Errors
+    /// As [`RawSocket::open`].
+    pub fn queued(namespace: &Namespace, device: &str) -> Result<Self> {
+        namespace.run(|| Self::bound(device, libc::ETH_P_ALL as u16))
+    }
+
+    fn bound(device: &str, ethertype: u16) -> Result<Self> {
         let every = ethertype.to_be();
         let protocol = NonZero::new(u32::from(every)).map(Protocol::from_raw);
         let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, protocol)?;
@@ -58,19 +72,22 @@ impl RawSocket {
             )
         };
         succeeded(bound).with_context(|| format!("bind to device {device}"))?;
+        Ok(Self(socket))
+    }
+
+    fn bypass(&self) -> Result<()> {
         let on: libc::c_int = 1;
         // SAFETY: the kernel reads as many bytes of `on` as it is long; it lives through the call.
         let set = unsafe {
             libc::setsockopt(
-                socket.as_raw_fd(),
+                self.0.as_raw_fd(),
                 libc::SOL_PACKET,
                 libc::PACKET_QDISC_BYPASS,
                 (&raw const on).cast(),
                 size_of_val(&on) as libc::socklen_t,
             )
         };
-        succeeded(set).context("set PACKET_QDISC_BYPASS")?;
-        Ok(Self(socket))
+        succeeded(set).context("set PACKET_QDISC_BYPASS")
     }
 
     /// Sends a frame. That it is dropped on its way is not an error: the bypass tells of no drops by all drivers.

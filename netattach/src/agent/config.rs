@@ -18,10 +18,11 @@ use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
 use crate::npwg::restriction::{Isolation, Restrictions};
 use crate::npwg::status::Form;
-use crate::plan::Remembered;
+use crate::plan::{Remembered, When};
 use crate::policy::hooks::AttachBy;
 use crate::policy::manifest::CommonRulesError;
 use crate::policy::passage::Passage;
+use crate::policy::unenforced::Demand;
 
 /// Attaches pods to their networks.
 ///
@@ -110,6 +111,8 @@ pub struct Settings {
     pub common_rules: WrittenCommonRules,
     /// What becomes of attachments whose new policy does not fit into the maps.
     pub on_overflow: Overflow,
+    /// What becomes of an ADD whose pod a policy selects where policies do not hold; definitions may say otherwise.
+    pub unenforceable: Demand,
     /// How the packet programs are attached.
     pub attach: AttachBy,
     /// Most attachments with a dataplane at a time; fixed when the maps are first made.
@@ -158,6 +161,8 @@ pub struct Delegation {
     pub result_cache: Remembered,
     /// libcni's cache directory: the files are in `results` below it.
     pub cache_dir: PathBuf,
+    /// When packet programs run on interfaces that other plugins make; definitions may say otherwise.
+    pub enforce: When,
 }
 
 /// What an invalid selection annotation does (NPWG 4.1: ignored; Multus: fails the pod).
@@ -292,6 +297,7 @@ impl Default for Settings {
             always_allow: AlwaysAllow::default(),
             common_rules: WrittenCommonRules::default(),
             on_overflow: Overflow::default(),
+            unenforceable: Demand::default(),
             attach: AttachBy::default(),
             max_attachments: 8192,
             parallel_adds: 8,
@@ -319,6 +325,7 @@ impl Default for Delegation {
             timeout_seconds: 60,
             result_cache: Remembered::default(),
             cache_dir: DEFAULT_DIRECTORY.into(),
+            enforce: When::default(),
         }
     }
 }

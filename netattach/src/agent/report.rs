@@ -13,15 +13,16 @@ use crate::fast::Standing;
 use crate::fast::uplink::Wire;
 use crate::netlink::{Handle, LOOPBACK};
 use crate::observe::{Event, Observer};
-use crate::plan::{self, AttachmentPlan, Interface, Sandbox, Step, result};
+use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
 use crate::policy::compile::Subject;
 use crate::policy::dump::Dump;
 use crate::policy::explain::{Path, Question};
+use crate::policy::level::{Enforcement, Level};
 use crate::policy::model::PolicyName;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
-    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Enforcement, FastPath,
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, FastPath,
     FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange,
     PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
@@ -55,6 +56,7 @@ impl Reporter {
     pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
         each(engine, |row| {
             let (host, pod) = row.link();
+            let enforcement = self.enforcement(row);
             Some(Attachment {
                 name: row.name(),
                 container_id: row.attached.key.container_id.clone(),
@@ -62,11 +64,9 @@ impl Reporter {
                 mac: pod.as_ref().and_then(|pod| pod.mac),
                 addresses: row.result().ips.iter().map(|ip| ip.address).collect(),
                 host_interface: host.map(|host| host.name).or_else(|| row.parent()),
-                enforcement: match row.plan.enforcement() {
-                    plan::Enforcement::Full => Enforcement::Full,
-                    plan::Enforcement::FullUnlessPrivileged => Enforcement::FullUnlessPrivileged,
-                    plan::Enforcement::None => Enforcement::None,
-                },
+                enforcement: enforcement.level,
+                enforcement_detail: enforcement.why,
+                programs_wait: row.id().is_some_and(|id| self.enforcer.is_waiting(id)),
                 fast_path: row.id().and_then(|id| self.enforcer.fast_paths().standing(id)).map(fast_path),
                 state: State::Attached,
             })
@@ -90,6 +90,12 @@ impl Reporter {
         let strangers = stats_row(nobody(0), &self.enforcer.stats(0)?, &FastStats::default());
         rows.extend(Some(strangers).filter(|row| !row.dropped.is_empty()));
         failed.map_or(Ok(rows), Err)
+    }
+
+    /// How far policies hold for an attachment.
+    fn enforcement(&self, row: &Row<'_>) -> Enforcement {
+        let vantage = result::vantage(row.number, row.plan, &row.attached.outputs);
+        self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage)
     }
 
     fn stats_of(&self, id: u32) -> Result<(bpf::Stats, FastStats), EnforceError> {
@@ -157,18 +163,24 @@ impl Reporter {
         let mut unenforced = Vec::new();
         let attachments = each(engine, |row| {
             let id = row.id();
+            let enforcement = self.enforcement(row);
             let force = in_force.iter().find(|force| Some(force.id) == id);
-            let without_effect = self.enforcer.without_effect(row.sandbox().pod.as_ref(), row.plan);
-            unenforced.extend(without_effect.iter().map(|policy| row.unenforced(policy)));
+            let force = force.filter(|_| enforcement.level != Level::None);
+            let short_of = match enforcement.level {
+                Level::None | Level::Advisory => true,
+                level => level < self.enforcer.least(row.plan),
+            };
+            let selecting = || self.enforcer.selecting(row.sandbox().pod.as_ref(), row.plan);
+            let selected_by = force.map_or_else(selecting, |force| force.policies.clone());
+            if short_of {
+                unenforced.extend(selected_by.iter().map(|policy| row.unenforced(policy, &enforcement)));
+            }
             Some(AttachmentPolicy {
                 name: row.name(),
                 ingress: force.and_then(|force| force.ingress),
                 egress: force.and_then(|force| force.egress),
-                selected_by: force
-                    .map_or(without_effect.as_slice(), |force| force.policies.as_slice())
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect(),
+                enforcement: enforcement.level,
+                selected_by: selected_by.iter().map(ToString::to_string).collect(),
             })
         });
         let conditions = self
@@ -260,15 +272,19 @@ impl Row<'_> {
         }
     }
 
-    /// That a policy selects the attachment, which nothing judges.
-    fn unenforced(&self, policy: &PolicyName) -> Condition {
+    /// That a policy selects the attachment, where policies do not hold, or not as far as is asked.
+    fn unenforced(&self, policy: &PolicyName, enforcement: &Enforcement) -> Condition {
         let AttachmentName { pod, network, ifname, .. } = self.name();
         let pod = pod.map_or_else(|| self.attached.key.container_id.clone(), |pod| pod.to_string());
         Condition {
             object: Subject::Policy(policy.clone()).to_string(),
-            problem: format!(
-                "selects {ifname} of {pod} on {network}, where nothing is enforced: it has no effect there"
-            ),
+            problem: match enforcement.level {
+                Level::None => format!(
+                    "selects {ifname} of {pod} on {network}, where nothing is enforced ({}): it has no effect there",
+                    enforcement.why
+                ),
+                _ => format!("selects {ifname} of {pod} on {network}, where enforcement is {enforcement}"),
+            },
         }
     }
 
@@ -282,7 +298,8 @@ impl Row<'_> {
     }
 
     fn kind(&self) -> Kind {
-        let made_here = !matches!(self.plan.steps.first(), Some(Step::Delegate(_)));
+        let mut steps = self.plan.steps.iter().filter(|step| !matches!(step, Step::PrepareDeviceInfo(_)));
+        let made_here = !matches!(steps.next(), Some(Step::Delegate(_)));
         if made_here { Kind::Native(self.plan.kind.clone()) } else { Kind::Exec(self.plan.kind.clone()) }
     }
 

@@ -134,7 +134,9 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let options = settings.policy_options(restrictions.clone()).map_err(SettingsError::from)?;
     let modes = attach_modes(&settings)?;
     let passage = settings.passage();
-    let enforcer = Arc::new(Enforcer::new(dataplane, Arc::clone(&source), options, passage, modes)?);
+    let demand = settings.unenforceable;
+    let enforcer = Enforcer::new(dataplane, Arc::clone(&source), options, passage, modes, demand)?;
+    let enforcer = Arc::new(enforcer);
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
@@ -147,6 +149,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         exec: settings.delegation.exec.clone(),
         device_info_dir: settings.device_info_dir.clone(),
         remembered: settings.delegation.result_cache,
+        enforce: settings.delegation.enforce,
     };
     let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
     let engine = Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?);

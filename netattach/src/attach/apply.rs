@@ -15,6 +15,7 @@ use crate::link::spec;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::undo::inverse;
+use crate::plan::vantage::Sight;
 use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Parent, Plan, Protect, Role, Sandbox, Step,
     StepRef, Style, addressing, remember, result, routing,
@@ -119,6 +120,7 @@ impl Executor<'_> {
             Step::Gateway { bridge, force } => self.gateway(at, attachment, bridge, *force),
             Step::EnsureForwarding => self.forwarding(at, attachment),
             Step::RouteToPod => self.route_to_pod(at, attachment),
+            Step::FindDevice => self.find_device(at, attachment),
             Step::Protect(protect) => self.protect(at, attachment, protect),
             Step::Remember(remember) => {
                 let entry =
@@ -288,6 +290,21 @@ impl Executor<'_> {
         Ok(Output::Nothing)
     }
 
+    /// Where the interface can be judged that other plugins made.
+    fn find_device(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
+        let pod = self.pod.find_link(&attachment.ifname)?;
+        let host = match &pod {
+            Some(pod) => self.host.find_peer(pod, self.netns.as_fd())?,
+            None => None,
+        };
+        let sight = Sight {
+            pod: pod.as_ref().map(interface),
+            host: host.as_ref().map(interface),
+            device: result::device_info(at.0, attachment, self.progress.outputs()),
+        };
+        Ok(sight.output())
+    }
+
     fn protect(
         &mut self,
         at: StepRef,
@@ -296,9 +313,13 @@ impl Executor<'_> {
     ) -> Result<Output, StepError> {
         let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
         let leased = self.leased(at, attachment)?;
-        let ends = result::ends(at.0, attachment, self.progress.outputs());
-        let ends = ends.ok_or(StepError::Missing("a link"))?;
-        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, &ends)?;
+        let outputs = self.progress.outputs();
+        let ends = result::ends(at.0, attachment, outputs);
+        let vantage = result::vantage(at.0, attachment, outputs);
+        if attachment.vantage().is_none() {
+            enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
+        }
+        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
         enforcer.attach(&guarded, &mut self.host, &mut self.pod)?;
         Ok(Output::Nothing)
     }

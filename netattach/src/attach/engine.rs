@@ -127,7 +127,9 @@ impl Engine {
         version: cni::Version,
     ) -> Result<(Value, Attached), AttachError> {
         if let Some(enforcer) = &self.node.enforcer {
-            enforcer.permit(&plan)?;
+            for attachment in &plan.attachments {
+                enforcer.permit(plan.sandbox.pod.as_ref(), attachment, attachment.vantage().as_ref())?;
+            }
         }
         for (_, _, step) in plan.steps() {
             if let Step::Lease(config) = step {

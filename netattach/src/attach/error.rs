@@ -144,6 +144,9 @@ pub enum StepError {
     /// The kernel refused a link, an address, a route or a filter.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
+    /// A policy selects what cannot be enforced as it has to be.
+    #[error(transparent)]
+    Unenforceable(#[from] Unenforceable),
     /// The namespace cannot be entered.
     #[error(transparent)]
     Netns(#[from] NetnsError),
@@ -351,6 +354,7 @@ fn step_code(error: &StepError) -> u32 {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
         StepError::Netns(_) => code::INVALID_NETNS,
         StepError::Mtu { .. }
+        | StepError::Unenforceable(_)
         | StepError::GatewayConflict { .. }
         | StepError::Gateway { .. }
         | StepError::NotOnLink(_)

@@ -17,8 +17,10 @@ pub(super) fn guards<'p>(
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
         let leased = result::leased(at.0, attachment, outputs).unwrap_or_default();
-        let ends = result::ends(at.0, attachment, outputs)?;
-        let guarded = Guarded::new(protect, &plan.sandbox, attachment, &leased, &ends).ok()?;
+        let ends = result::ends(at.0, attachment, outputs);
+        let vantage = result::vantage(at.0, attachment, outputs);
+        let guarded =
+            Guarded::new(protect, &plan.sandbox, attachment, &leased, vantage, ends.as_ref()).ok()?;
         Some((attachment, guarded))
     })
 }

@@ -14,7 +14,8 @@ use crate::npwg::{
 use crate::plan::collect::Defined;
 pub(super) use crate::plan::resolve::Network;
 use crate::plan::resolve::{Intent, Warning};
-use crate::plan::{PodRef, pools};
+use crate::plan::vantage::ENFORCE_ANNOTATION;
+use crate::plan::{PodRef, When, pools};
 use crate::report::Chain;
 use crate::source::objects::Pod;
 use crate::source::{ObjectName, Objects, Source};
@@ -98,6 +99,14 @@ pub enum IntentError {
         #[source]
         source: ConfigError,
     },
+    /// A definition asks for something that there is not.
+    #[error("network {network}: annotation {ENFORCE_ANNOTATION} is {word:?}, not selected, always or never")]
+    Enforce {
+        /// Which.
+        network: NetworkRef,
+        /// As written.
+        word: String,
+    },
     /// A definition has no configuration, and neither has the disk.
     #[error("network {network} has no spec.config, and {directory}")]
     NotOnDisk {
@@ -162,6 +171,7 @@ impl From<IntentError> for CniError {
             | IntentError::NoNamespace(_)
             | IntentError::UnknownNetwork(_)
             | IntentError::Config { .. }
+            | IntentError::Enforce { .. }
             | IntentError::Forbidden(_)
             | IntentError::Itself { .. }
             | IntentError::NotOnDisk { .. }
@@ -367,7 +377,7 @@ impl IntentReader {
                     directory,
                     source,
                 })?;
-                Network { name: name.clone(), list, resource: None }
+                Network { name: name.clone(), list, resource: None, enforce: None }
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
         };
@@ -393,7 +403,14 @@ impl IntentReader {
         }
         let resource =
             definition.annotations.get(RESOURCE_ANNOTATION).filter(|name| !name.is_empty()).cloned();
-        not_itself(Network { name: reference.to_string(), list, resource })
+        let enforce = match definition.annotations.get(ENFORCE_ANNOTATION) {
+            None => None,
+            Some(word) => Some(
+                When::named(word)
+                    .ok_or_else(|| IntentError::Enforce { network: reference.clone(), word: word.clone() })?,
+            ),
+        };
+        not_itself(Network { name: reference.to_string(), list, resource, enforce })
     }
 
     fn on_disk(

@@ -42,7 +42,7 @@ use crate::delegate;
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Record};
 use crate::netlink::Handle;
-use crate::plan::{Output, Plan, StepRef};
+use crate::plan::{AttachmentPlan, Output, PodRef, StepRef, Vantage};
 use crate::policy::guarded::Guarded;
 use crate::policy::sync::EnforceError;
 use crate::policy::unenforced::Unenforceable;
@@ -99,11 +99,16 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// It could not be looked at.
     fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
-    /// Nothing that must be enforced is where nothing can be.
+    /// Policies hold for the attachment as far as is asked; `vantage` is where its frames are seen, as far as that is known.
     ///
     /// # Errors
-    /// What, and whose word it is.
-    fn permit(&self, plan: &Plan) -> Result<(), Unenforceable>;
+    /// They do not, and whose word it is.
+    fn permit(
+        &self,
+        pod: Option<&PodRef>,
+        attachment: &AttachmentPlan,
+        vantage: Option<&Vantage>,
+    ) -> Result<(), Unenforceable>;
 }
 
 /// Where the progress of a plan is kept.

@@ -243,6 +243,7 @@ impl Attachments {
                 present(self.links.get(ifindex, 0)).map_err(reading(map_name::LINK))? == Some(id)
             }
             Device::Parent(on) => self.parents.has(id, found.mac, on)?,
+            Device::InPod | Device::Nowhere => true,
         };
         if !bound {
             let index = device.index();

@@ -156,6 +156,13 @@ pub enum BpfError {
     PolicyIdsUsedUp,
 }
 
+impl BpfError {
+    /// Whether a program could not be attached because its device is gone.
+    pub(crate) fn is_of_a_device_that_is_gone(&self) -> bool {
+        matches!(self, Self::AttachLink { source, .. } if source.raw_os_error() == Some(libc::ENODEV))
+    }
+}
+
 /// What of a map is compared before it is adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapProperty {

@@ -10,21 +10,26 @@ use super::BpfError;
 use super::entries::{absent, insert};
 use super::pin::{Pins, map_name};
 
-/// Where an attachment's frames are seen on the node.
+/// Where an attachment's frames are seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
     /// On a device of its own, by its index.
     Own(u32),
     /// On the parent of its macvlan.
     Parent(OnParent),
+    /// On the device in the pod.
+    InPod,
+    /// Nowhere.
+    Nowhere,
 }
 
 impl Device {
-    /// Index of the device in the node's namespace.
+    /// Index of the device in the node's namespace; 0 where it is not there.
     pub fn index(&self) -> u32 {
         match self {
             Self::Own(index) => *index,
             Self::Parent(on) => on.parent,
+            Self::InPod | Self::Nowhere => 0,
         }
     }
 }

@@ -52,7 +52,7 @@ pub fn features(loopback: u32) -> Vec<Feature> {
 
 /// Whether classifiers can tell from which namespace's socket a packet came. A kernel that does not say is taken as one
 /// where they cannot.
-pub(super) fn has_netns_cookie() -> bool {
+pub fn has_netns_cookie() -> bool {
     is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false)
 }
 

@@ -49,7 +49,8 @@ mod tests {
     use super::super::tests::name;
     use super::*;
     use crate::mac::Mac;
-    use crate::rpc::message::{Enforcement, FastPath, Kind, State};
+    use crate::policy::level::Level;
+    use crate::rpc::message::{FastPath, Kind, State};
 
     #[test]
     fn every_attachment_is_a_line() {
@@ -61,7 +62,9 @@ mod tests {
                 mac: Some(Mac([2, 0, 0, 0, 0, 1])),
                 addresses: vec!["10.1.0.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
                 host_interface: Some("na1f00d".to_owned()),
-                enforcement: Enforcement::Full,
+                enforcement: Level::Full,
+                enforcement_detail: String::new(),
+                programs_wait: false,
                 fast_path: Some(FastPath { state: "on".to_owned(), detail: String::new() }),
                 state: State::Attached,
             },
@@ -72,7 +75,9 @@ mod tests {
                 mac: None,
                 addresses: vec![],
                 host_interface: None,
-                enforcement: Enforcement::None,
+                enforcement: Level::None,
+                enforcement_detail: "the pod has no interface of that name".to_owned(),
+                programs_wait: false,
                 fast_path: None,
                 state: State::Attaching,
             },

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use crate::npwg::selection::PortProtocol;
-use crate::policy::explain::{Asked, End, Leg, Missing, Path, Question};
+use crate::policy::explain::{Asked, End, Leg, Limit, Missing, Path, Question};
 use crate::rpc::message::{PodName, Request};
 use crate::source::ObjectName;
 
@@ -106,6 +106,9 @@ fn paragraph(text: &mut String, path: &Path) -> std::fmt::Result {
             writeln!(text, "    {what} would allow it, in {whose} or in another policy on {of}")?;
         }
     }
+    for Limit { of, enforcement, why } in &path.limits {
+        writeln!(text, "  what is said of {of} holds as far as {enforcement}: {why}")?;
+    }
     Ok(())
 }
 
@@ -113,6 +116,9 @@ fn words(leg: &Leg) -> String {
     match leg {
         Leg::NotHere => "not judged on this node".to_owned(),
         Leg::NotIsolated => "allowed: no policy isolates it".to_owned(),
+        Leg::Unenforced { selected_by, why } => {
+            format!("passes: nothing enforces {} ({why})", selected_by.join(", "))
+        }
         Leg::AcceptedIcmp => "allowed: the agent's settings accept ICMP".to_owned(),
         Leg::Allowed { policy, peer, class, rule, by } => {
             format!("allowed by {by} (policy {policy}, {peer} is class {class}, rule {rule})")
@@ -140,6 +146,7 @@ fn words(leg: &Leg) -> String {
 mod tests {
     use super::*;
     use crate::policy::explain::Named;
+    use crate::policy::level::Level;
 
     #[test]
     fn a_flow_is_told_end_by_end() {
@@ -164,6 +171,11 @@ mod tests {
                 selected_by: vec!["shop/db".to_owned(), "shop/deny".to_owned()],
                 missing: Missing::Port(vec!["shop/db ingress[0] (tcp/80)".to_owned()]),
             },
+            limits: vec![Limit {
+                of: named("cart", "10.89.0.2"),
+                enforcement: Level::FullUnlessPrivileged,
+                why: "programs run in the pod, and its container app has CAP_NET_RAW".to_owned(),
+            }],
         };
         assert_eq!(
             render(&[path]),

@@ -89,6 +89,7 @@ pub(super) fn render(report: &PolicyReport, nothing: &str) -> String {
                 ("INTERFACE", Align::Left),
                 ("INGRESS", Align::Right),
                 ("EGRESS", Align::Right),
+                ("ENFORCED", Align::Left),
                 ("SELECTED-BY", Align::Left),
             ];
             table::render(columns, &rows.iter().map(row).collect::<Vec<_>>())
@@ -121,16 +122,18 @@ pub(super) fn problems(conditions: &[Condition]) -> String {
     table::render([("OBJECT", Align::Left), ("PROBLEM", Align::Left)], &rows)
 }
 
-fn row(policy: &AttachmentPolicy) -> [String; 6] {
+fn row(policy: &AttachmentPolicy) -> [String; 7] {
     let [pod, network, ifname] = name_cells(&policy.name);
     let selected_by = Some(policy.selected_by.join(",")).filter(|text| !text.is_empty());
-    [pod, network, ifname, or_dash(policy.ingress), or_dash(policy.egress), or_dash(selected_by)]
+    let enforced = policy.enforcement.to_string();
+    [pod, network, ifname, or_dash(policy.ingress), or_dash(policy.egress), enforced, or_dash(selected_by)]
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::name;
     use super::*;
+    use crate::policy::level::Level;
 
     #[test]
     fn attachments_come_before_problems() {
@@ -140,12 +143,14 @@ mod tests {
                     name: name(1, "shop/cart-0", "shop/storage", "net1"),
                     ingress: Some(12),
                     egress: None,
+                    enforcement: Level::Full,
                     selected_by: vec!["shop/db".to_owned(), "shop/deny".to_owned()],
                 },
                 AttachmentPolicy {
                     name: name(2, "shop/cart-1", "shop/storage", "net1"),
                     ingress: None,
                     egress: None,
+                    enforcement: Level::Full,
                     selected_by: vec![],
                 },
             ],
@@ -158,9 +163,9 @@ mod tests {
         assert_eq!(
             render(&report, "nothing"),
             "\
-POD          NETWORK       INTERFACE  INGRESS  EGRESS  SELECTED-BY
-shop/cart-0  shop/storage  net1            12       -  shop/db,shop/deny
-shop/cart-1  shop/storage  net1             -       -  -
+POD          NETWORK       INTERFACE  INGRESS  EGRESS  ENFORCED  SELECTED-BY
+shop/cart-0  shop/storage  net1            12       -  full      shop/db,shop/deny
+shop/cart-1  shop/storage  net1             -       -  full      -
 
 POLICY  RULE  FLOWS  FROM
     12     1      5  shop/db ingress[0]

@@ -209,8 +209,15 @@ fn loopback_is_raised_whatever_the_configuration_says() {
 
 #[test]
 fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
-    let protect =
-        Protect { id: 3, zone: 5, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true };
+    let protect = Protect {
+        id: 3,
+        zone: 5,
+        check_mac: true,
+        check_addresses: true,
+        bandwidth: None,
+        fast_path: true,
+        when: crate::plan::When::Always,
+    };
     let args = CniArgs::default();
     for (config, check_addresses) in
         [(json!({}), false), (json!({"ipam": pool(), "macspoofchk": true}), true)]
@@ -445,6 +452,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::RouteBySource => true,
         Step::EnsureBridge(_)
         | Step::RaiseLoopback
+        | Step::FindDevice
         | Step::Gateway { .. }
         | Step::EnsureForwarding
         | Step::RouteToPod
@@ -491,7 +499,7 @@ proptest! {
     #[test]
     fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
         let args = CniArgs::default();
-        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true };
+        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true, when: crate::plan::When::Always };
         let (driver, sandbox) = (driver(kind).unwrap(), sandbox());
         // Whatever the configuration is, DEL has something to go by.
         let remains = attachment(kind, driver.remains(&request(&config, &args)));

@@ -403,7 +403,7 @@ fn observed_mode(mode: &MacVlanMode) -> Option<spec::MacvlanMode> {
     })
 }
 
-fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
+pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
     let RouteNetlinkMessage::NewLink(link) = message else { return None };
     let flags = link.header.flags;
     let mut state = LinkState {

@@ -10,6 +10,7 @@ mod forwarding;
 mod link;
 mod nft;
 mod pace;
+mod peer;
 mod route;
 mod rule;
 mod socket;

@@ -349,6 +349,7 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
         M::NewTrafficFilter(_) => "RTM_NEWTFILTER",
         M::DelTrafficFilter(_) => "RTM_DELTFILTER",
         M::GetTrafficFilter(_) => "RTM_GETTFILTER",
+        M::GetNsId(_) => "RTM_GETNSID",
         _ => "a netlink request",
     }
 }

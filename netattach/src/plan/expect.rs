@@ -89,6 +89,7 @@ pub fn expected(
             Step::RouteToPod => expected.host_side = Some(addressing::host_side(&leased.addresses)),
             Step::Delegate(_)
             | Step::EnsureForwarding
+            | Step::FindDevice
             | Step::Protect(_)
             | Step::Remember(_)
             | Step::PrepareDeviceInfo(_)

@@ -15,6 +15,7 @@ pub mod resolve;
 pub mod result;
 pub mod routing;
 pub mod undo;
+pub mod vantage;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -31,6 +32,7 @@ use crate::link::spec;
 use crate::mac::Mac;
 use crate::netns::NetnsId;
 pub use remember::{Remember, Remembered};
+pub use vantage::{Unseen, Vantage, When};
 
 /// Everything that one ADD will do to one sandbox. Written to the journal before the first step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -172,6 +174,8 @@ pub enum Step {
     EnsureForwarding,
     /// The node's end of a routed veth has the gateway addresses and the node a route to each of the pod's.
     RouteToPod,
+    /// Where the interface that other plugins made can be judged. After all of them.
+    FindDevice,
     /// The attachment has its record, its policy and its programs.
     Protect(Protect),
     /// The pod's interface gets its addresses and routes and comes up.
@@ -238,6 +242,9 @@ pub struct Protect {
     /// Whether its packets may pass the node's network stack by.
     #[serde(default = "yes")]
     pub fast_path: bool,
+    /// When its programs run.
+    #[serde(default = "When::always")]
+    pub when: When,
 }
 
 /// What records from before there was a fast path say about it.
@@ -285,6 +292,17 @@ pub enum Output {
         /// What it is on, if it shares that with other pods' links.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<Parent>,
+    },
+    /// What the interface that other plugins made is to the dataplane.
+    Device {
+        /// Where programs see what it sends and receives.
+        vantage: Vantage,
+        /// The node's end, if there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<Interface>,
+        /// The interface, if there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod: Option<Interface>,
     },
     /// The pod's loopback, with the addresses it has.
     Loopback {
@@ -382,25 +400,21 @@ impl Plan {
     }
 }
 
-/// How far policies and checks hold for an attachment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Enforcement {
-    /// Whatever the pod may do in its namespace.
-    Full,
-    /// Unless the pod has `CAP_NET_ADMIN` over its namespace; without `netns_cookie` in the kernel, `CAP_NET_RAW` is enough.
-    FullUnlessPrivileged,
-    /// Not at all.
-    None,
-}
-
 impl AttachmentPlan {
-    /// How far policies and checks hold.
-    pub fn enforcement(&self) -> Enforcement {
-        let is_macvlan = self.steps.iter().any(|step| matches!(step, Step::CreateMacvlan(_)));
-        match self.number() {
-            None => Enforcement::None,
-            Some(_) if is_macvlan => Enforcement::FullUnlessPrivileged,
-            Some(_) => Enforcement::Full,
+    /// Where programs see what the interface sends and receives, as far as that follows from the plan; `None`: that is
+    /// found out once the interface is there.
+    pub fn vantage(&self) -> Option<Vantage> {
+        let has = |wanted: fn(&Step) -> bool| self.steps.iter().any(wanted);
+        let protect = self.steps.iter().find_map(|step| match step {
+            Step::Protect(protect) => Some(protect),
+            _ => None,
+        });
+        match protect {
+            None => Some(Vantage::Nowhere(Unseen::NotJudged)),
+            Some(Protect { when: When::Never, .. }) => Some(Vantage::Nowhere(Unseen::LeftAlone)),
+            Some(_) if has(|step| matches!(step, Step::FindDevice)) => None,
+            Some(_) if has(|step| matches!(step, Step::CreateMacvlan(_))) => Some(Vantage::Parent),
+            Some(_) => Some(Vantage::Node),
         }
     }
 
@@ -453,6 +467,7 @@ impl Step {
             Self::Gateway { bridge, .. } => format!("put the gateway address on bridge {bridge}"),
             Self::EnsureForwarding => "enable IP forwarding on the node".to_owned(),
             Self::RouteToPod => "route to the pod's addresses".to_owned(),
+            Self::FindDevice => "find where the interface can be judged".to_owned(),
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::Configure(_) => "configure the pod's interface".to_owned(),
             Self::Remember(_) => "tell libcni's cache".to_owned(),

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use super::device::Device;
-use super::{AttachmentPlan, Delegate, Dynamic, Plan, Protect, Remembered, Role, Sandbox, Step, StepRef};
+use super::{
+    AttachmentPlan, Delegate, Dynamic, Plan, Protect, Remembered, Role, Sandbox, Step, StepRef, When,
+};
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
 use crate::link::{self, Driver, PlanError};
 use crate::npwg::{self, Selection, device_info};
@@ -19,6 +21,8 @@ pub struct Network {
     pub list: NetworkList,
     /// The extended resource that its devices are of ([`npwg::RESOURCE_ANNOTATION`]).
     pub resource: Option<String>,
+    /// When the programs of its attachments run, where its definition says so: of those that other plugins make.
+    pub enforce: Option<When>,
 }
 
 /// What a pod wants, all references followed.
@@ -52,6 +56,8 @@ pub struct Options {
     pub remembered: Remembered,
     /// Directory of device information (`deviceInfoDir`).
     pub device_info_dir: PathBuf,
+    /// When the programs of attachments run that other plugins make (`delegation.enforce`).
+    pub enforce: When,
 }
 
 /// Hands out numbers to attachments and networks. Absent where there is no dataplane.
@@ -369,6 +375,7 @@ fn attachment(
                 check_addresses: true,
                 bandwidth: None,
                 fast_path: true,
+                when: When::Always,
             });
         }
         let planned = driver.plan(&link::Request {
@@ -383,6 +390,19 @@ fn attachment(
         steps.extend(planned.map_err(|error: PlanError| at(error.into()))?);
     }
     steps.extend(files.map(Step::ReadDeviceInfo));
+    let delegated = list.plugins.first().is_some_and(|first| native(first.plugin_type()).is_none());
+    if let Some(numbers) = numbers.filter(|_| delegated) {
+        steps.push(Step::FindDevice);
+        steps.push(Step::Protect(Protect {
+            id: numbers.attachment().map_err(at)?,
+            zone: numbers.network(&network.name),
+            check_mac: true,
+            check_addresses: true,
+            bandwidth: None,
+            fast_path: false,
+            when: network.enforce.unwrap_or(options.enforce),
+        }));
+    }
     steps.extend(remembered.step(&steps, list, capabilities));
     Ok(AttachmentPlan {
         network: network.name.clone(),

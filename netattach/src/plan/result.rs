@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     AttachmentPlan, Configure, Interface, LeasedAddress, Output, Parent, Role, Sandbox, Step, StepRef, Style,
-    addressing, routing,
+    Unseen, Vantage, addressing, routing,
 };
 use crate::cni::{self, CniError, CniResult, Value};
 
@@ -198,6 +198,7 @@ pub fn read_back(
             Step::Gateway { .. }
             | Step::EnsureForwarding
             | Step::RouteToPod
+            | Step::FindDevice
             | Step::Protect(_)
             | Step::Configure(_)
             | Step::Remember(_)
@@ -232,18 +233,46 @@ pub struct Ends {
     pub parent: Option<Parent>,
 }
 
-/// The link that an attachment's steps made, if they did.
+/// The link that an attachment's steps made or found, if they did.
 pub fn ends(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef, Output>) -> Option<Ends> {
     // Step numbers fit: see `Plan::steps`.
     (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
         Some(Output::Link { host, pod, parent }) => {
             Some(Ends { host: host.clone(), pod: pod.clone(), parent: parent.clone() })
         }
+        Some(Output::Device { host, pod: Some(pod), .. }) => {
+            Some(Ends { host: host.clone(), pod: pod.clone(), parent: None })
+        }
         _ => None,
     })
 }
 
-/// The ends of the link that an attachment's steps made: the node's, if it has one, and the pod's.
+/// Where programs see what an attachment's interface sends and receives, once its steps have been carried out.
+pub fn vantage(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef, Output>) -> Vantage {
+    let found = || {
+        // Step numbers fit: see `Plan::steps`.
+        (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
+            Some(Output::Device { vantage, .. }) => Some(vantage.clone()),
+            _ => None,
+        })
+    };
+    attachment.vantage().or_else(found).unwrap_or(Vantage::Nowhere(Unseen::NoInterface))
+}
+
+/// What an attachment's device information says, once it has been read.
+pub fn device_info<'o>(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &'o BTreeMap<StepRef, Output>,
+) -> Option<&'o Value> {
+    // Step numbers fit: see `Plan::steps`.
+    (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
+        Some(Output::DeviceInfo { info }) => Some(info),
+        _ => None,
+    })
+}
+
+/// The ends of the link that an attachment's steps made or found: the node's, if it has one, and the pod's.
 pub fn link(
     number: u16,
     attachment: &AttachmentPlan,
@@ -270,6 +299,9 @@ pub fn leased(
     attachment: &AttachmentPlan,
     outputs: &BTreeMap<StepRef, Output>,
 ) -> Result<Leased, CniError> {
+    if attachment.steps.contains(&Step::FindDevice) {
+        return brought(number, attachment, outputs);
+    }
     for (index, step) in attachment.steps.iter().enumerate() {
         match (step, outputs.get(&StepRef(number, index as u16))) {
             (_, Some(Output::Lease { addresses, routes, .. })) => {
@@ -288,6 +320,28 @@ pub fn leased(
         }
     }
     Ok(Leased::default())
+}
+
+/// The addresses and routes of an interface that other plugins made, by what the last of them printed.
+fn brought(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Result<Leased, CniError> {
+    let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
+        // Step numbers fit: see `Plan::steps`.
+        Step::Delegate(_) => outputs.get(&StepRef(number, index as u16)),
+        _ => None,
+    });
+    let Some(Output::Delegate { result }) = printed else { return Ok(Leased::default()) };
+    let printed = CniResult::parse(result, attachment.version)?;
+    let is_its = |ip: &&cni::IpConfig| match ip.interface.map(|index| printed.interfaces.get(index)) {
+        None => true,
+        Some(of) => of.is_some_and(|of| of.sandbox.is_some() && of.name == attachment.ifname),
+    };
+    let addresses = printed.ips.iter().filter(is_its);
+    let addresses = addresses.map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway }).collect();
+    Ok(Leased { addresses, routes: printed.routes })
 }
 
 fn add_ips(

@@ -67,6 +67,7 @@ pub fn inverse<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan, step: &'a 
         | Step::RouteToPod
         | Step::Configure(_)
         | Step::ReadDeviceInfo(_)
+        | Step::FindDevice
         | Step::MoveDefaultRoutes { .. } => return None,
     })
 }

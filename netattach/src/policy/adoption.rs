@@ -11,6 +11,7 @@ use super::hooks::{self, Found};
 use super::sync::{DENY_ALL, EnforceError, Enforcer, State};
 use crate::bpf::{self, Device};
 use crate::netlink::Handle;
+use crate::plan::When;
 
 impl Enforcer {
     /// Takes over the attachments that were there at start and, when they are `all`, removes what belongs to none of
@@ -60,6 +61,7 @@ impl Enforcer {
     fn adopt_record(&self, state: &mut State, guarded: &Guarded, is_new: bool) -> Result<(), EnforceError> {
         let Guarded { id, endpoint, .. } = guarded;
         state.endpoints.extend(endpoint.clone().map(|endpoint| (*id, endpoint)));
+        state.vantages.insert(*id, guarded.vantage.clone());
         self.put(guarded)?;
         if !is_new {
             let bpf::PolicyIds { ingress, egress } = self.dataplane.policy(*id)?;
@@ -96,6 +98,8 @@ impl Enforcer {
                     self.dataplane.bind_link(*index, guarded.id).map_err(EnforceError::from)
                 }
                 Device::Parent(on) => self.parents.adopt(&self.dataplane, guarded, on, changed),
+                Device::InPod => self.adopt_in_pod(guarded, changed),
+                Device::Nowhere => Ok(()),
             };
             failed.extend(done.err());
         }
@@ -124,14 +128,19 @@ impl Enforcer {
         changed: bool,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
+        if guarded.when == When::Selected && !found.anything() {
+            return self.wait(guarded);
+        }
         // The pod's own end is left as the pod has it.
         self.ensure_paced(device, guarded.host_pace(), host)?;
-        if changed || !found.is_whole(self.mode, &self.dataplane, device)? {
-            hooks::attach(self.mode, &self.dataplane, device, host)?;
+        if changed || !found.is_whole(self.modes.attachments, &self.dataplane, device)? {
+            hooks::attach(self.modes.attachments, &self.dataplane, device, host)?;
         }
         // Last, so that every packet is judged by one of the two.
-        hooks::remove_others(self.mode, &self.dataplane, device, found, host)?;
-        self.fast.admit(guarded.member());
+        hooks::remove_others(self.modes.attachments, &self.dataplane, device, found, host)?;
+        if !guarded.is_delegated() {
+            self.fast.admit(guarded.member());
+        }
         Ok(())
     }
 
@@ -147,6 +156,7 @@ impl Enforcer {
             tracing::info!(id, "removing an attachment from the maps that is in no record");
             self.dataplane.remove_attachment(id)?;
         }
+        self.sweep_pods(known)?;
         hooks::sweep(&self.dataplane, &self.dataplane.links_dump().into_keys().collect())
     }
 }

@@ -254,6 +254,7 @@ fn any_pod() -> impl Strategy<Value = AnyPod> {
                 phase,
                 host_network,
                 ports,
+                powers: Default::default(),
             },
             local,
             attachments,

@@ -88,6 +88,7 @@ impl World {
             phase: Phase::Running,
             host_network: false,
             ports: ports.iter().map(port).collect(),
+            powers: Default::default(),
         };
         Arc::make_mut(self.objects.pods.entry(pod_name).insert_entry(Arc::new(pod)).into_mut())
     }

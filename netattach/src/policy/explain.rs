@@ -14,6 +14,7 @@ use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name
 use super::diff::{PolicyId, Programmed};
 use super::evaluate::{judge, peer_entry};
 use super::index::{Endpoint, Place, published_addresses};
+use super::level::{Enforcement, Level};
 use super::model::Direction;
 use super::passage::Passage;
 use super::tables::NOTHING;
@@ -64,6 +65,20 @@ pub struct Path {
     pub egress: Leg,
     /// Ingress of `to`.
     pub ingress: Leg,
+    /// By whom what is said of them does not hold whatever a pod does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<Limit>,
+}
+
+/// How far policies hold for one end, where that is not whatever its pod does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// Which.
+    pub of: Named,
+    /// How far.
+    pub enforcement: Level,
+    /// Why not further.
+    pub why: String,
 }
 
 /// An address and whose it is. Shown as `shop/db (10.0.0.2)`.
@@ -95,6 +110,13 @@ pub enum Leg {
         rule: RuleId,
         /// What rule that is: object, direction and position.
         by: String,
+    },
+    /// Policies isolate this direction, and nothing enforces them.
+    Unenforced {
+        /// The objects that isolate the direction.
+        selected_by: Vec<String>,
+        /// Why.
+        why: String,
     },
     /// The direction is isolated, but the agent's settings let ICMP of this family pass.
     AcceptedIcmp,
@@ -138,6 +160,8 @@ pub struct View<'a> {
     pub objects: &'a Objects,
     /// The attachments of this node that are enforced.
     pub endpoints: &'a [Endpoint],
+    /// How far policies hold for attachments where that is not whatever the pod does.
+    pub limited: &'a BTreeMap<u32, Enforcement>,
     /// What is in the maps.
     pub programmed: &'a Programmed,
     /// What was compiled last.
@@ -192,14 +216,28 @@ impl View<'_> {
         if !same_family || !judged || !(anywhere || shared.is_some()) {
             return None;
         }
+        let egress = self.leg(from.endpoint, Direction::Egress, to.named.address, traffic);
+        let ingress = self.leg(to.endpoint, Direction::Ingress, from.named.address, traffic);
+        let limits =
+            [(from, &egress), (to, &ingress)].into_iter().filter_map(|(of, leg)| self.limit(of, leg));
         Some(Path {
             network: shared.map(ToString::to_string),
             from: from.named.clone(),
             to: to.named.clone(),
             traffic,
-            egress: self.leg(from.endpoint, Direction::Egress, to.named.address, traffic),
-            ingress: self.leg(to.endpoint, Direction::Ingress, from.named.address, traffic),
+            limits: limits.collect(),
+            egress,
+            ingress,
         })
+    }
+
+    /// What is to be said besides of an end that a policy has isolated.
+    fn limit(&self, of: &Candidate<'_>, leg: &Leg) -> Option<Limit> {
+        if matches!(leg, Leg::NotHere | Leg::NotIsolated | Leg::Unenforced { .. }) {
+            return None;
+        }
+        let Enforcement { level, why } = self.limited.get(&of.endpoint?.id)?;
+        Some(Limit { of: of.named.clone(), enforcement: *level, why: why.clone() })
     }
 
     fn leg(&self, at: Option<&Endpoint>, direction: Direction, peer: IpAddr, traffic: Asked) -> Leg {
@@ -212,12 +250,15 @@ impl View<'_> {
         if policy == 0 {
             return Leg::NotIsolated;
         }
+        let desired = self.desired.endpoints.get(&endpoint.id);
+        let selected_by = desired.iter().flat_map(|it| &it.policies).map(ToString::to_string).collect();
+        if let Some(Enforcement { level: Level::None, why }) = self.limited.get(&endpoint.id) {
+            return Leg::Unenforced { selected_by, why: why.clone() };
+        }
         let Passage { accept_icmp, accept_icmpv6, .. } = self.passage;
         if (traffic.protocol == ICMP && accept_icmp) || (traffic.protocol == ICMPV6 && accept_icmpv6) {
             return Leg::AcceptedIcmp;
         }
-        let desired = self.desired.endpoints.get(&endpoint.id);
-        let selected_by = desired.iter().flat_map(|it| &it.policies).map(ToString::to_string).collect();
         match self.programmed.policies.get(&policy) {
             Some(compiled) => decided(policy, compiled, selected_by, peer, traffic),
             None if policy == super::sync::DENY_ALL => Leg::OverCapacity { selected_by },
@@ -271,7 +312,14 @@ impl Path {
     /// Whether the flow passes, as far as this node can tell.
     pub fn passes(&self) -> bool {
         [&self.egress, &self.ingress].iter().all(|leg| {
-            matches!(leg, Leg::NotHere | Leg::NotIsolated | Leg::AcceptedIcmp | Leg::Allowed { .. })
+            matches!(
+                leg,
+                Leg::NotHere
+                    | Leg::NotIsolated
+                    | Leg::Unenforced { .. }
+                    | Leg::AcceptedIcmp
+                    | Leg::Allowed { .. }
+            )
         })
     }
 }

@@ -49,6 +49,7 @@ fn legs(passage: Passage, from: End, to: End, traffic: Asked) -> Vec<(Option<Str
             endpoint(4, "full", "lan", "10.0.0.4"),
             endpoint(5, "old", "lan", "10.0.0.5"),
         ],
+        limited: &BTreeMap::new(),
         programmed: &Programmed {
             policies: BTreeMap::from([(7, Arc::new(compiled))]),
             endpoints: BTreeMap::from([(2, ingress(7)), (4, ingress(DENY_ALL)), (5, ingress(3))]),

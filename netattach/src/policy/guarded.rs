@@ -1,18 +1,19 @@
 //! What is known of an attachment when it comes under its policies.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use super::index::{Endpoint, Place};
-use super::parents::Macvlan;
 use super::passage::Limited;
 use super::sync::EnforceError;
 use crate::bpf::{Attachment, Checks, Device, Limits, OnParent, Rate};
 use crate::fast::{Member, Reason};
 use crate::link::spec::{self, MacvlanMode, Pace};
 use crate::mac::Mac;
+use crate::netns::NetnsId;
 use crate::npwg::NetworkRef;
 use crate::plan::result::{Ends, Leased};
-use crate::plan::{AttachmentPlan, PodRef, Protect, Role, Sandbox, Step};
+use crate::plan::{AttachmentPlan, PodRef, Protect, Role, Sandbox, Step, Vantage, When};
 use crate::source::ObjectName;
 
 /// Most records of new flows of one attachment, per second.
@@ -29,8 +30,14 @@ pub struct Guarded {
     pub(super) id: u32,
     pub(super) attachment: Attachment,
     pub(super) device: Device,
-    /// The pod's side of a macvlan.
-    pub(super) macvlan: Option<Macvlan>,
+    /// Where its frames are seen, for people.
+    pub(super) vantage: Vantage,
+    /// Whether another plugin made its interface.
+    delegated: bool,
+    /// When its programs run.
+    pub(super) when: When,
+    /// The pod's side of what has no end of its own on the node.
+    pub(super) in_pod: Option<PodDevice>,
     /// Index of the interface in the pod's namespace.
     pub(super) pod_index: u32,
     pub(super) limited: Option<Limited>,
@@ -42,6 +49,17 @@ pub struct Guarded {
     pub(super) kept_off: Option<Reason>,
 }
 
+/// A device in its pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PodDevice {
+    /// Path of the pod's namespace.
+    pub(super) netns: PathBuf,
+    /// Which namespace that was.
+    pub(super) netns_id: NetnsId,
+    /// Index of the device there.
+    pub(super) index: u32,
+}
+
 impl Guarded {
     /// Puts together what the steps of an attachment brought.
     pub fn new(
@@ -49,16 +67,25 @@ impl Guarded {
         sandbox: &Sandbox,
         attachment: &AttachmentPlan,
         leased: &Leased,
-        ends: &Ends,
+        vantage: Vantage,
+        ends: Option<&Ends>,
     ) -> Result<Self, EnforceError> {
-        let pod = &ends.pod;
-        let mac: Mac = pod.mac.ok_or_else(|| EnforceError::NoMac(pod.name.clone()))?;
-        let device = device(attachment, ends).ok_or_else(|| EnforceError::NoDevice(pod.name.clone()))?;
-        let macvlan = matches!(device, Device::Parent(_)).then(|| Macvlan {
+        let device = device(attachment, &vantage, ends)
+            .ok_or_else(|| EnforceError::NoDevice(attachment.ifname.clone()))?;
+        let pod = ends.map(|ends| &ends.pod);
+        let pod_index = pod.map_or(0, |pod| pod.index);
+        let mac: Mac = match (pod.and_then(|pod| pod.mac), &device) {
+            (Some(mac), _) => mac,
+            (None, Device::Nowhere) => Mac([0; 6]),
+            (None, _) => return Err(EnforceError::NoMac(attachment.ifname.clone())),
+        };
+        let in_pod = matches!(device, Device::Parent(_) | Device::InPod).then(|| PodDevice {
             netns: sandbox.netns.clone().into(),
             netns_id: sandbox.netns_id,
-            index: pod.index,
+            index: pod_index,
         });
+        // What other plugins gave no address may be given one by the pod itself.
+        let addressed = !leased.addresses.is_empty() || attachment.vantage().is_some();
         Ok(Self {
             id: protect.id,
             attachment: Attachment {
@@ -67,7 +94,7 @@ impl Guarded {
                 zone: protect.zone,
                 flags: Checks {
                     source_mac: protect.check_mac,
-                    source_address: protect.check_addresses,
+                    source_address: protect.check_addresses && addressed,
                     ..Checks::default()
                 },
                 vlans: BTreeSet::new(),
@@ -79,16 +106,24 @@ impl Guarded {
             },
             limited: protect.bandwidth.map(|bandwidth| Limited {
                 bandwidth,
-                mtu: pod.mtu.max(ends.host.as_ref().map_or(0, |host| host.mtu)),
-                paced_to_pod: macvlan.is_none(),
+                mtu: ends.map_or(0, |ends| ends.pod.mtu.max(ends.host.as_ref().map_or(0, |host| host.mtu))),
+                paced_to_pod: in_pod.is_none(),
             }),
             device,
-            macvlan,
-            pod_index: pod.index,
+            vantage,
+            delegated: attachment.steps.contains(&Step::FindDevice),
+            when: protect.when,
+            in_pod,
+            pod_index,
             routed: matches!(veth(attachment), Some(veth) if veth.port.is_none()),
             kept_off: kept_off(protect, attachment),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
         })
+    }
+
+    /// Whether another plugin made its interface.
+    pub(super) fn is_delegated(&self) -> bool {
+        self.delegated
     }
 
     /// What the fast path has to know of it.
@@ -98,7 +133,7 @@ impl Guarded {
         Member { id, mac, addresses, device, routed: self.routed, kept_off: self.kept_off.clone() }
     }
 
-    /// Index of the device on the node.
+    /// Index of the device on the node; 0 where it has none.
     pub fn host_index(&self) -> u32 {
         self.device.index()
     }
@@ -137,28 +172,34 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     }))
 }
 
-/// Where the attachment's frames are seen on the node.
-fn device(attachment: &AttachmentPlan, ends: &Ends) -> Option<Device> {
+/// Where the attachment's frames are seen.
+fn device(attachment: &AttachmentPlan, vantage: &Vantage, ends: Option<&Ends>) -> Option<Device> {
     let mode = attachment.steps.iter().find_map(|step| match step {
         Step::CreateMacvlan(macvlan) => Some(macvlan.mode),
         _ => None,
     });
-    match (&ends.host, &ends.parent) {
-        (Some(host), _) => Some(Device::Own(host.index)),
-        (None, Some(parent)) => Some(Device::Parent(OnParent {
-            parent: parent.device.index,
-            siblings: mode == Some(MacvlanMode::Bridge),
-            netns_cookie: parent.netns_cookie,
-        })),
-        (None, None) => None,
+    match vantage {
+        Vantage::Node => Some(Device::Own(ends?.host.as_ref()?.index)),
+        Vantage::Parent => ends?.parent.as_ref().map(|parent| {
+            Device::Parent(OnParent {
+                parent: parent.device.index,
+                siblings: mode == Some(MacvlanMode::Bridge),
+                netns_cookie: parent.netns_cookie,
+            })
+        }),
+        Vantage::Pod => ends.map(|_| Device::InPod),
+        Vantage::Nowhere(_) => Some(Device::Nowhere),
     }
 }
 
 /// An attachment as policies can mean it: by its definition, as its pod's default network, or not at all.
 fn endpoint(id: u32, pod: &PodRef, attachment: &AttachmentPlan, leased: &Leased) -> Option<Endpoint> {
     let at = places(attachment);
-    let by_dhcp =
-        |step: &Step| matches!(step, Step::Delegate(ipam) if ipam.role == Role::Ipam && ipam.plugin == DHCP);
+    let by_dhcp = |step: &Step| match step {
+        Step::Delegate(ipam) if ipam.role == Role::Ipam => ipam.plugin == DHCP,
+        Step::Delegate(plugin) => plugin.config.get("ipam").is_some_and(|ipam| ipam["type"] == DHCP),
+        _ => false,
+    };
     (!at.is_empty()).then(|| Endpoint {
         id,
         pod: ObjectName::new(&pod.namespace, &pod.name),

@@ -57,6 +57,8 @@ pub struct AttachModes {
     pub attachments: AttachMode,
     /// To uplinks of the node.
     pub uplinks: AttachMode,
+    /// To devices in pods.
+    pub pods: AttachMode,
 }
 
 /// The kernel cannot attach programs as it was asked to.
@@ -89,14 +91,14 @@ pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, N
 
 /// The same for all devices. Uplinks have tcx where there is a choice: a device drops what it is about to send in the moment
 /// in which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then; an uplink is in use,
-/// and nobody waits for it.
+/// and nobody waits for it. So have devices in pods, where the pod takes clsact off as it likes, and a link it cannot.
 ///
 /// # Errors
 /// As [`choose`].
 pub fn choose_all(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachModes, NoHook> {
     let attachments = choose(wanted, clsact, tcx)?;
-    let uplinks = if wanted == AttachBy::Auto && tcx { AttachMode::Tcx } else { attachments };
-    Ok(AttachModes { attachments, uplinks })
+    let others = if wanted == AttachBy::Auto && tcx { AttachMode::Tcx } else { attachments };
+    Ok(AttachModes { attachments, uplinks: others, pods: others })
 }
 
 /// Runs the programs on a device. Those of the other mode are taken off afterwards, so that every packet is judged.
@@ -137,6 +139,11 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// Whether any program of ours may run.
+    pub(super) fn anything(&self) -> bool {
+        self.links || self.filters != DevicePrograms::default()
+    }
+
     /// Whether both programs run as they are to in this mode. Those of an earlier object count.
     pub(super) fn is_whole(
         &self,
@@ -217,8 +224,8 @@ mod tests {
     }
 
     #[test]
-    fn uplinks_have_tcx_where_there_is_a_choice() {
-        let modes = |attachments, uplinks| Ok(AttachModes { attachments, uplinks });
+    fn uplinks_and_pods_have_tcx_where_there_is_a_choice() {
+        let modes = |attachments, others| Ok(AttachModes { attachments, uplinks: others, pods: others });
         assert_eq!(choose_all(AttachBy::Auto, true, true), modes(AttachMode::Clsact, AttachMode::Tcx));
         assert_eq!(choose_all(AttachBy::Auto, true, false), modes(AttachMode::Clsact, AttachMode::Clsact));
         assert_eq!(choose_all(AttachBy::Clsact, true, true), modes(AttachMode::Clsact, AttachMode::Clsact));

@@ -3,16 +3,15 @@
 //! Order makes every moment safe, and every crash repairable: a parent is entered in the map before the first program is
 //! attached to it, and taken out after the last is gone. What is entered and carries nothing is swept at start.
 
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netattach_common::parent::place;
 
-use super::guarded::Guarded;
+use super::guarded::{Guarded, PodDevice};
 use super::sync::EnforceError;
 use crate::bpf::{Dataplane, Device, Hook as Way, OnParent, Parent, Program};
 use crate::netlink::{Filter, Handle, Hook};
-use crate::netns::{Netns, NetnsId};
+use crate::netns::Netns;
 
 /// Numbers of our filters. Others count from 1, and a filter of theirs is not to be replaced.
 const FROM: u32 = 0x6e61_0001;
@@ -24,17 +23,6 @@ const ON_PARENT: [(Hook, u32, Way, u16); 3] = [
     (Hook::Ingress, TO, Way::ToPod, place::INGRESS),
     (Hook::Egress, FROM, Way::FromPod, place::EGRESS),
 ];
-
-/// A macvlan in its pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Macvlan {
-    /// Path of the pod's namespace.
-    pub(super) netns: PathBuf,
-    /// Which namespace that was.
-    pub(super) netns_id: NetnsId,
-    /// Index of the macvlan there.
-    pub(super) index: u32,
-}
 
 /// Keeps the parents' programs.
 #[derive(Debug, Default)]
@@ -57,7 +45,7 @@ impl Parents {
         dataplane: &Dataplane,
         id: u32,
         on: &OnParent,
-        macvlan: &Macvlan,
+        macvlan: &PodDevice,
         host: &mut Handle,
         pod: &mut Handle,
     ) -> Result<(), EnforceError> {
@@ -93,18 +81,14 @@ impl Parents {
         changed: bool,
     ) -> Result<(), EnforceError> {
         dataplane.bind_macvlan(guarded.id, on)?;
-        let Some(macvlan) = guarded.macvlan.as_ref().filter(|_| changed) else { return Ok(()) };
-        match Netns::open(&macvlan.netns) {
-            Ok(netns) if netns.id() == macvlan.netns_id => {
-                let mut pod = Handle::open_in(&netns)?;
-                match ensure_copies_judged(dataplane, guarded.id, macvlan, &mut pod) {
-                    // The pod has deleted it.
-                    Err(EnforceError::Netlink(error)) if error.not_found() => Ok(()),
-                    other => other,
-                }
-            }
-            // The pod is gone: its DEL is still to come.
-            _ => Ok(()),
+        let Some(macvlan) = guarded.in_pod.as_ref().filter(|_| changed) else { return Ok(()) };
+        // Without its namespace the pod is gone: its DEL is still to come.
+        let Some(netns) = macvlan.namespace() else { return Ok(()) };
+        let mut pod = Handle::open_in(&netns)?;
+        match ensure_copies_judged(dataplane, guarded.id, macvlan, &mut pod) {
+            // The pod has deleted it.
+            Err(EnforceError::Netlink(error)) if error.not_found() => Ok(()),
+            other => other,
         }
     }
 
@@ -195,7 +179,7 @@ fn uncover(dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), 
 fn ensure_copies_judged(
     dataplane: &Dataplane,
     id: u32,
-    macvlan: &Macvlan,
+    macvlan: &PodDevice,
     pod: &mut Handle,
 ) -> Result<(), EnforceError> {
     // Numbers of attachments are below `place::INGRESS`: the settings bound them.
@@ -211,19 +195,25 @@ fn filter(dataplane: &Dataplane, hook: Hook, handle: u32, way: Way, class: u16) 
     Filter { hook, handle, class, name, program: dataplane.parent_program(way) }
 }
 
+impl PodDevice {
+    /// The pod's namespace, if it is still that one.
+    pub(super) fn namespace(&self) -> Option<Netns> {
+        Netns::open(&self.netns).ok().filter(|netns| netns.id() == self.netns_id)
+    }
+}
+
 impl Guarded {
     /// Whether the device that the attachment's frames are of is gone: it is the pod's own one that goes.
     ///
     /// # Errors
     /// The kernel does not tell.
     pub fn is_gone(&self, host: &mut Handle) -> Result<bool, EnforceError> {
-        let found = match &self.macvlan {
-            None => host.link_by_index(self.host_index()),
-            Some(macvlan) => match Netns::open(&macvlan.netns) {
-                Ok(netns) if netns.id() == macvlan.netns_id => {
-                    Handle::open_in(&netns)?.link_by_index(macvlan.index)
-                }
-                _ => return Ok(true),
+        let found = match (&self.device, &self.in_pod) {
+            (Device::Nowhere, _) => return Ok(false),
+            (_, None) => host.link_by_index(self.host_index()),
+            (_, Some(device)) => match device.namespace() {
+                Some(netns) => Handle::open_in(&netns)?.link_by_index(device.index),
+                None => return Ok(true),
             },
         };
         match found {
@@ -236,7 +226,7 @@ impl Guarded {
     pub(super) fn on_parent(&self) -> Option<&OnParent> {
         match &self.device {
             Device::Parent(on) => Some(on),
-            Device::Own(_) => None,
+            Device::Own(_) | Device::InPod | Device::Nowhere => None,
         }
     }
 }

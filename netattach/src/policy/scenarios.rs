@@ -135,6 +135,7 @@ fn pod(name: ObjectName) -> Pod {
         phase: Phase::Running,
         host_network: false,
         ports: ports.map(port).into(),
+        powers: Default::default(),
         name,
     }
 }

@@ -9,24 +9,26 @@ use std::time::Instant;
 use super::compile::{Condition, Desired, Options};
 use super::compiled::RuleFlows;
 use super::compiler::Compiler;
+use super::delegated::Turn;
 use super::diff::{Assignment, PolicyId, Programmed};
 use super::dump::{Dump, dump};
 use super::explain::{Path, Question, View, explain};
 use super::guarded::Guarded;
 use super::hooks::{self, AttachMode, AttachModes};
 use super::index::Endpoint;
+use super::level::Level;
 use super::model::PolicyName;
 use super::parents::Parents;
 use super::passage::Passage;
 use super::programming::Change;
-use super::unenforced::{self, Unenforceable};
+use super::unenforced::{self, Demand, Unenforceable};
 use crate::attach::Enforce;
 use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, Records};
 use crate::fast::{FastPaths, KeepError};
 use crate::link::spec::Pace;
 use crate::netlink::{self, Handle};
 use crate::netns::{Netns, NetnsError};
-use crate::plan::{AttachmentPlan, Plan, PodRef};
+use crate::plan::{AttachmentPlan, PodRef, Vantage, When};
 use crate::report::Chain;
 use crate::source::Source;
 
@@ -61,6 +63,21 @@ pub enum EnforceError {
     /// A filter has no room for the attachment's number.
     #[error("attachment number {0} is more than a filter can hold")]
     NoClass(u32),
+    /// The namespace that the interface is in is another one by now, or none.
+    #[error("the pod's network namespace is gone")]
+    PodGone,
+}
+
+impl EnforceError {
+    /// Whether that is because the interface has gone meanwhile.
+    pub(super) fn is_of_a_device_that_is_gone(&self) -> bool {
+        match self {
+            Self::PodGone => true,
+            Self::Netlink(error) => error.not_found(),
+            Self::Bpf(error) => error.is_of_a_device_that_is_gone(),
+            _ => false,
+        }
+    }
 }
 
 /// One row of a report.
@@ -85,7 +102,11 @@ pub struct Enforcer {
     pub(super) passage: Passage,
     pub(super) fast: Arc<FastPaths>,
     pub(super) parents: Parents,
-    pub(super) mode: AttachMode,
+    pub(super) modes: AttachModes,
+    /// Whether programs can tell from which namespace's socket a frame came.
+    pub(super) knows_senders: bool,
+    pub(super) turn: Turn,
+    demand: Demand,
     put_back: AtomicU64,
     state: Mutex<State>,
     /// See [`keep_hooks_on`].
@@ -96,6 +117,10 @@ pub struct Enforcer {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) endpoints: BTreeMap<u32, Endpoint>,
+    /// Where the frames of attachments are seen.
+    pub(super) vantages: BTreeMap<u32, Vantage>,
+    /// Attachments whose programs run once a policy selects them.
+    pub(super) waiting: BTreeMap<u32, Guarded>,
     pub(super) compiler: Compiler,
     pub(super) programmed: Programmed,
     pub(super) desired: Desired,
@@ -118,6 +143,7 @@ impl Enforcer {
         options: Options,
         passage: Passage,
         modes: AttachModes,
+        demand: Demand,
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.allocate_policy_id()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
@@ -140,7 +166,10 @@ impl Enforcer {
             options,
             passage,
             parents: Parents::new(passage.strangers),
-            mode: modes.attachments,
+            modes,
+            knows_senders: bpf::probe::has_netns_cookie(),
+            turn: Turn::default(),
+            demand,
             put_back: AtomicU64::default(),
             state: Mutex::new(state),
         })
@@ -159,6 +188,10 @@ impl Enforcer {
         {
             let mut state = self.lock();
             state.programmed.endpoints.remove(&guarded.id);
+            state.vantages.insert(guarded.id, guarded.vantage.clone());
+            if guarded.when == When::Selected {
+                state.waiting.insert(guarded.id, guarded.clone());
+            }
             if let Some(endpoint) = &guarded.endpoint {
                 state.endpoints.insert(guarded.id, endpoint.clone());
                 self.bring_up_to_date(&mut state)?;
@@ -168,18 +201,20 @@ impl Enforcer {
                 }
             }
         }
-        match (&guarded.device, &guarded.macvlan) {
-            (Device::Own(index), _) => {
-                self.dataplane.bind_link(*index, guarded.id)?;
-                hooks::attach(self.mode, &self.dataplane, *index, host)?;
-                self.fast.admit(guarded.member());
-                Ok(())
-            }
-            (Device::Parent(on), Some(macvlan)) => {
-                self.parents.attach(&self.dataplane, guarded.id, on, macvlan, host, pod)
-            }
-            (Device::Parent(on), None) => Err(EnforceError::NoDevice(format!("with parent {}", on.parent))),
+        if let (Device::Parent(on), Some(macvlan)) = (&guarded.device, &guarded.in_pod) {
+            return self.parents.attach(&self.dataplane, guarded.id, on, macvlan, host, pod);
         }
+        if let Device::Own(index) = &guarded.device {
+            self.dataplane.bind_link(*index, guarded.id)?;
+        }
+        if guarded.when == When::Selected {
+            return self.begin_if_due(guarded.id).map(drop);
+        }
+        self.run(guarded, host)?;
+        if !guarded.is_delegated() {
+            self.fast.admit(guarded.member());
+        }
+        Ok(())
     }
 
     /// The attachments of the fast path.
@@ -188,6 +223,10 @@ impl Enforcer {
     }
 
     pub(super) fn put(&self, guarded: &Guarded) -> Result<(), EnforceError> {
+        if guarded.device == Device::Nowhere {
+            // Policies of others name its addresses; no packet is ever asked about.
+            return Ok(());
+        }
         Ok(self.dataplane.put_attachment(guarded.id, &self.applied(guarded))?)
     }
 
@@ -218,12 +257,14 @@ impl Enforcer {
         self.fast.forget(id)?;
         self.flows.purge(self.dataplane.hosts(id)?)?;
         // A link whose device is still there would judge packets of nobody, and drop them.
+        self.end(id)?;
         for device in self.dataplane.devices_of(id) {
             self.dataplane.remove_links(device)?;
         }
         self.parents.detach(&self.dataplane, id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
+        state.vantages.remove(&id);
         if state.endpoints.remove(&id).is_some() {
             self.bring_up_to_date(&mut state)?;
         }
@@ -242,6 +283,7 @@ impl Enforcer {
                 state.last_change = Some(Change { read: self.source.reading(), ..change });
             }
         }
+        self.begin_due()?;
         self.sweep()
     }
 
@@ -263,6 +305,9 @@ impl Enforcer {
     /// A map or the device's filters could not be read.
     pub fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
         let Guarded { id, device, .. } = guarded;
+        if *device == Device::Nowhere {
+            return Ok(None);
+        }
         if let Some(difference) = self.dataplane.difference(*id, device, &self.applied(guarded))? {
             return Ok(Some(difference));
         }
@@ -279,8 +324,8 @@ impl Enforcer {
             return Parents::missing(host, on.parent);
         }
         let index = device.index();
-        if let Some(name) = hooks::missing(self.mode, &self.dataplane, index, host)? {
-            return Ok(Some(format!("program {name} is not attached to device {index}")));
+        if let Some(missing) = self.missing(guarded, host)? {
+            return Ok(Some(missing));
         }
         if let Some(pace) = guarded.host_pace().filter(|_| self.passage.paced)
             && host.find_pace(index)? != Some((pace.rate, pace.queue))
@@ -300,8 +345,10 @@ impl Enforcer {
             if !self.parents.restore(&self.dataplane, guarded.id, host)? {
                 return Ok(false);
             }
-        } else if hooks::missing(self.mode, &self.dataplane, device, host)?.is_some() {
-            hooks::attach(self.mode, &self.dataplane, device, host)?;
+        } else if self.is_waiting(guarded.id) {
+            return self.begin_if_due(guarded.id);
+        } else if self.missing(guarded, host)?.is_some() {
+            self.run(guarded, host)?;
         } else {
             return Ok(false);
         }
@@ -384,7 +431,7 @@ impl Enforcer {
 
     /// How programs are attached.
     pub fn attach_mode(&self) -> AttachMode {
-        self.mode
+        self.modes.attachments
     }
 
     /// What is in force.
@@ -410,9 +457,16 @@ impl Enforcer {
         self.lock().last_change
     }
 
-    /// The policies that select an attachment which nothing judges.
-    pub fn without_effect(&self, pod: Option<&PodRef>, attachment: &AttachmentPlan) -> Vec<PolicyName> {
+    /// The policies that select an attachment.
+    pub fn selecting(&self, pod: Option<&PodRef>, attachment: &AttachmentPlan) -> Vec<PolicyName> {
         unenforced::selected(&self.source.snapshot(), self.options.network_policy, pod, attachment)
+    }
+
+    /// The lowest level that is accepted where a policy selects an attachment.
+    pub fn least(&self, attachment: &AttachmentPlan) -> Level {
+        let demand = unenforced::demand(&self.source.snapshot(), attachment, self.demand);
+        // A word that there is not has failed the ADD, or was written since.
+        demand.map_or(Level::None, |(demand, _)| demand.least())
     }
 
     /// What authors of policies should know.
@@ -425,8 +479,11 @@ impl Enforcer {
     pub fn explain(&self, question: &Question) -> Vec<Path> {
         let state = self.lock();
         let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
+        let objects = self.source.snapshot();
+        let limited = self.limited(&objects, &state).into_iter().collect();
         let view = View {
-            objects: &self.source.snapshot(),
+            objects: &objects,
+            limited: &limited,
             endpoints: &endpoints,
             programmed: &state.programmed,
             desired: &state.desired,
@@ -492,12 +549,20 @@ impl Enforce for Enforcer {
         Self::verify_shared(self)
     }
 
-    fn permit(&self, plan: &Plan) -> Result<(), Unenforceable> {
-        let objects = self.source.snapshot();
-        let permit = |attachment| {
-            unenforced::permit(&objects, self.options.network_policy, plan.sandbox.pod.as_ref(), attachment)
-        };
-        plan.attachments.iter().try_for_each(permit)
+    fn permit(
+        &self,
+        pod: Option<&PodRef>,
+        attachment: &AttachmentPlan,
+        vantage: Option<&Vantage>,
+    ) -> Result<(), Unenforceable> {
+        let asked = unenforced::demand(&self.source.snapshot(), attachment, self.demand)?;
+        match vantage {
+            Some(vantage) => {
+                let enforcement = self.enforcement(pod, vantage);
+                unenforced::permit(attachment, enforcement, asked, self.selecting(pod, attachment))
+            }
+            None => Ok(()),
+        }
     }
 }
 

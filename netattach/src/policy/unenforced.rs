@@ -1,22 +1,62 @@
-//! Attachments that nothing judges, and the policies that mean them all the same.
+//! Attachments where policies do not hold, or not whatever happens, and the policies that mean them all the same.
+
+use serde::{Deserialize, Serialize};
 
 use super::guarded::places;
 use super::index::selecting;
+use super::level::{Enforcement, Level};
 use super::model::PolicyName;
-use crate::plan::{AttachmentPlan, PodRef, Step};
+use crate::plan::{AttachmentPlan, PodRef};
 use crate::source::objects::{ObjectName, Objects};
 
-/// Annotation of a NetworkAttachmentDefinition: `refuse` fails an ADD whose pod a policy selects on a network where
-/// nothing can be enforced; `warn`, which is the default, attaches it and reports the policy.
+/// Annotation of a NetworkAttachmentDefinition: a [`Demand`] for its attachments, in place of the agent's.
 pub const UNENFORCEABLE_ANNOTATION: &str = "netattach.dev/unenforceable";
 
-/// Why a pod must not be attached to a network where nothing is enforced.
+/// What becomes of an ADD whose pod a policy selects where policies do not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Demand {
+    /// The pod is attached and the policy reported.
+    #[default]
+    Warn,
+    /// It fails where nothing is enforced.
+    Refuse,
+    /// It fails where a policy does not hold whatever the pod does.
+    RefuseUnlessFull,
+}
+
+impl Demand {
+    /// By its word.
+    fn named(word: &str) -> Option<Self> {
+        [Self::Warn, Self::Refuse, Self::RefuseUnlessFull].into_iter().find(|demand| demand.word() == word)
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Warn => "warn",
+            Self::Refuse => "refuse",
+            Self::RefuseUnlessFull => "refuse-unless-full",
+        }
+    }
+
+    /// The lowest level that it accepts.
+    pub const fn least(self) -> Level {
+        match self {
+            Self::Warn => Level::None,
+            Self::Refuse => Level::Advisory,
+            Self::RefuseUnlessFull => Level::Full,
+        }
+    }
+}
+
+/// Why a pod must not be attached to a network where policies do not hold as they have to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unenforceable {
-    /// The definition has it so.
+    /// The definition or the agent's settings have it so.
     #[error(
-        "attach {ifname} ({network}): nothing can be enforced there, annotation {UNENFORCEABLE_ANNOTATION} of the \
-         network is refuse, and the pod is selected by {}",
+        "attach {ifname} ({network}): enforcement there is {enforcement}, unenforceable is {} by {by}, and the pod is selected \
+         by {}",
+        demand.word(),
         names(policies)
     )]
     Refused {
@@ -24,12 +64,19 @@ pub enum Unenforceable {
         ifname: String,
         /// The network.
         network: String,
+        /// How far policies hold.
+        enforcement: Enforcement,
+        /// What is asked.
+        demand: Demand,
+        /// Who asks.
+        by: Asker,
         /// The policies that select the pod there.
         policies: Vec<PolicyName>,
     },
     /// The definition has something else.
     #[error(
-        "attach {ifname} ({network}): annotation {UNENFORCEABLE_ANNOTATION} of the network is {word:?}, not refuse or warn"
+        "attach {ifname} ({network}): annotation {UNENFORCEABLE_ANNOTATION} of the network is {word:?}, not warn, refuse \
+         or refuse-unless-full"
     )]
     Word {
         /// Interface in the pod.
@@ -41,45 +88,75 @@ pub enum Unenforceable {
     },
 }
 
-/// The policies that select an attachment which nothing judges; none where it is judged.
+/// Whose word a [`Demand`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// The network's definition.
+    Definition,
+    /// The agent's settings.
+    Settings,
+}
+
+impl std::fmt::Display for Asker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Definition => write!(f, "annotation {UNENFORCEABLE_ANNOTATION} of the network"),
+            Self::Settings => f.write_str("the agent's settings"),
+        }
+    }
+}
+
+/// The policies that select an attachment.
 pub fn selected(
     objects: &Objects,
     network_policy: bool,
     pod: Option<&PodRef>,
     attachment: &AttachmentPlan,
 ) -> Vec<PolicyName> {
-    let judged = attachment.steps.iter().any(|step| matches!(step, Step::Protect(_)));
     let pod = pod.and_then(|pod| objects.pods.get(&ObjectName::new(&pod.namespace, &pod.name)));
-    match pod {
-        Some(pod) if !judged => {
-            let at = places(attachment);
-            let policies = selecting(objects, network_policy, pod, &at);
-            policies.map(|policy| policy.name.clone()).collect()
-        }
-        _ => Vec::new(),
+    let Some(pod) = pod else { return Vec::new() };
+    let at = places(attachment);
+    selecting(objects, network_policy, pod, &at).map(|policy| policy.name.clone()).collect()
+}
+
+/// What is asked of the attachments of a network, and by whom.
+///
+/// # Errors
+/// The definition asks for something that there is not.
+pub fn demand(
+    objects: &Objects,
+    attachment: &AttachmentPlan,
+    settings: Demand,
+) -> Result<(Demand, Asker), Unenforceable> {
+    let definition = objects.definitions.values().find(|it| it.reference().to_string() == attachment.network);
+    match definition.and_then(|definition| definition.annotations.get(UNENFORCEABLE_ANNOTATION)) {
+        None => Ok((settings, Asker::Settings)),
+        Some(word) => match Demand::named(word) {
+            Some(demand) => Ok((demand, Asker::Definition)),
+            None => Err(Unenforceable::Word {
+                ifname: attachment.ifname.clone(),
+                network: attachment.network.clone(),
+                word: word.clone(),
+            }),
+        },
     }
 }
 
-/// Whether an attachment may be made although nothing judges it.
+/// Whether an attachment may be made where policies hold so far.
 ///
 /// # Errors
-/// [`Unenforceable`].
+/// [`Unenforceable::Refused`].
 pub fn permit(
-    objects: &Objects,
-    network_policy: bool,
-    pod: Option<&PodRef>,
     attachment: &AttachmentPlan,
+    enforcement: Enforcement,
+    (demand, by): (Demand, Asker),
+    policies: Vec<PolicyName>,
 ) -> Result<(), Unenforceable> {
-    let policies = selected(objects, network_policy, pod, attachment);
-    let definition = objects.definitions.values().find(|it| it.reference().to_string() == attachment.network);
-    let word = definition.and_then(|definition| definition.annotations.get(UNENFORCEABLE_ANNOTATION));
-    let (ifname, network) = (attachment.ifname.clone(), attachment.network.clone());
-    match word.map(String::as_str) {
-        None | Some("warn") => Ok(()),
-        Some("refuse") if policies.is_empty() => Ok(()),
-        Some("refuse") => Err(Unenforceable::Refused { ifname, network, policies }),
-        Some(word) => Err(Unenforceable::Word { ifname, network, word: word.to_owned() }),
+    if policies.is_empty() || enforcement.level >= demand.least() {
+        return Ok(());
     }
+    let (ifname, network) = (attachment.ifname.clone(), attachment.network.clone());
+    Err(Unenforceable::Refused { ifname, network, enforcement, demand, by, policies })
 }
 
 fn names(policies: &[PolicyName]) -> String {

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::mac::Mac;
 use crate::policy::dump::Dump;
 use crate::policy::explain::{Path, Question};
+use crate::policy::level::Level;
 
 /// Number of this protocol. Peers with different numbers do not talk.
 pub const PROTOCOL: u32 = 1;
@@ -192,8 +193,14 @@ pub struct Attachment {
     pub addresses: Vec<IpNet>,
     /// The interface on the host that carries its traffic: the other end of a veth, the parent of a macvlan.
     pub host_interface: Option<String>,
-    /// Where policies are enforced.
-    pub enforcement: Enforcement,
+    /// How far policies hold.
+    pub enforcement: Level,
+    /// Why not further, for people; empty when nothing is in the way.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub enforcement_detail: String,
+    /// Whether its packet programs wait for the first policy that selects it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub programs_wait: bool,
     /// How it stands with the fast path; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_path: Option<FastPath>,
@@ -218,19 +225,6 @@ pub enum Kind {
     Native(String),
     /// The executable of this type.
     Exec(String),
-}
-
-/// How far policies and source checks hold for an attachment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Enforcement {
-    /// Whatever the pod may do in its namespace.
-    Full,
-    /// Unless the pod has `CAP_NET_ADMIN` over its namespace; without `netns_cookie` in the kernel, `CAP_NET_RAW` is
-    /// enough.
-    FullUnlessPrivileged,
-    /// Not at all: policies have no effect.
-    None,
 }
 
 /// How far an attachment is.
@@ -417,6 +411,8 @@ pub struct AttachmentPolicy {
     pub ingress: Option<u32>,
     /// The same for traffic from the pod.
     pub egress: Option<u32>,
+    /// How far policies hold.
+    pub enforcement: Level,
     /// The policies that select it: `namespace/name`, sorted.
     pub selected_by: Vec<String>,
 }
@@ -643,16 +639,6 @@ impl From<String> for Kind {
 impl From<Kind> for String {
     fn from(kind: Kind) -> Self {
         kind.to_string()
-    }
-}
-
-impl fmt::Display for Enforcement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "full",
-            Self::FullUnlessPrivileged => "full-unless-privileged",
-            Self::None => "none",
-        })
     }
 }
 

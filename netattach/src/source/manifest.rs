@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::objects::{ContainerPort, ObjectName, Phase, Pod};
 use super::plain_yaml;
+use super::powers::{SecurityContext, powers};
 use crate::npwg::Definition;
 use crate::npwg::network::is_subdomain;
 use crate::npwg::selection::PortProtocol;
@@ -269,6 +270,7 @@ struct WrittenPodSpec {
     host_network: Option<bool>,
     containers: Option<Vec<WrittenContainer>>,
     init_containers: Option<Vec<WrittenContainer>>,
+    ephemeral_containers: Option<Vec<WrittenContainer>>,
 }
 
 #[derive(Deserialize)]
@@ -279,6 +281,8 @@ struct WrittenPodStatus {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WrittenContainer {
+    name: Option<String>,
+    security_context: Option<SecurityContext>,
     ports: Option<Vec<WrittenContainerPort>>,
     restart_policy: Option<String>,
 }
@@ -295,13 +299,18 @@ fn pod(document: &Value) -> Result<Object, ManifestError> {
     const KIND: &str = "Pod";
     let WrittenPod { metadata, spec, status } = shape(KIND, document)?;
     let name = metadata.object_name(KIND)?;
-    let (host_network, containers) = match spec {
-        None => (false, Vec::new()),
+    let (host_network, powers, containers) = match spec {
+        None => (false, Default::default(), Vec::new()),
         Some(spec) => {
+            let all = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
+            let all = all.into_iter().flatten().flatten();
+            let powers = powers(all.map(|written| {
+                (written.name.as_deref().unwrap_or_default(), written.security_context.as_ref())
+            }));
             let restartable = spec.init_containers.into_iter().flatten();
             let restartable = restartable.filter(|c| c.restart_policy.as_deref() == Some("Always"));
             let containers = spec.containers.into_iter().flatten().chain(restartable).collect();
-            (spec.host_network.unwrap_or(false), containers)
+            (spec.host_network.unwrap_or(false), powers, containers)
         }
     };
     let mut ports = Vec::new();
@@ -325,6 +334,7 @@ fn pod(document: &Value) -> Result<Object, ManifestError> {
         phase: phase(status.and_then(|status| status.phase).as_deref()),
         host_network,
         ports,
+        powers,
     })))
 }
 
@@ -438,6 +448,7 @@ mod crd_tests;
 mod tests {
     use super::*;
     use crate::report::Chain;
+    use crate::source::objects::{Grant, Powers};
 
     fn read(yaml: &str) -> Vec<Result<Object, String>> {
         let documents =
@@ -495,6 +506,7 @@ status: {phase: Running}
                 phase: Phase::Running,
                 host_network: true,
                 ports: vec![port(Some("http"), PortProtocol::Tcp, 8080), port(None, PortProtocol::Udp, 9000)],
+                powers: Powers { admin: Grant::No, raw: Grant::To("once".to_owned()) },
             }))
         );
     }
@@ -512,6 +524,7 @@ status: {phase: Running}
                 phase: Phase::Pending,
                 host_network: false,
                 ports: Vec::new(),
+                powers: Powers::default(),
             }))
         );
     }

@@ -9,6 +9,7 @@ pub mod files;
 mod manifest;
 pub mod objects;
 mod plain_yaml;
+mod powers;
 mod tree;
 mod version;
 mod watched;

@@ -65,6 +65,29 @@ pub struct Pod {
     pub host_network: bool,
     /// Ports that its containers (and restartable init containers) declare.
     pub ports: Vec<ContainerPort>,
+    /// What its containers may do to its network.
+    pub powers: Powers,
+}
+
+/// Whether any container of a pod has capabilities over the pod's network.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Powers {
+    /// `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN`, which leads to it.
+    pub admin: Grant,
+    /// `CAP_NET_RAW`.
+    pub raw: Grant,
+}
+
+/// Whether a pod's manifest grants a capability.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Grant {
+    /// The manifest does not tell, as it names no containers.
+    #[default]
+    Unknown,
+    /// No container has it.
+    No,
+    /// The container of this name has it.
+    To(String),
 }
 
 /// How far a pod is.

@@ -13,6 +13,7 @@
 //! | `sleepMs` | sleeps |
 //! | `floodStdout`, `floodStderr` | writes that many bytes |
 //! | `deviceInfo` | ADD writes this to the file of device information whose path `runtimeConfig` has |
+//! | `link` | ADD makes a link of that kind, up, in the container under the interface's name; DEL deletes it |
 //! | `stdout` | this text goes to stdout as it is |
 //! | `versions` | VERSION answers with these; by default with all |
 //! | `error` | `{code, msg, details}` is printed with `cniVersion`, and the exit status is 1 |
@@ -31,6 +32,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use netattach::netns::{Netns, within};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -45,6 +47,7 @@ struct Script {
     flood_stdout: usize,
     flood_stderr: usize,
     device_info: Option<Value>,
+    link: Option<String>,
     stdout: Option<String>,
     versions: Vec<String>,
     error: Option<Map<String, Value>>,
@@ -65,6 +68,7 @@ impl Default for Script {
             flood_stdout: 0,
             flood_stderr: 0,
             device_info: None,
+            link: None,
             stdout: None,
             versions: ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
                 .map(str::to_owned)
@@ -128,6 +132,9 @@ fn run() -> Result<u8> {
     {
         std::fs::write(path, info.to_string()).with_context(|| format!("write {path}"))?;
     }
+    if let Some(kind) = &script.link {
+        link(&verb, kind, &env)?;
+    }
     let status = match &script.exec {
         Some(other) => hand_over(other, &stdin)?,
         None => answer(&verb, &script, &config)?,
@@ -136,6 +143,23 @@ fn run() -> Result<u8> {
         std::process::abort();
     }
     Ok(if script.exit == 0 { status } else { script.exit })
+}
+
+/// Makes a link in the container, or deletes it. A namespace that is gone has none.
+fn link(verb: &str, kind: &str, env: &BTreeMap<String, String>) -> Result<()> {
+    let Some((netns, name)) = env.get("CNI_NETNS").zip(env.get("CNI_IFNAME")) else { return Ok(()) };
+    let Ok(netns) = Netns::open(netns) else { return Ok(()) };
+    let ip = |words: &[&str]| within(&netns, || Command::new("ip").args(words).output());
+    match verb {
+        "ADD" => {
+            let made = ip(&["link", "add", name, "up", "type", kind])??;
+            anyhow::ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        }
+        // It may be gone.
+        "DEL" => drop(ip(&["link", "del", name])??),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Lets another plugin answer, and returns its status.

@@ -1,0 +1,58 @@
+//! The other end of a veth, and in which namespace it is.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::LinkAttribute;
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+use rtnetlink::LinkUnspec;
+
+use super::link::{observed, show};
+use super::{Error, Handle, LinkState};
+
+/// What the kernel says of a namespace that it has no number for (`NETNSA_NSID_NOT_ASSIGNED`).
+const NOT_ASSIGNED: i32 = -1;
+
+impl Handle {
+    /// The veth of this namespace whose other end is `far`, a link of the namespace `pod`; `None` when `far` is no veth or
+    /// its other end is elsewhere. Indices say little: the same ones are in use in every namespace.
+    pub fn find_peer(&mut self, far: &LinkState, pod: BorrowedFd<'_>) -> Result<Option<LinkState>, Error> {
+        let Some(index) = far.link.filter(|_| far.kind == "veth") else { return Ok(None) };
+        // Asked first: showing a link gives the namespace of its other end a number.
+        let mut shown = match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
+            Err(error) if error.not_found() => return Ok(None),
+            other => other?,
+        };
+        let in_namespace = shown.iter().find_map(namespace_of_the_other_end);
+        let Some(near) = shown.drain(..).find_map(observed) else { return Ok(None) };
+        let is_end = near.kind == "veth" && near.link == Some(far.index);
+        let is_there = in_namespace.is_some() && in_namespace == self.number_of(pod)?;
+        Ok(Some(near).filter(|_| is_end && is_there))
+    }
+
+    /// The number by which this namespace knows another, if it does.
+    fn number_of(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>, Error> {
+        let mut message = NsidMessage::default();
+        // A file descriptor is never negative.
+        message.attributes.push(NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned()));
+        let answers = self.socket.request(RouteNetlinkMessage::GetNsId(message), 0)?;
+        let number = answers.into_iter().find_map(|answer| match answer {
+            RouteNetlinkMessage::NewNsId(told) => {
+                told.attributes.into_iter().find_map(|attribute| match attribute {
+                    NsidAttribute::Id(number) => Some(number),
+                    _ => None,
+                })
+            }
+            _ => None,
+        });
+        Ok(number.filter(|number| *number != NOT_ASSIGNED))
+    }
+}
+
+fn namespace_of_the_other_end(message: &RouteNetlinkMessage) -> Option<i32> {
+    let RouteNetlinkMessage::NewLink(link) = message else { return None };
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkNetNsId(number) => Some(*number),
+        _ => None,
+    })
+}
