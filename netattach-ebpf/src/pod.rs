@@ -31,7 +31,7 @@ fn judge(ctx: &TcContext, hook: Hook) -> i32 {
     // SAFETY: as above; programs may write this field.
     unsafe { (*ctx.skb.skb).tc_classid = 0 };
     match classifier::verdict(ctx, attachment, hook) {
-        Ok(()) => TC_ACT_UNSPEC,
+        Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }
 }

@@ -24,13 +24,15 @@ const PLUGINS: [&str; 2] = ["other", "tail"];
 /// What the device plugin says that the last attachment has.
 const DEVICE: &str = "0000:03:02.1";
 
-/// A node whose pod `a` has four attachments: bridge, routed veth under a policy, macvlan with the pod's default route,
-/// and one of a list of two external plugins for a device.
+/// A node whose pod `a` has four attachments: bridge, routed veth, macvlan with the pod's default route, and one of a list of
+/// two external plugins for a device; the second and the last are under a policy.
 fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
     for name in PLUGINS {
-        node.plugin(name, &json!({})).unwrap();
+        // The first makes an interface in the pod, which programs run on there.
+        let link = (name == PLUGINS[0]).then_some("veth");
+        node.plugin(name, &json!({"link": link})).unwrap();
     }
     let storage = node.host_local(&["10.51.0.0/24", "fd00:51::/64"]);
     let lan = node.host_local(&["10.52.0.0/24"]);
@@ -65,7 +67,7 @@ fn node() -> Node {
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "by"}}}], "ports": [{"port": 80}]}],
         "egress": [{"to": [{"ipBlock": {"cidr": "10.51.0.0/28"}}, {"ipBlock": {"cidr": "fd00:51::/96"}}]}]
     });
-    node.write("rules", &policy("rules", "storage", &rules)).unwrap();
+    node.write("rules", &policy("rules", "storage, odd", &rules)).unwrap();
     node
 }
 

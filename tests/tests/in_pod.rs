@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use netattach::bpf::sys;
 use netattach::mac::Mac;
+use netattach_tests::foreign::tc;
 use netattach_tests::manifest::{NAMESPACE, annotated, network, pod, policy};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
@@ -21,6 +23,8 @@ use netattach_tests::wires::{BEYOND, Wires, install};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
+/// Within this time the agent has looked at every attachment again.
+const FOUND_BY_LOOKING: Duration = Duration::from_secs(30);
 const SERVER: u8 = 2;
 const CLIENT: u8 = 3;
 /// How a pod says that it has no capabilities over its network.
@@ -78,20 +82,21 @@ impl Scene {
         stats.as_array().unwrap().iter().find(of).unwrap()["dropped"].clone()
     }
 
-    /// Both ways in every family: who gets through to the server's and the client's port 80.
-    fn reach(&self) -> BTreeMap<&'static str, Vec<bool>> {
-        let (server, client) = (&self.server.namespace, &self.client.namespace);
-        let beyond = &self.wires.beyond;
-        let of = |from: &Namespace, host: u8, port: u16| {
-            at(host, port).map(|to| connects(from, to, SILENCE)).to_vec()
-        };
-        BTreeMap::from([
-            ("client to server 80", of(client, SERVER, 80)),
-            ("client to server 81", of(client, SERVER, 81)),
-            ("beyond to server 80", of(beyond, SERVER, 80)),
-            ("server to client 80", of(server, CLIENT, 80)),
-            ("beyond to client 80", of(beyond, CLIENT, 80)),
-        ])
+    /// Exactly these get through, in both families; of [`WAYS`].
+    fn assert_reach(&self, expected: &[&str]) {
+        let mut surprises = Vec::new();
+        for (way, from, host, port) in WAYS {
+            let from = match from {
+                "server" => &self.server.namespace,
+                "client" => &self.client.namespace,
+                _ => &self.wires.beyond,
+            };
+            let wanted = expected.contains(&way);
+            let patience = if wanted { PATIENCE } else { SILENCE };
+            let surprising = |to: &SocketAddr| connects(from, *to, patience) != wanted;
+            surprises.extend(at(host, port).into_iter().filter(surprising).map(|to| format!("{way} ({to})")));
+        }
+        assert_eq!(surprises, Vec::<String>::new());
     }
 
     fn serve(&self) -> Vec<Echo> {
@@ -138,6 +143,15 @@ impl Scene {
     }
 }
 
+/// Who connects to what: by whom, host number, port.
+const WAYS: [(&str, &str, u8, u16); 5] = [
+    ("client to server 80", "client", SERVER, 80),
+    ("client to server 81", "client", SERVER, 81),
+    ("beyond to server 80", "beyond", SERVER, 80),
+    ("server to client 80", "server", CLIENT, 80),
+    ("beyond to client 80", "beyond", CLIENT, 80),
+];
+
 /// The one additional attachment of a pod.
 fn row(node: &Node, pod: &str) -> Value {
     let rows = node.ctl(&["attachments"]).unwrap();
@@ -167,7 +181,7 @@ fn only_the_client() -> Value {
         "policyTypes": ["Ingress"],
         "ingress": [{
             "from": [{"podSelector": {"matchLabels": {"app": "client"}}}],
-            "ports": [{"protocol": "TCP", "port": 80}, {"protocol": "ICMP"}]
+            "ports": [{"protocol": "TCP", "port": 80}]
         }]
     });
     policy("server", BOTH, &spec)
@@ -183,8 +197,7 @@ fn with_security_context(mut pod: Value, context: &str) -> Value {
 fn policies_hold_both_ways_on_a_device_that_was_moved_into_the_pod() {
     let Some(scene) = Scene::new("policies_hold_both_ways", &[], &[]) else { return };
     let served = scene.serve();
-    let [yes, no] = [vec![true; 2], vec![false; 2]];
-    assert!(scene.reach().values().all(|reached| *reached == yes));
+    scene.assert_reach(&WAYS.map(|(way, ..)| way));
     // Nobody has selected anything: nothing runs, and how far it would hold is told.
     assert_eq!(scene.links(), BTreeMap::new());
     for pod in ["server", "client"] {
@@ -204,14 +217,7 @@ fn policies_hold_both_ways_on_a_device_that_was_moved_into_the_pod() {
 
     scene.node.write("policy", &only_the_client()).unwrap();
     assert!(eventually(PATIENCE, || scene.links().len() == 2), "the server's programs begin");
-    let expected = BTreeMap::from([
-        ("client to server 80", yes.clone()),
-        ("client to server 81", no.clone()),
-        ("beyond to server 80", no.clone()),
-        ("server to client 80", yes.clone()),
-        ("beyond to client 80", yes.clone()),
-    ]);
-    assert_eq!(scene.reach(), expected);
+    scene.assert_reach(&["client to server 80", "server to client 80", "beyond to client 80"]);
     let dropped = scene.dropped("server");
     assert_eq!(dropped.as_object().unwrap().keys().collect::<Vec<_>>(), ["ingress-peer", "ingress-port"]);
     scene.node.check(&scene.server).success();
@@ -219,14 +225,7 @@ fn policies_hold_both_ways_on_a_device_that_was_moved_into_the_pod() {
     let nothing = json!({"podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"]});
     scene.node.write("egress", &policy("egress", BOTH, &nothing)).unwrap();
     assert!(eventually(PATIENCE, || scene.links().len() == 4), "the client's programs begin");
-    let expected = BTreeMap::from([
-        ("client to server 80", no.clone()),
-        ("client to server 81", no.clone()),
-        ("beyond to server 80", no),
-        ("server to client 80", yes.clone()),
-        ("beyond to client 80", yes),
-    ]);
-    assert_eq!(scene.reach(), expected);
+    scene.assert_reach(&["server to client 80", "beyond to client 80"]);
 
     // What the programs check besides.
     let own: Mac = scene.row("server")["mac"].as_str().unwrap().parse().unwrap();
@@ -310,7 +309,7 @@ fn a_pod_that_is_gone_leaves_no_link_and_no_pin() {
 #[test]
 fn where_programs_run_follows_from_the_link_and_the_level_from_there() {
     let test = "where_programs_run_follows_from_the_link";
-    let needed = ["ptp", "bridge", "macvlan", "dummy", "host-local"];
+    let needed = ["ptp", "bridge", "macvlan", "host-local"];
     let Some(from) = plugins(test, &needed) else { return };
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
@@ -323,12 +322,6 @@ fn where_programs_run_follows_from_the_link_and_the_level_from_there() {
         (
             "macvlan",
             json!({"type": "macvlan", "master": WIRE, "ipam": own(3)}),
-            "full-unless-privileged",
-            "programs run in the pod, and its container main has CAP_NET_RAW",
-        ),
-        (
-            "dummy",
-            json!({"type": "dummy", "ipam": own(5)}),
             "full-unless-privileged",
             "programs run in the pod, and its container main has CAP_NET_RAW",
         ),
@@ -368,11 +361,175 @@ fn where_programs_run_follows_from_the_link_and_the_level_from_there() {
     }
     node.remove("nobody").unwrap();
     for (pod, gateway) in [(&pods[0], "10.71.0.1"), (&pods[1], "10.72.0.1")] {
-        assert!(ping(&pod.namespace, gateway.parse().unwrap(), PATIENCE).unwrap(), "{gateway}");
+        let gateway: IpAddr = gateway.parse().unwrap();
+        assert!(eventually(PATIENCE, || ping(&pod.namespace, gateway, SILENCE).unwrap()), "{gateway}");
     }
     for pod in &pods {
         node.del(pod).success();
     }
     assert_eq!(links(&node), BTreeMap::new());
     Snapshot::take(&node, &pods.each_ref()).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: D9.
+#[test]
+fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_reported() {
+    let node = || {
+        let mut node = Node::new(&[]).unwrap();
+        node.set("unenforceable", json!("refuse"));
+        // One that makes an interface, and one that leaves the pod a device to drive itself.
+        node.plugin("card", &json!({"link": "veth"})).unwrap();
+        let info = json!({"type": "memif", "version": "1.1.0", "memif": {"role": "slave", "path": "/x", "mode": "ip"}});
+        node.plugin("user", &json!({"deviceInfo": info})).unwrap();
+        let capabilities = json!({"CNIDeviceInfoFile": true});
+        let user = json!({"cniVersion": "1.0.0", "type": "user", "capabilities": capabilities});
+        let user = network(NAMESPACE, "user", &user);
+        let card = network(NAMESPACE, "card", &json!({"cniVersion": "1.0.0", "type": "card"}));
+        let strict = annotated(card.clone(), "netattach.dev/unenforceable", "refuse-unless-full");
+        let mut strict = annotated(strict, "netattach.dev/enforce", "always");
+        strict["metadata"]["name"] = json!("strict");
+        let mut alone = annotated(card.clone(), "netattach.dev/enforce", "never");
+        alone["metadata"]["name"] = json!("alone");
+        let mut wrong = annotated(card.clone(), "netattach.dev/enforce", "perhaps");
+        wrong["metadata"]["name"] = json!("wrong");
+        for (name, network) in
+            [("user", user), ("card", card), ("strict", strict), ("alone", alone), ("wrong", wrong)]
+        {
+            node.write(name, &with_annotations(network)).unwrap();
+            let pod = pod(name, &json!({}), &json!(name));
+            node.write(&format!("pod-{name}"), &pod).unwrap();
+        }
+        let bare = pod("bare", &json!({}), &json!("strict"));
+        node.write("pod-bare", &with_security_context(bare, DROPS_ALL)).unwrap();
+        node
+    };
+    let all =
+        policy("all", "user, card, strict, alone", &json!({"podSelector": {}, "policyTypes": ["Ingress"]}));
+    let [user, card, strict, alone, wrong, bare] =
+        ["user", "card", "strict", "alone", "wrong", "bare"].map(|name| Pod::new(name).unwrap());
+
+    let mut first = node();
+    first.write("all", &all).unwrap();
+    first.start().unwrap();
+    let refused = |pod: &Pod, network: &str, enforcement: &str, demand: &str| {
+        let message = format!(
+            "enforcement there is {enforcement}, unenforceable is {demand}, and the pod is \
+             selected by shop/all"
+        );
+        let (code, told) = first.add(pod).failure();
+        assert_eq!(code, 7);
+        let step = if network == "alone" { "" } else { " load policy and counters:" };
+        assert_eq!(told, format!("attach net1 (shop/{network}):{step} {message}"));
+    };
+    let by_agent = "refuse by the agent's settings";
+    refused(&user, "user", "none (the pod drives the device (memif) itself, past the kernel)", by_agent);
+    refused(
+        &alone,
+        "alone",
+        "none (enforce is never, by the network's definition or the agent's settings)",
+        by_agent,
+    );
+    refused(
+        &strict,
+        "strict",
+        "full-unless-privileged (programs run in the pod, and its container main has CAP_NET_RAW)",
+        "refuse-unless-full by annotation netattach.dev/unenforceable of the network",
+    );
+    let (code, told) = first.add(&wrong).failure();
+    assert_eq!(code, 7);
+    assert_eq!(
+        told,
+        "network shop/wrong: annotation netattach.dev/enforce is \"perhaps\", not selected, always or never"
+    );
+    for pod in [&card, &bare] {
+        first.add(pod).success();
+        first.del(pod).success();
+    }
+    let pods = [&user, &card, &strict, &alone, &bare];
+    Snapshot::take(&first, &pods).unwrap().assert_nothing_is_left();
+
+    let mut second = node();
+    second.start().unwrap();
+    for pod in pods {
+        second.add(pod).success();
+    }
+    let waits: Vec<bool> = pods.map(|pod| row(&second, &pod.name)["programs_wait"] == true).into();
+    assert_eq!(waits, [false, true, false, false, false]);
+    assert_eq!(links(&second).len(), 4, "those of strict run from the ADD on");
+    second.write("all", &all).unwrap();
+    let conditions = || second.ctl(&["policy"]).unwrap()["conditions"].clone();
+    assert!(eventually(PATIENCE, || conditions().as_array().unwrap().len() == 3), "{:#}", conditions());
+    let problems: Vec<String> = conditions()
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| format!("{}: {}", row["object"].as_str().unwrap(), row["problem"].as_str().unwrap()))
+        .collect();
+    let of = |pod: &str, what: &str| {
+        format!("multi-networkpolicy shop/all: selects net1 of shop/{pod} on shop/{pod}, where {what}")
+    };
+    let nothing = |why: &str| format!("nothing is enforced ({why}): it has no effect there");
+    assert_eq!(
+        problems,
+        [
+            of("alone", &nothing("enforce is never, by the network's definition or the agent's settings")),
+            of(
+                "strict",
+                "enforcement is full-unless-privileged (programs run in the pod, and its container main has CAP_NET_RAW)"
+            ),
+            of("user", &nothing("the pod drives the device (memif) itself, past the kernel")),
+        ]
+    );
+    for pod in pods {
+        second.del(pod).success();
+    }
+    assert_eq!(links(&second), BTreeMap::new());
+    Snapshot::take(&second, &pods).unwrap().assert_nothing_is_left();
+}
+
+/// An object that has a place for annotations.
+fn with_annotations(mut object: Value) -> Value {
+    if object["metadata"]["annotations"].is_null() {
+        object["metadata"]["annotations"] = json!({});
+    }
+    object
+}
+
+/// Rows: D16.
+#[test]
+fn filters_in_the_pod_are_advisory_and_put_back_when_the_pod_takes_them_off() {
+    let test = "filters_in_the_pod_are_advisory";
+    let settings = [("attach", json!("clsact"))];
+    let Some(mut scene) = Scene::new(test, &settings, &[("policy", only_the_client())]) else { return };
+    let served = scene.serve_behind_the_policy();
+    let row = scene.row("server");
+    let why =
+        "programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6";
+    assert_eq!((&row["enforcement"], &row["enforcement_detail"]), (&json!("advisory"), &json!(why)));
+    assert_eq!(scene.links(), BTreeMap::new());
+    let conditions = scene.node.ctl(&["policy"]).unwrap()["conditions"].clone();
+    let problem =
+        format!("selects net1 of shop/server on shop/wire-server, where enforcement is advisory ({why})");
+    assert_eq!(conditions, json!([{"object": "multi-networkpolicy shop/server", "problem": problem}]));
+    let holds = |scene: &Scene| {
+        connects(&scene.client.namespace, at(SERVER, 80)[0], PATIENCE)
+            && !connects(&scene.wires.beyond, at(SERVER, 80)[0], SILENCE)
+    };
+    assert!(holds(&scene));
+    tc(&scene.server.namespace, "qdisc del dev net1 clsact").unwrap();
+    // The agent looks now and then: nothing in a pod's namespace tells it.
+    assert!(eventually(FOUND_BY_LOOKING, || scene.node.check(&scene.server).exit == 0), "put back");
+    assert!(holds(&scene));
+
+    // With links the same pods are held to their policies by those, and the filters are gone.
+    scene.node.kill().unwrap();
+    scene.node.set("attach", json!("tcx"));
+    scene.node.start().unwrap();
+    assert_eq!(scene.links().len(), 2);
+    let programs = Snapshot::take(&scene.node, &[&scene.server]).unwrap();
+    let programs = &programs.pods[&scene.server.container].links["net1"].programs;
+    assert_eq!(programs.len(), 0, "{programs:?}");
+    assert!(holds(&scene));
+    drop(served);
+    scene.end();
 }

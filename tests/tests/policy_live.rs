@@ -442,8 +442,8 @@ fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_netwo
     node.add(&client).success();
     let refused = (
         7,
-        "attach net1 (shop/lan): nothing can be enforced there, annotation netattach.dev/unenforceable of the network \
-         is refuse, and the pod is selected by shop/deny"
+        "attach net1 (shop/lan): enforcement there is none (interfaces of this kind are not judged), unenforceable is \
+         refuse by annotation netattach.dev/unenforceable of the network, and the pod is selected by shop/deny"
             .to_owned(),
     );
     assert_eq!(node.add(&server).failure(), refused);
@@ -458,7 +458,8 @@ fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_netwo
         report["conditions"],
         json!([{
             "object": "multi-networkpolicy shop/deny",
-            "problem": "selects net1 of shop/server on shop/lan, where nothing is enforced: it has no effect there"
+            "problem": "selects net1 of shop/server on shop/lan, where nothing is enforced (interfaces of this kind are \
+                        not judged): it has no effect there"
         }])
     );
     for pod in [&server, &client] {

@@ -9,7 +9,7 @@ use super::check::check;
 use super::guard::guards;
 use super::registry::{Attached, Reservation};
 use super::undo::undo;
-use super::{AttachError, Node, Registry, RepeatedAdd};
+use super::{AttachError, Doing, Node, Registry, RepeatedAdd};
 use serde_json::Value;
 
 use crate::cni;
@@ -128,7 +128,9 @@ impl Engine {
     ) -> Result<(Value, Attached), AttachError> {
         if let Some(enforcer) = &self.node.enforcer {
             for attachment in &plan.attachments {
-                enforcer.permit(plan.sandbox.pod.as_ref(), attachment, attachment.vantage().as_ref())?;
+                enforcer
+                    .permit(plan.sandbox.pod.as_ref(), attachment, attachment.vantage().as_ref())
+                    .map_err(|source| AttachError::step(Doing::Attach, attachment, "", source))?;
             }
         }
         for (_, _, step) in plan.steps() {

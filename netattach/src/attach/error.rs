@@ -32,9 +32,6 @@ pub enum AttachError {
     /// The journal failed.
     #[error("journal")]
     Journal(#[from] JournalError),
-    /// A policy selects what cannot be enforced.
-    #[error(transparent)]
-    Unenforceable(#[from] Unenforceable),
     /// The sandbox is attached already.
     #[error("container {} is attached with interface {} already; DEL comes before another ADD", .0.container_id, .0.ifname)]
     AlreadyAttached(Key),
@@ -330,7 +327,6 @@ impl AttachError {
     fn code(&self) -> u32 {
         match self {
             Self::Netns(_) | Self::HostNetns { .. } => code::INVALID_NETNS,
-            Self::Unenforceable(_) => code::INVALID_CONFIG,
             Self::Journal(error) => journal_code(error),
             Self::OutOfTime(_) => code::TRY_AGAIN_LATER,
             Self::AlreadyAttached(_)

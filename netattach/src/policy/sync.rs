@@ -189,7 +189,7 @@ impl Enforcer {
             let mut state = self.lock();
             state.programmed.endpoints.remove(&guarded.id);
             state.vantages.insert(guarded.id, guarded.vantage.clone());
-            if guarded.when == When::Selected {
+            if guarded.when == When::Selected && guarded.device != Device::Nowhere {
                 state.waiting.insert(guarded.id, guarded.clone());
             }
             if let Some(endpoint) = &guarded.endpoint {
@@ -559,7 +559,7 @@ impl Enforce for Enforcer {
         match vantage {
             Some(vantage) => {
                 let enforcement = self.enforcement(pod, vantage);
-                unenforced::permit(attachment, enforcement, asked, self.selecting(pod, attachment))
+                unenforced::permit(enforcement, asked, self.selecting(pod, attachment))
             }
             None => Ok(()),
         }

@@ -54,16 +54,11 @@ impl Demand {
 pub enum Unenforceable {
     /// The definition or the agent's settings have it so.
     #[error(
-        "attach {ifname} ({network}): enforcement there is {enforcement}, unenforceable is {} by {by}, and the pod is selected \
-         by {}",
+        "enforcement there is {enforcement}, unenforceable is {} by {by}, and the pod is selected by {}",
         demand.word(),
         names(policies)
     )]
     Refused {
-        /// Interface in the pod.
-        ifname: String,
-        /// The network.
-        network: String,
         /// How far policies hold.
         enforcement: Enforcement,
         /// What is asked.
@@ -75,17 +70,9 @@ pub enum Unenforceable {
     },
     /// The definition has something else.
     #[error(
-        "attach {ifname} ({network}): annotation {UNENFORCEABLE_ANNOTATION} of the network is {word:?}, not warn, refuse \
-         or refuse-unless-full"
+        "annotation {UNENFORCEABLE_ANNOTATION} of the network is {0:?}, not warn, refuse or refuse-unless-full"
     )]
-    Word {
-        /// Interface in the pod.
-        ifname: String,
-        /// The network.
-        network: String,
-        /// As written.
-        word: String,
-    },
+    Word(String),
 }
 
 /// Whose word a [`Demand`] is.
@@ -133,11 +120,7 @@ pub fn demand(
         None => Ok((settings, Asker::Settings)),
         Some(word) => match Demand::named(word) {
             Some(demand) => Ok((demand, Asker::Definition)),
-            None => Err(Unenforceable::Word {
-                ifname: attachment.ifname.clone(),
-                network: attachment.network.clone(),
-                word: word.clone(),
-            }),
+            None => Err(Unenforceable::Word(word.clone())),
         },
     }
 }
@@ -147,7 +130,6 @@ pub fn demand(
 /// # Errors
 /// [`Unenforceable::Refused`].
 pub fn permit(
-    attachment: &AttachmentPlan,
     enforcement: Enforcement,
     (demand, by): (Demand, Asker),
     policies: Vec<PolicyName>,
@@ -155,8 +137,7 @@ pub fn permit(
     if policies.is_empty() || enforcement.level >= demand.least() {
         return Ok(());
     }
-    let (ifname, network) = (attachment.ifname.clone(), attachment.network.clone());
-    Err(Unenforceable::Refused { ifname, network, enforcement, demand, by, policies })
+    Err(Unenforceable::Refused { enforcement, demand, by, policies })
 }
 
 fn names(policies: &[PolicyName]) -> String {

@@ -1,10 +1,11 @@
 //! What a pod with every capability over its own namespace tries in order to get past checks and policies: raw
 //! frames from packet sockets, devices, filters and queueing disciplines of its own. On each kind of link: a bridge's port, a
-//! routed veth, a macvlan.
+//! routed veth, a macvlan, a device that was moved into the pod.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod devices;
 mod forwarding;
+mod in_pod;
 mod macvlan;
 mod raw;
 

@@ -158,6 +158,7 @@ impl World {
                 phase: Phase::Running,
                 host_network: false,
                 ports: vec![web],
+                powers: Default::default(),
             };
             objects.pods.insert(name, pod.into());
         }
