@@ -22,9 +22,9 @@ use crate::policy::model::PolicyName;
 use crate::policy::sync::{EnforceError, Enforcer};
 use crate::report::Chain;
 use crate::rpc::message::{
-    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, FastPath,
-    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange,
-    PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, FastPath, FastPathCount,
+    Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange, PolicyReport,
+    Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
 use crate::source::Source;
 

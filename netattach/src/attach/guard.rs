@@ -58,8 +58,8 @@ pub(super) fn restore(
                 continue;
             }
             let what = match enforcer.restore(&guarded, &mut host) {
-                Ok(false) => what,
-                Ok(true) => match enforcer.verify(&guarded, &mut host)? {
+                // What was missing may also have come meanwhile.
+                Ok(_) => match enforcer.verify(&guarded, &mut host)? {
                     Some(what) => what,
                     None => continue,
                 },

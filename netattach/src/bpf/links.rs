@@ -121,7 +121,12 @@ impl Links {
     /// The attachments' devices that links are pinned for, whether they are still there or not.
     pub(super) fn devices(&self) -> Result<BTreeSet<u32>, BpfError> {
         let is_devices = |name: &str| HOOKS.iter().any(|hook| Program::At(*hook).name() == name);
-        Ok(self.pinned("")?.into_iter().filter(|(_, name)| is_devices(name)).map(|(index, _)| index).collect())
+        Ok(self
+            .pinned("")?
+            .into_iter()
+            .filter(|(_, name)| is_devices(name))
+            .map(|(index, _)| index)
+            .collect())
     }
 
     /// The devices that links of that program are pinned for, whether they are still there or not.

@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 
 use super::decide::{Filters, Node, Others};
-use crate::bpf::sys::{self, Direction};
 use crate::bpf::Program;
+use crate::bpf::sys::{self, Direction};
 use crate::netlink::{self, Changes, Family, ForwardingState, Handle, has_ipsec_policies, hooked_chains};
 
 /// From here on all links are listed instead of asked for one by one.

@@ -61,7 +61,7 @@ impl Enforcer {
     fn adopt_record(&self, state: &mut State, guarded: &Guarded, is_new: bool) -> Result<(), EnforceError> {
         let Guarded { id, endpoint, .. } = guarded;
         state.endpoints.extend(endpoint.clone().map(|endpoint| (*id, endpoint)));
-        state.vantages.insert(*id, guarded.vantage.clone());
+        state.whereabouts.insert(*id, guarded.whereabouts());
         self.put(guarded)?;
         if !is_new {
             let bpf::PolicyIds { ingress, egress } = self.dataplane.policy(*id)?;

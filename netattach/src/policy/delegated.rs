@@ -106,10 +106,31 @@ impl Enforcer {
         Ok(missing.filter(|_| !waits))
     }
 
-    /// Takes an attachment off the programs of devices in pods, and off those that wait.
-    pub(super) fn end(&self, id: u32) -> Result<(), EnforceError> {
+    /// Runs programs that are missing on the device of an attachment that has one of its own, and says whether any were. One
+    /// that is ending gets none.
+    pub(super) fn run_again(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError> {
         let _turn = self.turn.take();
-        self.lock().waiting.remove(&id);
+        // Its number may be another's by now.
+        let is_there = self.lock().whereabouts.get(&guarded.id) == Some(&guarded.whereabouts());
+        if !is_there || self.missing(guarded, host)?.is_none() {
+            return Ok(false);
+        }
+        self.run(guarded, host)?;
+        Ok(true)
+    }
+
+    /// From here on nothing is run for an attachment, and nothing of ours on its device in the pod.
+    pub(super) fn end(&self, id: u32) -> Result<(), EnforceError> {
+        let known = {
+            let mut state = self.lock();
+            state.waiting.remove(&id);
+            state.whereabouts.remove(&id)
+        };
+        if known.is_some_and(|known| !known.delegated) {
+            return Ok(());
+        }
+        // Whoever has begun to run something for it is waited for.
+        let _turn = self.turn.take();
         Ok(self.dataplane.in_pod().detach(id)?)
     }
 
@@ -172,8 +193,8 @@ impl Enforcer {
     /// What keeps policies from holding for attachments of this node wherever that is not whatever the pod does, by number.
     pub(super) fn limited(&self, objects: &Objects, state: &State) -> Vec<(u32, Enforcement)> {
         let all = state.endpoints.values().filter_map(|endpoint| {
-            let vantage = state.vantages.get(&endpoint.id)?;
-            Some((endpoint.id, self.enforcement_in(objects, Some(&endpoint.pod), vantage)))
+            let seen = state.whereabouts.get(&endpoint.id)?;
+            Some((endpoint.id, self.enforcement_in(objects, Some(&endpoint.pod), &seen.vantage)))
         });
         all.filter(|(_, enforcement)| enforcement.level != Level::Full).collect()
     }

@@ -60,6 +60,17 @@ pub(super) struct PodDevice {
     pub(super) index: u32,
 }
 
+/// Where the frames of an attachment are seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Whereabouts {
+    /// For people.
+    pub(super) vantage: Vantage,
+    device: Device,
+    in_pod: Option<PodDevice>,
+    /// Whether another plugin made its interface.
+    pub(super) delegated: bool,
+}
+
 impl Guarded {
     /// Puts together what the steps of an attachment brought.
     pub fn new(
@@ -119,6 +130,12 @@ impl Guarded {
             kept_off: kept_off(protect, attachment),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
         })
+    }
+
+    /// Where its frames are seen, and on which device.
+    pub(super) fn whereabouts(&self) -> Whereabouts {
+        let (vantage, device, in_pod) = (self.vantage.clone(), self.device.clone(), self.in_pod.clone());
+        Whereabouts { vantage, device, in_pod, delegated: self.delegated }
     }
 
     /// Whether another plugin made its interface.

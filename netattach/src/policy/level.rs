@@ -117,7 +117,6 @@ mod tests {
         }
     }
 
-    /// Rows: D9.
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
         const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true };

@@ -13,7 +13,7 @@ use super::delegated::Turn;
 use super::diff::{Assignment, PolicyId, Programmed};
 use super::dump::{Dump, dump};
 use super::explain::{Path, Question, View, explain};
-use super::guarded::Guarded;
+use super::guarded::{Guarded, Whereabouts};
 use super::hooks::{self, AttachMode, AttachModes};
 use super::index::Endpoint;
 use super::level::Level;
@@ -118,7 +118,7 @@ pub struct Enforcer {
 pub(super) struct State {
     pub(super) endpoints: BTreeMap<u32, Endpoint>,
     /// Where the frames of attachments are seen.
-    pub(super) vantages: BTreeMap<u32, Vantage>,
+    pub(super) whereabouts: BTreeMap<u32, Whereabouts>,
     /// Attachments whose programs run once a policy selects them.
     pub(super) waiting: BTreeMap<u32, Guarded>,
     pub(super) compiler: Compiler,
@@ -188,7 +188,7 @@ impl Enforcer {
         {
             let mut state = self.lock();
             state.programmed.endpoints.remove(&guarded.id);
-            state.vantages.insert(guarded.id, guarded.vantage.clone());
+            state.whereabouts.insert(guarded.id, guarded.whereabouts());
             if guarded.when == When::Selected && guarded.device != Device::Nowhere {
                 state.waiting.insert(guarded.id, guarded.clone());
             }
@@ -264,7 +264,6 @@ impl Enforcer {
         self.parents.detach(&self.dataplane, id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
-        state.vantages.remove(&id);
         if state.endpoints.remove(&id).is_some() {
             self.bring_up_to_date(&mut state)?;
         }
@@ -347,9 +346,7 @@ impl Enforcer {
             }
         } else if self.is_waiting(guarded.id) {
             return self.begin_if_due(guarded.id);
-        } else if self.missing(guarded, host)?.is_some() {
-            self.run(guarded, host)?;
-        } else {
+        } else if !self.run_again(guarded, host)? {
             return Ok(false);
         }
         self.put_back.fetch_add(1, Ordering::Relaxed);

@@ -128,7 +128,7 @@ fn take_precedence(namespace: &Namespace, kept: CapabilitySet) -> anyhow::Result
     })
 }
 
-/// Rows: C88, D9.
+/// Rows: C88.
 #[test]
 fn of_the_attacks_on_programs_in_the_pod_two_are_not_enforceable_and_the_level_says_so() {
     let test = "of_the_attacks_on_programs_in_the_pod_two_are_not_enforceable";
@@ -193,7 +193,7 @@ fn of_the_attacks_on_programs_in_the_pod_two_are_not_enforceable_and_the_level_s
     scene.end();
 }
 
-/// Rows: C88, D9.
+/// Rows: C88.
 #[test]
 fn a_pod_without_capabilities_over_its_network_has_none_of_these_ways() {
     let test = "a_pod_without_capabilities_over_its_network_has_none_of_these_ways";

@@ -1,0 +1,191 @@
+//! How far policies hold on which interface, and what becomes of those that must hold further.
+
+use super::*;
+
+#[test]
+fn where_programs_run_follows_from_the_link_and_the_level_from_there() {
+    let test = "where_programs_run_follows_from_the_link";
+    let needed = ["ptp", "bridge", "macvlan", "host-local"];
+    let Some(from) = plugins(test, &needed) else { return };
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    install(&node, &from, &needed).unwrap();
+    node.set("delegation", json!({"exec": ["bridge", "macvlan", "host-local"]}));
+    let own = |number: u8| node.host_local(&[&format!("10.7{number}.0.0/24")]);
+    let networks = [
+        ("ptp", json!({"type": "ptp", "ipam": own(1)}), "full", ""),
+        ("bridge", json!({"type": "bridge", "bridge": "br7", "isGateway": true, "ipam": own(2)}), "full", ""),
+        (
+            "macvlan",
+            json!({"type": "macvlan", "master": WIRE, "ipam": own(3)}),
+            "full-unless-privileged",
+            "programs run in the pod, and its container main has CAP_NET_RAW",
+        ),
+    ];
+    let all = networks.each_ref().map(|(name, ..)| format!("shop/{name}")).join(", ");
+    for (name, config, ..) in &networks {
+        let mut config = config.clone();
+        config["cniVersion"] = json!("1.0.0");
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    let nobody = policy("nobody", &all, &json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}));
+    node.write("nobody", &nobody).unwrap();
+    node.start().unwrap();
+    let pods = networks.each_ref().map(|(name, ..)| Pod::new(name).unwrap());
+    for (pod, (name, _, level, why)) in pods.iter().zip(&networks) {
+        node.add(pod).success();
+        node.check(pod).success();
+        let row = row(&node, name);
+        let told = (&row["enforcement"], row["enforcement_detail"].as_str().unwrap_or_default());
+        assert_eq!(told, (&json!(level), *why), "{name}");
+        assert_eq!(row["host_interface"].is_string(), *level == "full", "{name}: {row:#}");
+        assert_eq!(row.get("programs_wait"), None, "{name}");
+        let id = row["id"].as_u64().unwrap();
+        let in_pod = links(&node).keys().filter(|pin| pin.starts_with(&format!("pod{id}_"))).count();
+        assert_eq!(in_pod, if *level == "full" { 0 } else { 2 }, "{name}");
+    }
+    // What leaves by a gateway of the node is stopped on the node's end.
+    for (pod, gateway) in [(&pods[0], "10.71.0.1"), (&pods[1], "10.72.0.1")] {
+        let gateway: IpAddr = gateway.parse().unwrap();
+        assert!(!ping(&pod.namespace, gateway, SILENCE).unwrap(), "{gateway}");
+        let dropped = || {
+            let stats = node.ctl(&["stats", "--pod", &format!("shop/{}", pod.name)]).unwrap();
+            stats.as_array().unwrap().iter().any(|row| row["dropped"]["egress-peer"].as_u64() > Some(0))
+        };
+        assert!(eventually(PATIENCE, dropped), "{}", pod.name);
+    }
+    node.remove("nobody").unwrap();
+    for (pod, gateway) in [(&pods[0], "10.71.0.1"), (&pods[1], "10.72.0.1")] {
+        let gateway: IpAddr = gateway.parse().unwrap();
+        assert!(eventually(PATIENCE, || ping(&pod.namespace, gateway, SILENCE).unwrap()), "{gateway}");
+    }
+    for pod in &pods {
+        node.del(pod).success();
+    }
+    assert_eq!(links(&node), BTreeMap::new());
+    Snapshot::take(&node, &pods.each_ref()).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_reported() {
+    let node = || {
+        let mut node = Node::new(&[]).unwrap();
+        node.set("unenforceable", json!("refuse"));
+        // One that makes an interface, and one that leaves the pod a device to drive itself.
+        node.plugin("card", &json!({"link": "veth"})).unwrap();
+        let info = json!({"type": "memif", "version": "1.1.0", "memif": {"role": "slave", "path": "/x", "mode": "ip"}});
+        node.plugin("user", &json!({"deviceInfo": info})).unwrap();
+        let capabilities = json!({"CNIDeviceInfoFile": true});
+        let user = json!({"cniVersion": "1.0.0", "type": "user", "capabilities": capabilities});
+        let user = network(NAMESPACE, "user", &user);
+        let card = network(NAMESPACE, "card", &json!({"cniVersion": "1.0.0", "type": "card"}));
+        let strict = annotated(card.clone(), "netattach.dev/unenforceable", "refuse-unless-full");
+        let mut strict = annotated(strict, "netattach.dev/enforce", "always");
+        strict["metadata"]["name"] = json!("strict");
+        let mut alone = annotated(card.clone(), "netattach.dev/enforce", "never");
+        alone["metadata"]["name"] = json!("alone");
+        let mut wrong = annotated(card.clone(), "netattach.dev/enforce", "perhaps");
+        wrong["metadata"]["name"] = json!("wrong");
+        for (name, network) in
+            [("user", user), ("card", card), ("strict", strict), ("alone", alone), ("wrong", wrong)]
+        {
+            node.write(name, &with_annotations(network)).unwrap();
+            let pod = pod(name, &json!({}), &json!(name));
+            node.write(&format!("pod-{name}"), &pod).unwrap();
+        }
+        let bare = pod("bare", &json!({}), &json!("strict"));
+        node.write("pod-bare", &with_security_context(bare, DROPS_ALL)).unwrap();
+        node
+    };
+    let all =
+        policy("all", "user, card, strict, alone", &json!({"podSelector": {}, "policyTypes": ["Ingress"]}));
+    let [user, card, strict, alone, wrong, bare] =
+        ["user", "card", "strict", "alone", "wrong", "bare"].map(|name| Pod::new(name).unwrap());
+
+    let mut first = node();
+    first.write("all", &all).unwrap();
+    first.start().unwrap();
+    let refused = |pod: &Pod, network: &str, enforcement: &str, demand: &str| {
+        let message = format!(
+            "enforcement there is {enforcement}, unenforceable is {demand}, and the pod is \
+             selected by shop/all"
+        );
+        let (code, told) = first.add(pod).failure();
+        assert_eq!(code, 7);
+        let step = if network == "alone" { "" } else { " load policy and counters:" };
+        assert_eq!(told, format!("attach net1 (shop/{network}):{step} {message}"));
+    };
+    let by_agent = "refuse by the agent's settings";
+    refused(&user, "user", "none (the pod drives the device (memif) itself, past the kernel)", by_agent);
+    refused(
+        &alone,
+        "alone",
+        "none (enforce is never, by the network's definition or the agent's settings)",
+        by_agent,
+    );
+    refused(
+        &strict,
+        "strict",
+        "full-unless-privileged (programs run in the pod, and its container main has CAP_NET_RAW)",
+        "refuse-unless-full by annotation netattach.dev/unenforceable of the network",
+    );
+    let (code, told) = first.add(&wrong).failure();
+    assert_eq!(code, 7);
+    assert_eq!(
+        told,
+        "network shop/wrong: annotation netattach.dev/enforce is \"perhaps\", not selected, always or never"
+    );
+    for pod in [&card, &bare] {
+        first.add(pod).success();
+        first.del(pod).success();
+    }
+    let pods = [&user, &card, &strict, &alone, &bare];
+    Snapshot::take(&first, &pods).unwrap().assert_nothing_is_left();
+
+    let mut second = node();
+    second.start().unwrap();
+    for pod in pods {
+        second.add(pod).success();
+    }
+    let waits: Vec<bool> = pods.map(|pod| row(&second, &pod.name)["programs_wait"] == true).into();
+    assert_eq!(waits, [false, true, false, false, false]);
+    assert_eq!(links(&second).len(), 4, "those of strict run from the ADD on");
+    second.write("all", &all).unwrap();
+    let conditions = || second.ctl(&["policy"]).unwrap()["conditions"].clone();
+    assert!(eventually(PATIENCE, || conditions().as_array().unwrap().len() == 3), "{:#}", conditions());
+    let problems: Vec<String> = conditions()
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| format!("{}: {}", row["object"].as_str().unwrap(), row["problem"].as_str().unwrap()))
+        .collect();
+    let of = |pod: &str, what: &str| {
+        format!("multi-networkpolicy shop/all: selects net1 of shop/{pod} on shop/{pod}, where {what}")
+    };
+    let nothing = |why: &str| format!("nothing is enforced ({why}): it has no effect there");
+    assert_eq!(
+        problems,
+        [
+            of("alone", &nothing("enforce is never, by the network's definition or the agent's settings")),
+            of(
+                "strict",
+                "enforcement is full-unless-privileged (programs run in the pod, and its container main has CAP_NET_RAW)"
+            ),
+            of("user", &nothing("the pod drives the device (memif) itself, past the kernel")),
+        ]
+    );
+    for pod in pods {
+        second.del(pod).success();
+    }
+    assert_eq!(links(&second), BTreeMap::new());
+    Snapshot::take(&second, &pods).unwrap().assert_nothing_is_left();
+}
+
+/// An object that has a place for annotations.
+fn with_annotations(mut object: Value) -> Value {
+    if object["metadata"]["annotations"].is_null() {
+        object["metadata"]["annotations"] = json!({});
+    }
+    object
+}
