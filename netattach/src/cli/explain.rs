@@ -107,7 +107,7 @@ fn paragraph(text: &mut String, path: &Path) -> std::fmt::Result {
         }
     }
     for Limit { of, enforcement, why } in &path.limits {
-        writeln!(text, "  what is said of {of} holds as far as {enforcement}: {why}")?;
+        writeln!(text, "  enforcement at {of}: {enforcement} ({why})")?;
     }
     Ok(())
 }
@@ -184,6 +184,7 @@ tcp/81 from shop/cart (10.89.0.2) to shop/db (10.89.0.3) on shop/storage is drop
   egress of shop/cart (10.89.0.2): allowed by shop/out egress[0] (policy 3, 10.89.0.0/24 is class 2, rule 1)
   ingress of shop/db (10.89.0.3): denied by shop/db, shop/deny (policy 2): the rules that name the peer are for other traffic: shop/db ingress[0] (tcp/80)
     tcp/81 in `ports` of such a rule would allow it, in shop/db or shop/deny or in another policy on shop/db (10.89.0.3)
+  enforcement at shop/cart (10.89.0.2): full-unless-privileged (programs run in the pod, and its container app has CAP_NET_RAW)
 "
         );
     }
