@@ -53,15 +53,10 @@ pub struct Port {
     pub octets: [u8; 2],
 }
 
-/// Source and destination port as they stand side by side in a packet. Aligned so that they are moved as one word.
+/// Source and destination port as they stand side by side in a packet: one word, moved as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(C, align(4))]
-pub struct Ports {
-    /// Source port.
-    pub source: Port,
-    /// Destination port.
-    pub destination: Port,
-}
+#[repr(transparent)]
+pub struct Ports(u32);
 
 impl Address for Ip4 {
     const BITS: u32 = 32;
@@ -149,12 +144,33 @@ impl Mac {
 
 impl Ports {
     /// No ports.
-    pub const NONE: Self = Self { source: Port::NONE, destination: Port::NONE };
+    pub const NONE: Self = Self(0);
+
+    /// A pair of ports.
+    #[inline(always)]
+    pub const fn new(source: Port, destination: Port) -> Self {
+        let ([a, b], [c, d]) = (source.octets, destination.octets);
+        Self(u32::from_ne_bytes([a, b, c, d]))
+    }
+
+    /// Source port.
+    #[inline(always)]
+    pub const fn source(self) -> Port {
+        let [a, b, ..] = self.0.to_ne_bytes();
+        Port { octets: [a, b] }
+    }
+
+    /// Destination port.
+    #[inline(always)]
+    pub const fn destination(self) -> Port {
+        let [.., c, d] = self.0.to_ne_bytes();
+        Port { octets: [c, d] }
+    }
 
     /// Those of a packet the other way.
     #[inline(always)]
     pub const fn reversed(self) -> Self {
-        Self { source: self.destination, destination: self.source }
+        Self(self.0.rotate_left(16))
     }
 }
 

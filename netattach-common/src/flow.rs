@@ -27,24 +27,39 @@ pub struct Tuple<A> {
     pub lane: Lane,
 }
 
-/// What else parts the conversations of two endpoints. Aligned so that it is moved as one word.
+/// What else parts the conversations of two endpoints: one word, moved as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(C, align(4))]
-pub struct Lane {
-    /// IP protocol number.
-    pub protocol: u8,
-    /// VLAN tags: see [`tags`].
-    pub tags: [u8; 3],
-}
+#[repr(transparent)]
+pub struct Lane(u32);
 
 impl Lane {
-    /// No protocol, no tags. Made of a word: the compiler would fill bytes by a call.
-    pub const NONE: Self = Self::from_word(0);
+    /// No protocol, no tags.
+    pub const NONE: Self = Self(0);
 
+    /// A protocol in VLANs; for the tags see [`tags`].
     #[inline(always)]
-    const fn from_word(word: u32) -> Self {
-        let [protocol, a, b, c] = word.to_ne_bytes();
-        Self { protocol, tags: [a, b, c] }
+    pub const fn new(protocol: u8, [a, b, c]: [u8; 3]) -> Self {
+        Self(u32::from_ne_bytes([protocol, a, b, c]))
+    }
+
+    /// Another protocol in the same VLANs.
+    #[inline(always)]
+    pub const fn of(self, protocol: u8) -> Self {
+        Self::new(protocol, self.tags())
+    }
+
+    /// IP protocol number.
+    #[inline(always)]
+    pub const fn protocol(self) -> u8 {
+        let [protocol, ..] = self.0.to_ne_bytes();
+        protocol
+    }
+
+    /// VLAN tags.
+    #[inline(always)]
+    pub const fn tags(self) -> [u8; 3] {
+        let [_, tags @ ..] = self.0.to_ne_bytes();
+        tags
     }
 }
 
@@ -64,7 +79,7 @@ impl<A: Address> Tuple<A> {
     #[inline(always)]
     pub fn source_is_low(&self) -> bool {
         if self.source.same(&self.destination) {
-            self.ports.source.number() <= self.ports.destination.number()
+            self.ports.source().number() <= self.ports.destination().number()
         } else {
             self.source.is_below(&self.destination)
         }
@@ -101,13 +116,13 @@ impl<A: Address> FlowKey<A> {
     /// The key of the flow that a packet belongs to. `source_is_low`: see [`Tuple::source_is_low`].
     #[inline(always)]
     pub fn new(zone: u32, tuple: &Tuple<A>, source_is_low: bool) -> Self {
-        let Lane { protocol, tags } = tuple.lane;
+        let (protocol, tags) = (tuple.lane.protocol(), tuple.lane.tags());
         let (low, high, ports) = if source_is_low {
             (tuple.source, tuple.destination, tuple.ports)
         } else {
             (tuple.destination, tuple.source, tuple.ports.reversed())
         };
-        Self { zone, low, high, low_port: ports.source, high_port: ports.destination, protocol, tags }
+        Self { zone, low, high, low_port: ports.source(), high_port: ports.destination(), protocol, tags }
     }
 }
 
@@ -347,8 +362,8 @@ mod tests {
         Tuple {
             source: Ip4 { octets: source },
             destination: Ip4 { octets: destination },
-            ports: Ports { source: Port::new(source_port), destination: Port::new(destination_port) },
-            lane: Lane { protocol: protocol::TCP, tags: tags(1, 2) },
+            ports: Ports::new(Port::new(source_port), Port::new(destination_port)),
+            lane: Lane::new(protocol::TCP, tags(1, 2)),
         }
     }
 

@@ -113,7 +113,7 @@ pub(crate) fn ipv6(
     packet: &Packet<Ip6>,
 ) -> Result<(), Denied> {
     let source = &packet.tuple.source;
-    let is_icmp = packet.tuple.lane.protocol == protocol::ICMPV6;
+    let is_icmp = packet.tuple.lane.protocol() == protocol::ICMPV6;
     if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv6(scope, record, source) {
         // Only duplicate address detection and its listener reports have no source (RFC 4862, 5.4).
         if !(source.same(&Ip6::UNSPECIFIED) && is_icmp) {
@@ -204,10 +204,10 @@ fn is_listed<A: Family>(attachment: u32, address: &A) -> bool {
 
 #[inline(always)]
 fn is_udp<A>(packet: &Packet<A>, source_port: u16, destination_port: u16) -> bool {
-    packet.tuple.lane.protocol == protocol::UDP
+    packet.tuple.lane.protocol() == protocol::UDP
         && packet.has_ports
-        && packet.tuple.ports.source.number() == source_port
-        && packet.tuple.ports.destination.number() == destination_port
+        && packet.tuple.ports.source().number() == source_port
+        && packet.tuple.ports.destination().number() == destination_port
 }
 
 /// Looks for loose and strict source routing (RFC 791, 3.1) among the options from one offset to another. The body of a

@@ -166,7 +166,7 @@ fn judge_ip<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &mut Packet<A>) -
     if packet.kind.is_fragment() {
         A::complete_fragment(scope, packet);
     }
-    let accepted = packet.tuple.lane.protocol == A::ICMP && scope.has(A::ACCEPT_ICMP);
+    let accepted = packet.tuple.lane.protocol() == A::ICMP && scope.has(A::ACCEPT_ICMP);
     let of_flow = !matches!(packet.kind, Kind::IcmpError | Kind::LaterFragment) && !accepted;
     if of_flow && A::is_known(ctx, scope, packet)? {
         return Ok(());

@@ -27,7 +27,7 @@ pub(crate) fn is_known<A: Stages>(
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
     let now = seconds();
-    if entry.is_expired(tuple.lane.protocol, now) || !entry.admits(packet.signal, forward) {
+    if entry.is_expired(tuple.lane.protocol(), now) || !entry.admits(packet.signal, forward) {
         return Ok(false);
     }
     approve(scope, tuple, entry, forward)?;
@@ -46,7 +46,7 @@ pub(crate) fn open<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>
     record::opened(ctx, scope, packet, leg, rule);
     let source_is_low = packet.tuple.source_is_low();
     let key = FlowKey::new(scope.zone, &packet.tuple, source_is_low);
-    let state = packet.signal.first_state(packet.tuple.lane.protocol, forward);
+    let state = packet.signal.first_state(packet.tuple.lane.protocol(), forward);
     let mut entry = Flow::entered(seconds(), forward == source_is_low, leg, scope.policies.of(leg), state);
     entry.attachment = scope.id;
     let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
@@ -66,7 +66,7 @@ struct Opening {
 /// Asks the policy about a new flow. A connection that is older than the table may have been opened by either end.
 #[inline(always)]
 fn admit<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
-    let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol);
+    let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());
     if midstream && scope.has(flag::NO_MIDSTREAM) {
         return Err(DropReason::Midstream.into());
     }
@@ -103,7 +103,7 @@ pub(crate) fn is_answer<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Pack
     // SAFETY: as in `is_known`.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
-    !entry.is_expired(answer.lane.protocol, seconds()) && approve(scope, &answer, entry, forward).is_ok()
+    !entry.is_expired(answer.lane.protocol(), seconds()) && approve(scope, &answer, entry, forward).is_ok()
 }
 
 /// Whether the policies in force let a flow go on: what was approved by another policy is judged again.

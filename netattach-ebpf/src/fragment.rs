@@ -24,9 +24,9 @@ pub(crate) fn complete<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
 fn remember<A: Family>(scope: &Scope, packet: &Packet<A>) {
     let said = Fragmented {
         seen: seconds(),
-        source_port: packet.tuple.ports.source,
-        destination_port: packet.tuple.ports.destination,
-        protocol: packet.tuple.lane.protocol,
+        source_port: packet.tuple.ports.source(),
+        destination_port: packet.tuple.ports.destination(),
+        protocol: packet.tuple.lane.protocol(),
         pad: [0; 3],
     };
     // A table without room costs the later fragments, which then count as missed.
@@ -45,8 +45,8 @@ fn recall<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
     if said.is_expired(seconds()) {
         return;
     }
-    packet.tuple.ports = Ports { source: said.source_port, destination: said.destination_port };
-    packet.tuple.lane.protocol = said.protocol;
+    packet.tuple.ports = Ports::new(said.source_port, said.destination_port);
+    packet.tuple.lane = packet.tuple.lane.of(said.protocol);
     packet.kind = Kind::Flow;
 }
 
@@ -57,7 +57,7 @@ fn key<A: Family>(scope: &Scope, packet: &Packet<A>) -> FragmentKey<A> {
         source: packet.tuple.source,
         destination: packet.tuple.destination,
         identification: packet.identification,
-        protocol: if A::FRAGMENTS_NAME_PROTOCOL { packet.tuple.lane.protocol } else { 0 },
-        tags: packet.tuple.lane.tags,
+        protocol: if A::FRAGMENTS_NAME_PROTOCOL { packet.tuple.lane.protocol() } else { 0 },
+        tags: packet.tuple.lane.tags(),
     }
 }

@@ -167,7 +167,7 @@ pub(crate) fn peel(ctx: &TcContext, scope: &Scope, payload: &mut Payload) -> Res
     }
     payload.ethertype = ethertype;
     payload.offset = offset as u16;
-    payload.lane = Lane { protocol: 0, tags: flow::tags(ids[0], ids[1]) };
+    payload.lane = Lane::new(0, flow::tags(ids[0], ids[1]));
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! ICMP: which messages are errors, and which belong to the link.
 
 use netattach_common::{
-    DropReason, Port,
+    DropReason, Port, Ports,
     flow::Tuple,
     protocol::{ICMP, ICMPV6},
 };
@@ -51,9 +51,13 @@ pub(crate) struct IcmpHeader {
 pub(crate) fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
     const ECHO_REPLY: u8 = 0;
     const ECHO_REQUEST: u8 = 8;
-    match (tuple.lane.protocol, header.kind) {
-        (ICMP, ECHO_REQUEST) | (ICMPV6, icmpv6::ECHO_REQUEST) => tuple.ports.source = header.identifier,
-        (ICMP, ECHO_REPLY) | (ICMPV6, icmpv6::ECHO_REPLY) => tuple.ports.destination = header.identifier,
+    match (tuple.lane.protocol(), header.kind) {
+        (ICMP, ECHO_REQUEST) | (ICMPV6, icmpv6::ECHO_REQUEST) => {
+            tuple.ports = Ports::new(header.identifier, Port::NONE);
+        }
+        (ICMP, ECHO_REPLY) | (ICMPV6, icmpv6::ECHO_REPLY) => {
+            tuple.ports = Ports::new(Port::NONE, header.identifier);
+        }
         _ => {}
     }
 }

@@ -131,7 +131,7 @@ fn answer_ports<A: Version>(
     mut quoted: Tuple<A>,
     answer: &mut Tuple<A>,
 ) -> bool {
-    match quoted.lane.protocol {
+    match quoted.lane.protocol() {
         TCP | UDP | SCTP => {
             let Ok(ports) = load::<Ports>(ctx, transport) else {
                 return false;
@@ -324,7 +324,7 @@ fn ipv6_header(ctx: &TcContext, packet: &mut Packet<Ip6>, ip: &Ipv6Header) -> Re
     packet.tuple = ip.tuple(packet.tuple.lane);
     packet.measure(IPV6_LEN, IPV6_LEN as u32 + u32::from(u16::from_be(ip.payload_len)));
     let hop_limit = ip.hop_limit;
-    let extended = is_extension(packet.tuple.lane.protocol);
+    let extended = is_extension(packet.tuple.lane.protocol());
     let part = if extended { extension_headers(ctx, packet)? } else { Part::Whole };
     let plain = !packet.tagged && !extended;
     read_transport(ctx, packet, &Place { part, hop_limit, plain, usual: ETHERNET_LEN + IPV6_LEN })
@@ -393,7 +393,7 @@ impl<A: Version> Packet<A> {
 /// A tuple without ports.
 #[inline(always)]
 fn tuple<A>(source: A, destination: A, protocol: u8, lane: Lane) -> Tuple<A> {
-    Tuple { source, destination, ports: Ports::NONE, lane: Lane { protocol, ..lane } }
+    Tuple { source, destination, ports: Ports::NONE, lane: lane.of(protocol) }
 }
 
 impl Ipv4Header {
@@ -445,14 +445,14 @@ fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Part, 
     const LIMIT: usize = 8;
     let mut part = Part::Whole;
     for _ in 0..LIMIT {
-        let protocol = packet.tuple.lane.protocol;
+        let protocol = packet.tuple.lane.protocol();
         if !is_extension(protocol) {
             return Ok(part);
         }
         // No header is shorter.
         let [next, length, third, fourth, identification @ ..]: [u8; 8] = load(ctx, packet.transport())?;
         let length = u32::from(length);
-        packet.tuple.lane.protocol = next;
+        packet.tuple.lane = packet.tuple.lane.of(next);
         packet.transport += match protocol {
             // Type 0 lets a sender choose the way (deprecated by RFC 5095).
             ROUTING if third == 0 => return Err(DropReason::SourceRoute),
@@ -485,7 +485,7 @@ fn read_transport<A: Version>(
     place: &Place,
 ) -> Result<(), DropReason> {
     let offset = packet.transport();
-    let protocol = packet.tuple.lane.protocol;
+    let protocol = packet.tuple.lane.protocol();
     match place.part {
         Part::Whole => {}
         Part::First => {

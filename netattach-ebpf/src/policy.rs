@@ -42,7 +42,7 @@ pub(crate) fn allows<A: Stages>(scope: &Scope, tuple: &Tuple<A>, leg: Leg) -> Re
     if scope.policies.of(leg) == 0 {
         Ok(0)
     } else {
-        A::ask(scope, tuple, leg, has_ports(tuple.lane.protocol))
+        A::ask(scope, tuple, leg, has_ports(tuple.lane.protocol()))
     }
 }
 
@@ -66,8 +66,8 @@ pub(crate) fn ask<A: Family>(
     with_ports: bool,
 ) -> Result<u32, DropReason> {
     let (peer, peer_port, own_port) = match scope.hook {
-        Hook::FromPod => (tuple.destination, tuple.ports.destination, tuple.ports.source),
-        Hook::ToPod => (tuple.source, tuple.ports.source, tuple.ports.destination),
+        Hook::FromPod => (tuple.destination, tuple.ports.destination(), tuple.ports.source()),
+        Hook::ToPod => (tuple.source, tuple.ports.source(), tuple.ports.destination()),
     };
     let responder_port = match leg {
         Leg::Opener => peer_port,
@@ -75,7 +75,7 @@ pub(crate) fn ask<A: Family>(
     };
     let port = with_ports.then_some(responder_port);
     let policy = scope.policies.of(leg);
-    match (decide(&Maps(PhantomData), policy, &Query::new(peer, tuple.lane.protocol, port)), leg) {
+    match (decide(&Maps(PhantomData), policy, &Query::new(peer, tuple.lane.protocol(), port)), leg) {
         (Verdict::Allow { rule }, _) => {
             count::rule(policy, rule);
             Ok(rule)

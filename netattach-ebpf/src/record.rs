@@ -54,14 +54,14 @@ fn write<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, outcome:
         record.rule = rule;
         record.source = tuple.source.widen();
         record.destination = tuple.destination.widen();
-        record.source_port = tuple.ports.source;
-        record.destination_port = tuple.ports.destination;
+        record.source_port = tuple.ports.source();
+        record.destination_port = tuple.ports.destination();
         record.ethertype = A::ETHERTYPE;
-        record.vlan = u16::from(tuple.lane.tags[0]) << 4 | u16::from(tuple.lane.tags[1]) >> 4;
+        record.vlan = u16::from(tuple.lane.tags()[0]) << 4 | u16::from(tuple.lane.tags()[1]) >> 4;
         record.reason = outcome as u8;
         record.responder = (outcome >> 8) as u8;
         record.to_pod = u8::from(scope.hook == Hook::ToPod);
-        record.protocol = tuple.lane.protocol;
+        record.protocol = tuple.lane.protocol();
         record.flags = packet.signal.flags;
         record.parsed = 1;
     });
