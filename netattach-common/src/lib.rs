@@ -32,7 +32,7 @@ pub use fast::{Decline, FastPort, FastStats, StationKey};
 pub use flow::{Flow, FlowKey};
 pub use fragment::{FragmentKey, Fragmented};
 pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey, VlanKey};
-pub use limit::{Limits, Rate};
+pub use limit::{Limits, Rate, Reading};
 pub use parent::{ParentEntry, ParentKey};
 pub use reason::DropReason;
 pub use record::Record;
@@ -86,6 +86,8 @@ const _: () = assert!(size_of::<Config>() == 24);
 pub mod capacity {
     /// `na_link`, `na_att`, `na_policy`, `na_stat`, `na_fast_*`: attachments of one node, id 0 included.
     pub const ATTACHMENTS: usize = 8192;
+    /// `na_hint`: devices with neighbouring indexes have slots of their own; a power of two.
+    pub const HINTS: usize = 16_384;
     /// `na_addr4`, `na_addr6`: allowed source addresses.
     pub const ADDRESSES: usize = 32_768;
     /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes. A policy that takes another's place stands beside it for a

@@ -16,6 +16,16 @@ pub struct Rate {
     pub tolerance: u64,
 }
 
+/// The one value of map `na_clock`: what a clock said at a timer tick. Only the programs use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Reading {
+    /// The tick, jiffies.
+    pub tick: u64,
+    /// Nanoseconds of the kernel's monotonic clock.
+    pub time: u64,
+}
+
 /// Value of `na_limit`: the limits of one attachment. All zero: none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
@@ -35,6 +45,7 @@ pub struct Limits {
 const _: () = {
     assert!(size_of::<Rate>() == 24);
     assert!(size_of::<Limits>() == 120);
+    assert!(size_of::<Reading>() == 16);
 };
 
 impl Rate {

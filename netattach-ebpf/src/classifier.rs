@@ -19,7 +19,7 @@ use crate::{
 
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
-    let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
+    let id = maps::owner_of(frame::ifindex(&ctx));
     match verdict(&ctx, id, Hook::FromPod) {
         Ok(sort) => {
             fast::hand_over(&ctx, id, sort);
@@ -31,7 +31,7 @@ pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
 
 #[classifier]
 pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
-    let id = maps::attachment_of(frame::ifindex(&ctx)).unwrap_or(0);
+    let id = maps::owner_of(frame::ifindex(&ctx));
     match verdict(&ctx, id, Hook::ToPod) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,

@@ -1,7 +1,7 @@
 //! Limits of one attachment: bytes, flows, records.
 
 use aya_ebpf::{
-    helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
+    helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
     programs::TcContext,
 };
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
@@ -62,9 +62,29 @@ fn one(attachment: u32, select: impl FnOnce(&mut Limits) -> *mut Rate) -> bool {
     charge(select(limits), 1, coarse_now())
 }
 
-/// Nanoseconds of the monotonic clock, as of the last timer tick: no clock device is read.
+/// Nanoseconds of the monotonic clock, as of the last timer tick. Within a tick the clock says the same again, so it is asked
+/// once in each and remembered: the tick's number is read by one instruction.
 #[inline(always)]
 pub(crate) fn coarse_now() -> u64 {
+    // SAFETY: the helper takes nothing and exists since Linux 5.6.
+    let tick = unsafe { bpf_jiffies64() };
+    let Some(reading) = maps::clock() else { return read_clock() };
+    // SAFETY: aligned words of a map value, which stays in place as long as the map does. The time is written before its
+    // tick; who finds the tick and still the time before it is late by one tick.
+    unsafe {
+        if (&raw const (*reading).tick).read_volatile() == tick {
+            return (&raw const (*reading).time).read_volatile();
+        }
+        let time = read_clock();
+        (&raw mut (*reading).time).write_volatile(time);
+        (&raw mut (*reading).tick).write_volatile(tick);
+        time
+    }
+}
+
+/// Nanoseconds of the monotonic clock, as of the last timer tick: no clock device is read.
+#[inline(always)]
+fn read_clock() -> u64 {
     // SAFETY: the helper takes nothing and exists since Linux 5.11.
     unsafe { bpf_ktime_get_coarse_ns() }
 }

@@ -7,6 +7,7 @@
 //! | map | key | value | written by | when full |
 //! |---|---|---|---|---|
 //! | `na_link` | host-side ifindex | attachment id | agent | binding is refused |
+//! | `na_hint` | host-side ifindex, its lower bits | attachment id, right when that attachment's record says so too | programs | entries take turns |
 //! | `na_att` | attachment id | [`AttachmentRecord`] | agent | ids run out |
 //! | `na_policy` | attachment id | [`PolicyIds`], one aligned word | agent, through its memory map | ids run out |
 //! | `na_addr4`, `na_addr6` | attachment, address | 1 | agent | attachment is refused |
@@ -30,6 +31,7 @@
 //! | `na_local` | [`LocalKey`] | attachment id | agent | the attachment's packets take the stack |
 //! | `na_seen` | [`StationKey`] | [`Seen`] | programs | least recently used station is shown to the bridge again |
 //! | `na_pod` | 0, 1 | `na_pod_from`, `na_pod_to` | agent | two entries |
+//! | `na_clock` | 0 | [`Reading`] | programs | one entry |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
 //! The hash maps that are not of least recent use are not preallocated: their memory follows their use.
@@ -44,10 +46,11 @@ use aya_ebpf::{
 };
 use netattach_common::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
-    Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Record,
-    RuleKey, Seen, StationKey, Stats, Uplink, VlanKey,
+    Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Reading,
+    Record, RuleKey, Seen, StationKey, Stats, Uplink, VlanKey,
+    attachment::flag,
     capacity::{
-        ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, PARENTS, PEERS_V4, PEERS_V6, PORTS,
+        ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, HINTS, PARENTS, PEERS_V4, PEERS_V6, PORTS,
         RECORD_BYTES, RULES, STATIONS, UPLINKS, VLANS,
     },
 };
@@ -59,6 +62,8 @@ const SHARED: usize = BPF_F_MMAPABLE as usize;
 
 #[btf_map(name = "na_link")]
 static LINK: HashMap<u32, u32, ATTACHMENTS, SPARSE> = HashMap::new();
+#[btf_map(name = "na_hint")]
+static HINT: Array<u32, HINTS> = Array::new();
 #[btf_map(name = "na_att")]
 static ATTACHMENT: Array<AttachmentRecord, ATTACHMENTS> = Array::new();
 #[btf_map(name = "na_policy")]
@@ -116,6 +121,8 @@ static SEEN: LruHashMap<StationKey, Seen, STATIONS> = LruHashMap::new();
 /// No program of this object goes on by it: those that the agent makes for each device in a pod do.
 #[btf_map(name = "na_pod")]
 static IN_POD: ProgramArray<2> = ProgramArray::new();
+#[btf_map(name = "na_clock")]
+static CLOCK: Array<Reading, 1> = Array::new();
 #[btf_map(name = "na_cfg")]
 static CONFIG: Array<Config, 1> = Array::new();
 
@@ -125,6 +132,23 @@ pub(crate) fn attachment_of(ifindex: u32) -> Option<u32> {
     // SAFETY: the value is a plain u32, copied at once; the agent may replace it concurrently, but an
     // aligned u32 is read whole.
     unsafe { LINK.get(&ifindex) }.copied()
+}
+
+/// The attachment bound to the device that a packet crosses, 0 for none. An array's slot says which it was last: that costs a
+/// tenth of a look into the hash map, and the record, which is needed anyway, says whether it still is.
+#[inline(always)]
+pub(crate) fn owner_of(ifindex: u32) -> u32 {
+    let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return 0 };
+    // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Whatever other CPUs write is
+    // the number of an attachment.
+    let hint = unsafe { slot.read_volatile() };
+    if record(hint).is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
+        return hint;
+    }
+    let Some(found) = attachment_of(ifindex) else { return 0 };
+    // SAFETY: as above.
+    unsafe { slot.write_volatile(found) };
+    found
 }
 
 /// The record of an attachment, `None` when the id is out of range.
@@ -212,6 +236,12 @@ pub(crate) fn station(key: &StationKey) -> Option<u32> {
 pub(crate) fn fast_until() -> u64 {
     // SAFETY: an aligned word of a map value, which stays in place as long as the map does.
     FAST_UNTIL.get_ptr(0).map_or(0, |until| unsafe { until.read_volatile() })
+}
+
+/// What the clock said last, in place.
+#[inline(always)]
+pub(crate) fn clock() -> Option<*mut Reading> {
+    CLOCK.get_ptr_mut(0)
 }
 
 /// This CPU's counters of the fast path of an attachment.

@@ -169,9 +169,14 @@ impl Attachments {
     pub(super) fn bind(&mut self, ifindex: u32, id: u32) -> Result<(), BpfError> {
         self.check(id)?;
         let mut record = self.known(id)?;
-        if self.bound.get(&ifindex) != Some(&id) {
+        let before = self.bound.get(&ifindex).copied();
+        if before != Some(id) {
             insert(&mut self.links, map_name::LINK, ifindex, id)?;
             self.bound.insert(ifindex, id);
+        }
+        // The programs believe a record that names the device (`na_hint`), so that only one may.
+        if let Some(before) = before.filter(|before| *before != id) {
+            self.forget_device(before, ifindex)?;
         }
         record.host_ifindex = ifindex;
         self.write_record(id, record)
@@ -191,9 +196,14 @@ impl Attachments {
         let failed = |source| BpfError::WriteMap { map: map_name::LINK, source };
         self.links.remove(&ifindex).or_else(absent).map_err(failed)?;
         crate::crash_point!("map", map_name::LINK);
-        let Some(id) = self.bound.remove(&ifindex) else {
-            return Ok(());
-        };
+        match self.bound.remove(&ifindex) {
+            Some(id) => self.forget_device(id, ifindex),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a device out of an attachment's record, if it is there.
+    fn forget_device(&mut self, id: u32, ifindex: u32) -> Result<(), BpfError> {
         match self.present.get(&id).copied() {
             Some(record) if record.host_ifindex == ifindex => {
                 self.write_record(id, AttachmentRecord { host_ifindex: 0, ..record })

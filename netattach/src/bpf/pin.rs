@@ -21,6 +21,7 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 /// Names of the pinned maps; the kernel knows them by the same names (15 bytes at most).
 pub(super) mod map_name {
     pub(in super::super) const LINK: &str = "na_link";
+    pub(in super::super) const HINT: &str = "na_hint";
     pub(in super::super) const ATTACHMENT: &str = "na_att";
     pub(in super::super) const POLICY: &str = "na_policy";
     pub(in super::super) const ADDRESS4: &str = "na_addr4";
@@ -40,6 +41,7 @@ pub(super) mod map_name {
     pub(in super::super) const LIMIT: &str = "na_limit";
     pub(in super::super) const RECORD: &str = "na_record";
     pub(in super::super) const STATS: &str = "na_stat";
+    pub(in super::super) const CLOCK: &str = "na_clock";
     pub(in super::super) const CONFIG: &str = "na_cfg";
     pub(in super::super) const FAST_PORT: &str = "na_fast_port";
     pub(in super::super) const STATION: &str = "na_fast_mac";
@@ -52,9 +54,9 @@ pub(super) mod map_name {
     pub(in super::super) const IN_POD: &str = "na_pod";
 
     pub(in super::super) const ALL: &[&str] = &[
-        LINK, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE, FLOW4,
-        FLOW6, FRAGMENT4, FRAGMENT6, PARENT, VLAN, LIMIT, RECORD, STATS, CONFIG, FAST_PORT, STATION,
-        FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN, IN_POD,
+        LINK, HINT, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE,
+        FLOW4, FLOW6, FRAGMENT4, FRAGMENT6, PARENT, VLAN, LIMIT, RECORD, STATS, CLOCK, CONFIG, FAST_PORT,
+        STATION, FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN, IN_POD,
     ];
 }
 
@@ -175,6 +177,7 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
     type Prefix<K> = (u32, K);
     vec![
         spec::<u32, u32>(name::LINK, MapKind::Hash, config.max_attachments),
+        spec::<u32, u32>(name::HINT, MapKind::Array, common::capacity::HINTS as u32),
         spec::<u32, common::AttachmentRecord>(name::ATTACHMENT, MapKind::Array, config.max_attachments),
         spec::<u32, common::PolicyIds>(name::POLICY, MapKind::SharedArray, config.max_attachments),
         spec::<AddressKey<Ip4>, u32>(name::ADDRESS4, MapKind::Hash, config.max_addresses),
@@ -198,6 +201,7 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
         spec::<u32, common::Limits>(name::LIMIT, MapKind::Array, config.max_attachments),
         spec::<(), ()>(name::RECORD, MapKind::RingBuffer, config.record_bytes),
         spec::<u32, common::Stats>(name::STATS, MapKind::PerCpuArray, config.max_attachments),
+        spec::<u32, common::Reading>(name::CLOCK, MapKind::Array, 1),
         spec::<u32, common::Config>(name::CONFIG, MapKind::Array, 1),
         spec::<u32, common::FastPort>(name::FAST_PORT, MapKind::Array, config.max_attachments),
         spec::<common::StationKey, u32>(name::STATION, MapKind::Hash, config.max_attachments),

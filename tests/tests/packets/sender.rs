@@ -234,6 +234,27 @@ fn truncated_packets_are_malformed() {
     }
 }
 
+/// Programs remember whose a device was; they must not believe it.
+#[test]
+fn a_device_that_changes_hands_is_its_new_owners_at_once() {
+    const OTHER: u32 = 9;
+    let rig = Rig::new();
+    let frame = from_pod().udp(1, 2).frame();
+    assert_eq!(rig.run(FromPod, &frame), Ok(()));
+    assert_eq!(rig.run(FromPod, &frame), Ok(()), "now from memory");
+    rig.dataplane.put_attachment(OTHER, &bare()).unwrap();
+    for owner in [OTHER, POD, OTHER] {
+        rig.dataplane.bind_link(DEVICE, owner).unwrap();
+        assert_eq!(rig.run_as(owner, FromPod, &frame), Ok(()), "{owner}");
+        assert_eq!(rig.run_as(owner, ToPod, &to_pod().udp(2, 1).frame()), Ok(()), "{owner}");
+    }
+    rig.dataplane.unbind_link(DEVICE).unwrap();
+    assert_eq!(rig.run_as(0, FromPod, &frame), Err(DropReason::Unbound));
+    rig.dataplane.bind_link(DEVICE, POD).unwrap();
+    rig.dataplane.remove_attachment(POD).unwrap();
+    assert_eq!(rig.run_as(0, FromPod, &frame), Err(DropReason::Unbound));
+}
+
 #[test]
 fn a_device_of_nobody_passes_nothing() {
     let rig = Rig::new();
