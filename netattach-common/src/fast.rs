@@ -34,6 +34,9 @@ pub struct StationKey {
 }
 
 impl StationKey {
+    /// Instead of an attachment, at a bridge's own address: the node routes what comes there.
+    pub const GATEWAY: u32 = 0;
+
     /// The key of an address on a bridge.
     #[inline(always)]
     pub const fn new(bridge: u32, mac: Mac) -> Self {

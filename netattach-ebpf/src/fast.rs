@@ -3,7 +3,7 @@
 //!
 //! `na_from_pod` and `na_wire` hand over what they let pass. `na_fast` finds the receiver, judges the packet by the receiver's
 //! policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second
-//! queue. It is a program of its own because both judgements together would exceed what the verifier follows.
+//! queue. It is a program of its own for what goes on there from two others.
 //!
 //! Whatever is not certain takes the stack, where `na_to_pod` judges it. What is certain of a *device* - its bridge does
 //! nothing but switch, its port forwards - the agent says by writing `na_fast_port` and `na_fast_mac`, and takes back;
@@ -142,11 +142,11 @@ fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline
         let found =
             if sender == 0 { Some(addressed) } else { maps::station(&StationKey::new(origin.segment, *mac)) };
         match found {
+            // To the bridge itself: the node routes what comes there.
+            Some(StationKey::GATEWAY) if sender != 0 => {}
             Some(attachment) if attachment != sender => return switched(ctx, &origin, attachment, mac),
-            Some(_) => return Err(Decline::Elsewhere),
-            None => {}
+            _ => return Err(Decline::Elsewhere),
         }
-        // To the bridge itself: the node routes what comes there.
         let gateway = maps::uplink(origin.segment).filter(|bridge| bridge.flags & wire::flag::GATEWAY != 0);
         if !gateway.ok_or(Decline::Elsewhere)?.mac.same(mac) {
             return Err(Decline::Elsewhere);

@@ -23,7 +23,7 @@
 //! | `na_record` | | [`Record`]s | programs; agent reads | records are lost and counted |
 //! | `na_stat` | attachment id | [`Stats`], per CPU | programs; agent clears | ids run out |
 //! | `na_fast_port` | attachment id | [`FastPort`] | agent | ids run out |
-//! | `na_fast_mac` | [`StationKey`] | attachment id | agent | the attachment's packets take the stack |
+//! | `na_fast_mac` | [`StationKey`] | attachment id, or that it is the bridge itself | agent | the attachment's packets take the stack |
 //! | `na_fast_stat` | attachment id | [`FastStats`], per CPU | programs; agent clears | ids run out |
 //! | `na_fast_until` | 0 | nanoseconds of the monotonic clock | agent | one entry |
 //! | `na_prog` | 0 | `na_fast` | agent | one entry |

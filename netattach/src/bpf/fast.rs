@@ -189,16 +189,30 @@ impl FastPath {
     pub fn set_uplinks(&mut self, wanted: BTreeMap<u32, Uplink>) -> Result<(), BpfError> {
         let gone = self.known_uplinks.keys().filter(|index| !wanted.contains_key(index));
         for index in gone.copied().collect::<Vec<_>>() {
+            self.close_gateway(index)?;
             self.remove_uplink(index)?;
             self.known_uplinks.remove(&index);
         }
         for (index, uplink) in wanted {
             if self.known_uplinks.get(&index) != Some(&uplink) {
+                self.close_gateway(index)?;
                 insert(&mut self.uplinks, map_name::UPLINK, index, entry(&uplink))?;
                 self.known_uplinks.insert(index, uplink);
+                if uplink.gateway {
+                    let station = gateway_station(index, &uplink);
+                    insert(&mut self.stations, map_name::STATION, station, StationKey::GATEWAY)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Takes a bridge's own address out of the stations, if it is there.
+    fn close_gateway(&mut self, index: u32) -> Result<(), BpfError> {
+        match self.known_uplinks.get(&index).filter(|uplink| uplink.gateway) {
+            Some(uplink) => self.remove_station(&gateway_station(index, uplink)),
+            None => Ok(()),
+        }
     }
 
     /// The devices by which packets come and go.
@@ -322,6 +336,10 @@ fn entry(uplink: &Uplink) -> common::Uplink {
         mac: common::Mac { octets: uplink.mac.0 },
         pad: [0; 2],
     }
+}
+
+fn gateway_station(index: u32, uplink: &Uplink) -> StationKey {
+    StationKey::new(index, common::Mac { octets: uplink.mac.0 })
 }
 
 fn local_key((segment, address): &Local) -> LocalKey {
