@@ -13,7 +13,7 @@ use crate::fast::Standing;
 use crate::fast::uplink::Wire;
 use crate::netlink::{Handle, LOOPBACK};
 use crate::observe::{Event, Observer};
-use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
+use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result, vantage};
 use crate::policy::compile::Subject;
 use crate::policy::dump::Dump;
 use crate::policy::explain::{Path, Question};
@@ -94,7 +94,7 @@ impl Reporter {
 
     /// How far policies hold for an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
-        let vantage = result::vantage(row.number, row.plan, &row.attached.outputs);
+        let vantage = vantage::of(row.number, row.plan, &row.attached.outputs);
         self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage)
     }
 

@@ -15,7 +15,7 @@ use crate::link::spec;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::undo::inverse;
-use crate::plan::vantage::Sight;
+use crate::plan::vantage::{self, Sight};
 use crate::plan::{
     AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Parent, Plan, Protect, Role, Sandbox, Step,
     StepRef, Style, addressing, remember, result, routing,
@@ -300,7 +300,7 @@ impl Executor<'_> {
         let sight = Sight {
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
-            device: result::device_info(at.0, attachment, self.progress.outputs()),
+            device: vantage::device_info(at.0, attachment, self.progress.outputs()),
         };
         Ok(sight.output())
     }
@@ -315,7 +315,7 @@ impl Executor<'_> {
         let leased = self.leased(at, attachment)?;
         let outputs = self.progress.outputs();
         let ends = result::ends(at.0, attachment, outputs);
-        let vantage = result::vantage(at.0, attachment, outputs);
+        let vantage = vantage::of(at.0, attachment, outputs);
         if attachment.vantage().is_none() {
             enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Attached, Enforce, StepError};
 use crate::netlink::Handle;
-use crate::plan::{AttachmentPlan, Output, Plan, Step, StepRef, result};
+use crate::plan::{AttachmentPlan, Output, Plan, Step, StepRef, result, vantage};
 use crate::policy::guarded::Guarded;
 use crate::policy::sync::EnforceError;
 use crate::report::Chain;
@@ -18,7 +18,7 @@ pub(super) fn guards<'p>(
         let Step::Protect(protect) = step else { return None };
         let leased = result::leased(at.0, attachment, outputs).unwrap_or_default();
         let ends = result::ends(at.0, attachment, outputs);
-        let vantage = result::vantage(at.0, attachment, outputs);
+        let vantage = vantage::of(at.0, attachment, outputs);
         let guarded =
             Guarded::new(protect, &plan.sandbox, attachment, &leased, vantage, ends.as_ref()).ok()?;
         Some((attachment, guarded))

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     AttachmentPlan, Configure, Interface, LeasedAddress, Output, Parent, Role, Sandbox, Step, StepRef, Style,
-    Unseen, Vantage, addressing, routing,
+    addressing, routing,
 };
 use crate::cni::{self, CniError, CniResult, Value};
 
@@ -247,31 +247,6 @@ pub fn ends(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef
     })
 }
 
-/// Where programs see what an attachment's interface sends and receives, once its steps have been carried out.
-pub fn vantage(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef, Output>) -> Vantage {
-    let found = || {
-        // Step numbers fit: see `Plan::steps`.
-        (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
-            Some(Output::Device { vantage, .. }) => Some(vantage.clone()),
-            _ => None,
-        })
-    };
-    attachment.vantage().or_else(found).unwrap_or(Vantage::Nowhere(Unseen::NoInterface))
-}
-
-/// What an attachment's device information says, once it has been read.
-pub fn device_info<'o>(
-    number: u16,
-    attachment: &AttachmentPlan,
-    outputs: &'o BTreeMap<StepRef, Output>,
-) -> Option<&'o Value> {
-    // Step numbers fit: see `Plan::steps`.
-    (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
-        Some(Output::DeviceInfo { info }) => Some(info),
-        _ => None,
-    })
-}
-
 /// The ends of the link that an attachment's steps made or found: the node's, if it has one, and the pod's.
 pub fn link(
     number: u16,
@@ -363,166 +338,5 @@ fn interface(made: &Interface, sandbox: Option<&str>) -> cni::Interface {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::cni::{Request, Version};
-    use crate::link;
-    use crate::netns::NetnsId;
-    use crate::plan::resolve::one;
-
-    const POD: &str = "/run/netns/c1";
-
-    fn sandbox() -> Sandbox {
-        Sandbox {
-            container_id: "c1".into(),
-            ifname: "eth0".into(),
-            netns: POD.into(),
-            netns_id: NetnsId { device: 4, inode: 5 },
-            cni_args: String::new(),
-            cni_path: Vec::new(),
-            config_name: "pods".into(),
-            pod: None,
-        }
-    }
-
-    fn planned(kind: &str, keys: &Value) -> AttachmentPlan {
-        let mut config = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
-        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        let env = [
-            ("CNI_COMMAND", "ADD"),
-            ("CNI_CONTAINERID", "c1"),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_NETNS", POD),
-            ("CNI_PATH", "/opt/cni/bin"),
-        ];
-        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let request = Request::parse(&env, config.to_string().as_bytes()).unwrap();
-        one(&sandbox(), link::driver(kind).unwrap(), &request).unwrap()
-    }
-
-    fn made(name: &str, mac: &str) -> Interface {
-        Interface { name: name.into(), index: 7, mac: mac.parse().ok(), mtu: 1500 }
-    }
-
-    /// What the steps of a plan would bring, were they carried out; two addresses, one of them without gateway.
-    fn outputs(attachment: &AttachmentPlan) -> BTreeMap<StepRef, Output> {
-        let brought = |step: &Step| match step {
-            Step::EnsureBridge(bridge) => Output::Bridge(made(&bridge.name, "02:00:00:00:00:01")),
-            Step::CreateVeth(veth) => Output::Link {
-                parent: None,
-                host: Some(made(&veth.host_name, "02:00:00:00:00:02")),
-                pod: made(&veth.pod_name, "02:00:00:00:00:03"),
-            },
-            Step::CreateMacvlan(macvlan) => {
-                Output::Link { host: None, parent: None, pod: made(&macvlan.pod_name, "02:00:00:00:00:03") }
-            }
-            Step::RaiseLoopback => Output::Loopback {
-                addresses: ["127.0.0.1/8", "192.0.2.1/32", "127.0.0.2/8", "::1/128"]
-                    .map(|address| address.parse().unwrap())
-                    .to_vec(),
-            },
-            Step::Lease(_) => Output::Lease {
-                addresses: vec![
-                    LeasedAddress {
-                        address: "10.1.0.2/24".parse().unwrap(),
-                        gateway: "10.1.0.1".parse().ok(),
-                    },
-                    LeasedAddress { address: "fd00:1::2/64".parse().unwrap(), gateway: None },
-                ],
-                dns: cni::Dns { nameservers: vec!["10.0.0.53".into()], ..cni::Dns::default() },
-                routes: vec![cni::Route::new("10.9.0.0/16".parse().unwrap(), None)],
-            },
-            Step::Delegate(_) => Output::Delegate { result: json!({"ips": [{"address": "10.7.0.2/24"}]}) },
-            _ => Output::Nothing,
-        };
-        let all = attachment.steps.iter().enumerate();
-        all.map(|(index, step)| (StepRef(0, index as u16), brought(step))).collect()
-    }
-
-    fn told(attachment: &AttachmentPlan) -> CniResult {
-        result(&sandbox(), 0, attachment, &outputs(attachment)).unwrap()
-    }
-
-    fn pool() -> Value {
-        json!({"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]]})
-    }
-
-    #[test]
-    fn a_bridge_that_is_the_gateway_says_so_of_every_address() {
-        let keys = json!({"bridge": "br0", "isDefaultGateway": true, "ipam": pool()});
-        let attachment = planned("bridge", &keys);
-        let host = link::host_name("c1", "eth0");
-        let expected = json!({
-            "cniVersion": "1.1.0",
-            "interfaces": [
-                {"name": "br0", "mac": "02:00:00:00:00:01", "mtu": 1500},
-                {"name": host, "mac": "02:00:00:00:00:02", "mtu": 1500},
-                {"name": "eth0", "mac": "02:00:00:00:00:03", "mtu": 1500, "sandbox": POD},
-            ],
-            "ips": [
-                {"interface": 2, "address": "10.1.0.2/24", "gateway": "10.1.0.1"},
-                {"interface": 2, "address": "fd00:1::2/64", "gateway": "fd00:1::1"},
-            ],
-            "routes": [
-                {"dst": "10.9.0.0/16"}, {"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "::/0", "gw": "fd00:1::1"},
-            ],
-            "dns": {"nameservers": ["10.0.0.53"]},
-        });
-        assert_eq!(told(&attachment).to_value(Version::LATEST).unwrap(), expected);
-    }
-
-    #[test]
-    fn a_routed_veth_tells_what_the_pod_has() {
-        let attachment = planned("veth", &json!({"ipam": pool(), "dns": {"nameservers": []}}));
-        let told = told(&attachment).to_value(Version::LATEST).unwrap();
-        let expected = json!([
-            {"interface": 1, "address": "10.1.0.2/32", "gateway": "169.254.1.1"},
-            {"interface": 1, "address": "fd00:1::2/128", "gateway": "fe80::1"},
-        ]);
-        assert_eq!(told["ips"], expected);
-        let expected = json!([
-            {"dst": "10.9.0.0/16"}, {"dst": "10.1.0.0/24", "gw": "169.254.1.1"}, {"dst": "fd00:1::/64", "gw": "fe80::1"},
-        ]);
-        assert_eq!(told["routes"], expected);
-        // An empty list is a list: the lease's servers are not wanted.
-        assert_eq!(told.get("dns"), None);
-    }
-
-    #[test]
-    fn loopback_tells_one_address_of_its_own_for_each_family() {
-        let told = told(&planned("loopback", &json!({})));
-        let addresses: Vec<_> = told.ips.iter().map(|ip| ip.address.to_string()).collect();
-        assert_eq!(addresses, ["127.0.0.1/8", "::1/128"]);
-    }
-
-    #[test]
-    fn a_result_read_back_and_told_again_is_the_same() {
-        let delegated = json!({"type": "dhcp"});
-        for (kind, keys) in [
-            ("bridge", json!({"bridge": "br0", "isGateway": true, "ipam": pool()})),
-            ("bridge", json!({})),
-            ("bridge", json!({"isDefaultGateway": true, "ipam": delegated})),
-            ("macvlan", json!({"ipam": pool()})),
-            ("macvlan", json!({"ipam": delegated, "dns": {"domain": "example.org"}})),
-            ("veth", json!({"isDefaultGateway": true, "ipam": pool()})),
-            ("loopback", json!({})),
-        ] {
-            let attachment = planned(kind, &keys);
-            let told = told(&attachment);
-            let back = read_back(&attachment, &told).unwrap();
-            assert_eq!(back.keys().count(), attachment.steps.len(), "{kind} {keys}");
-            assert_eq!(result(&sandbox(), 0, &attachment, &back).unwrap(), told, "{kind} {keys}");
-        }
-    }
-
-    #[test]
-    fn a_link_that_a_result_does_not_list_has_no_output() {
-        let attachment = planned("bridge", &json!({"bridge": "br0"}));
-        let mut told = told(&attachment);
-        told.interfaces.pop();
-        let back = read_back(&attachment, &told).unwrap();
-        assert_eq!(back.keys().copied().collect::<Vec<_>>(), [StepRef(0, 0), StepRef(0, 2)]);
-    }
-}
+#[path = "result_tests.rs"]
+mod tests;

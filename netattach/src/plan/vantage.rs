@@ -1,11 +1,12 @@
 //! Where programs see what an interface sends and receives. Pure.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Interface, Output};
+use super::{AttachmentPlan, Interface, Output, StepRef};
 
 /// Where programs see what an interface sends and receives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +110,31 @@ impl Sight<'_> {
         let is_ethernet = pod.mac.is_some_and(|mac| mac.0 != [0; 6]);
         (!is_ethernet).then_some(Unseen::NotEthernet)
     }
+}
+
+/// Where programs see what an attachment's interface sends and receives, once its steps have been carried out.
+pub fn of(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef, Output>) -> Vantage {
+    let found = || {
+        // Step numbers fit: see `Plan::steps`.
+        (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
+            Some(Output::Device { vantage, .. }) => Some(vantage.clone()),
+            _ => None,
+        })
+    };
+    attachment.vantage().or_else(found).unwrap_or(Vantage::Nowhere(Unseen::NoInterface))
+}
+
+/// What an attachment's device information says, once it has been read.
+pub fn device_info<'o>(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &'o BTreeMap<StepRef, Output>,
+) -> Option<&'o Value> {
+    // Step numbers fit: see `Plan::steps`.
+    (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
+        Some(Output::DeviceInfo { info }) => Some(info),
+        _ => None,
+    })
 }
 
 impl fmt::Display for Unseen {

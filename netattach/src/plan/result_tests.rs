@@ -1,0 +1,233 @@
+//! Results from outputs of steps, and back.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cni::{Request, Version};
+use crate::link;
+use crate::netns::NetnsId;
+use crate::plan::Protect;
+use crate::plan::resolve::one;
+use crate::plan::vantage::{self, Unseen, Vantage, When};
+
+const POD: &str = "/run/netns/c1";
+
+fn sandbox() -> Sandbox {
+    Sandbox {
+        container_id: "c1".into(),
+        ifname: "eth0".into(),
+        netns: POD.into(),
+        netns_id: NetnsId { device: 4, inode: 5 },
+        cni_args: String::new(),
+        cni_path: Vec::new(),
+        config_name: "pods".into(),
+        pod: None,
+    }
+}
+
+fn planned(kind: &str, keys: &Value) -> AttachmentPlan {
+    let mut config = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
+    config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    let env = [
+        ("CNI_COMMAND", "ADD"),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_NETNS", POD),
+        ("CNI_PATH", "/opt/cni/bin"),
+    ];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let request = Request::parse(&env, config.to_string().as_bytes()).unwrap();
+    one(&sandbox(), link::driver(kind).unwrap(), &request).unwrap()
+}
+
+fn made(name: &str, mac: &str) -> Interface {
+    Interface { name: name.into(), index: 7, mac: mac.parse().ok(), mtu: 1500 }
+}
+
+/// What the steps of a plan would bring, were they carried out; two addresses, one of them without gateway.
+fn outputs(attachment: &AttachmentPlan) -> BTreeMap<StepRef, Output> {
+    let brought = |step: &Step| match step {
+        Step::EnsureBridge(bridge) => Output::Bridge(made(&bridge.name, "02:00:00:00:00:01")),
+        Step::CreateVeth(veth) => Output::Link {
+            parent: None,
+            host: Some(made(&veth.host_name, "02:00:00:00:00:02")),
+            pod: made(&veth.pod_name, "02:00:00:00:00:03"),
+        },
+        Step::CreateMacvlan(macvlan) => {
+            Output::Link { host: None, parent: None, pod: made(&macvlan.pod_name, "02:00:00:00:00:03") }
+        }
+        Step::RaiseLoopback => Output::Loopback {
+            addresses: ["127.0.0.1/8", "192.0.2.1/32", "127.0.0.2/8", "::1/128"]
+                .map(|address| address.parse().unwrap())
+                .to_vec(),
+        },
+        Step::Lease(_) => Output::Lease {
+            addresses: vec![
+                LeasedAddress { address: "10.1.0.2/24".parse().unwrap(), gateway: "10.1.0.1".parse().ok() },
+                LeasedAddress { address: "fd00:1::2/64".parse().unwrap(), gateway: None },
+            ],
+            dns: cni::Dns { nameservers: vec!["10.0.0.53".into()], ..cni::Dns::default() },
+            routes: vec![cni::Route::new("10.9.0.0/16".parse().unwrap(), None)],
+        },
+        Step::Delegate(_) => Output::Delegate { result: json!({"ips": [{"address": "10.7.0.2/24"}]}) },
+        _ => Output::Nothing,
+    };
+    let all = attachment.steps.iter().enumerate();
+    all.map(|(index, step)| (StepRef(0, index as u16), brought(step))).collect()
+}
+
+fn told(attachment: &AttachmentPlan) -> CniResult {
+    result(&sandbox(), 0, attachment, &outputs(attachment)).unwrap()
+}
+
+fn pool() -> Value {
+    json!({"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]]})
+}
+
+#[test]
+fn a_bridge_that_is_the_gateway_says_so_of_every_address() {
+    let keys = json!({"bridge": "br0", "isDefaultGateway": true, "ipam": pool()});
+    let attachment = planned("bridge", &keys);
+    let host = link::host_name("c1", "eth0");
+    let expected = json!({
+        "cniVersion": "1.1.0",
+        "interfaces": [
+            {"name": "br0", "mac": "02:00:00:00:00:01", "mtu": 1500},
+            {"name": host, "mac": "02:00:00:00:00:02", "mtu": 1500},
+            {"name": "eth0", "mac": "02:00:00:00:00:03", "mtu": 1500, "sandbox": POD},
+        ],
+        "ips": [
+            {"interface": 2, "address": "10.1.0.2/24", "gateway": "10.1.0.1"},
+            {"interface": 2, "address": "fd00:1::2/64", "gateway": "fd00:1::1"},
+        ],
+        "routes": [
+            {"dst": "10.9.0.0/16"}, {"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "::/0", "gw": "fd00:1::1"},
+        ],
+        "dns": {"nameservers": ["10.0.0.53"]},
+    });
+    assert_eq!(told(&attachment).to_value(Version::LATEST).unwrap(), expected);
+}
+
+#[test]
+fn a_routed_veth_tells_what_the_pod_has() {
+    let attachment = planned("veth", &json!({"ipam": pool(), "dns": {"nameservers": []}}));
+    let told = told(&attachment).to_value(Version::LATEST).unwrap();
+    let expected = json!([
+        {"interface": 1, "address": "10.1.0.2/32", "gateway": "169.254.1.1"},
+        {"interface": 1, "address": "fd00:1::2/128", "gateway": "fe80::1"},
+    ]);
+    assert_eq!(told["ips"], expected);
+    let expected = json!([
+        {"dst": "10.9.0.0/16"}, {"dst": "10.1.0.0/24", "gw": "169.254.1.1"}, {"dst": "fd00:1::/64", "gw": "fe80::1"},
+    ]);
+    assert_eq!(told["routes"], expected);
+    // An empty list is a list: the lease's servers are not wanted.
+    assert_eq!(told.get("dns"), None);
+}
+
+#[test]
+fn loopback_tells_one_address_of_its_own_for_each_family() {
+    let told = told(&planned("loopback", &json!({})));
+    let addresses: Vec<_> = told.ips.iter().map(|ip| ip.address.to_string()).collect();
+    assert_eq!(addresses, ["127.0.0.1/8", "::1/128"]);
+}
+
+#[test]
+fn a_result_read_back_and_told_again_is_the_same() {
+    let delegated = json!({"type": "dhcp"});
+    for (kind, keys) in [
+        ("bridge", json!({"bridge": "br0", "isGateway": true, "ipam": pool()})),
+        ("bridge", json!({})),
+        ("bridge", json!({"isDefaultGateway": true, "ipam": delegated})),
+        ("macvlan", json!({"ipam": pool()})),
+        ("macvlan", json!({"ipam": delegated, "dns": {"domain": "example.org"}})),
+        ("veth", json!({"isDefaultGateway": true, "ipam": pool()})),
+        ("loopback", json!({})),
+    ] {
+        let attachment = planned(kind, &keys);
+        let told = told(&attachment);
+        let back = read_back(&attachment, &told).unwrap();
+        assert_eq!(back.keys().count(), attachment.steps.len(), "{kind} {keys}");
+        assert_eq!(result(&sandbox(), 0, &attachment, &back).unwrap(), told, "{kind} {keys}");
+    }
+}
+
+#[test]
+fn a_link_that_a_result_does_not_list_has_no_output() {
+    let attachment = planned("bridge", &json!({"bridge": "br0"}));
+    let mut told = told(&attachment);
+    told.interfaces.pop();
+    let back = read_back(&attachment, &told).unwrap();
+    assert_eq!(back.keys().copied().collect::<Vec<_>>(), [StepRef(0, 0), StepRef(0, 2)]);
+}
+
+/// What another plugin printed for an interface that it made, with one of the addresses another interface's.
+fn delegated() -> (AttachmentPlan, BTreeMap<StepRef, Output>) {
+    let mut attachment = planned("bridge", &json!({}));
+    let delegate = |plugin: &str| {
+        let (plugin, config) = (plugin.to_owned(), serde_json::Map::new());
+        Step::Delegate(crate::plan::Delegate { plugin, config, role: Role::Plugin })
+    };
+    attachment.steps = vec![delegate("host-device"), delegate("tuning"), Step::FindDevice];
+    let printed = |address: &str| {
+        let result = json!({
+            "interfaces": [{"name": "eth0", "sandbox": POD}, {"name": "eth0"}],
+            "ips": [
+                {"interface": 0, "address": address, "gateway": "10.7.0.1"},
+                {"interface": 1, "address": "10.8.0.1/24"},
+                {"address": "fd00:7::2/64"},
+            ],
+        });
+        Output::Delegate { result }
+    };
+    let outputs = BTreeMap::from([
+        (StepRef(0, 0), printed("10.7.0.2/24")),
+        (StepRef(0, 1), printed("10.7.0.3/24")),
+        (
+            StepRef(0, 2),
+            Output::Device {
+                vantage: Vantage::Pod,
+                host: None,
+                pod: Some(made("eth0", "02:00:00:00:00:03")),
+            },
+        ),
+    ]);
+    (attachment, outputs)
+}
+
+#[test]
+fn an_interface_of_other_plugins_has_the_addresses_that_the_last_of_them_printed_for_it() {
+    let (attachment, outputs) = delegated();
+    let leased = leased(0, &attachment, &outputs).unwrap();
+    let addresses: Vec<_> = leased.addresses.iter().map(|leased| leased.address.to_string()).collect();
+    assert_eq!(addresses, ["10.7.0.3/24", "fd00:7::2/64"]);
+}
+
+#[test]
+fn an_interface_of_other_plugins_is_where_it_was_found() {
+    let (attachment, mut outputs) = delegated();
+    let pod = made("eth0", "02:00:00:00:00:03");
+    assert_eq!(link(0, &attachment, &outputs), Some((None, pod)));
+    // Nothing is protected: whatever was found, it is left alone.
+    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Nowhere(Unseen::NotJudged));
+    let mut attachment = attachment;
+    attachment.steps.push(Step::Protect(protect(When::Selected)));
+    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Pod);
+    outputs.remove(&StepRef(0, 2));
+    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Nowhere(Unseen::NoInterface));
+    attachment.steps.pop();
+    attachment.steps.push(Step::Protect(protect(When::Never)));
+    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Nowhere(Unseen::LeftAlone));
+}
+
+fn protect(when: When) -> Protect {
+    Protect {
+        id: 1,
+        zone: 1,
+        check_mac: true,
+        check_addresses: true,
+        bandwidth: None,
+        fast_path: false,
+        when,
+    }
+}
