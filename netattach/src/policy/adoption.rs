@@ -128,6 +128,10 @@ impl Enforcer {
         changed: bool,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
+        if guarded.is_delegated() {
+            // Never on the fast path, and no uplink either, whatever comes by its device.
+            self.fast.admit(guarded.member());
+        }
         if guarded.when == When::Selected && !found.anything() {
             return self.wait(guarded);
         }

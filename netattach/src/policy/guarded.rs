@@ -96,7 +96,7 @@ impl Guarded {
             index: pod_index,
         });
         // What other plugins gave no address may be given one by the pod itself.
-        let addressed = !leased.addresses.is_empty() || attachment.vantage().is_some();
+        let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
         Ok(Self {
             id: protect.id,
             attachment: Attachment {
@@ -122,7 +122,7 @@ impl Guarded {
             }),
             device,
             vantage,
-            delegated: attachment.steps.contains(&Step::FindDevice),
+            delegated: is_delegated(attachment),
             when: protect.when,
             in_pod,
             pod_index,
@@ -175,8 +175,16 @@ fn veth(attachment: &AttachmentPlan) -> Option<&spec::Veth> {
     })
 }
 
+/// Whether another plugin made the interface.
+fn is_delegated(attachment: &AttachmentPlan) -> bool {
+    attachment.steps.contains(&Step::FindDevice)
+}
+
 /// What an attachment's own configuration says about the fast path.
 fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
+    if is_delegated(attachment) {
+        return Some(Reason::Plugin(attachment.kind.clone()));
+    }
     if !protect.fast_path {
         return Some(Reason::OptedOut);
     }

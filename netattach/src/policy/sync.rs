@@ -206,6 +206,10 @@ impl Enforcer {
         }
         if let Device::Own(index) = &guarded.device {
             self.dataplane.bind_link(*index, guarded.id)?;
+            if guarded.is_delegated() {
+                // Never on the fast path, and no uplink either, whatever comes by its device.
+                self.fast.admit(guarded.member());
+            }
         }
         if guarded.when == When::Selected {
             return self.begin_if_due(guarded.id).map(drop);

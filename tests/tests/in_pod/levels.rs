@@ -189,3 +189,64 @@ fn with_annotations(mut object: Value) -> Value {
     }
     object
 }
+
+/// A port that another plugin puts into a bridge is no way out of the node, by which packets take the fast path unjudged.
+#[test]
+fn what_a_port_of_another_plugin_sends_into_a_bridge_with_a_fast_path_is_judged() {
+    let test = "what_a_port_of_another_plugin_sends";
+    let Some(from) = plugins(test, &["bridge", "static"]) else { return };
+    let mut node = Node::new(&[]).unwrap();
+    install(&node, &from, &["static"]).unwrap();
+    std::os::unix::fs::symlink(from.join("bridge"), node.path("cni-bin/foreign")).unwrap();
+    node.set("fastPath", json!("on"));
+    let ipam = json!({"type": "static", "addresses": [{"address": "10.50.0.77/24"}]});
+    let port = json!({"cniVersion": "1.0.0", "type": "foreign", "bridge": "br0", "ipam": ipam});
+    node.write("port", &network(NAMESPACE, "port", &port)).unwrap();
+    for (name, networks) in [("a", json!("port")), ("b", Value::Null)] {
+        node.write(name, &pod(name, &json!({"app": name}), &networks)).unwrap();
+    }
+    let spec = json!({
+        "podSelector": {}, "policyTypes": ["Egress"], "egress": [{"ports": [{"protocol": "UDP", "port": 7}]}]
+    });
+    node.write("policy", &policy("few", "shop/port", &spec)).unwrap();
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    for pod in [&a, &b] {
+        node.add(pod).success();
+    }
+    let rows = || node.ctl(&["attachments"]).unwrap();
+    let default_of = |rows: &Value, pod: &str| {
+        let mut rows = rows.as_array().unwrap().iter();
+        rows.find(|row| row["pod"]["name"] == pod && row["ifname"] == "eth0").unwrap().clone()
+    };
+    let is_on = || default_of(&rows(), "b")["fast_path"]["state"] == "on";
+    assert!(eventually(PATIENCE, is_on), "{:#}", rows());
+    let own = row(&node, "a");
+    assert_eq!((&own["enforcement"], &own["fast_path"]["state"]), (&json!("full"), &json!("plugin")));
+    assert_eq!(node.ctl(&["status"]).unwrap()["uplinks"], json!([]));
+
+    let mac = |row: &Value| row["mac"].as_str().unwrap().parse::<Mac>().unwrap();
+    let witness = RawSocket::open(&b.namespace, "eth0").unwrap();
+    let socket = RawSocket::open(&a.namespace, "net1").unwrap();
+    let to_b = |port: u16| {
+        let packet = Packet::between("10.50.0.77", "10.50.0.3").from_mac(mac(&own)).udp(4000 + port, port);
+        let mut frame = packet.frame();
+        frame[..6].copy_from_slice(&mac(&default_of(&rows(), "b")).0);
+        frame
+    };
+    socket.send(&to_b(9)).unwrap();
+    let dropped = || {
+        let stats = node.ctl(&["stats", "--pod", "shop/a"]).unwrap();
+        stats.as_array().unwrap().iter().any(|row| row["dropped"]["egress-port"].as_u64() > Some(0))
+    };
+    assert!(eventually(PATIENCE, dropped));
+    let tail = |frame: &[u8]| frame[frame.len() - 12..].to_vec();
+    socket.send(&to_b(7)).unwrap();
+    let seen = witness.frames_until(&tail(&to_b(7)), PATIENCE).unwrap();
+    let came = |port: u16| seen.iter().any(|frame| frame.ends_with(&tail(&to_b(port))));
+    assert_eq!((came(7), came(9)), (true, false));
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+}
