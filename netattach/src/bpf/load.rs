@@ -1,10 +1,12 @@
 //! Brings the embedded programs into the kernel and pins them.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::thread;
 
-use aya::EbpfLoader;
 use aya::maps::{MapData, ProgramArray};
-use aya::programs::SchedClassifier;
+use aya::programs::{Program as AnyProgram, SchedClassifier};
+use aya::{Ebpf, EbpfLoader};
 
 use super::BpfError;
 use super::object::Object;
@@ -28,12 +30,10 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
         loader.map_max_entries(spec.name, spec.max_entries);
     }
     let mut ebpf = loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Box::new(error)))?;
+    load_programs(&mut ebpf)?;
     for which in Program::ALL {
-        let name = which.name();
-        let failed = |source| BpfError::LoadProgram { program: name, source };
-        let program: &mut SchedClassifier =
-            ebpf.program_mut(name).ok_or(BpfError::NoProgram(name))?.try_into().map_err(failed)?;
-        program.load().map_err(failed)?;
+        let failed = |source| BpfError::LoadProgram { program: which.name(), source };
+        let program = classifier(ebpf.program_mut(which.name()), which)?;
         if let Some((map, slot)) = which.slot() {
             let mut slots: ProgramArray<MapData> = pins.open(map)?;
             let fd = program.fd().map_err(failed)?;
@@ -42,6 +42,28 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
         replace_pin(program, pins, which)?;
     }
     Ok(())
+}
+
+/// Brings the programs past the verifier, all at the same time: it is most of what an upgrade takes.
+fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
+    let mut programs: BTreeMap<&str, _> = ebpf.programs_mut().collect();
+    thread::scope(|scope| {
+        let mut loading = Vec::new();
+        for which in Program::ALL {
+            let program = classifier(programs.remove(which.name()), which)?;
+            loading.push((which.name(), scope.spawn(|| program.load())));
+        }
+        loading.into_iter().try_for_each(|(program, loading)| {
+            let loaded = loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            loaded.map_err(|source| BpfError::LoadProgram { program, source })
+        })
+    })
+}
+
+fn classifier(found: Option<&mut AnyProgram>, which: Program) -> Result<&mut SchedClassifier, BpfError> {
+    let program = which.name();
+    let found = found.ok_or(BpfError::NoProgram(program))?;
+    found.try_into().map_err(|source| BpfError::LoadProgram { program, source })
 }
 
 /// Pins beside, then renames over: at every moment the old or the new program is pinned.

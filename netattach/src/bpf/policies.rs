@@ -1,6 +1,7 @@
 //! Installed policies and the memory of the agent: the maps that only the policy side writes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
 
 use aya::maps::{Array, MapData};
 use netattach_common as common;
@@ -11,6 +12,9 @@ use super::rows::{Keys, Prefix, Rows, Usage};
 use super::table::Table;
 use super::{BpfError, Config};
 use crate::policy::compiled::{CompiledPolicy, RuleId};
+
+/// From this many entries on it pays to start a thread for them.
+const MANY: usize = 4096;
 
 /// Handles of the policy maps, and what is in them.
 pub(super) struct Policies {
@@ -182,13 +186,26 @@ impl Policies {
         Ok(())
     }
 
+    /// Writes entries; of many, ports and addresses at the same time: they are in different maps, and as many.
     fn write(&mut self, rows: &Rows) -> Result<(), BpfError> {
+        let Self { ports, peers_v4, peers_v6, prefixes_v4, prefixes_v6, .. } = self;
         let Rows { keys, port_rules, classes } = rows;
-        self.ports.write(&keys.ports, port_rules)?;
-        self.peers_v4.write(&keys.peers_v4, &classes.peers_v4)?;
-        self.peers_v6.write(&keys.peers_v6, &classes.peers_v6)?;
-        self.prefixes_v4.write(&keys.prefixes_v4, &classes.prefixes_v4)?;
-        self.prefixes_v6.write(&keys.prefixes_v6, &classes.prefixes_v6)
+        let mut ports = || ports.write(&keys.ports, port_rules);
+        let mut addresses = || {
+            peers_v4.write(&keys.peers_v4, &classes.peers_v4)?;
+            peers_v6.write(&keys.peers_v6, &classes.peers_v6)?;
+            prefixes_v4.write(&keys.prefixes_v4, &classes.prefixes_v4)?;
+            prefixes_v6.write(&keys.prefixes_v6, &classes.prefixes_v6)
+        };
+        if keys.ports.len() < MANY {
+            ports()?;
+            return addresses();
+        }
+        thread::scope(|scope| {
+            let ports = scope.spawn(ports);
+            let addresses = addresses();
+            ports.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(addresses)
+        })
     }
 
     fn erase(&mut self, keys: &Keys) -> Result<(), BpfError> {

@@ -121,6 +121,8 @@ impl Tables {
         let mut classes = Classes::new(&self.grants);
         let mut peers = Vec::with_capacity(self.marks.len());
         let mut enclosing: Vec<Enclosing> = Vec::new();
+        // Most prefixes are single addresses, which need neither any longer: their memory is used again.
+        let (mut blocks, mut grants) = (Vec::new(), Vec::new());
         // The order of `IpNet` is by address and then by length, so a prefix comes before all that it holds.
         self.marks.sort_by_key(|(net, _)| *net);
         for marks in self.marks.chunk_by(|(one, _), (next, _)| one == next) {
@@ -128,11 +130,12 @@ impl Tables {
             while enclosing.last().is_some_and(|outer| !outer.net.contains(net)) {
                 enclosing.pop();
             }
-            let (mut blocks, outer_class) = match enclosing.last() {
-                Some(outer) => (outer.blocks.clone(), outer.class),
-                None => (Vec::new(), NOTHING),
-            };
-            let mut grants = Vec::new();
+            blocks.clear();
+            grants.clear();
+            let outer_class = enclosing.last().map_or(NOTHING, |outer| {
+                blocks.extend_from_slice(&outer.blocks);
+                outer.class
+            });
             for (_, mark) in marks {
                 match mark {
                     Mark::Begins(block) => blocks.push(*block),
@@ -148,13 +151,13 @@ impl Tables {
             grants.extend(blocks.iter().map(|block| self.blocks[*block]));
             grants.sort_unstable();
             grants.dedup();
-            let class = classes.number(grants);
+            let class = classes.number(&grants);
             if class != outer_class {
                 peers.push((*net, class));
             }
             // A single address holds nothing.
             if net.prefix_len() < net.max_prefix_len() {
-                enclosing.push(Enclosing { net: *net, blocks, class });
+                enclosing.push(Enclosing { net: *net, blocks: blocks.clone(), class });
             }
         }
         let ports = classes.into_ports(&peers);
@@ -194,19 +197,19 @@ impl<'a> Classes<'a> {
     }
 
     /// The class of grants, given in order, each once.
-    fn number(&mut self, grants: Vec<GrantId>) -> ClassId {
-        match grants[..] {
+    fn number(&mut self, grants: &[GrantId]) -> ClassId {
+        match *grants {
             [] => NOTHING,
             [one] if self.of_one[one] != 0 => self.of_one[one],
             [one] => {
-                self.of_one[one] = self.of_content(&grants);
+                self.of_one[one] = self.of_content(grants);
                 self.of_one[one]
             }
-            _ => match self.of_several.get(&grants) {
+            _ => match self.of_several.get(grants) {
                 Some(class) => *class,
                 None => {
-                    let class = self.of_content(&grants);
-                    self.of_several.insert(grants, class);
+                    let class = self.of_content(grants);
+                    self.of_several.insert(grants.to_vec(), class);
                     class
                 }
             },

@@ -113,17 +113,11 @@ impl std::fmt::Display for Key {
 /// split exact without parsing. Parts with nothing but comments and directives are left out.
 pub(super) fn yaml_documents(text: &str) -> impl Iterator<Item = &str> {
     let text = text.trim_start_matches('\u{feff}');
-    let mut starts = vec![0];
-    let mut offset = 0;
-    for line in text.split_inclusive('\n') {
-        let is_marker = line
-            .strip_prefix("---")
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
-        if is_marker && offset > 0 {
-            starts.push(offset);
-        }
-        offset += line.len();
-    }
+    let marker = memchr::memmem::find_iter(text.as_bytes(), "\n---").map(|end| end + 1).filter(|start| {
+        let rest = &text[start + "---".len()..];
+        rest.is_empty() || rest.starts_with(char::is_whitespace)
+    });
+    let starts: Vec<usize> = std::iter::once(0).chain(marker).collect();
     let ends: Vec<usize> = starts.iter().skip(1).copied().chain([text.len()]).collect();
     let parts = starts.into_iter().zip(ends).map(move |(start, end)| &text[start..end]);
     parts.filter(|part| part.lines().any(holds_content))

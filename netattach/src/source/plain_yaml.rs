@@ -5,7 +5,7 @@
 //! scalars, anchors, tags, comments behind values, escapes, words such as `true` whose type depends on the reader. What
 //! is converted means the same as to the whole parser; the tests hold the two together.
 
-use std::str::Lines;
+use memchr::memchr;
 
 /// Deepest nesting; a policy has seven levels.
 const DEEPEST: usize = 32;
@@ -14,12 +14,11 @@ const MOST_KEYS: usize = 64;
 
 /// The document as JSON, if it is plain and a mapping.
 pub(super) fn to_json(document: &str) -> Option<String> {
-    if !document.is_ascii() || document.bytes().any(|byte| byte.is_ascii_control() && byte != b'\n') {
+    if !document.as_bytes().chunks(4096).all(is_printable) {
         return None;
     }
     let body = document.strip_prefix("---\n").unwrap_or(document);
-    let mut converter =
-        Converter { lines: body.lines(), line: None, json: String::with_capacity(document.len()) };
+    let mut converter = Converter { rest: body, line: None, json: String::with_capacity(document.len()) };
     converter.next_line();
     let first = converter.line?;
     if !is_item(first.text) && split_key(first.text).is_some() {
@@ -29,8 +28,14 @@ pub(super) fn to_json(document: &str) -> Option<String> {
     None
 }
 
+/// Whether there are only printable ASCII characters and line ends. Without a way out of the loop it is done many bytes at once.
+fn is_printable(bytes: &[u8]) -> bool {
+    bytes.iter().fold(true, |all, byte| all & (matches!(byte, b' '..=b'~') | (*byte == b'\n')))
+}
+
 struct Converter<'a> {
-    lines: Lines<'a>,
+    /// What is behind the line.
+    rest: &'a str,
     /// The line to be read next, or what is left of it.
     line: Option<Line<'a>>,
     json: String,
@@ -46,12 +51,18 @@ struct Line<'a> {
 impl<'a> Converter<'a> {
     /// Goes to the next line that holds more than a comment.
     fn next_line(&mut self) {
-        self.line = self.lines.by_ref().find_map(|line| {
-            let text = line.trim_start_matches(' ');
-            let indent = line.len() - text.len();
-            let text = text.trim_end_matches(' ');
-            (!text.is_empty() && !text.starts_with('#')).then_some(Line { indent, text })
-        });
+        while !self.rest.is_empty() {
+            let end = memchr(b'\n', self.rest.as_bytes()).unwrap_or(self.rest.len());
+            let (line, rest) = self.rest.split_at(end);
+            self.rest = rest.get(1..).unwrap_or_default();
+            let indent = line.bytes().take_while(|byte| *byte == b' ').count();
+            let trailing = line.bytes().rev().take_while(|byte| *byte == b' ').count();
+            if indent < line.len() && line.as_bytes()[indent] != b'#' {
+                self.line = Some(Line { indent, text: &line[indent..line.len() - trailing] });
+                return;
+            }
+        }
+        self.line = None;
     }
 
     /// What begins on the current line: a sequence, a mapping or a scalar.
@@ -97,7 +108,9 @@ impl<'a> Converter<'a> {
                 self.json.push(',');
             }
             keys.push(key);
-            self.json.extend(["\"", key, "\":"]);
+            self.json.push('"');
+            self.json.push_str(key);
+            self.json.push_str("\":");
             if value.is_empty() {
                 self.next_line();
                 let below =
@@ -126,13 +139,18 @@ impl<'a> Converter<'a> {
     fn scalar(&mut self, text: &str) -> Option<()> {
         let inner = |quote: char| text.strip_prefix(quote)?.strip_suffix(quote);
         let quoted = inner('"').or_else(|| inner('\''));
-        match quoted {
+        let string = match quoted {
             Some(inner) if inner.contains(['"', '\'', '\\']) => return None,
-            Some(inner) => self.json.extend(["\"", inner, "\""]),
-            None if matches!(text, "{}" | "[]") || is_number(text) => self.json.push_str(text),
-            None if is_plain_string(text) => self.json.extend(["\"", text, "\""]),
-            None => return None,
-        }
+            Some(inner) => inner,
+            None if matches!(text, "{}" | "[]") || is_number(text) => {
+                self.json.push_str(text);
+                return Some(());
+            }
+            None => is_plain_string(text).then_some(text)?,
+        };
+        self.json.push('"');
+        self.json.push_str(string);
+        self.json.push('"');
         Some(())
     }
 }
@@ -143,7 +161,7 @@ fn is_item(text: &str) -> bool {
 
 /// A key that is surely a string, and what stands behind it.
 fn split_key(text: &str) -> Option<(&str, &str)> {
-    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./-".contains(byte);
+    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'/' | b'-');
     let length = text.bytes().take_while(|byte| is_part(byte)).count();
     let (key, rest) = text.split_at(length);
     let value = rest.strip_prefix(':')?;
@@ -154,8 +172,9 @@ fn split_key(text: &str) -> Option<(&str, &str)> {
 /// Whether a text that begins with a letter is a string to every reader.
 fn is_word(text: &str) -> bool {
     const OTHERS: [&str; 11] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"];
+    const LONGEST: usize = 5;
     text.starts_with(|first: char| first.is_ascii_alphabetic())
-        && !OTHERS.iter().any(|other| other.eq_ignore_ascii_case(text))
+        && (text.len() > LONGEST || !OTHERS.iter().any(|other| other.eq_ignore_ascii_case(text)))
 }
 
 /// A decimal number without sign that fits into 64 bits.
@@ -166,7 +185,10 @@ fn is_number(text: &str) -> bool {
 
 /// Whether a text without quotes is a string to every reader: a word, or what begins like a number and is an address.
 fn is_plain_string(text: &str) -> bool {
-    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_./,: -".contains(&byte));
+    let is_part = |byte: u8| {
+        byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'/' | b',' | b':' | b' ' | b'-')
+    };
+    let plain = text.bytes().all(is_part);
     let is_address = || {
         text.starts_with(|first: char| first.is_ascii_hexdigit())
             && !text.contains(' ')
