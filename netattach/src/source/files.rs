@@ -8,6 +8,10 @@
 //! directory has been quiet for a moment; and while a file cannot be read, is empty or has a document that
 //! fails, whatever it gave before and does not give now stays as it was. Only a writer that stops for longer in
 //! the middle of a document that happens to be complete there can be misread; renaming over the file avoids it.
+//!
+//! Only what the kernel tells of is looked at, and what links lead to. Everything is at the start, where names of directories are
+//! concerned, when the kernel could not tell all, and once a minute: filesystems that others write to tell of nothing, nor can
+//! be told what was written by way of another name that came and went in between two looks.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,6 +1,5 @@
 //! Reads manifests: a file's text into documents, a document into the objects that netattach knows.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,6 +25,9 @@ const KUBERNETES_NETWORKS_GROUP: &str = "networking.k8s.io";
 const MULTI_NETWORK_POLICY: &str = "MultiNetworkPolicy";
 const MULTI_NETWORK_POLICY_VERSIONS: &str = "v1beta1 and v1beta2";
 const NETWORK_POLICY: &str = "NetworkPolicy";
+
+/// What stands in the names of both kinds.
+const POLICY_KINDS: &str = NETWORK_POLICY;
 
 /// One object of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,22 +127,18 @@ pub(super) fn yaml_documents(text: &str) -> impl Iterator<Item = &str> {
 
 /// Reads one document of a YAML stream.
 pub(super) fn yaml(document: &str) -> Result<Value, ManifestError> {
-    match json_of(document).and_then(|json| serde_json::from_str(&json).ok()) {
+    match plain(document) {
         Some(value) => Ok(value),
         None => serde_norway::from_str(document).map_err(ManifestError::Yaml),
     }
 }
 
-/// A document of a YAML stream as JSON, where that is easily had: it is read in a fraction of the time. What comes back need
-/// not be JSON.
-fn json_of(document: &str) -> Option<Cow<'_, str>> {
+/// Reads a document of a YAML stream that is JSON or plain, which takes a fraction of the time; `None`: it is neither, or not
+/// what is wanted.
+fn plain<'d, T: Deserialize<'d>>(document: &'d str) -> Option<T> {
     let text = document.strip_prefix("---").unwrap_or(document).trim_start();
     // Text in braces that is JSON is YAML and means the same.
-    if text.starts_with('{') {
-        Some(Cow::Borrowed(text))
-    } else {
-        plain_yaml::to_json(document).map(Cow::Owned)
-    }
+    if text.starts_with('{') { serde_json::from_str(text).ok() } else { plain_yaml::read(document) }
 }
 
 fn holds_content(line: &str) -> bool {
@@ -394,18 +392,25 @@ fn multi_network_policy(document: &Value) -> Result<Object, ManifestError> {
 /// hundred thousand rules takes ten times as long by it. `None`: it is something else, or has something wrong, which
 /// [`objects`] is to say.
 pub(super) fn policy(json: &str) -> Option<Object> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Document {
-        api_version: String,
-        kind: String,
-        metadata: Metadata,
-        spec: policy::Spec,
-    }
-    if !json.contains("NetworkPolicy") {
-        return None;
-    }
-    let Document { api_version, kind, metadata, spec } = serde_json::from_str(json).ok()?;
+    if json.contains(POLICY_KINDS) { policy_of(serde_json::from_str(json).ok()?) } else { None }
+}
+
+/// As [`policy`], for a document of a YAML stream.
+pub(super) fn yaml_policy(document: &str) -> Option<Object> {
+    if document.contains(POLICY_KINDS) { policy_of(plain(document)?) } else { None }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WholePolicy {
+    api_version: String,
+    kind: String,
+    metadata: Metadata,
+    spec: policy::Spec,
+}
+
+fn policy_of(document: WholePolicy) -> Option<Object> {
+    let WholePolicy { api_version, kind, metadata, spec } = document;
     let (group, version) = api_version.rsplit_once('/')?;
     let (kind, known) = match (group, kind.as_str()) {
         (NETWORKS_GROUP, MULTI_NETWORK_POLICY) => (MULTI_NETWORK_POLICY, MULTI_NETWORK_POLICY_VERSIONS),
@@ -419,11 +424,6 @@ pub(super) fn policy(json: &str) -> Option<Object> {
         _ => policy::read_network(name, spec),
     };
     Some(Object::Policy(Arc::new(policy)))
-}
-
-/// As [`policy`], for a document of a YAML stream.
-pub(super) fn yaml_policy(document: &str) -> Option<Object> {
-    if document.contains("NetworkPolicy") { policy(&json_of(document)?) } else { None }
 }
 
 fn network_policy(document: &Value) -> Result<Object, ManifestError> {

@@ -24,7 +24,7 @@ const LARGEST_FILE: u64 = 16 << 20;
 pub(super) struct Tree {
     directory: PathBuf,
     catalogue: Catalogue,
-    /// Manifests that are links: what they lead to changes under another name.
+    /// Manifests that are links, or files with other names: they change under names of which the kernel tells instead.
     links: BTreeSet<PathBuf>,
     /// Directories that could not be listed.
     unlisted: Vec<Problem>,
@@ -87,18 +87,23 @@ impl Tree {
     fn read_some(&mut self, names: &BTreeSet<PathBuf>) {
         let named = names.iter().filter(|name| !is_hidden(name) && is_manifest(name));
         let named: BTreeSet<PathBuf> = named.map(|name| self.directory.join(name)).collect();
-        for path in &named {
-            if path.is_symlink() {
-                self.links.insert(path.clone());
-            } else {
-                self.links.remove(path);
-            }
-        }
         for path in named.union(&self.links.clone()) {
             if path.is_dir() {
                 self.catalogue.put(path, None);
             } else {
                 self.read_file(path);
+            }
+            self.note_link(path);
+        }
+    }
+
+    fn note_link(&mut self, path: &Path) {
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if metadata.is_symlink() || metadata.nlink() > 1 => {
+                self.links.insert(path.to_owned());
+            }
+            _ => {
+                self.links.remove(path);
             }
         }
     }
@@ -119,10 +124,11 @@ impl Tree {
         for path in gone {
             self.catalogue.put(&path, None);
         }
+        self.links = links;
         for path in files {
             self.read_file(&path);
+            self.note_link(&path);
         }
-        self.links = links;
         for (directory, error) in failed {
             self.unlisted.push(whole_file(&directory, format!("list directory: {error}")));
         }
