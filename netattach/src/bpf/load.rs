@@ -13,6 +13,9 @@ use super::object::Object;
 use super::pin::{MapSpec, Pins, Program};
 use super::{probe, sys};
 
+/// For each the kernel takes tens of megabytes, which count as the agent's.
+const VERIFIED_AT_ONCE: usize = 2;
+
 /// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
 /// the place of the pinned ones.
 pub(super) fn load(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), BpfError> {
@@ -44,18 +47,22 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
     Ok(())
 }
 
-/// Brings the programs past the verifier, all at the same time: it is most of what an upgrade takes.
+/// Brings the programs past the verifier, several at the same time: it is most of what an upgrade takes.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
     let mut programs: BTreeMap<&str, _> = ebpf.programs_mut().collect();
-    thread::scope(|scope| {
-        let mut loading = Vec::new();
-        for which in Program::ALL {
-            let program = classifier(programs.remove(which.name()), which)?;
-            loading.push((which.name(), scope.spawn(|| program.load())));
-        }
-        loading.into_iter().try_for_each(|(program, loading)| {
-            let loaded = loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            loaded.map_err(|source| BpfError::LoadProgram { program, source })
+    let wanted =
+        Program::ALL.map(|which| Ok((which.name(), classifier(programs.remove(which.name()), which)?)));
+    let mut wanted = wanted.into_iter().collect::<Result<Vec<_>, BpfError>>()?;
+    wanted.chunks_mut(VERIFIED_AT_ONCE).try_for_each(|some| {
+        thread::scope(|scope| {
+            let load = |(name, program): &mut (&'static str, &mut SchedClassifier)| {
+                let failed = |source| BpfError::LoadProgram { program: name, source };
+                program.load().map_err(failed)
+            };
+            let loading: Vec<_> = some.iter_mut().map(|one| scope.spawn(move || load(one))).collect();
+            loading.into_iter().try_for_each(|loading| {
+                loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
         })
     })
 }
