@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::Namespace;
 use crate::manifest::{self, NAMESPACE};
-use crate::traffic::eventually;
+use crate::traffic::{eventually, stretched};
 
 /// `namespace/name` of the network that every pod gets.
 pub const DEFAULT_NETWORK: &str = "kube-system/default";
@@ -240,7 +240,7 @@ impl Node {
             log
         })?;
         self.agent = Some(Agent { child, log: Some(log) });
-        match is_ready.recv_timeout(PATIENCE) {
+        match is_ready.recv_timeout(stretched(PATIENCE)) {
             Ok(()) => Ok(()),
             Err(error) => {
                 let log = self.kill()?;

@@ -3,8 +3,8 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,19 @@ use crate::Namespace;
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait for what is expected not to arrive.
 pub const SILENCE: Duration = Duration::from_millis(250);
+
+/// Names how many times slower than a machine this one is, where processors are emulated.
+const SLOWNESS: &str = "NETATTACH_TEST_SLOWNESS";
+
+/// A time for something to happen or not to happen, as long as it takes on this machine. Everything here that is given a
+/// time uses it in this way.
+pub fn stretched(time: Duration) -> Duration {
+    static FACTOR: LazyLock<u32> = LazyLock::new(|| match std::env::var(SLOWNESS) {
+        Ok(factor) => factor.parse().unwrap_or_else(|error| panic!("{SLOWNESS} is {factor:?}: {error}")),
+        Err(_) => 1,
+    });
+    time * *FACTOR
+}
 
 /// Whether an echo request to `to` is answered in time.
 ///
@@ -40,7 +53,7 @@ pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
         Err(rustix::io::Errno::NETUNREACH | rustix::io::Errno::HOSTUNREACH) => return Ok(false),
         sent => sent.context("send an echo request")?,
     };
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + stretched(patience);
     let mut buffer = [0; 1500];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -128,7 +141,7 @@ impl Drop for Echo {
 /// # Errors
 /// It cannot be opened in time, or the message does not come back.
 pub fn connect(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
-    let mut stream = from.run(|| TcpStream::connect_timeout(&to, patience))?;
+    let mut stream = from.run(|| TcpStream::connect_timeout(&to, stretched(patience)))?;
     exchange(&mut stream, patience)?;
     Ok(stream)
 }
@@ -138,7 +151,7 @@ pub fn connect(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Resu
 /// # Errors
 /// It does not come back in time.
 pub fn exchange(stream: &mut TcpStream, patience: Duration) -> io::Result<()> {
-    stream.set_read_timeout(Some(patience))?;
+    stream.set_read_timeout(Some(stretched(patience)))?;
     stream.set_nodelay(true)?;
     stream.write_all(b"ping")?;
     let mut answer = [0; 4];
@@ -209,7 +222,7 @@ impl Conversation {
 
 /// Repeats a question until it is answered with yes, or the time is over. The question should take a moment.
 pub fn eventually(patience: Duration, mut question: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + stretched(patience);
     loop {
         if question() {
             return true;
@@ -232,7 +245,7 @@ fn udp_socket(from: &Namespace, to: SocketAddr) -> Result<UdpSocket> {
 
 fn echoed(socket: &UdpSocket, message: &[u8], patience: Duration) -> bool {
     let exchanged = || -> io::Result<bool> {
-        socket.set_read_timeout(Some(patience))?;
+        socket.set_read_timeout(Some(stretched(patience)))?;
         socket.send(message)?;
         let mut buffer = [0; 64];
         loop {

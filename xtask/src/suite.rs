@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 
 use crate::setup::Scope;
-use crate::{child, dist, fuzz, screen, setup, tree};
+use crate::{child, dist, fuzz, screen, setup, tree, vm};
 
 /// Fuzzing time for all targets together when this runs as the gate.
 const FUZZ_SECONDS: u32 = 60;
@@ -54,6 +54,7 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
     dist::build()?;
     let mut total = workspace()?;
     total += by_tcx()?;
+    total += vm::tests()?;
     if ci {
         screen::heading("fuzz");
         total += fuzz::run_all(FUZZ_SECONDS)?;

@@ -66,7 +66,7 @@ pub fn machine() -> Option<Machine> {
     Some(Machine { emulator, libraries, firmware, kernel, modules, release })
 }
 
-/// Unpacks the machine unless it is here. Without `required`, a system that cannot have it does without.
+/// Unpacks the machine unless it is here. Without `required`, a system that cannot have it, or not now, does without.
 pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
     let described = |machine: &Machine| format!("Linux {}", machine.release);
     if let Some(machine) = machine() {
@@ -79,14 +79,23 @@ pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done
             false => Ok(Done::Was(format!("{lacking}: tests in it are skipped"))),
         };
     }
+    match unpack(progress) {
+        Ok(machine) => Ok(Done::Now(format!("{} and QEMU unpacked", described(&machine)))),
+        Err(error) if !required => {
+            Ok(Done::Was(format!("not to be had: {error:#}; tests in it are skipped")))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn unpack(progress: &Progress) -> anyhow::Result<Machine> {
     let suite = Suite::open(SUITE, progress)?;
     let kernel = suite.first_dependency(KERNEL)?;
     let packages: Vec<&str> = EMULATOR.into_iter().chain([kernel.as_str()]).collect();
     suite.unpack(&packages, &root(), progress)?;
     suite.close()?;
     link_library_directory(&root())?;
-    let machine = machine().context("the unpacked emulator does not start")?;
-    Ok(Done::Now(format!("{} and QEMU unpacked", described(&machine))))
+    machine().context("the unpacked emulator does not start")
 }
 
 /// Packages of this suite still put some libraries into `/lib`, which is a link to `/usr/lib` on an installed system.

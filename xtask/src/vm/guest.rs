@@ -18,6 +18,9 @@ pub(super) const MODULES: &str = "/modules/order";
 pub(super) const TESTS: &str = "/tests/list";
 /// Where the static executables under test are.
 pub(super) const DIST: &str = "/dist";
+/// How many times longer than elsewhere the tests may wait: processors are emulated, and the machine that does it has other
+/// work.
+const SLOWNESS: &str = "6";
 /// The last line, without which something went wrong before.
 pub(super) const ENDED: &str = "guest: all tests were run";
 
@@ -64,6 +67,7 @@ fn run_tests() -> anyhow::Result<()> {
             .args(words)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("NETATTACH_DIST", DIST)
+            .env("NETATTACH_TEST_SLOWNESS", SLOWNESS)
             .env("RUST_BACKTRACE", "1")
             .status()
             .with_context(|| format!("start {executable}"))?;
