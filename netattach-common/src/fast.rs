@@ -114,6 +114,8 @@ const _: () = {
     assert!(size_of::<FastPort>() == 8);
     assert!(size_of::<StationKey>() == 12);
     assert!(size_of::<FastStats>() == 160);
+    // A mask keeps an index in range.
+    assert!(Decline::SLOTS.is_power_of_two());
 };
 
 impl FastStats {

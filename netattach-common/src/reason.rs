@@ -86,6 +86,8 @@ drop_reasons! {
     26 Stranger "stranger" "a macvlan that is no attachment's sent on a parent of attachments",
     /// On a macvlan's parent: sent from an attachment's address by another namespace.
     27 SourceNamespace "source-namespace" "sent from an attachment's MAC address by somebody else than its pod",
+    /// On an uplink: from the address of an attachment of this node.
+    28 WireSource "wire-source" "came in by an uplink with the address of a pod that is on this node",
 }
 
 impl DropReason {

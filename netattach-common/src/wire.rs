@@ -26,6 +26,10 @@ pub mod flag {
     pub const FAST: u32 = 1;
     /// A bridge that the node routes by: packets may be routed from and to the attachments on it.
     pub const GATEWAY: u32 = 1 << 1;
+    /// Frames from addresses of attachments that it leads to are dropped before they are the kernel's.
+    pub const SPOOFED: u32 = 1 << 2;
+    /// And those to such attachments that policies do not allow.
+    pub const DENIED: u32 = 1 << 3;
 }
 
 /// Key of map `na_local`: an address of an attachment, as it is reached. An Ethernet address stands as the IPv6 link-local

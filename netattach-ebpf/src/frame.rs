@@ -36,10 +36,10 @@ pub(crate) mod ethertype {
 /// An Ethernet header (IEEE 802.3) without tags.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct EthernetHeader {
-    destination: Mac,
-    source: Mac,
-    ethertype: u16,
+pub(crate) struct EthernetHeader {
+    pub(crate) destination: Mac,
+    pub(crate) source: Mac,
+    pub(crate) ethertype: u16,
 }
 
 /// A VLAN tag (IEEE 802.1Q) behind its ethertype, and the ethertype of what follows.

@@ -9,6 +9,7 @@
 //! | `na_par_from` | ingress and egress of a parent, ingress of a macvlan | what its pods send |
 //! | `na_par_to` | ingress of a parent, ingress of a macvlan | what its pods receive |
 //! | `na_wire` | ingress of an uplink of the node (see `wire`) | what comes from elsewhere |
+//! | `na_xdp` | an uplink's driver (see `xdp`) | the same, before it is a packet of the kernel's |
 //! | `na_fast` | where `na_from_pod` and `na_wire` go on (see `fast`) | what may pass the node's stack by |
 //! | `na_pod_from` | egress of a device in a pod | what the pod sends |
 //! | `na_pod_to` | ingress of a device in a pod | what the pod receives |
@@ -71,6 +72,8 @@ mod stages;
 mod verdict;
 #[cfg(target_arch = "bpf")]
 mod wire;
+#[cfg(target_arch = "bpf")]
+mod xdp;
 
 /// Any other target gets a program that only explains itself, so that the workspace builds everywhere.
 #[cfg(not(target_arch = "bpf"))]

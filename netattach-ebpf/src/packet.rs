@@ -158,7 +158,7 @@ pub(crate) struct Ipv4Header {
     pub(crate) service: u8,
     total_len: u16,
     identification: u16,
-    fragment: u16,
+    pub(crate) fragment: u16,
     pub(crate) hop_limit: u8,
     pub(crate) protocol: u8,
     pub(crate) checksum: u16,
@@ -182,12 +182,12 @@ pub(crate) struct Ipv6Header {
 /// A TCP header (RFC 9293, 3.1) up to the flags.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct TcpHeader {
-    ports: Ports,
+pub(crate) struct TcpHeader {
+    pub(crate) ports: Ports,
     sequence: [u16; 2],
     acknowledgement: [u16; 2],
     data_offset: u8,
-    flags: u8,
+    pub(crate) flags: u8,
 }
 
 /// An SCTP packet (RFC 9260, 3) up to the type of its first chunk.

@@ -56,6 +56,16 @@ pub(crate) fn allows_without_ports<A: Stages>(
     if scope.policies.of(leg) == 0 { Ok(0) } else { A::ask(scope, tuple, leg, false) }
 }
 
+/// Why a policy does not allow a flow towards its pod, `None` when it does. Nothing is credited.
+#[inline(always)]
+pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropReason> {
+    match decide(&Maps(PhantomData), policy, query) {
+        Verdict::Allow { .. } => None,
+        Verdict::UnknownPeer => Some(DropReason::IngressPeer),
+        Verdict::UnknownPort => Some(DropReason::IngressPort),
+    }
+}
+
 /// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits a rule
 /// that allows with a flow. The body of a stage.
 #[inline(always)]

@@ -58,7 +58,8 @@ fn addressed(ctx: &TcContext, uplink: &Uplink) -> Option<u32> {
         return None;
     }
     if uplink.segment != FastPort::ROUTED {
-        return maps::station(&StationKey::new(uplink.segment, *frame::destination(ctx).ok()?));
+        let found = maps::station(&StationKey::new(uplink.segment, *frame::destination(ctx).ok()?));
+        return found.filter(|attachment| *attachment != StationKey::GATEWAY);
     }
     if kind != PACKET_HOST {
         return None;

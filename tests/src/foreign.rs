@@ -76,6 +76,42 @@ pub fn program(verdict: Verdict) -> Result<OwnedFd> {
     unsafe { bpf(PROG_LOAD, &load) }.context("load a program")
 }
 
+/// Runs an XDP program on a frame, as if it came in by the loopback device; what it says (`enum xdp_action`).
+///
+/// # Errors
+/// There is no such pin, or the kernel refuses.
+pub fn run_xdp(pin: &Path, frame: &[u8]) -> Result<u32> {
+    /// `BPF_PROG_TEST_RUN`.
+    const PROG_TEST_RUN: i32 = 10;
+    #[repr(C)]
+    struct Run {
+        program: u32,
+        answer: u32,
+        length: u32,
+        length_out: u32,
+        frame: u64,
+        frame_out: u64,
+        repeat: u32,
+        duration: u32,
+    }
+    let program = sys::open_pin(pin)?;
+    let mut run = Run {
+        program: program.as_raw_fd().cast_unsigned(),
+        answer: 0,
+        length: frame.len() as u32,
+        length_out: 0,
+        frame: frame.as_ptr() as u64,
+        frame_out: 0,
+        repeat: 1,
+        duration: 0,
+    };
+    // SAFETY: the beginning of the `test` member of `union bpf_attr`, which the kernel writes the answer into; the frame
+    // outlives the call.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, &raw mut run, size_of::<Run>()) };
+    ensure!(done == 0, "run {}: {}", pin.display(), io::Error::last_os_error());
+    Ok(run.answer)
+}
+
 /// Attaches a program behind those that are there, by tcx. The link ends with the descriptor.
 ///
 /// # Errors

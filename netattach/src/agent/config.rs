@@ -127,6 +127,8 @@ pub struct Settings {
     pub established_on_change: EstablishedOnChange,
     /// When packets between pods of the node pass its network stack by.
     pub fast_path: fast::Mode,
+    /// Whether the node's uplinks drop what they can before it is a packet of the kernel's.
+    pub xdp: fast::Xdp,
     /// ICMP passes whatever the policies say.
     #[serde(rename = "acceptICMP")]
     pub accept_icmp: bool,
@@ -305,6 +307,7 @@ impl Default for Settings {
             midstream: Midstream::default(),
             established_on_change: EstablishedOnChange::default(),
             fast_path: fast::Mode::default(),
+            xdp: fast::Xdp::default(),
             accept_icmp: false,
             accept_icmpv6: false,
             other_macvlans: OtherMacvlans::default(),
@@ -427,6 +430,7 @@ impl Settings {
             accept_icmpv6: self.accept_icmpv6,
             paced: false,
             fast_path: self.fast_path,
+            xdp: self.xdp,
             strangers: self.other_macvlans == OtherMacvlans::Pass,
         }
     }

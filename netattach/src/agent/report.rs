@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::flow::{self, WallClock};
 use super::health::Health;
 use crate::attach::{Attached, Engine};
-use crate::bpf::{self, FastStats, Segment};
+use crate::bpf::{self, FastStats, Segment, XdpMode};
 use crate::fast::Standing;
 use crate::fast::uplink::Wire;
 use crate::netlink::{Handle, LOOPBACK};
@@ -225,7 +225,7 @@ impl Reporter {
             attachments: each(engine, |_| Some(())).len() as u64,
             fast_path_mode: self.enforcer.fast_paths().mode().name().into(),
             fast_path: self.fast_path(engine),
-            uplinks: self.enforcer.fast_paths().uplinks().into_values().map(uplink).collect(),
+            uplinks: self.enforcer.fast_paths().uplinks().into_iter().map(uplink).collect(),
             flows: self.flow_table(),
             policy_change: self.enforcer.last_change().map(|change| {
                 let us = |it: Duration| u64::try_from(it.as_micros()).unwrap_or(u64::MAX);
@@ -342,13 +342,19 @@ const FLOWS_AT_ONCE: usize = 1000;
 /// The state of an attachment on the fast path.
 const ON: &str = "on";
 
-fn uplink(wire: Wire) -> Uplink {
+fn uplink((wire, early): (Wire, Option<Result<XdpMode, String>>)) -> Uplink {
     let leads_to = match wire.segment {
         Segment::Bridge(_) => "bridge",
         Segment::Routed => "routes",
     };
     let standing = fast_path(wire.standing.map_or_else(Standing::Off, |()| Standing::On));
-    Uplink { device: wire.name, leads_to: leads_to.into(), standing }
+    let xdp = match early {
+        None => String::new(),
+        Some(Ok(XdpMode::Native)) => "native".into(),
+        Some(Ok(XdpMode::Generic)) => "generic".into(),
+        Some(Err(error)) => error,
+    };
+    Uplink { device: wire.name, leads_to: leads_to.into(), standing, xdp }
 }
 
 fn fast_path(standing: Standing) -> FastPath {

@@ -85,7 +85,7 @@ pub enum BpfError {
         source: PinError,
     },
     /// A program could not be attached by a link.
-    #[error("attach program {program} to device {ifindex} by tcx")]
+    #[error("attach program {program} to device {ifindex} by a link")]
     AttachLink {
         /// Its name.
         program: &'static str,

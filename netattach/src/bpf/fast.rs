@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
@@ -20,6 +20,7 @@ use super::dataplane::open_program;
 use super::entries::{absent, insert, keys};
 use super::links::{self, Links};
 use super::pin::{Pins, Program, map_name};
+use super::sys::{self, XdpMode};
 use super::table::Table;
 use crate::mac::Mac;
 
@@ -65,12 +66,25 @@ impl Segment {
 pub struct Uplink {
     /// Where frames go that come in by it; `None` for a bridge that is only a gateway.
     pub leads_to: Option<Segment>,
+    /// Packets may take the fast path by it.
+    pub fast: bool,
+    /// What is dropped of what comes in by it, before it is the kernel's.
+    pub early: Option<Early>,
     /// It is a bridge that the node routes by, from and to the attachments on it.
     pub gateway: bool,
     /// In bytes.
     pub mtu: u32,
     /// Its own address.
     pub mac: Mac,
+}
+
+/// What is dropped early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Early {
+    /// Frames from addresses of attachments.
+    Spoofed,
+    /// These, and what policies do not allow.
+    SpoofedAndDenied,
 }
 
 /// An address of an attachment, as it is reached.
@@ -85,6 +99,7 @@ pub struct FastPath {
     uplinks: HashMap<MapData, u32, common::Uplink>,
     locals: HashMap<MapData, LocalKey, u32>,
     wire: ProgramFd,
+    early: OwnedFd,
     links: Links,
     places: BTreeMap<u32, Place>,
     known_uplinks: BTreeMap<u32, Uplink>,
@@ -104,6 +119,7 @@ impl FastPath {
             uplinks: pins.open(map_name::UPLINK)?,
             locals: pins.open(map_name::LOCAL)?,
             wire: open_program(&pins.program(Program::Wire))?,
+            early: open_early(pins)?,
             links,
             places: BTreeMap::new(),
             known_uplinks: BTreeMap::new(),
@@ -268,6 +284,30 @@ impl FastPath {
         self.links.devices_with(Program::Wire)
     }
 
+    /// Has an uplink run the early program.
+    ///
+    /// # Errors
+    /// [`BpfError::AttachLink`]: the driver cannot, or runs another's.
+    pub fn attach_early(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
+        self.links.ensure(links::Place::Early { ifindex, mode }, self.early.as_fd())
+    }
+
+    /// An uplink does not run the early program in that mode. Idempotent.
+    ///
+    /// # Errors
+    /// The pin cannot be removed.
+    pub fn detach_early(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
+        self.links.remove(links::Place::Early { ifindex, mode })
+    }
+
+    /// The devices that run the early program, or did before they went, with its mode.
+    ///
+    /// # Errors
+    /// The pins cannot be listed.
+    pub fn early_devices(&self) -> Result<BTreeSet<(u32, XdpMode)>, BpfError> {
+        self.links.early()
+    }
+
     /// The fast path may be taken for this long from now, unless this is called again.
     ///
     /// # Errors
@@ -327,8 +367,19 @@ impl std::fmt::Debug for FastPath {
     }
 }
 
+/// aya would want to know more of the program than it can be asked here.
+fn open_early(pins: &Pins) -> Result<OwnedFd, BpfError> {
+    let path = pins.program(Program::Early);
+    sys::open_pin(&path).map_err(|source| BpfError::PinTree { action: "open the program", path, source })
+}
+
 fn entry(uplink: &Uplink) -> common::Uplink {
-    let flags = [(uplink.leads_to.is_some(), flag::FAST), (uplink.gateway, flag::GATEWAY)];
+    let flags = [
+        (uplink.fast, flag::FAST),
+        (uplink.gateway, flag::GATEWAY),
+        (uplink.early.is_some(), flag::SPOOFED),
+        (uplink.early == Some(Early::SpoofedAndDenied), flag::DENIED),
+    ];
     common::Uplink {
         segment: uplink.leads_to.map_or(0, Segment::number),
         flags: flags.into_iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit),

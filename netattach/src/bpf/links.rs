@@ -1,5 +1,5 @@
-//! The programs on devices by tcx (Linux 6.6): one link for each program of a device, pinned by the device's index, and those
-//! on devices in pods by the attachment's number.
+//! The programs on devices by tcx (Linux 6.6) and XDP: one link for each program of a device, pinned by the device's index, and
+//! those on devices in pods by the attachment's number.
 //!
 //! The pins are beside the directory of a layout, not in it: a link outlives the programs and maps that it runs. One
 //! whose device is gone says so, and is swept.
@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use netattach_common::Hook;
 
 use super::BpfError;
 use super::pin::Program;
-use super::sys::{self, LinkInfo};
+use super::sys::{self, LinkInfo, XdpMode};
 
 /// Both hooks of a device.
 pub(super) const HOOKS: [Hook; 2] = [Hook::FromPod, Hook::ToPod];
@@ -28,6 +28,8 @@ const IN_POD: &str = "pod";
 pub(super) enum Place {
     /// On a device of the node, by its index.
     Node { ifindex: u32, program: Program },
+    /// By the driver of a device of the node, or by the kernel in its place.
+    Early { ifindex: u32, mode: XdpMode },
     /// On the device in the pod of the attachment of this number. `ifindex` counts in the pod.
     Pod { attachment: u32, ifindex: u32, hook: Hook },
 }
@@ -36,13 +38,14 @@ impl Place {
     fn program(self) -> Program {
         match self {
             Self::Node { program, .. } => program,
+            Self::Early { .. } => Program::Early,
             Self::Pod { hook, .. } => Program::InPod(hook),
         }
     }
 
     fn ifindex(self) -> u32 {
         match self {
-            Self::Node { ifindex, .. } | Self::Pod { ifindex, .. } => ifindex,
+            Self::Node { ifindex, .. } | Self::Early { ifindex, .. } | Self::Pod { ifindex, .. } => ifindex,
         }
     }
 
@@ -50,8 +53,20 @@ impl Place {
         let name = self.program().name();
         match self {
             Self::Node { ifindex, .. } => format!("{ifindex}_{name}"),
+            Self::Early { ifindex, mode } => format!("{ifindex}_{}", early_name(mode)),
             Self::Pod { attachment, .. } => format!("{IN_POD}{attachment}_{name}"),
         }
+    }
+}
+
+/// Every mode of the early program.
+const EARLY_MODES: [XdpMode; 2] = [XdpMode::Native, XdpMode::Generic];
+
+/// How a link of the early program is pinned: the kernel does not tell a link's mode.
+fn early_name(mode: XdpMode) -> &'static str {
+    match mode {
+        XdpMode::Native => "na_xdp_native",
+        XdpMode::Generic => "na_xdp_generic",
     }
 }
 
@@ -84,7 +99,11 @@ impl Links {
             .create(&self.directory)
             .map_err(|source| BpfError::PinTree { action: "create", path: self.directory.clone(), source })?;
         // Until it is pinned the link lives in this process: one that is killed here leaves nothing.
-        let link = sys::tcx_attach(program, ifindex, place.program().direction()).map_err(failed)?;
+        let link = match place {
+            Place::Early { mode, .. } => sys::xdp_attach(program, ifindex, mode),
+            _ => sys::tcx_attach(program, ifindex, place.program().direction()),
+        }
+        .map_err(failed)?;
         sys::pin(link.as_fd(), &path).map_err(|source| BpfError::PinTree {
             action: "pin a link at",
             path,
@@ -135,6 +154,12 @@ impl Links {
         Ok(pinned.into_iter().filter(|(_, name)| name == which.name()).map(|(index, _)| index).collect())
     }
 
+    /// The devices that links of the early program are pinned for, with its mode.
+    pub(super) fn early(&self) -> Result<BTreeSet<(u32, XdpMode)>, BpfError> {
+        let mode = |name: &str| EARLY_MODES.into_iter().find(|mode| early_name(*mode) == name);
+        Ok(self.pinned("")?.into_iter().filter_map(|(index, name)| Some((index, mode(&name)?))).collect())
+    }
+
     /// The attachments whose devices in pods links are pinned for.
     pub(super) fn attachments(&self) -> Result<BTreeSet<u32>, BpfError> {
         Ok(self.pinned(IN_POD)?.into_iter().map(|(attachment, _)| attachment).collect())
@@ -175,7 +200,7 @@ pub enum Running {
     Nothing,
 }
 
-fn open(path: &Path) -> Result<Option<(std::os::fd::OwnedFd, LinkInfo)>, BpfError> {
+fn open(path: &Path) -> Result<Option<(OwnedFd, LinkInfo)>, BpfError> {
     let failed = |source| BpfError::PinTree { action: "open the link", path: path.to_path_buf(), source };
     match sys::open_pin(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

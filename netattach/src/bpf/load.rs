@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 
 use aya::maps::{MapData, ProgramArray};
-use aya::programs::{Program as AnyProgram, SchedClassifier};
+use aya::programs::{Program as AnyProgram, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 
 use super::BpfError;
@@ -35,8 +35,9 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
     let mut ebpf = loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Box::new(error)))?;
     load_programs(&mut ebpf)?;
     for which in Program::ALL {
-        let failed = |source| BpfError::LoadProgram { program: which.name(), source };
-        let program = classifier(ebpf.program_mut(which.name()), which)?;
+        let name = which.name();
+        let failed = |source| BpfError::LoadProgram { program: name, source };
+        let program = ebpf.program_mut(name).ok_or(BpfError::NoProgram(name))?;
         if let Some((map, slot)) = which.slot() {
             let mut slots: ProgramArray<MapData> = pins.open(map)?;
             let fd = program.fd().map_err(failed)?;
@@ -50,14 +51,20 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
 /// Brings the programs past the verifier, several at the same time: it is most of what an upgrade takes.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
     let mut programs: BTreeMap<&str, _> = ebpf.programs_mut().collect();
-    let wanted =
-        Program::ALL.map(|which| Ok((which.name(), classifier(programs.remove(which.name()), which)?)));
+    let wanted = Program::ALL.map(|which| {
+        let name = which.name();
+        Ok((name, programs.remove(name).ok_or(BpfError::NoProgram(name))?))
+    });
     let mut wanted = wanted.into_iter().collect::<Result<Vec<_>, BpfError>>()?;
     wanted.chunks_mut(VERIFIED_AT_ONCE).try_for_each(|some| {
         thread::scope(|scope| {
-            let load = |(name, program): &mut (&'static str, &mut SchedClassifier)| {
-                let failed = |source| BpfError::LoadProgram { program: name, source };
-                program.load().map_err(failed)
+            let load = |(name, program): &mut (&'static str, &mut AnyProgram)| {
+                let loaded = match program {
+                    AnyProgram::SchedClassifier(classifier) => classifier.load(),
+                    AnyProgram::Xdp(xdp) => xdp.load(),
+                    _ => Err(ProgramError::UnexpectedProgramType),
+                };
+                loaded.map_err(|source| BpfError::LoadProgram { program: name, source })
             };
             let loading: Vec<_> = some.iter_mut().map(|one| scope.spawn(move || load(one))).collect();
             loading.into_iter().try_for_each(|loading| {
@@ -67,14 +74,8 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
     })
 }
 
-fn classifier(found: Option<&mut AnyProgram>, which: Program) -> Result<&mut SchedClassifier, BpfError> {
-    let program = which.name();
-    let found = found.ok_or(BpfError::NoProgram(program))?;
-    found.try_into().map_err(|source| BpfError::LoadProgram { program, source })
-}
-
 /// Pins beside, then renames over: at every moment the old or the new program is pinned.
-fn replace_pin(program: &mut SchedClassifier, pins: &Pins, which: Program) -> Result<(), BpfError> {
+fn replace_pin(program: &mut AnyProgram, pins: &Pins, which: Program) -> Result<(), BpfError> {
     let next = pins.next_program(which);
     // Left behind by an agent that was killed here.
     match fs::remove_file(&next) {

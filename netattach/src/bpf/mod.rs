@@ -4,7 +4,7 @@
 //! <root>/v4/na_link, na_att, ...        maps: the whole state of the packet path
 //! <root>/v4/prog/na_from_pod, na_to_pod programs, attached to every host-side device
 //!               na_par_from, na_par_to programs, attached to every parent of macvlans
-//!               na_wire                attached to uplinks of the node
+//!               na_wire, na_xdp        attached to uplinks of the node
 //!               na_pod_from, na_pod_to where the programs of devices in pods go on, by the map na_pod
 //!               na_fast                where na_from_pod and na_wire go on, by the map na_prog
 //! <root>/link/7_na_from_pod, ...        links on device 7, where programs are attached by tcx
@@ -40,7 +40,7 @@ mod table;
 pub use attachments::{Attachment, Checks};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
-pub use fast::{FastPath, Local, Place, Segment, Uplink};
+pub use fast::{Early, FastPath, Local, Place, Segment, Uplink};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
 pub use in_pod::InPod;
 pub use links::Running;
@@ -50,3 +50,4 @@ pub use netattach_common::{
 pub use parents::{Device, OnParent, Parent};
 pub use pin::{Program, remove_all_pins};
 pub use records::Records;
+pub use sys::XdpMode;

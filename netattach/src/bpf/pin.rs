@@ -71,15 +71,18 @@ pub enum Program {
     Wire,
     /// Where the programs of devices in pods go on by a tail call; attached there by filters.
     InPod(Hook),
+    /// Run by the drivers of uplinks (XDP).
+    Early,
     /// Where [`Hook::FromPod`]'s and [`Program::Wire`] go on by a tail call.
     Fast,
 }
 
 impl Program {
     /// Those that others go on in come first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Fast,
         Self::Wire,
+        Self::Early,
         Self::At(Hook::FromPod),
         Self::At(Hook::ToPod),
         Self::OnParent(Hook::FromPod),
@@ -98,6 +101,7 @@ impl Program {
             Self::Wire => "na_wire",
             Self::InPod(Hook::FromPod) => "na_pod_from",
             Self::InPod(Hook::ToPod) => "na_pod_to",
+            Self::Early => "na_xdp",
             Self::Fast => "na_fast",
         }
     }
@@ -108,7 +112,7 @@ impl Program {
             // What a pod sends comes in by the node's end, and leaves by its own.
             Self::At(Hook::FromPod) | Self::InPod(Hook::ToPod) => Direction::Ingress,
             Self::At(Hook::ToPod) | Self::InPod(Hook::FromPod) => Direction::Egress,
-            Self::OnParent(Hook::FromPod) | Self::Wire | Self::Fast => Direction::Ingress,
+            Self::OnParent(Hook::FromPod) | Self::Wire | Self::Early | Self::Fast => Direction::Ingress,
             Self::OnParent(Hook::ToPod) => Direction::Egress,
         }
     }
@@ -119,7 +123,7 @@ impl Program {
             Self::Fast => Some((map_name::PROGRAM, 0)),
             Self::InPod(Hook::FromPod) => Some((map_name::IN_POD, 0)),
             Self::InPod(Hook::ToPod) => Some((map_name::IN_POD, 1)),
-            Self::At(_) | Self::OnParent(_) | Self::Wire => None,
+            Self::At(_) | Self::OnParent(_) | Self::Wire | Self::Early => None,
         }
     }
 }

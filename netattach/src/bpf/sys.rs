@@ -64,6 +64,34 @@ pub fn tcx_attach(program: BorrowedFd<'_>, ifindex: u32, direction: Direction) -
     unsafe { bpf_fd(Command::LinkCreate, &attributes) }
 }
 
+/// How a device runs an XDP program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum XdpMode {
+    /// By its driver, before there is a packet of the kernel's.
+    Native,
+    /// By the kernel, as the first that it does with a packet: on every device, for little gain.
+    Generic,
+}
+
+/// Attaches an XDP program to a device. The link lives as long as its descriptor or a pin of it.
+///
+/// # Errors
+/// `EOPNOTSUPP` when the driver has no native mode; `EBUSY` when another program runs there; `EINVAL` when the device is not
+/// in a state in which it could; `ENODEV`.
+pub fn xdp_attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> io::Result<OwnedFd> {
+    /// `BPF_XDP` of `enum bpf_attach_type`.
+    const BPF_XDP: u32 = 37;
+    // `linux/if_link.h`: `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE`.
+    let flags = match mode {
+        XdpMode::Generic => 1 << 1,
+        XdpMode::Native => 1 << 2,
+    };
+    let attributes = [raw(program), ifindex, BPF_XDP, flags];
+    // SAFETY: the beginning of the `link_create` member of `union bpf_attr`, without pointers; the command returns a new
+    // descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &attributes) }
+}
+
 /// Replaces the program of a link. No packet passes between the old and the new one.
 pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]

@@ -42,7 +42,10 @@ pub(super) fn render(status: &Status) -> String {
     let uplinks: Vec<_> = status
         .uplinks
         .iter()
-        .map(|row| [&row.device, &row.leads_to, &row.standing.state, &row.standing.detail].map(String::clone))
+        .map(|row| {
+            let crate::rpc::message::Uplink { device, leads_to, standing, xdp } = row;
+            [device, leads_to, &standing.state, xdp, &standing.detail].map(String::clone)
+        })
         .collect();
     let flows: Vec<_> = status
         .flows
@@ -63,7 +66,8 @@ pub(super) fn render(status: &Status) -> String {
             format!("fastPath: {}\n{}", status.fast_path_mode, table::render(columns, &fast_path))
         }),
         (!uplinks.is_empty()).then(|| {
-            let columns = [("UPLINK", Left), ("LEADS-TO", Left), ("FAST-PATH", Left), ("DETAIL", Left)];
+            let columns =
+                [("UPLINK", Left), ("LEADS-TO", Left), ("FAST-PATH", Left), ("XDP", Left), ("DETAIL", Left)];
             table::render(columns, &uplinks)
         }),
         (!status.source.is_empty()).then(|| problems(&status.source)),
@@ -151,6 +155,7 @@ mod tests {
                 device: "eth1".to_owned(),
                 leads_to: "bridge".to_owned(),
                 standing: FastPath { state: "programs".to_owned(), detail: "others look".to_owned() },
+                xdp: "native".to_owned(),
             }],
             flows: [("IPv4", 100), ("IPv6", 900)]
                 .map(|(family, entries)| FlowTableUse { family: family.to_owned(), entries, capacity: 1000 })
@@ -184,8 +189,8 @@ fastPath: auto
 FAST-PATH  ATTACHMENTS  DETAIL
 plugin               3  by the stack
 
-UPLINK  LEADS-TO  FAST-PATH  DETAIL
-eth1    bridge    programs   others look
+UPLINK  LEADS-TO  FAST-PATH  XDP     DETAIL
+eth1    bridge    programs   native  others look
 
 OBJECT                      PROBLEM
 /etc/netattach/pods/a.yaml  no kind

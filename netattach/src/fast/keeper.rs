@@ -10,11 +10,12 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::decide::{Member, Mode, decide};
+use super::early::{self, Xdp};
 use super::node::{Look, LookError};
 use super::reason::Reason;
 use super::uplink::{self, Wire, Wires};
 use super::wires::{self, WireError};
-use crate::bpf::{self, BpfError, FastStats, Place, Segment};
+use crate::bpf::{self, BpfError, FastStats, Place, Segment, XdpMode};
 use crate::netlink::{Changes, Handle, LinkWatch};
 use crate::policy::hooks::AttachMode;
 use crate::report::Chain;
@@ -42,6 +43,7 @@ pub enum Standing {
 /// The attachments that could take the fast path, and those that do.
 pub struct FastPaths {
     mode: Mode,
+    xdp: Xdp,
     attach: AttachMode,
     state: Mutex<State>,
     /// Told when there is a new member.
@@ -55,19 +57,21 @@ struct State {
     wires: BTreeMap<u32, Wire>,
     /// Where the program of uplinks runs; `None`: nobody has looked yet.
     running: Option<BTreeSet<u32>>,
+    early: early::Standings,
 }
 
 impl FastPaths {
     /// With nobody on the fast path yet.
-    pub fn new(mode: Mode, attach: AttachMode, maps: bpf::FastPath) -> Self {
+    pub fn new(mode: Mode, xdp: Xdp, attach: AttachMode, maps: bpf::FastPath) -> Self {
         let state = State {
             maps,
             members: BTreeMap::new(),
             off: BTreeMap::new(),
             wires: BTreeMap::new(),
             running: None,
+            early: BTreeMap::new(),
         };
-        Self { mode, attach, state: Mutex::new(state), admitted: Notify::new() }
+        Self { mode, xdp, attach, state: Mutex::new(state), admitted: Notify::new() }
     }
 
     /// When the fast path is taken.
@@ -103,15 +107,16 @@ impl FastPaths {
         self.retire(id)?;
         let mut state = self.lock();
         state.maps.forget(id)?;
-        if state.members.is_empty() && state.running.as_ref().is_some_and(|running| !running.is_empty()) {
+        if state.members.is_empty() && !state.wires.is_empty() {
             state.set_wires(self.attach, Wires::default(), &mut Handle::open().map_err(LookError::from)?)?;
         }
         Ok(())
     }
 
-    /// The uplinks and how they stand, by index of the device.
-    pub fn uplinks(&self) -> BTreeMap<u32, Wire> {
-        self.lock().wires.clone()
+    /// The uplinks and how they stand; and those that are to drop early: how they do, or why they do not.
+    pub fn uplinks(&self) -> Vec<(Wire, Option<Result<XdpMode, String>>)> {
+        let state = self.lock();
+        state.wires.iter().map(|(index, wire)| (wire.clone(), state.early.get(index).cloned())).collect()
     }
 
     /// How an attachment stands; `None`: it is not known here.
@@ -182,10 +187,12 @@ impl FastPaths {
     /// Looks at the node and brings the maps up to date.
     fn look(&self, look: &mut Look, changes: &Changes) -> Result<(), KeepError> {
         let members = self.lock().members.clone();
+        let early = self.xdp != Xdp::Off;
+        let matters = |member: &&Member| early || member.kept_off.is_none();
         let candidates: BTreeSet<u32> =
-            members.values().filter(|member| member.kept_off.is_none()).map(|member| member.device).collect();
+            members.values().filter(matters).map(|member| member.device).collect();
         let mut host = Handle::open().map_err(LookError::from)?;
-        if self.mode != Mode::Off && !candidates.is_empty() {
+        if (self.mode != Mode::Off || early) && !candidates.is_empty() {
             look.at_links(&candidates, changes, &mut host)?;
             look.node.look_at_ipsec()?;
             if self.mode == Mode::Auto {
@@ -196,7 +203,7 @@ impl FastPaths {
             }
         }
         let decided = decide(self.mode, &members, &look.node);
-        let wires = uplink::decide(self.mode, &members, &decided, &look.node);
+        let wires = uplink::decide(self.mode, self.xdp, &members, &decided, &look.node);
         for (id, decision) in &decided {
             if let Err(reason) = decision {
                 self.keep_off(&members[id], reason.clone())?;
@@ -277,6 +284,7 @@ impl State {
                 tracing::debug!(device = wire.name, standing = ?wire.standing, "uplink");
             }
         }
+        let early = wires.early();
         self.wires = wires.uplinks;
         let changed = self.maps.set_uplinks(wires.entries).and_then(|()| self.maps.set_locals(wires.locals));
         let moved = changed.map_err(WireError::from).and_then(|()| {
@@ -296,7 +304,17 @@ impl State {
             Ok(())
         });
         self.running = Some(running);
-        moved
+        moved?;
+        let early = early::keep(&self.maps, &early, first)?;
+        for (index, standing) in &early {
+            if let Err(error) = standing
+                && self.early.get(index) != Some(standing)
+            {
+                tracing::warn!(device = index, error, "an uplink does not drop early");
+            }
+        }
+        self.early = early;
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@
 //! network stack, where the same policies hold.
 
 pub mod decide;
+mod early;
 mod keeper;
 mod node;
 mod reason;
@@ -14,6 +15,7 @@ pub mod uplink;
 mod wires;
 
 pub use decide::{Member, Mode};
+pub use early::Xdp;
 pub use keeper::{FastPaths, KeepError, Standing};
 pub use node::LookError;
 pub use reason::Reason;

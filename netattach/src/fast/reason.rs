@@ -46,6 +46,8 @@ pub enum Reason {
     Ageing,
     /// No Ethernet device.
     NotEthernet,
+    /// An uplink of no attachment that takes the fast path.
+    Idle,
     /// What it receives is shaped.
     Shaped(String),
     /// Somebody else has its address.
@@ -77,6 +79,7 @@ impl Reason {
             Self::Ipsec => "ipsec",
             Self::Ageing => "ageing",
             Self::NotEthernet => "not-ethernet",
+            Self::Idle => "idle",
             Self::Shaped(_) => "shaped",
             Self::SameMac => "same-mac",
             Self::Failed(_) => "failed",
@@ -120,6 +123,7 @@ impl fmt::Display for Reason {
             Self::Ipsec => f.write_str("the node has IPsec policies"),
             Self::Ageing => f.write_str("the bridge forgets stations within less than 30 seconds"),
             Self::NotEthernet => f.write_str("the device does not send Ethernet frames"),
+            Self::Idle => f.write_str("no attachment that it leads to takes the fast path"),
             Self::Shaped(discipline) => {
                 write!(f, "the device queues what it sends ({discipline})")
             }

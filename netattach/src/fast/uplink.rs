@@ -1,15 +1,19 @@
 //! By which devices of the node packets come to attachments and leave them. Pure.
 //!
 //! A port of a bridge that is no attachment's is an uplink of that bridge; the device of a default route is one of what the node
-//! routes. A bridge with attachments is a gateway: the node may route from and to it. Only while attachments take the fast path.
+//! routes. A bridge with attachments is a gateway: the node may route from and to it. Only while attachments take the fast path,
+//! or uplinks are to drop early.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
+use netattach_common::attachment::link_local;
 use netattach_common::wire::SHOWN_EVERY;
 
 use super::decide::{Member, Mode, NO_DISCIPLINE, Node, first};
+use super::early::Xdp;
 use super::reason::Reason;
-use crate::bpf::{self, Local, Place, Segment};
+use crate::bpf::{self, Early, Local, Place, Segment, XdpMode};
 use crate::mac::Mac;
 use crate::netlink::ForwardingState;
 
@@ -25,6 +29,8 @@ pub struct Wire {
     pub segment: Segment,
     /// Whether packets take the fast path by it.
     pub standing: Result<(), Reason>,
+    /// How it is to run the early program, if it is.
+    pub early: Option<XdpMode>,
 }
 
 /// What becomes of the node's devices.
@@ -34,7 +40,7 @@ pub struct Wires {
     pub uplinks: BTreeMap<u32, Wire>,
     /// What the programs are to know of uplinks and gateways.
     pub entries: BTreeMap<u32, bpf::Uplink>,
-    /// Addresses that are reached by the node's routing.
+    /// Addresses that uplinks lead to.
     pub locals: BTreeMap<Local, u32>,
 }
 
@@ -44,11 +50,17 @@ impl Wires {
         let running = self.uplinks.iter().filter(|(_, wire)| wire.standing.is_ok());
         running.map(|(index, _)| *index).collect()
     }
+
+    /// The devices that are to run the early program.
+    pub fn early(&self) -> BTreeMap<u32, XdpMode> {
+        self.uplinks.iter().filter_map(|(index, wire)| Some((*index, wire.early?))).collect()
+    }
 }
 
 /// Decides about all devices; `places`: what was decided about attachments.
 pub fn decide(
     mode: Mode,
+    xdp: Xdp,
     members: &BTreeMap<u32, Member>,
     places: &BTreeMap<u32, Result<Place, Reason>>,
     node: &Node,
@@ -56,24 +68,32 @@ pub fn decide(
     let on: BTreeMap<u32, Segment> =
         places.iter().filter_map(|(id, place)| Some((*id, place.as_ref().ok()?.segment))).collect();
     let bridges: BTreeSet<u32> = on.values().filter_map(|segment| segment.bridge()).collect();
+    let attached = if xdp == Xdp::Off { on.clone() } else { segments(members, node) };
+    let switched: BTreeSet<u32> = attached.values().filter_map(|segment| segment.bridge()).collect();
     let own: BTreeSet<u32> = members.values().map(|member| member.device).collect();
     let mut wires = Wires::default();
     for (index, link) in node.links.iter().filter(|(index, _)| !own.contains(index)) {
-        if let Some(bridge) = link.controller.filter(|bridge| bridges.contains(bridge)) {
+        if let Some(bridge) = link.controller.filter(|bridge| switched.contains(bridge)) {
             let wire = Wire {
                 name: link.name.clone(),
                 segment: Segment::Bridge(bridge),
-                standing: port(mode, bridge, link, node),
+                standing: if bridges.contains(&bridge) {
+                    port(mode, bridge, link, node)
+                } else {
+                    Err(Reason::Idle)
+                },
+                early: xdp.mode(link),
             };
             wires.uplinks.insert(*index, wire);
         }
     }
-    if !on.is_empty() {
+    if !attached.is_empty() {
         for link in node.default_routes.iter().filter_map(|index| node.links.get(index)) {
             let wire = Wire {
                 name: link.name.clone(),
                 segment: Segment::Routed,
-                standing: router(mode, link, node),
+                standing: if on.is_empty() { Err(Reason::Idle) } else { router(mode, link, node) },
+                early: xdp.mode(link).filter(|_| link.mac.is_some()),
             };
             // A bridge's port with a default route of its own is the bridge's: what comes in by it never gets as far.
             wires.uplinks.entry(link.index).or_insert(wire);
@@ -83,11 +103,18 @@ pub fn decide(
     let gateways: BTreeSet<u32> =
         bridges.into_iter().filter(|bridge| routes && is_gateway(mode, *bridge, node)).collect();
     for index in wires.uplinks.keys().chain(&gateways) {
-        let leads_to = wires.uplinks.get(index).filter(|wire| wire.standing.is_ok()).map(|wire| wire.segment);
+        let wire = wires.uplinks.get(index).filter(|wire| wire.standing.is_ok() || wire.early.is_some());
         let gateway = gateways.contains(index);
-        if let Some(link) = node.links.get(index).filter(|_| gateway || leads_to.is_some()) {
-            let mac = link.mac.unwrap_or(Mac([0; 6]));
-            wires.entries.insert(*index, bpf::Uplink { leads_to, gateway, mtu: link.mtu, mac });
+        if let Some(link) = node.links.get(index).filter(|_| gateway || wire.is_some()) {
+            let entry = bpf::Uplink {
+                leads_to: wire.map(|wire| wire.segment),
+                fast: wire.is_some_and(|wire| wire.standing.is_ok()),
+                early: wire.and_then(Wire::dropped),
+                gateway,
+                mtu: link.mtu,
+                mac: link.mac.unwrap_or(Mac([0; 6])),
+            };
+            wires.entries.insert(*index, entry);
         }
     }
     let is_routed = |id: &u32| match on.get(id) {
@@ -98,7 +125,37 @@ pub fn decide(
     for (id, member) in members.iter().filter(|(id, _)| is_routed(id)) {
         wires.locals.extend(member.addresses.iter().map(|address| ((Segment::Routed, *address), *id)));
     }
+    let early: BTreeSet<Segment> =
+        wires.uplinks.values().filter(|wire| wire.early.is_some()).map(|wire| wire.segment).collect();
+    for (id, segment) in attached.into_iter().filter(|(_, segment)| early.contains(segment)) {
+        let Some(member) = members.get(&id) else { continue };
+        wires.locals.extend(member.addresses.iter().map(|address| ((segment, *address), id)));
+        // An Ethernet address stands as the link-local address that follows from it, which is the pod's as well.
+        let by_mac = link_local(netattach_common::Mac { octets: member.mac.0 });
+        wires.locals.insert((segment, IpAddr::V6(by_mac.into())), id);
+    }
     wires
+}
+
+/// What attachments are connected to, whether they take the fast path or not.
+fn segments(members: &BTreeMap<u32, Member>, node: &Node) -> BTreeMap<u32, Segment> {
+    let segment = |member: &Member| {
+        let link = node.links.get(&member.device)?;
+        let bridge =
+            link.controller.filter(|index| node.links.get(index).is_some_and(|it| it.bridge.is_some()));
+        if member.routed { Some(Segment::Routed) } else { bridge.map(Segment::Bridge) }
+    };
+    members.iter().filter_map(|(id, member)| Some((*id, segment(member)?))).collect()
+}
+
+impl Wire {
+    /// What is dropped early. That a policy does not allow a frame is certain only where nothing on its way to the pod would
+    /// make another of it.
+    fn dropped(&self) -> Option<Early> {
+        self.early?;
+        let certain = self.standing.is_ok() && self.segment != Segment::Routed;
+        Some(if certain { Early::SpoofedAndDenied } else { Early::Spoofed })
+    }
 }
 
 /// A port of a bridge whose attachments take the fast path; the bridge itself is nothing more than a switch then.
@@ -199,7 +256,11 @@ mod tests {
     }
 
     fn wires(mode: Mode, members: &BTreeMap<u32, Member>, node: &Node) -> Wires {
-        super::decide(mode, members, &decide::decide(mode, members, node), node)
+        with_xdp(mode, Xdp::Off, members, node)
+    }
+
+    fn with_xdp(mode: Mode, xdp: Xdp, members: &BTreeMap<u32, Member>, node: &Node) -> Wires {
+        super::decide(mode, xdp, members, &decide::decide(mode, members, node), node)
     }
 
     fn local(id: u32) -> (Local, u32) {
@@ -207,12 +268,15 @@ mod tests {
     }
 
     fn entry(leads_to: impl Into<Option<Segment>>, gateway: bool) -> bpf::Uplink {
-        bpf::Uplink { leads_to: leads_to.into(), gateway, mtu: 1500, mac: MAC }
+        let leads_to = leads_to.into();
+        bpf::Uplink { leads_to, fast: leads_to.is_some(), early: None, gateway, mtu: 1500, mac: MAC }
     }
 
     #[test]
     fn a_foreign_port_and_the_default_route_are_uplinks_and_the_bridge_is_a_gateway() {
-        let wire = |index, segment| (index, Wire { name: format!("dev{index}"), segment, standing: Ok(()) });
+        let wire = |index, segment| {
+            (index, Wire { name: format!("dev{index}"), segment, standing: Ok(()), early: None })
+        };
         let expected = Wires {
             uplinks: [wire(WIRE, Segment::Bridge(BRIDGE)), wire(ROUTER, Segment::Routed)].into(),
             entries: [
@@ -316,6 +380,36 @@ mod tests {
         // What is sent meets them in any case.
         let egress = Others { ingress: false, egress: true };
         assert_eq!(with(|node| node.others = [(WIRE, egress), (ROUTER, egress)].into()), [fine; 2]);
+    }
+
+    #[test]
+    fn uplinks_that_drop_early_know_all_attachments_that_they_lead_to() {
+        let bridge = Segment::Bridge(BRIDGE);
+        let found = with_xdp(Mode::Auto, Xdp::Native, &members(), &node());
+        assert_eq!(found.early(), [(WIRE, XdpMode::Native), (ROUTER, XdpMode::Native)].into());
+        let early = |index: u32| found.entries[&index].early;
+        assert_eq!([early(WIRE), early(ROUTER)], [Some(Early::SpoofedAndDenied), Some(Early::Spoofed)]);
+        let by_mac =
+            |segment, id: u8| ((segment, format!("fe80::ff:fe00:{id:x}").parse().unwrap()), id.into());
+        let expected =
+            [local(1), local(2), ((bridge, local(1).0.1), 1), by_mac(bridge, 1), by_mac(Segment::Routed, 2)];
+        assert_eq!(found.locals, expected.into());
+
+        // Off the fast path only what claims to be a pod is certain.
+        let found = with_xdp(Mode::Off, Xdp::Generic, &members(), &node());
+        assert_eq!(found.running(), BTreeSet::new());
+        assert!(found.uplinks.values().all(|wire| wire.standing == Err(Reason::Idle)));
+        assert_eq!(found.entries[&WIRE].early, Some(Early::Spoofed));
+        assert!(!found.entries[&WIRE].fast && !found.entries.contains_key(&BRIDGE));
+        assert_eq!(found.early(), [(WIRE, XdpMode::Generic), (ROUTER, XdpMode::Generic)].into());
+    }
+
+    #[test]
+    fn by_itself_no_veth_drops_early() {
+        let mut node = node();
+        node.links.get_mut(&WIRE).unwrap().kind = "veth".into();
+        let found = with_xdp(Mode::Auto, Xdp::Auto, &members(), &node);
+        assert_eq!(found.early(), [(ROUTER, XdpMode::Native)].into());
     }
 
     #[test]

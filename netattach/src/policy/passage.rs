@@ -24,6 +24,8 @@ pub struct Passage {
     pub paced: bool,
     /// When the fast path is taken.
     pub fast_path: fast::Mode,
+    /// Whether uplinks drop early.
+    pub xdp: fast::Xdp,
     /// Frames of macvlans that are no attachment's pass on parents of attachments.
     pub strangers: bool,
 }

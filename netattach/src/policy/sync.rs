@@ -155,7 +155,8 @@ impl Enforcer {
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
-        let fast = Arc::new(FastPaths::new(passage.fast_path, modes.uplinks, dataplane.fast_path()?));
+        let fast =
+            Arc::new(FastPaths::new(passage.fast_path, passage.xdp, modes.uplinks, dataplane.fast_path()?));
         let flows = dataplane.flows()?;
         Ok(Self {
             dataplane,

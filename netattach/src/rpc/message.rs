@@ -500,6 +500,9 @@ pub struct Uplink {
     /// How it stands with the fast path.
     #[serde(flatten)]
     pub standing: FastPath,
+    /// How it drops early: `native`, `generic`, or why it does not; empty where it is not to.
+    #[serde(default)]
+    pub xdp: String,
 }
 
 /// How full one map of the flow table is.

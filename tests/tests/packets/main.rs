@@ -25,6 +25,7 @@ use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp
 
 use Hook::{FromPod, ToPod};
 
+mod early;
 mod fast;
 mod flows;
 mod fragments;

@@ -13,6 +13,7 @@ use netattach_tests::traffic::{Echo, PATIENCE, datagram, eventually};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
+mod early;
 mod lifecycle;
 mod routed;
 mod switched;

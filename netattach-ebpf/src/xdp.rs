@@ -1,0 +1,157 @@
+//! What is dropped of the frames that come in by an uplink before the node spends anything on them: a verdict that would be
+//! the same at the pod, and frames that no pod could tell from its own.
+//!
+//! | frame | dropped as |
+//! |---|---|
+//! | from the MAC address of an attachment on the bridge that the uplink is a port of | `wire-source` |
+//! | IP, from an address of an attachment that the uplink leads to | `wire-source` |
+//! | to an attachment on that bridge: a datagram of UDP, or the first segment of a TCP connection, of no flow in the flow table, which the attachment's ingress policy does not allow | `ingress-peer`, `ingress-port` |
+//!
+//! The last is asked only where nothing on the way to the pod could make another packet of it, and of whole packets without
+//! options, extension headers and tags, since everything else needs more than a look-up to be judged exactly. All other frames
+//! pass, and are judged at the pod. ARP passes: who has an address is not for a filter to say.
+
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_DROP, XDP_PASS},
+    macros::xdp,
+    programs::XdpContext,
+};
+use netattach_common::{
+    Address, DropReason, FastPort, FlowKey, Hook, Ip4, Ip6, LocalKey, Ports, Uplink,
+    attachment::{flag as attachment, link_local},
+    decide::Query,
+    flow::{Lane, Tuple, tcp},
+    protocol::{TCP, UDP},
+    wire::flag,
+};
+
+use crate::{
+    classifier::Scope,
+    count,
+    frame::{ETHERNET_LEN, EthernetHeader, ethertype},
+    maps::{self, Family},
+    packet::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, TcpHeader},
+    policy,
+};
+
+/// No attachment has this number. Not an `Option`, whose number the compiler would carry along where there is none: the verifier
+/// lets nothing be read that was never written.
+const NOBODY: u32 = 0;
+/// Version 4, a header of five words.
+const IPV4_PLAIN: u8 = 0x45;
+/// Offset and "more fragments" of IPv4.
+const FRAGMENT: u16 = 0x3fff;
+
+#[xdp]
+pub(crate) fn na_xdp(ctx: XdpContext) -> u32 {
+    match early(&ctx) {
+        Some((attachment, reason)) => {
+            let bytes = (ctx.data_end() - ctx.data()) as u32;
+            count::packet(attachment, Hook::ToPod, bytes, Err(reason.into()));
+            XDP_DROP
+        }
+        None => XDP_PASS,
+    }
+}
+
+/// Whose frame is dropped, and why.
+#[inline(always)]
+fn early(ctx: &XdpContext) -> Option<(u32, DropReason)> {
+    // SAFETY: the context pointer is valid while the program runs.
+    let uplink = maps::uplink(unsafe { (*ctx.ctx).ingress_ifindex })?;
+    if uplink.flags & flag::SPOOFED == 0 {
+        return None;
+    }
+    let ethernet: &EthernetHeader = at(ctx, 0)?;
+    let switched = uplink.segment != FastPort::ROUTED;
+    if switched {
+        let claimed = local(uplink, link_local(ethernet.source));
+        if claimed != NOBODY {
+            return Some((claimed, DropReason::WireSource));
+        }
+    }
+    let asked = switched && uplink.flags & flag::DENIED != 0;
+    let receiver = if asked { local(uplink, link_local(ethernet.destination)) } else { NOBODY };
+    match u16::from_be(ethernet.ethertype) {
+        ethertype::IPV4 => {
+            let ip: &Ipv4Header = at(ctx, ETHERNET_LEN)?;
+            let claimed = local(uplink, ip.source.widen());
+            if claimed != NOBODY {
+                return Some((claimed, DropReason::WireSource));
+            }
+            let whole = ip.version_and_words == IPV4_PLAIN && u16::from_be(ip.fragment) & FRAGMENT == 0;
+            if receiver == NOBODY || !whole {
+                return None;
+            }
+            let ports = opening(ctx, ip.protocol, ETHERNET_LEN + IPV4_LEN)?;
+            denied::<Ip4>(receiver, ip.source, ip.destination, ip.protocol, ports)
+        }
+        ethertype::IPV6 => {
+            let ip: &Ipv6Header = at(ctx, ETHERNET_LEN)?;
+            let claimed = local(uplink, ip.source);
+            if claimed != NOBODY {
+                return Some((claimed, DropReason::WireSource));
+            }
+            if receiver == NOBODY {
+                return None;
+            }
+            let ports = opening(ctx, ip.next_header, ETHERNET_LEN + IPV6_LEN)?;
+            denied::<Ip6>(receiver, ip.source, ip.destination, ip.next_header, ports)
+        }
+        _ => None,
+    }
+}
+
+/// The attachment that has an address where the uplink leads to, or [`NOBODY`].
+#[inline(always)]
+fn local(uplink: &Uplink, address: Ip6) -> u32 {
+    maps::local(&LocalKey { segment: uplink.segment, address }).unwrap_or(NOBODY)
+}
+
+/// The ports of a packet that can open a flow, and do nothing else if there is none.
+#[inline(always)]
+fn opening(ctx: &XdpContext, protocol: u8, offset: usize) -> Option<Ports> {
+    match protocol {
+        UDP => at(ctx, offset).copied(),
+        TCP => {
+            let header: &TcpHeader = at(ctx, offset)?;
+            let opens = header.flags & (tcp::SYN | tcp::ACK | tcp::RST | tcp::FIN) == tcp::SYN;
+            opens.then_some(header.ports)
+        }
+        _ => None,
+    }
+}
+
+/// Whether the receiver's policy does not allow a flow that begins with this packet, and there is none. Whatever state a flow
+/// is in is for the pod's program to judge.
+#[inline(always)]
+fn denied<A: Family>(
+    receiver: u32,
+    source: A,
+    destination: A,
+    protocol: u8,
+    ports: Ports,
+) -> Option<(u32, DropReason)> {
+    let scope = Scope::of(receiver, Hook::ToPod)?;
+    if scope.has(attachment::PENDING) || scope.policies.ingress == 0 {
+        return None;
+    }
+    let tuple = Tuple { source, destination, ports, lane: Lane::NONE.of(protocol) };
+    if A::flow(&FlowKey::new(scope.zone, &tuple, tuple.source_is_low())).is_some() {
+        return None;
+    }
+    let query = Query::new(source, protocol, Some(ports.destination()));
+    policy::refusal::<A>(scope.policies.ingress, &query).map(|reason| (receiver, reason))
+}
+
+/// A header in place, `None` where the frame is shorter: then the pod's program says what is wrong with it.
+#[inline(always)]
+fn at<T: Copy>(ctx: &XdpContext, offset: usize) -> Option<&T> {
+    let start = ctx.data() + offset;
+    if start + size_of::<T>() > ctx.data_end() {
+        return None;
+    }
+    // SAFETY: the bytes lie within the frame (checked above, and again by the verifier), which nothing changes while the
+    // program runs; the header types hold integers and byte arrays only, and a BPF load needs no alignment.
+    Some(unsafe { &*(start as *const T) })
+}

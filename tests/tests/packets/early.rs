@@ -1,0 +1,156 @@
+//! What an uplink's driver drops.
+
+use netattach::bpf::{Early, Place, Segment, Uplink};
+use netattach_common::attachment::link_local;
+use netattach_tests::foreign::run_xdp;
+use netattach_tests::packet::PEER_MAC;
+
+use super::fast::{BRIDGE, FastRig, PEER};
+use super::*;
+
+const XDP_DROP: u32 = 1;
+const XDP_PASS: u32 = 2;
+/// Somebody behind the uplink.
+const OUTSIDE: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
+
+struct EarlyRig(FastRig);
+
+impl EarlyRig {
+    /// The loopback device is an uplink that leads to the peer.
+    fn new(leads_to: Segment, early: Option<Early>) -> Self {
+        let mut rig = FastRig::new();
+        rig.rig.dataplane.unbind_link(DEVICE).unwrap();
+        rig.fast.put(PEER, Place { segment: leads_to, mtu: 1500, mac: PEER_MAC }).unwrap();
+        let mac = Mac([0; 6]);
+        let uplink = Uplink { leads_to: Some(leads_to), fast: true, early, gateway: false, mtu: 1500, mac };
+        rig.fast.set_uplinks([(DEVICE, uplink)].into()).unwrap();
+        let by_mac = IpAddr::V6(link_local(netattach_common::Mac { octets: PEER_MAC.0 }).into());
+        let addresses = [PEER_V4.parse().unwrap(), PEER_V6.parse().unwrap(), by_mac];
+        rig.fast.set_locals(addresses.map(|address| ((leads_to, address), PEER)).into()).unwrap();
+        Self(rig)
+    }
+
+    /// On the peer's bridge, and the peer may be reached by UDP on port 80 from one host.
+    fn isolated() -> Self {
+        let rig = Self::new(Segment::Bridge(BRIDGE), Some(Early::SpoofedAndDenied));
+        let from_one = policy(&[("10.0.0.9/32", 1), ("fd00::9/128", 1)], &[(1, port(17, 80))]);
+        let ingress = rig.0.rig.install(&from_one);
+        rig.0.rig.dataplane.set_policy(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
+        rig
+    }
+
+    /// Why a frame is dropped, with exactly that counted; `None`: it passes, and nothing is.
+    fn receive(&self, packet: &Packet) -> Option<DropReason> {
+        self.receive_frame(&packet.frame())
+    }
+
+    fn receive_frame(&self, frame: &[u8]) -> Option<DropReason> {
+        let before = self.0.rig.dataplane.stats(PEER).unwrap();
+        let verdict = run_xdp(&self.0.rig.root.join("v4/prog/na_xdp"), frame).unwrap();
+        let after = self.0.rig.dataplane.stats(PEER).unwrap();
+        let grew = |reason: &&DropReason| after.drops[**reason as usize] > before.drops[**reason as usize];
+        let reason = DropReason::ALL.iter().find(grew).copied();
+        let mut expected = before;
+        if let Some(reason) = reason {
+            expected.drops[reason as usize] += 1;
+            expected.dropped_to_pod.packets += 1;
+            expected.dropped_to_pod.bytes += frame.len() as u64;
+        }
+        assert_eq!(after, expected);
+        assert_eq!(verdict, if reason.is_some() { XDP_DROP } else { XDP_PASS });
+        reason
+    }
+}
+
+fn outside() -> Packet {
+    Packet::between("10.0.0.9", PEER_V4).from_mac(OUTSIDE)
+}
+
+fn outside6() -> Packet {
+    Packet::between("fd00::9", PEER_V6).from_mac(OUTSIDE)
+}
+
+#[test]
+fn what_claims_to_be_an_attachment_is_dropped() {
+    let rig = EarlyRig::new(Segment::Bridge(BRIDGE), Some(Early::Spoofed));
+    let link_local = link_local(netattach_common::Mac { octets: PEER_MAC.0 });
+    for packet in [
+        outside().from_mac(PEER_MAC).udp(1, 2),
+        Packet::between(PEER_V4, "10.0.0.1").from_mac(OUTSIDE).udp(1, 2),
+        Packet::between(PEER_V4, "10.0.0.1").from_mac(OUTSIDE).udp(1, 2).fragment(3, false),
+        Packet::between(PEER_V6, "fd00::1").from_mac(OUTSIDE).tcp(1, 2, tcp::ACK),
+        Packet::between(&std::net::Ipv6Addr::from(link_local).to_string(), "fd00::1")
+            .from_mac(OUTSIDE)
+            .ping(1),
+    ] {
+        assert_eq!(rig.receive(&packet), Some(DropReason::WireSource), "{packet:?}");
+    }
+    for packet in [outside().udp(1, 2), outside6().udp(1, 2), outside().tagged(5).udp(1, 2)] {
+        assert_eq!(rig.receive(&packet), None, "{packet:?}");
+    }
+    // Who has an address is not for a filter to say.
+    assert_eq!(rig.receive_frame(&arp_request(OUTSIDE, PEER_V4, "10.0.0.1")), None);
+    assert_eq!(rig.receive_frame(&other_ethertype(0x88cc)), None);
+    assert_eq!(rig.receive_frame(&outside().udp(1, 2).frame()[..20]), None);
+}
+
+#[test]
+fn what_can_only_be_refused_is_dropped_and_everything_else_left_to_the_pods_program() {
+    let rig = EarlyRig::isolated();
+    let stranger = || Packet::between("10.0.0.8", PEER_V4).from_mac(OUTSIDE);
+    for (packet, expected) in [
+        (outside().udp(1, 80), None),
+        (outside().udp(1, 81), Some(DropReason::IngressPort)),
+        (outside().tcp(1, 80, tcp::SYN), Some(DropReason::IngressPort)),
+        (stranger().udp(1, 80), Some(DropReason::IngressPeer)),
+        (outside6().udp(1, 80), None),
+        (outside6().tcp(1, 80, tcp::SYN), Some(DropReason::IngressPort)),
+        // It may belong to a connection that is older than the flow table.
+        (stranger().tcp(1, 80, tcp::ACK), None),
+        (stranger().tcp(1, 80, tcp::SYN | tcp::ACK), None),
+        (stranger().ping(1), None),
+        (stranger().sctp(1, 80, 1), None),
+        (stranger().udp(1, 80).fragment(0, true), None),
+        (stranger().udp(1, 80).options(&[1, 1, 1, 0]), None),
+        (outside6().extension(60, &[0, 1, 4, 0, 0, 0, 0]).udp(1, 81), None),
+        (stranger().tagged(5).udp(1, 80), None),
+    ] {
+        assert_eq!(rig.receive(&packet), expected, "{packet:?}");
+    }
+    let mut to_another = stranger().udp(1, 80).frame();
+    to_another[..6].copy_from_slice(&[2, 0, 0, 0, 0, 0x55]);
+    assert_eq!(rig.receive_frame(&to_another), None);
+}
+
+#[test]
+fn an_answer_passes_while_its_flow_is_remembered() {
+    let rig = EarlyRig::isolated();
+    let answer = Packet::between("10.0.0.8", PEER_V4).from_mac(OUTSIDE).udp(53, 999);
+    assert_eq!(rig.receive(&answer), Some(DropReason::IngressPeer));
+    let dataplane = &rig.0.rig.dataplane;
+    dataplane.bind_link(DEVICE, PEER).unwrap();
+    let question = Packet::between(PEER_V4, "10.0.0.8").from_mac(PEER_MAC).udp(999, 53);
+    rig.0.rig.test_run(FromPod, &question.frame(), 1);
+    dataplane.unbind_link(DEVICE).unwrap();
+    assert_eq!(rig.receive(&answer), None);
+}
+
+#[test]
+fn without_a_policy_in_force_or_off_the_bridge_nothing_is_refused() {
+    let rig = EarlyRig::isolated();
+    let refused = outside().udp(1, 81);
+    let pending = Checks { pending: true, ..Checks::default() };
+    rig.0.put_peer(Attachment { mac: PEER_MAC, flags: pending, ..bare() });
+    assert_eq!(rig.receive(&refused), None);
+    rig.0.put_peer(Attachment { mac: PEER_MAC, ..bare() });
+    assert_eq!(rig.receive(&refused), Some(DropReason::IngressPort));
+    rig.0.rig.dataplane.set_policy(PEER, PolicyIds::default()).unwrap();
+    assert_eq!(rig.receive(&refused), None);
+
+    let spoofed = Packet::between(PEER_V4, "10.0.0.1").from_mac(OUTSIDE).udp(1, 2);
+    let routed = EarlyRig::new(Segment::Routed, Some(Early::Spoofed));
+    assert_eq!(routed.receive(&spoofed), Some(DropReason::WireSource));
+    assert_eq!(routed.receive(&refused), None);
+    let none = EarlyRig::new(Segment::Bridge(BRIDGE), None);
+    assert_eq!(none.receive(&spoofed), None);
+}
