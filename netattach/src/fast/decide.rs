@@ -209,6 +209,7 @@ mod tests {
             mtu: 1500,
             mac: Some(MAC),
             kind: "veth".into(),
+            group: 0,
             xdp: false,
             controller: None,
             discipline,

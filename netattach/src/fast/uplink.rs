@@ -14,6 +14,7 @@ use super::decide::{Member, Mode, NO_DISCIPLINE, Node, first};
 use super::early::Xdp;
 use super::reason::Reason;
 use crate::bpf::{self, Early, Local, Place, Segment, XdpMode};
+use crate::link::spec::OWN_GROUPS;
 use crate::mac::Mac;
 use crate::netlink::ForwardingState;
 
@@ -70,9 +71,12 @@ pub fn decide(
     let bridges: BTreeSet<u32> = on.values().filter_map(|segment| segment.bridge()).collect();
     let attached = if xdp == Xdp::Off { on.clone() } else { segments(members, node) };
     let switched: BTreeSet<u32> = attached.values().filter_map(|segment| segment.bridge()).collect();
+    // A pod's device must never be taken for one: its packets would pass by what the pod's policies say. The group tells from the
+    // moment that the device is there until it is gone; those of other plugins have none.
     let own: BTreeSet<u32> = members.values().map(|member| member.device).collect();
+    let is_own = |link: &ForwardingState| own.contains(&link.index) || link.group & OWN_GROUPS != 0;
     let mut wires = Wires::default();
-    for (index, link) in node.links.iter().filter(|(index, _)| !own.contains(index)) {
+    for (index, link) in node.links.iter().filter(|(_, link)| !is_own(link)) {
         if let Some(bridge) = link.controller.filter(|bridge| switched.contains(bridge)) {
             let wire = Wire {
                 name: link.name.clone(),
@@ -220,6 +224,7 @@ mod tests {
             mtu: 1500,
             mac: Some(MAC),
             kind: String::new(),
+            group: 0,
             xdp: false,
             controller: None,
             discipline: "noqueue".into(),
@@ -302,6 +307,14 @@ mod tests {
         // The port of the other attachment is none of this one's.
         assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&ROUTER]);
         assert_eq!(found.locals, [local(2)].into());
+    }
+
+    #[test]
+    fn a_port_of_a_pod_that_comes_or_goes_is_none() {
+        let mut node = node();
+        node.links.insert(99, ForwardingState { group: OWN_GROUPS | 7, ..port_of(99, BRIDGE) });
+        let found = wires(Mode::Auto, &members(), &node);
+        assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&WIRE, &ROUTER]);
     }
 
     #[test]

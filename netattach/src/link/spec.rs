@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
 
+/// The groups of links that an agent's plans make have this bit. Nobody else counts so high.
+pub const OWN_GROUPS: u32 = 1 << 31;
+
 /// A veth pair. The pod's end is created in the pod's namespace under its final name, never moved there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Veth {
@@ -20,7 +23,7 @@ pub struct Veth {
     /// Address of the pod's end; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// Link group of the pod's end: links of one group are deleted by one request.
+    /// Link group of both ends: links of one group are deleted by one request, and whose they are can be seen.
     pub group: u32,
     /// The bridge that the host's end joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -25,6 +25,8 @@ pub struct ForwardingState {
     pub mtu: u32,
     /// Its own address, if it sends Ethernet frames.
     pub mac: Option<Mac>,
+    /// Link group; one of [`OWN_GROUPS`](crate::link::spec::OWN_GROUPS) if an agent has made it.
+    pub group: u32,
     /// What makes it, as `ip -d link` shows it; empty for a network card.
     pub kind: String,
     /// An XDP program runs on it.
@@ -101,6 +103,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<ForwardingState> {
         name: String::new(),
         mtu: 0,
         mac: None,
+        group: 0,
         kind: String::new(),
         xdp: false,
         controller: None,
@@ -112,6 +115,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<ForwardingState> {
         match attribute {
             LinkAttribute::IfName(name) => state.name = name,
             LinkAttribute::Mtu(mtu) => state.mtu = mtu,
+            LinkAttribute::Group(group) => state.group = group,
             LinkAttribute::Address(bytes) if header.link_layer_type == LinkLayerType::Ether => {
                 state.mac = <[u8; 6]>::try_from(bytes).ok().map(Mac);
             }

@@ -119,6 +119,7 @@ impl Handle {
                     controller: bridge,
                     hairpin: veth.port.as_ref().map(|port| port.hairpin),
                     link: Some(far.index),
+                    group: veth.group,
                     ..near.link(&veth.host_name, "veth", mtu)
                 };
                 let far_end = LinkState {
@@ -158,6 +159,7 @@ impl Handle {
         let mut create = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
             .name(veth.host_name.clone())
             .up()
+            .link_group(veth.group)
             .mtu(mtu)
             .set_info_data(InfoData::Veth(InfoVeth::Peer(far)));
         if let Some(bridge) = bridge {

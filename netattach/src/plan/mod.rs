@@ -81,7 +81,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Link group of the links that this record's plan makes in the pod: the same for the same container and
+    /// Link group of the links that this record's plan makes: the same for the same container and
     /// interface, different for another record of the same container, never 0 (the default group).
     pub fn link_group(&self) -> u32 {
         let digest = Sha256::new()
@@ -90,7 +90,7 @@ impl Sandbox {
             .chain_update(&self.ifname)
             .finalize();
         let number = digest.iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte));
-        number | 1 << 31
+        number | spec::OWN_GROUPS
     }
 }
 
