@@ -68,18 +68,25 @@ impl Tree {
         }
     }
 
-    /// Whether names stand for files, with no other name that may be a manifest, or for nothing at all.
+    /// Whether names stand for files in directories, with no other name that may be a manifest, or for nothing at all.
     fn are_files(&self, names: &BTreeSet<PathBuf>) -> bool {
+        let is_directory = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
         names.iter().all(|name| {
             let path = self.directory.join(name);
+            let below = |known: &Path| known != path && known.starts_with(&path);
             let was_directory = || {
-                let mut from = self.catalogue.files().range(path.clone()..);
-                from.find(|(known, _)| **known != path).is_some_and(|(known, _)| known.starts_with(&path))
+                let mut files =
+                    self.catalogue.files().range(path.clone()..).map(|(known, _)| known.as_path());
+                let mut links = self.links.range(path.clone()..).map(PathBuf::as_path);
+                files.find(|known| *known != path).is_some_and(below)
+                    || links.find(|known| *known != path).is_some_and(below)
             };
-            match fs::symlink_metadata(&path) {
-                Ok(metadata) => !metadata.is_dir() && metadata.nlink() < 2 && !was_directory(),
-                Err(_) => !was_directory(),
-            }
+            let is_file = match fs::symlink_metadata(&path) {
+                Ok(metadata) => !metadata.is_dir() && metadata.nlink() < 2,
+                Err(_) => true,
+            };
+            let mut parents = path.ancestors().skip(1).take_while(|parent| *parent != self.directory);
+            is_file && !was_directory() && parents.all(is_directory)
         })
     }
 
@@ -164,7 +171,7 @@ impl Listed {
             let (path, kind) = (entry.path(), entry.file_type()?);
             if kind.is_dir() {
                 match self.add(&path) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) if is_absence(&error) => {}
                     Err(error) => self.failed.push((path, error)),
                     Ok(()) => {}
                 }
@@ -179,6 +186,11 @@ impl Listed {
         }
         Ok(())
     }
+}
+
+/// Nothing has that name: something on the way to it is gone, or is no directory any more.
+fn is_absence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Whether a name or a directory in it begins with a dot.
@@ -211,7 +223,7 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
     let before = before.map_or(&[][..], |before| before.objects.as_slice());
     let mut now = Contents::default();
     match read_text(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Read::Gone,
+        Err(error) if is_absence(&error) => return Read::Gone,
         Err(error) => now.problems.push(whole_file(path, format!("read file: {error}"))),
         Ok(text) if text.trim().is_empty() => {
             // Most often a file between being truncated and being written.
