@@ -191,16 +191,35 @@ impl Agent {
 
     /// Waits until that many attachments are on the fast path: they get there shortly after their ADD.
     pub(super) fn wait_for_fast_path(&self, wanted: usize) -> anyhow::Result<()> {
+        self.wait_for(wanted, "attachments", || {
+            let states = self.ask(&["attachments"])?;
+            let states = states.as_array().into_iter().flatten().map(|row| row["fast_path"]["state"].clone());
+            Ok(states.collect())
+        })
+    }
+
+    /// Waits until packets take the fast path by that many uplinks.
+    pub(super) fn wait_for_uplinks(&self, wanted: usize) -> anyhow::Result<()> {
+        self.wait_for(wanted, "uplinks", || {
+            let status = self.ask(&["status"])?;
+            Ok(status["uplinks"].as_array().into_iter().flatten().map(|row| row["state"].clone()).collect())
+        })
+    }
+
+    fn wait_for(
+        &self,
+        wanted: usize,
+        what: &str,
+        states: impl Fn() -> anyhow::Result<Vec<Value>>,
+    ) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            let attachments = self.ask(&["attachments"])?;
-            let rows = attachments.as_array().into_iter().flatten();
-            let states: Vec<&str> = rows.filter_map(|row| row["fast_path"]["state"].as_str()).collect();
+            let states = states()?;
             if states.iter().filter(|state| **state == "on").count() == wanted {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("{wanted} attachments should be on the fast path: {states:?}");
+                bail!("{wanted} {what} should be on the fast path: {states:?}");
             }
             thread::sleep(Duration::from_millis(50));
         }

@@ -6,10 +6,10 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use anyhow::{Context, ensure};
-use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketType, socket};
 
 use super::flood::Flows;
+use super::paths::index_of;
 use crate::bench::bpf::Program;
 use crate::bench::pods::in_namespace;
 
@@ -27,9 +27,7 @@ pub(super) struct Generator {
 impl Generator {
     /// For frames from one station to another; each with ports of its own, or all with the same.
     pub(super) fn new(device: &str, from: &Station, to: &Station, flows: Flows) -> anyhow::Result<Self> {
-        let probe = socket(AddressFamily::INET, SocketType::DGRAM, None).context("open a socket")?;
-        let device = name_to_index(&probe, device).with_context(|| format!("find {device}"))?;
-        Ok(Self { program: Program::of_xdp(&code(device, flows))?, frame: syn(from, to) })
+        Ok(Self { program: Program::of_xdp(&code(index_of(device)?, flows))?, frame: syn(from, to) })
     }
 
     /// Sends some milliseconds' worth.

@@ -111,7 +111,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 /// Every path takes its turn in each round.
 fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
     let node = Node::enter()?;
-    let mut pods = node.pods((2 * (3 + 2 * RULES.len())) as u16)?.into_iter();
+    let mut pods = node.pods((2 * (5 + 2 * RULES.len())) as u16)?.into_iter();
     let mut all = Vec::new();
     let mut agent = None;
     screen::step("paths", |progress| {

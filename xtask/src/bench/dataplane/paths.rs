@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType, socket};
 use serde_json::{Value, json};
 
 use super::load::Route;
@@ -21,6 +23,10 @@ pub(super) const BRIDGE: &str = "Linux bridge";
 pub(super) const NETATTACH: &str = "netattach";
 /// The same without the fast path.
 pub(super) const NETATTACH_BRIDGED: &str = "netattach, fastPath false";
+/// With a client beyond a port of the network's bridge.
+pub(super) const WIRE: &str = "netattach, client on the wire";
+/// The same without the fast path.
+pub(super) const WIRE_BRIDGED: &str = "netattach, client on the wire, fastPath false";
 pub(super) const IPTABLES: &str = "iptables";
 
 const BRIDGE_NAME: &str = "plain0";
@@ -66,13 +72,7 @@ pub(super) fn veth(mut pods: impl Iterator<Item = Pod>) -> anyhow::Result<Path> 
 pub(super) fn bridged(mut pods: impl Iterator<Item = Pod>, rules: Option<u32>) -> anyhow::Result<Path> {
     let (client, server) = two(&mut pods)?;
     for pod in [&client, &server] {
-        Netlink::open()?.send(vec![netlink::veth(
-            (&format!("plain-{}", pod.number), NEAR_INDEX + u32::from(pod.number)),
-            ("net1", POD_INDEX),
-            Some(BRIDGE_INDEX),
-            pod.namespace(),
-            GROUP,
-        )])?;
+        plug_in(pod, BRIDGE_INDEX)?;
     }
     let own = set_up(&client, 2)?;
     let address = set_up(&server, 2)?;
@@ -90,7 +90,7 @@ pub(super) fn make_bridge() -> anyhow::Result<()> {
 }
 
 /// Pairs of pods that netattach attached, the server of each with a policy of as many peers as said; the first number once
-/// more on a network without the fast path.
+/// more on a network without the fast path, and on either with a client that is no pod of the node's.
 pub(super) fn netattach(
     node: &Node,
     mut pods: impl Iterator<Item = Pod>,
@@ -105,11 +105,14 @@ pub(super) fn netattach(
     let mut slow = bridge("netattach2", 120);
     slow["fastPath"] = false.into();
     objects.push(agent::network(NAMESPACE, "slow", &slow));
-    let bridged = rules.first().map(|count| (NETATTACH_BRIDGED, "slow", count));
+    let smallest = rules.first();
+    let all = rules.iter().map(|count| (NETATTACH, "data", count));
+    let others = [(NETATTACH_BRIDGED, "slow"), (WIRE, "data"), (WIRE_BRIDGED, "slow")];
+    let others = smallest.into_iter().flat_map(|count| others.map(|(name, network)| (name, network, count)));
     let mut paths = Vec::new();
-    for (name, network, count) in rules.iter().map(|count| (NETATTACH, "data", count)).chain(bridged) {
+    for (name, network, count) in all.chain(others) {
         let (client, server) = two(&mut pods)?;
-        for pod in [&client, &server] {
+        for pod in attached(name, &client, &server) {
             let wish = json!([{"name": network, "interface": "net1", "ips": [format!("{}/{PREFIX}", address_of(pod, 120))]}]);
             objects.push(agent::pod(pod, &wish.to_string()));
         }
@@ -118,13 +121,47 @@ pub(super) fn netattach(
         paths.push(Path { name, rules: Some(*count), client, server, address });
     }
     let agent = Agent::start(node, &objects)?;
-    for pod in paths.iter().flat_map(|path| [&path.client, &path.server]) {
-        agent.call("ADD", pod, &pod.new_container())?;
-        many_ports(pod)?;
+    let mut fast = 0;
+    for path in &paths {
+        for pod in attached(path.name, &path.client, &path.server) {
+            agent.call("ADD", pod, &pod.new_container())?;
+            many_ports(pod)?;
+            // The default network as well.
+            fast += if [NETATTACH, WIRE].contains(&path.name) { 2 } else { 1 };
+        }
+        let bridge = match path.name {
+            WIRE => "netattach1",
+            WIRE_BRIDGED => "netattach2",
+            _ => continue,
+        };
+        plug_in(&path.client, index_of(bridge)?)?;
+        give_address(&path.client, address_of(&path.client, 120))?;
     }
-    // Both ends of every path but the last, and every pod's default network.
-    agent.wait_for_fast_path(4 * paths.len() - 2)?;
+    agent.wait_for_fast_path(fast)?;
+    agent.wait_for_uplinks(smallest.map_or(0, |_| 1))?;
     Ok((agent, paths))
+}
+
+/// Those pods of a path that netattach attaches.
+fn attached<'a>(path: &str, client: &'a Pod, server: &'a Pod) -> Vec<&'a Pod> {
+    if [WIRE, WIRE_BRIDGED].contains(&path) { vec![server] } else { vec![client, server] }
+}
+
+/// Makes a pod's `net1` the far end of a port of a bridge.
+fn plug_in(pod: &Pod, bridge: u32) -> anyhow::Result<()> {
+    Netlink::open()?.send(vec![netlink::veth(
+        (&format!("plain-{}", pod.number), NEAR_INDEX + u32::from(pod.number)),
+        ("net1", POD_INDEX),
+        Some(bridge),
+        pod.namespace(),
+        GROUP,
+    )])
+}
+
+/// Index of a device in the calling thread's namespace.
+pub(super) fn index_of(device: &str) -> anyhow::Result<u32> {
+    let probe = socket(AddressFamily::INET, SocketType::DGRAM, None).context("open a socket")?;
+    name_to_index(&probe, device).with_context(|| format!("find {device}"))
 }
 
 pub(super) fn two(pods: &mut impl Iterator<Item = Pod>) -> anyhow::Result<(Pod, Pod)> {
@@ -135,13 +172,17 @@ pub(super) fn two(pods: &mut impl Iterator<Item = Pod>) -> anyhow::Result<(Pod, 
 /// Gives `net1` the pod's address on a network of its own kind, and brings it up.
 fn set_up(pod: &Pod, network: u8) -> anyhow::Result<Ipv4Addr> {
     let address = address_of(pod, network);
+    give_address(pod, address)?;
+    Ok(address)
+}
+
+fn give_address(pod: &Pod, address: Ipv4Addr) -> anyhow::Result<()> {
     in_namespace(pod.namespace(), || {
         Netlink::open()?
             .send(vec![netlink::address(POD_INDEX, address, PREFIX), netlink::set_up(POD_INDEX)])
             .context("give a pod its address")
     })?;
-    many_ports(pod)?;
-    Ok(address)
+    many_ports(pod)
 }
 
 /// Connections that follow each other fast need more ports than a pod has by default.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::{Figures, Report};
-use super::paths::{BRIDGE, IPTABLES, NETATTACH, NETATTACH_BRIDGED, VETH};
+use super::paths::{BRIDGE, IPTABLES, NETATTACH, NETATTACH_BRIDGED, VETH, WIRE, WIRE_BRIDGED};
 use super::policies::Shape;
 use super::{RULES, policies, programs};
 use crate::bench::{Series, document};
@@ -37,6 +37,8 @@ fn paths(report: &Report) -> String {
         (IPTABLES, smallest),
         (NETATTACH, smallest),
         (NETATTACH_BRIDGED, smallest),
+        (WIRE, smallest),
+        (WIRE_BRIDGED, smallest),
     ];
     let found = shown.into_iter().filter_map(|(name, rules)| report.find(name, rules));
     let rows: Vec<Vec<String>> = found.map(|figures| row(figures, report)).collect();
