@@ -7,14 +7,11 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use netattach::bpf::sys;
+use netattach::bpf::sys::{self, Instruction};
 
 use crate::Namespace;
 
-/// `BPF_PROG_TYPE_SCHED_CLS` of `linux/bpf.h`.
-const SCHED_CLS: u32 = 3;
 /// `enum bpf_cmd`.
-const PROG_LOAD: i32 = 5;
 const LINK_CREATE: i32 = 28;
 /// `enum bpf_attach_type`.
 const TCX_INGRESS: u32 = 46;
@@ -36,44 +33,10 @@ pub enum Verdict {
 /// # Errors
 /// The kernel refuses it.
 pub fn program(verdict: Verdict) -> Result<OwnedFd> {
-    /// `struct bpf_insn`.
-    #[repr(C)]
-    struct Instruction {
-        code: u8,
-        registers: u8,
-        offset: i16,
-        immediate: i32,
-    }
-    #[repr(C)]
-    struct Load {
-        kind: u32,
-        count: u32,
-        instructions: u64,
-        license: u64,
-        log_level: u32,
-        log_size: u32,
-        log: u64,
-        kernel: u32,
-        flags: u32,
-    }
+    let instruction = |code, constant| Instruction { code, registers: 0, offset: 0, constant };
     // r0 = verdict; exit
-    let instructions = [
-        Instruction { code: 0xb7, registers: 0, offset: 0, immediate: verdict as i32 },
-        Instruction { code: 0x95, registers: 0, offset: 0, immediate: 0 },
-    ];
-    let load = Load {
-        kind: SCHED_CLS,
-        count: 2,
-        instructions: instructions.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log: 0,
-        kernel: 0,
-        flags: 0,
-    };
-    // SAFETY: the beginning of the `prog_load` member of `union bpf_attr`; its pointers outlive the call.
-    unsafe { bpf(PROG_LOAD, &load) }.context("load a program")
+    let instructions = [instruction(0xb7, verdict as i32), instruction(0x95, 0)];
+    sys::load_classifier("foreign", &instructions).context("load a program")
 }
 
 /// Runs an XDP program on a frame, as if it came in by the loopback device; what it says (`enum xdp_action`).

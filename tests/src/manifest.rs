@@ -55,3 +55,12 @@ pub fn policy(name: &str, networks: &str, spec: &Value) -> Value {
         "spec": spec
     })
 }
+
+/// A NetworkPolicy in [`NAMESPACE`], which holds on the pods' default networks.
+pub fn network_policy(name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"namespace": NAMESPACE, "name": name},
+        "spec": spec
+    })
+}

@@ -177,6 +177,22 @@ pub fn datagram_from(from: &Namespace, source: IpAddr, to: SocketAddr, patience:
     Ok(echoed(&socket, b"ping", patience))
 }
 
+/// Sends a megabyte by one connection, in large packets, and has it echoed.
+///
+/// # Panics
+/// They do not come back, or not as they were sent.
+pub fn assert_transfers_whole(from: &Namespace, to: SocketAddr) {
+    let mut stream = connect(from, to, PATIENCE).expect("the echo is reached");
+    let sent: Vec<u8> = (0..1_000_000_u32).map(|number| number.to_le_bytes()[1] ^ 0x5a).collect();
+    let mut received = vec![0; sent.len()];
+    let mut writer = stream.try_clone().expect("a second handle of the socket");
+    std::thread::scope(|scope| {
+        scope.spawn(|| writer.write_all(&sent).expect("the peer takes all"));
+        stream.read_exact(&mut received).expect("all comes back");
+    });
+    assert!(received == sent, "the echo is another");
+}
+
 /// Whether a TCP connection can be opened and used.
 pub fn connects(from: &Namespace, to: SocketAddr, patience: Duration) -> bool {
     connect(from, to, patience).is_ok()

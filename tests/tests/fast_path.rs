@@ -1,14 +1,13 @@
 //! The fast path between pods of one bridge: that traffic takes it, and what keeps it off.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
-use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
 use netattach_tests::manifest::{NAMESPACE, annotated, network, pod};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, connect, datagram, eventually};
+use netattach_tests::traffic::{Echo, PATIENCE, assert_transfers_whole, datagram, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -95,15 +94,7 @@ impl Scene {
     /// A transfer in large packets arrives as it was sent, by the fast path.
     fn assert_transfers_whole(&self) {
         let before = self.fast();
-        let mut stream = connect(&self.client.namespace, self.addresses[0], PATIENCE).unwrap();
-        let sent: Vec<u8> = (0..1_000_000_u32).map(|number| number.to_le_bytes()[1] ^ 0x5a).collect();
-        let mut received = vec![0; sent.len()];
-        let mut writer = stream.try_clone().unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| writer.write_all(&sent).unwrap());
-            stream.read_exact(&mut received).unwrap();
-        });
-        assert!(received == sent, "the echo is another");
+        assert_transfers_whole(&self.client.namespace, self.addresses[0]);
         let after = self.fast();
         assert!(after[0] > before[0] && after[1] > before[1], "{before:?} {after:?}");
         assert_eq!(row(&self.node, "stats", "client")["dropped"], json!({}));

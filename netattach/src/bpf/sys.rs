@@ -106,15 +106,18 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
     unsafe { bpf(Command::LinkUpdate, &attributes) }.map(drop)
 }
 
-/// An instruction (`struct bpf_insn`): code, registers, offset, constant.
+/// An instruction (`struct bpf_insn`), in the byte order of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct Instruction {
-    pub(super) code: u8,
+pub struct Instruction {
+    /// What it does.
+    pub code: u8,
     /// The destination in the lower half, the source in the upper one.
-    pub(super) registers: u8,
-    pub(super) offset: i16,
-    pub(super) constant: i32,
+    pub registers: u8,
+    /// Of memory or of a jump.
+    pub offset: i16,
+    /// The immediate operand.
+    pub constant: i32,
 }
 
 /// Loads a classifier of so few instructions that it needs no object. It lives as long as its descriptor or a link that
@@ -122,7 +125,7 @@ pub(super) struct Instruction {
 ///
 /// # Errors
 /// The verifier refuses it.
-pub(super) fn load_classifier(name: &str, instructions: &[Instruction]) -> io::Result<OwnedFd> {
+pub fn load_classifier(name: &str, instructions: &[Instruction]) -> io::Result<OwnedFd> {
     /// The beginning of the `prog_load` member of `union bpf_attr`.
     #[repr(C)]
     #[derive(Default)]

@@ -33,6 +33,11 @@ pub enum WireError {
     Bpf(#[from] BpfError),
 }
 
+/// A failure with the filter of a device.
+fn on(device: u32) -> impl FnOnce(netlink::Error) -> WireError {
+    move |source| WireError::Filter { device, source }
+}
+
 /// Runs the program on a device. One that runs there already is replaced in one step.
 pub(super) fn attach(
     mode: AttachMode,
@@ -41,9 +46,7 @@ pub(super) fn attach(
     host: &mut Handle,
 ) -> Result<(), WireError> {
     match mode {
-        AttachMode::Clsact => {
-            ensure_filter(maps, device, host).map_err(|source| WireError::Filter { device, source })
-        }
+        AttachMode::Clsact => ensure_filter(maps, device, host).map_err(on(device)),
         AttachMode::Tcx => Ok(maps.attach_wire_by_link(device)?),
     }
 }
@@ -71,7 +74,7 @@ fn ensure_filter(maps: &bpf::FastPath, device: u32, host: &mut Handle) -> Result
 /// The program does not run on a device, however it was attached. Idempotent; a device that is gone has none.
 pub(super) fn detach(maps: &bpf::FastPath, device: u32, host: &mut Handle) -> Result<(), WireError> {
     maps.remove_wire_link(device)?;
-    detach_filter(device, host).map_err(|source| WireError::Filter { device, source })
+    detach_filter(device, host).map_err(on(device))
 }
 
 fn detach_filter(device: u32, host: &mut Handle) -> Result<(), netlink::Error> {
@@ -92,7 +95,7 @@ pub(super) fn runs(
 ) -> Result<bool, WireError> {
     match mode {
         AttachMode::Clsact => {
-            let found = ours(device, host).map_err(|source| WireError::Filter { device, source })?;
+            let found = ours(device, host).map_err(on(device))?;
             Ok(!found.is_empty())
         }
         AttachMode::Tcx => Ok(maps.linked_uplinks()?.contains(&device)),
@@ -108,7 +111,7 @@ pub(super) fn remove_others(
 ) -> Result<(), WireError> {
     match mode {
         AttachMode::Clsact => Ok(maps.remove_wire_link(device)?),
-        AttachMode::Tcx => detach_filter(device, host).map_err(|source| WireError::Filter { device, source }),
+        AttachMode::Tcx => detach_filter(device, host).map_err(on(device)),
     }
 }
 
@@ -121,8 +124,7 @@ pub(super) fn running(
     let mut running = maps.linked_uplinks()?;
     let links = host.forwarding_states().map_err(WireError::Links)?.into_iter();
     for link in links.filter(|link| !attachments.contains(&link.index)) {
-        let found =
-            ours(link.index, host).map_err(|source| WireError::Filter { device: link.index, source })?;
+        let found = ours(link.index, host).map_err(on(link.index))?;
         running.extend((!found.is_empty()).then_some(link.index));
     }
     Ok(running)

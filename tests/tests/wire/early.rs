@@ -1,6 +1,6 @@
 //! What the wire's driver drops (XDP). Every veth has the native mode, and is asked for it by name.
 
-use netattach_tests::manifest::policy;
+use netattach_tests::manifest::network_policy;
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::traffic::SILENCE;
@@ -78,10 +78,7 @@ fn what_claims_to_be_a_pod_or_has_no_flow_and_no_rule_never_gets_in() {
             "podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
             "ingress": [{"ports": [{"protocol": "UDP", "port": 7}]}]
         });
-        let mut v1 = policy("rules", "default", &rules);
-        v1["apiVersion"] = json!("networking.k8s.io/v1");
-        v1["kind"] = json!("NetworkPolicy");
-        scene.node.write("rules", &v1).unwrap();
+        scene.node.write("rules", &network_policy("rules", &rules)).unwrap();
         let closed = SocketAddr::new(scene.addresses[0].ip(), 8);
         let _echo = Echo::serve(&scene.server.namespace, closed).unwrap();
         let in_force = || !datagram(&scene.outside, closed, SILENCE).unwrap();

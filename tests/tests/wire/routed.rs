@@ -1,10 +1,9 @@
 //! The wire leads to a router, and the node's default route there.
 
-use std::io::{Read, Write};
 use std::net::UdpSocket;
 
 use netattach_tests::foreign::{Verdict, attach_filter, tc};
-use netattach_tests::traffic::connect;
+use netattach_tests::traffic::assert_transfers_whole;
 
 use super::*;
 
@@ -38,15 +37,7 @@ impl Scene {
     }
 
     fn assert_transfers_whole(&self) {
-        let mut stream = connect(&self.outside, self.addresses[0], PATIENCE).unwrap();
-        let sent: Vec<u8> = (0..1_000_000_u32).map(|number| number.to_le_bytes()[1] ^ 0x5a).collect();
-        let mut received = vec![0; sent.len()];
-        let mut writer = stream.try_clone().unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| writer.write_all(&sent).unwrap());
-            stream.read_exact(&mut received).unwrap();
-        });
-        assert!(received == sent, "the echo is another");
+        assert_transfers_whole(&self.outside, self.addresses[0]);
         assert_eq!(self.row("stats")["dropped"], json!({}));
     }
 }

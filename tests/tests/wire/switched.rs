@@ -1,7 +1,7 @@
 //! The wire is a port of the pods' bridge.
 
 use netattach_tests::foreign::{Verdict, attach_filter, attach_tcx, index_of, program, tc};
-use netattach_tests::manifest::policy;
+use netattach_tests::manifest::network_policy;
 use netattach_tests::traffic::{SILENCE, connect};
 
 use super::*;
@@ -43,10 +43,7 @@ fn the_pods_policy_holds_for_what_the_wire_brings() {
         "podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
         "ingress": [{"from": [{"ipBlock": {"cidr": "10.50.0.200/32"}}], "ports": [{"protocol": "UDP", "port": 7}]}]
     });
-    let mut v1 = policy("rules", "default", &rules);
-    v1["apiVersion"] = json!("networking.k8s.io/v1");
-    v1["kind"] = json!("NetworkPolicy");
-    scene.node.write("rules", &v1).unwrap();
+    scene.node.write("rules", &network_policy("rules", &rules)).unwrap();
     let closed = SocketAddr::new(scene.addresses[0].ip(), 8);
     let _echo = Echo::serve(&scene.server.namespace, closed).unwrap();
     scene.await_standing("on");

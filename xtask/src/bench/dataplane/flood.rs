@@ -147,16 +147,12 @@ impl Side {
             many_ports(pod)?;
         }
         let attachments = agent.ask(&["attachments"])?;
-        let row = |pod: &Pod| {
-            let is_wanted =
-                |row: &&Value| row["pod"]["name"] == agent::pod_name(pod) && row["ifname"] == "net1";
-            attachments.as_array().into_iter().flatten().find(is_wanted).context("a pod is not attached")
-        };
         let station = |pod: &Pod| {
-            let mac = row(pod)?["mac"].as_str().context("an attachment without MAC")?;
+            let mac = row_of(pod, &attachments)?["mac"].as_str().context("an attachment without MAC")?;
             anyhow::Ok(Station { mac: octets(mac)?, address: address_of(pod, network) })
         };
-        let device = row(&flooder)?["host_interface"].as_str().context("no device on the node")?;
+        let device =
+            row_of(&flooder, &attachments)?["host_interface"].as_str().context("no device on the node")?;
         receive_from_xdp(node.namespace(), device)?;
         let ends = [station(&flooder)?, station(&sink)?];
         Ok(Self { agent, client, server, flooder, ends, network })
@@ -189,10 +185,7 @@ impl Side {
     /// Packets that the programs have seen of the flooder.
     fn counted(&self) -> anyhow::Result<u64> {
         let rows = self.agent.ask(&["stats"])?;
-        let name = agent::pod_name(&self.flooder);
-        let is_wanted = |row: &&Value| row["pod"]["name"] == name && row["ifname"] == "net1";
-        let row =
-            rows.as_array().into_iter().flatten().find(is_wanted).context("the flooder is not counted")?;
+        let row = row_of(&self.flooder, &rows)?;
         let dropped = row["dropped"].as_object().into_iter().flat_map(|reasons| reasons.values());
         let passed = &row["sent"]["packets"];
         Ok(dropped.chain([passed]).filter_map(Value::as_u64).sum())
@@ -211,6 +204,13 @@ impl Side {
             Ok(begun.elapsed())
         })
     }
+}
+
+/// What netattachctl lists about a pod on the network that is flooded.
+fn row_of<'a>(pod: &Pod, rows: &'a Value) -> anyhow::Result<&'a Value> {
+    let name = agent::pod_name(pod);
+    let is_wanted = |row: &&Value| row["pod"]["name"] == name && row["ifname"] == "net1";
+    rows.as_array().into_iter().flatten().find(is_wanted).with_context(|| format!("{name} is not listed"))
 }
 
 /// The six octets of a MAC address.
