@@ -6,6 +6,8 @@ use anyhow::Result;
 use netattach::link::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Pace, Route, Veth};
 use netattach::netlink::{Error, Handle};
 use netattach_tests::Namespace;
+use netattach_tests::raw::RawSocket;
+use netattach_tests::traffic::PATIENCE;
 
 const GROUP: u32 = 77;
 
@@ -109,6 +111,27 @@ fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
         [(Some("10.1.0.1".parse()?), Some(index)), (Some("fd00::1".parse()?), Some(index))]
     );
     assert_eq!(inside.default_route_interface()?, index);
+    Ok(())
+}
+
+/// The kernel gives the end that came up first its queue in its own time: without waiting, some of these frames are lost.
+#[test]
+fn a_link_with_a_carrier_loses_nothing() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    for number in 0..40 {
+        let (near, far) = (format!("na{number}"), format!("net{number}"));
+        let ends = node.create_veth(&veth(&near, &far), None, pod.netns().as_fd(), &mut inside)?;
+        let frame =
+            [[0xff; 12].as_slice(), &[0x88, 0xb5], format!("the first by {near}").as_bytes()].concat();
+        let (sender, receiver) = (RawSocket::queued(&host, &near)?, RawSocket::open(&pod, &far)?);
+        assert!(receiver.frames().is_err(), "the far end is down");
+        inside.configure(ends.1.index, &Addressing::default())?;
+        assert!(node.await_carrier(ends.0.index)?);
+        sender.send(&frame)?;
+        assert_eq!(receiver.frames_until(&frame[14..], PATIENCE)?.last(), Some(&frame), "{near}");
+    }
     Ok(())
 }
 

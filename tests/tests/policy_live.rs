@@ -174,8 +174,13 @@ fn ingress_lets_in_whom_a_rule_names_on_the_ports_it_names() {
     }
     assert_eq!(surprises(attempts), Vec::<String>::new());
     for network in [DEFAULT_NETWORK, "shop/storage"] {
-        let dropped = scene.dropped("server", network);
-        let counted: Vec<&String> = dropped.as_object().unwrap().keys().collect();
+        let mut counted = Vec::new();
+        // A sender may have given up before its neighbour was found, and its packet comes after that.
+        eventually(PATIENCE, || {
+            let dropped = scene.dropped("server", network);
+            counted = dropped.as_object().unwrap().keys().cloned().collect();
+            counted.len() >= 2
+        });
         assert_eq!(counted, ["ingress-peer", "ingress-port"], "{network}");
     }
     let report = scene.node.ctl(&["policy"]).unwrap();

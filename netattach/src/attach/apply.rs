@@ -136,11 +136,13 @@ impl Executor<'_> {
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
-                let (_, pod) = self.link(at, attachment)?;
+                let (host, pod) = self.link(at, attachment)?;
                 if configure.style == Style::Subnet {
                     self.announce_v6(&pod, &addressing)?;
                 }
-                self.configure(&pod, &addressing)
+                self.configure(&pod, &addressing)?;
+                host.map_or(Ok(()), |host| self.await_carrier(&host))?;
+                Ok(Output::Nothing)
             }
         }
     }
@@ -333,7 +335,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    fn configure(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<Output, StepError> {
+    fn configure(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
         match self.pod.configure(pod.index, addressing) {
             // A runtime may have switched IPv6 off for new interfaces of the pod.
             Err(error) if error.errno() == Some(rustix::io::Errno::ACCESS) => {
@@ -345,7 +347,18 @@ impl Executor<'_> {
             }
             other => other?,
         }
-        Ok(Output::Nothing)
+        Ok(())
+    }
+
+    /// The pod's end has come up: what is sent to it from now on arrives.
+    fn await_carrier(&mut self, host: &Interface) -> Result<(), StepError> {
+        if !self.host.await_carrier(host.index)? {
+            tracing::warn!(
+                device = host.name,
+                "no carrier yet, though both ends are up; the first packets may be lost"
+            );
+        }
+        Ok(())
     }
 
     fn move_default_routes(

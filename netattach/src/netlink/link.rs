@@ -2,11 +2,12 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
     InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, LinkAttribute, LinkExtentMask,
-    LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
+    LinkFlags, LinkInfo, LinkMessage, MacVlanMode, State,
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
@@ -24,6 +25,11 @@ const DEFAULT_MTU: u32 = 1500;
 /// The indices that new links are given. The kernel counts up from 1 and passes over those that are taken. A taken one
 /// is no error: then the kernel chooses.
 const INDICES: std::ops::RangeInclusive<u16> = 4096..=u16::MAX;
+
+/// How long a link may take to carry packets once both its ends are up.
+const CARRIER_WAIT: Duration = Duration::from_secs(1);
+/// Time between two looks at it.
+const CARRIER_POLL: Duration = Duration::from_millis(1);
 
 /// A link as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -280,6 +286,26 @@ impl Handle {
         Ok(link)
     }
 
+    /// Waits until a link carries packets whose far end has just come up, [`CARRIER_WAIT`] at most. Returns whether it does.
+    ///
+    /// The kernel sees to that in its own time (`net/core/link_watch.c`), late on a busy node. Until then the link has no
+    /// queue and loses what it is to send, and a bridge takes nothing in by it: the pod's first question for its gateway's
+    /// address would be lost, and asked again after a second. From Linux 6.8 on, the kernel sees to it when it is asked
+    /// about the link.
+    pub fn await_carrier(&mut self, index: u32) -> Result<bool, Error> {
+        let deadline = Instant::now() + CARRIER_WAIT;
+        loop {
+            let answers = self.socket.request(show(LinkUnspec::new_with_index(index)), 0)?;
+            if answers.iter().any(is_operational) {
+                return Ok(true);
+            }
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(CARRIER_POLL);
+        }
+    }
+
     /// Brings a link up.
     pub fn ensure_up(&mut self, index: u32) -> Result<(), Error> {
         let up = LinkUnspec::new_with_index(index).up().build();
@@ -403,6 +429,13 @@ fn observed_mode(mode: &MacVlanMode) -> Option<spec::MacvlanMode> {
         MacVlanMode::Passthrough => spec::MacvlanMode::Passthru,
         _ => return None,
     })
+}
+
+/// By its operational state (RFC 2863), which the kernel changes after it has given the link its queue. Unlike it the flags of
+/// a link whose first change of carrier is not yet dealt with say that it runs.
+fn is_operational(message: &RouteNetlinkMessage) -> bool {
+    matches!(message, RouteNetlinkMessage::NewLink(link)
+        if link.attributes.contains(&LinkAttribute::OperState(State::Up)))
 }
 
 pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
