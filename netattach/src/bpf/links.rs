@@ -212,11 +212,15 @@ fn open(path: &Path) -> Result<Option<(OwnedFd, LinkInfo)>, BpfError> {
     }
 }
 
+/// What a pin leaves behind is released later, and a device takes a program only once: it is taken off the device first.
 fn remove(path: &Path) -> Result<(), BpfError> {
+    let failed = |source| BpfError::PinTree { action: "remove", path: path.to_path_buf(), source };
+    let Some((link, info)) = open(path)? else { return Ok(()) };
+    if info.ifindex != 0 {
+        sys::link_detach(link.as_fd()).map_err(failed)?;
+    }
     match fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(BpfError::PinTree { action: "remove", path: path.to_path_buf(), source })
-        }
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed(source)),
         _ => Ok(()),
     }
 }

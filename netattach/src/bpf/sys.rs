@@ -106,6 +106,14 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
     unsafe { bpf(Command::LinkUpdate, &attributes) }.map(drop)
 }
 
+/// The device of a link does not run its program any more when this returns; the link itself is gone with its last pin and
+/// descriptor, which the kernel sees to in its own time.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let link_fd: u32 = raw(link);
+    // SAFETY: the `link_detach` member of `union bpf_attr`, one descriptor without pointers.
+    unsafe { bpf(Command::LinkDetach, &link_fd) }.map(drop)
+}
+
 /// An instruction (`struct bpf_insn`), in the byte order of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -451,6 +459,7 @@ pub(super) enum Command {
     MapDeleteBatch = 27,
     LinkCreate = 28,
     LinkUpdate = 29,
+    LinkDetach = 34,
 }
 
 /// The `info` member of `union bpf_attr`.
