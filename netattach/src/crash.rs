@@ -1,8 +1,8 @@
 //! Deaths on demand, for tests of crash safety.
 //!
 //! `NETATTACH_CRASH_DIR` names a directory. The name of every point that is reached is appended to the file `log` in
-//! it. When the file `at` there changes, points are counted from 0 on, and the process ends at the one whose number the
-//! file holds: so a test enumerates the points of one operation, whatever the agent did before.
+//! it. When the file `at` there changes, the log begins anew and points are counted from 0 on, and the process ends at the
+//! one whose number the file holds: so a test enumerates the points of one operation, whatever the agent did before.
 
 use std::cell::Cell;
 use std::fs::OpenOptions;
@@ -34,13 +34,16 @@ pub fn reached(point: &str) {
     let Some(directory) = std::env::var_os("NETATTACH_CRASH_DIR") else { return };
     let directory = Path::new(&directory);
     let mut counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Ok(mut log) = OpenOptions::new().create(true).append(true).open(directory.join("log")) {
+    let at = std::fs::read_to_string(directory.join("at")).ok().and_then(|text| text.parse().ok());
+    let begins = counted.0 != at;
+    if begins {
+        *counted = (at, 0);
+    }
+    let mut log = OpenOptions::new();
+    log.create(true).write(true).truncate(begins).append(!begins);
+    if let Ok(mut log) = log.open(directory.join("log")) {
         // A test that misses a line fails.
         let _ = writeln!(log, "{point}");
-    }
-    let at = std::fs::read_to_string(directory.join("at")).ok().and_then(|text| text.parse().ok());
-    if counted.0 != at {
-        *counted = (at, 0);
     }
     if at == Some(counted.1) {
         // The kernel's own end of a process: no destructor, no flush.
