@@ -246,6 +246,8 @@ pub fn eventually(patience: Duration, mut question: impl FnMut() -> bool) -> boo
         if Instant::now() >= deadline {
             return false;
         }
+        // What is asked after has a use for the processor meanwhile.
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
