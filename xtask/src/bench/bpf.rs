@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -81,8 +81,17 @@ struct TestRun {
     pad: u32,
 }
 
+/// `BPF_PROG_TYPE_SCHED_CLS`.
+const CLASSIFIER: u32 = 3;
+
 /// A loaded program.
 pub(super) struct Program(OwnedFd);
+
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Program {
     pub(super) fn open(pin: &Path) -> anyhow::Result<Self> {
@@ -91,10 +100,29 @@ impl Program {
 
     /// A classifier that lets everything pass: what it costs is what measuring costs.
     pub(super) fn that_does_nothing() -> anyhow::Result<Self> {
-        /// `BPF_PROG_TYPE_SCHED_CLS`.
-        const CLASSIFIER: u32 = 3;
         // r0 = 0; exit.
         Self::load(CLASSIFIER, &[0xb7, 0x95]).context("load a program that does nothing")
+    }
+
+    /// A classifier that moves every packet into the interface whose end on the node is this device, and nothing else: the
+    /// least that a program can do that takes packets from pod to pod.
+    pub(super) fn that_redirects(device: u32) -> anyhow::Result<Self> {
+        /// `BPF_FUNC_skb_change_type`: the packet is addressed to the pod, not to the device that received it.
+        const CHANGE_TYPE: u64 = 32;
+        /// `BPF_FUNC_redirect_peer`.
+        const REDIRECT_PEER: u64 = 155;
+        let call = |helper: u64| helper << 32 | 0x85;
+        let code = [
+            // r2 = PACKET_HOST; the context is in r1.
+            0x2b7,
+            call(CHANGE_TYPE),
+            // r1 = device; r2 = 0, no flags; what the call answers is the verdict.
+            u64::from(device) << 32 | 0x1b7,
+            0x2b7,
+            call(REDIRECT_PEER),
+            0x95,
+        ];
+        Self::load(CLASSIFIER, &code).context("load a program that redirects")
     }
 
     /// An XDP program of these instructions.

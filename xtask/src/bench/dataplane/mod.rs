@@ -111,12 +111,13 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 /// Every path takes its turn in each round.
 fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
     let node = Node::enter()?;
-    let mut pods = node.pods((2 * (5 + 2 * RULES.len())) as u16)?.into_iter();
+    let mut pods = node.pods((2 * (6 + 2 * RULES.len())) as u16)?.into_iter();
     let mut all = Vec::new();
     let mut agent = None;
     screen::step("paths", |progress| {
         paths::make_bridge()?;
         all.push(paths::veth(&mut pods)?);
+        all.push(paths::redirected(&mut pods)?);
         all.push(paths::bridged(&mut pods, None)?);
         for rules in RULES {
             progress.note(&format!("{rules} rules of iptables"));

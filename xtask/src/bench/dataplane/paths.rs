@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -14,11 +15,14 @@ use serde_json::{Value, json};
 
 use super::load::Route;
 use crate::bench::agent::{self, Agent, NAMESPACE};
-use crate::bench::netlink::{self, Netlink};
+use crate::bench::bpf::Program;
+use crate::bench::netlink::{self, Hook, Netlink};
 use crate::bench::pods::{Node, Pod, fresh_directory, in_namespace};
 use crate::child;
 
 pub(super) const VETH: &str = "veth pair";
+/// The floor of whatever takes packets from one pod to another by a program.
+pub(super) const REDIRECT: &str = "only redirect";
 pub(super) const BRIDGE: &str = "Linux bridge";
 pub(super) const NETATTACH: &str = "netattach";
 /// The same without the fast path.
@@ -68,11 +72,28 @@ pub(super) fn veth(mut pods: impl Iterator<Item = Pod>) -> anyhow::Result<Path> 
     Ok(Path { name: VETH, rules: None, client, server, address: server_address? })
 }
 
+/// Two pods with a link to the node each; a program at the node's ends moves what one sends into the other's interface.
+pub(super) fn redirected(mut pods: impl Iterator<Item = Pod>) -> anyhow::Result<Path> {
+    let (client, server) = two(&mut pods)?;
+    for pod in [&client, &server] {
+        plug_in(pod, None)?;
+    }
+    for (from, to) in [(&client, &server), (&server, &client)] {
+        let program = Program::that_redirects(near_index(to))?;
+        let near = near_index(from);
+        let requests = vec![netlink::clsact(near), netlink::program(near, Hook::Ingress, 1, program.as_fd())];
+        Netlink::open()?.send(requests).context("attach a program that redirects")?;
+    }
+    set_up(&client, 3)?;
+    let address = set_up(&server, 3)?;
+    Ok(Path { name: REDIRECT, rules: None, client, server, address })
+}
+
 /// Two pods on a bridge of the kernel; the server with as many rules of iptables as said.
 pub(super) fn bridged(mut pods: impl Iterator<Item = Pod>, rules: Option<u32>) -> anyhow::Result<Path> {
     let (client, server) = two(&mut pods)?;
     for pod in [&client, &server] {
-        plug_in(pod, BRIDGE_INDEX)?;
+        plug_in(pod, Some(BRIDGE_INDEX))?;
     }
     let own = set_up(&client, 2)?;
     let address = set_up(&server, 2)?;
@@ -134,7 +155,7 @@ pub(super) fn netattach(
             WIRE_BRIDGED => "netattach2",
             _ => continue,
         };
-        plug_in(&path.client, index_of(bridge)?)?;
+        plug_in(&path.client, Some(index_of(bridge)?))?;
         give_address(&path.client, address_of(&path.client, 120))?;
     }
     agent.wait_for_fast_path(fast)?;
@@ -147,15 +168,20 @@ fn attached<'a>(path: &str, client: &'a Pod, server: &'a Pod) -> Vec<&'a Pod> {
     if [WIRE, WIRE_BRIDGED].contains(&path) { vec![server] } else { vec![client, server] }
 }
 
-/// Makes a pod's `net1` the far end of a port of a bridge.
-fn plug_in(pod: &Pod, bridge: u32) -> anyhow::Result<()> {
+/// Makes a pod's `net1` the far end of a veth whose other end is the node's, and a port of a bridge where one is named.
+fn plug_in(pod: &Pod, bridge: Option<u32>) -> anyhow::Result<()> {
     Netlink::open()?.send(vec![netlink::veth(
-        (&format!("plain-{}", pod.number), NEAR_INDEX + u32::from(pod.number)),
+        (&format!("plain-{}", pod.number), near_index(pod)),
         ("net1", POD_INDEX),
-        Some(bridge),
+        bridge,
         pod.namespace(),
         GROUP,
     )])
+}
+
+/// Index of the node's end of what [`plug_in`] makes.
+fn near_index(pod: &Pod) -> u32 {
+    NEAR_INDEX + u32::from(pod.number)
 }
 
 /// Index of a device in the calling thread's namespace.
