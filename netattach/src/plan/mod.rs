@@ -5,6 +5,7 @@
 //! [`Output`], and [`result`] and [`addressing`] compute from those.
 
 pub mod addressing;
+mod attachment;
 pub mod collect;
 pub mod compare;
 mod device;

@@ -4,13 +4,11 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use super::device::Device;
-use super::{
-    AttachmentPlan, Delegate, Dynamic, Plan, Protect, Remembered, Role, Sandbox, Step, StepRef, When,
-};
+use super::attachment::{Wanted, attachment};
+use super::{AttachmentPlan, Dynamic, Plan, Remembered, Sandbox, Step, StepRef, When};
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
-use crate::link::{self, Driver, PlanError};
-use crate::npwg::{self, Selection, device_info};
+use crate::link::{self, Driver};
+use crate::npwg::{self, Selection};
 
 /// A network that a pod is to be attached to.
 #[derive(Debug, Clone)]
@@ -140,7 +138,7 @@ pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Resu
         offered: Map::new(),
         asked: None,
     };
-    attachment(sandbox, wanted, &CniArgs::default(), options, None)
+    attachment(sandbox, &wanted, &CniArgs::default(), options, None)
 }
 
 /// Plans one more attachment of a live sandbox, whose interface name is that of `sandbox`.
@@ -182,15 +180,7 @@ fn selected(
         offered: Map::new(),
         asked: Some(selection),
     };
-    attachment(sandbox, wanted, &CniArgs::default(), options, numbers)
-}
-
-/// The standard lets an attachment succeed whose address management knows no claims (section 4.1.2.1.11). Ours
-/// knows none.
-fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
-    let claim = selection.ipam_claim_reference.as_deref()?;
-    let native = steps.iter().any(|step| matches!(step, Step::Lease(_)));
-    native.then(|| format!("ipam-claim-reference {claim:?} has no effect: host-local keeps no claims"))
+    attachment(sandbox, &wanted, &CniArgs::default(), options, numbers)
 }
 
 /// The default network alone gets what the runtime has to say (NPWG 7.5); what the pod asks of a default network that
@@ -222,7 +212,7 @@ fn default_attachment(
         offered: offered.unwrap_or_default(),
         asked: chosen,
     };
-    attachment(sandbox, wanted, &request.args, options, numbers)
+    attachment(sandbox, &wanted, &request.args, options, numbers)
 }
 
 /// Plans the one interface that a plain CNI executable is asked for, from exactly what it read.
@@ -281,161 +271,4 @@ fn check_result_can_be_told(version: Version, steps: &[Step]) -> Result<(), CniE
         return Ok(());
     }
     CniResult::default().to_value(version).map(drop)
-}
-
-/// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
-/// promise broken in silence.
-/// The path of device information is not asked for but offered: what makes no device has nothing to say there.
-const NATIVE_CAPABILITIES: [&str; 4] = ["ips", "ipRanges", "mac", device_info::CAPABILITY];
-
-/// One attachment before it is planned.
-struct Wanted<'a> {
-    network: &'a Network,
-    ifname: &'a str,
-    default: bool,
-    remembered: Remembered,
-    /// What the runtime has for the plugins that declare a capability for it.
-    offered: Map<String, Value>,
-    /// What the pod asks for.
-    asked: Option<&'a Selection>,
-}
-
-fn attachment(
-    sandbox: &Sandbox,
-    wanted: Wanted<'_>,
-    cni_args: &CniArgs,
-    options: &Options,
-    numbers: Option<&mut (dyn Numbers + '_)>,
-) -> Result<AttachmentPlan, CniError> {
-    let Wanted { network, ifname, default, remembered, offered: mut capabilities, asked: selection } = wanted;
-    let at = |error: CniError| CniError {
-        msg: format!("attach {ifname} ({}): {}", network.name, error.msg),
-        ..error
-    };
-    let list = &network.list;
-    cni::identifier::check_network_name(&list.name).map_err(at)?;
-    let asked = selection.map(npwg::runtime_config).unwrap_or_default();
-    // Nothing that was asked for is dropped in silence (D14).
-    let missing = cni::capability::undeclared(list, asked.keys().map(String::as_str));
-    if !missing.is_empty() {
-        let msg = format!(
-            "{} asked for, but no plugin of network {} declares that capability",
-            missing.join(", "),
-            list.name
-        );
-        return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
-    }
-    capabilities.extend(asked);
-    let native = |kind: &str| link::driver(kind).filter(|_| !options.exec.iter().any(|name| name == kind));
-    let device = Device::of(network, selection).map_err(at)?;
-    device.check_somebody_takes_it(list, |kind| native(kind).is_some()).map_err(at)?;
-    let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
-    device.offer(&mut capabilities, files.as_ref());
-    let arguments = selection.map(Selection::arguments).unwrap_or_default();
-    let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
-    let mut kind = String::new();
-    let mut protect = None;
-    let mut numbers = numbers;
-    for (position, plugin) in list.plugins.iter().enumerate() {
-        let mut config = cni::request_config(list, plugin, None, &capabilities);
-        if !arguments.is_empty() {
-            merge_args(&mut config, &arguments).map_err(at)?;
-        }
-        let plugin_type = plugin.plugin_type();
-        let Some(driver) = native(plugin_type) else {
-            if position == 0 {
-                kind = plugin_type.to_owned();
-            }
-            device.insert_into(&mut config);
-            steps.push(Step::Delegate(Delegate {
-                plugin: plugin_type.to_owned(),
-                config,
-                role: Role::Plugin,
-            }));
-            continue;
-        };
-        if position > 0 {
-            let msg = format!(
-                "plugins[{position}].type: {plugin_type} makes an interface and can only be the first of a list"
-            );
-            return Err(at(CniError::new(code::INVALID_CONFIG, msg)));
-        }
-        kind = plugin_type.to_owned();
-        let asked = config.get("runtimeConfig").and_then(Value::as_object);
-        let beyond = asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(driver, &config, key)));
-        if let Some(capability) = beyond {
-            let capability = capability.clone();
-            return Err(at(PlanError::Capability { capability, kind: driver.kind() }.into()));
-        }
-        if let Some(numbers) = numbers.as_deref_mut().filter(|_| driver.is_judged(&config)) {
-            protect = Some(Protect {
-                id: numbers.attachment().map_err(at)?,
-                zone: numbers.network(&network.name),
-                check_mac: true,
-                check_addresses: true,
-                bandwidth: None,
-                fast_path: true,
-                when: When::Always,
-            });
-        }
-        let planned = driver.plan(&link::Request {
-            container_id: &sandbox.container_id,
-            ifname,
-            config: &config,
-            group: sandbox.link_group(),
-            cni_args,
-            exec: &options.exec,
-            protect: protect.as_ref(),
-        });
-        steps.extend(planned.map_err(|error: PlanError| at(error.into()))?);
-    }
-    steps.extend(files.map(Step::ReadDeviceInfo));
-    let delegated = list.plugins.first().is_some_and(|first| native(first.plugin_type()).is_none());
-    if let Some(numbers) = numbers.filter(|_| delegated) {
-        steps.push(Step::FindDevice);
-        steps.push(Step::Protect(Protect {
-            id: numbers.attachment().map_err(at)?,
-            zone: numbers.network(&network.name),
-            check_mac: true,
-            check_addresses: true,
-            bandwidth: None,
-            fast_path: false,
-            when: network.enforce.unwrap_or(options.enforce),
-        }));
-    }
-    steps.extend(remembered.step(&steps, list, capabilities));
-    Ok(AttachmentPlan {
-        network: network.name.clone(),
-        config_name: list.name.clone(),
-        default,
-        ifname: ifname.to_owned(),
-        version: list.version,
-        kind,
-        disable_check: list.disable_check,
-        disable_gc: list.disable_gc,
-        warnings: selection
-            .and_then(|selection| claim_without_effect(selection, &steps))
-            .into_iter()
-            .collect(),
-        steps,
-        yields_to: None,
-    })
-}
-
-/// Whether a capability means something to one of our own kinds of interface.
-fn is_carried_out(driver: &dyn link::Driver, config: &Map<String, Value>, capability: &str) -> bool {
-    NATIVE_CAPABILITIES.contains(&capability) || (capability == "bandwidth" && driver.is_judged(config))
-}
-
-/// Merges a selection's `cni-args` over the `args.cni` of the configuration, key by key.
-fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Result<(), CniError> {
-    let wrong = |key: &str| CniError::new(code::INVALID_CONFIG, format!("key {key}: must be an object"));
-    let args = config.entry("args").or_insert_with(|| Value::Object(Map::new()));
-    let args = args.as_object_mut().ok_or_else(|| wrong("args"))?;
-    let cni = args.entry("cni").or_insert_with(|| Value::Object(Map::new()));
-    let cni = cni.as_object_mut().ok_or_else(|| wrong("args.cni"))?;
-    for (key, value) in extra {
-        cni.insert(key.clone(), value.clone());
-    }
-    Ok(())
 }

@@ -1,0 +1,219 @@
+//! One attachment of a pod: from its network's configuration, and what is asked of it, to steps. Pure.
+
+use serde_json::{Map, Value};
+
+use super::device::Device;
+use super::resolve::{Network, Numbers, Options};
+use super::{AttachmentPlan, Delegate, Protect, Remembered, Role, Sandbox, Step, When};
+use crate::cni::{self, CniArgs, CniError, PluginConf, code};
+use crate::link::{self, Driver, PlanError};
+use crate::npwg::{self, Selection, device_info};
+
+/// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
+/// promise broken in silence.
+/// The path of device information is not asked for but offered: what makes no device has nothing to say there.
+const NATIVE_CAPABILITIES: [&str; 4] = ["ips", "ipRanges", "mac", device_info::CAPABILITY];
+
+/// One attachment before it is planned.
+pub(super) struct Wanted<'a> {
+    pub(super) network: &'a Network,
+    pub(super) ifname: &'a str,
+    pub(super) default: bool,
+    pub(super) remembered: Remembered,
+    /// What the runtime has for the plugins that declare a capability for it.
+    pub(super) offered: Map<String, Value>,
+    /// What the pod asks for.
+    pub(super) asked: Option<&'a Selection>,
+}
+
+/// Plans one.
+///
+/// # Errors
+/// The error says which attachment and which key; nothing has happened then.
+pub(super) fn attachment(
+    sandbox: &Sandbox,
+    wanted: &Wanted<'_>,
+    cni_args: &CniArgs,
+    options: &Options,
+    numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<AttachmentPlan, CniError> {
+    planned(sandbox, wanted, cni_args, options, numbers).map_err(|error| CniError {
+        msg: format!("attach {} ({}): {}", wanted.ifname, wanted.network.name, error.msg),
+        ..error
+    })
+}
+
+fn planned(
+    sandbox: &Sandbox,
+    wanted: &Wanted<'_>,
+    cni_args: &CniArgs,
+    options: &Options,
+    numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<AttachmentPlan, CniError> {
+    let Wanted { network, ifname, asked, .. } = *wanted;
+    let list = &network.list;
+    cni::identifier::check_network_name(&list.name)?;
+    let mut capabilities = wanted.capabilities()?;
+    let device = Device::of(network, asked)?;
+    device.check_somebody_takes_it(list, |kind| native(kind, options).is_some())?;
+    let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
+    device.offer(&mut capabilities, files.as_ref());
+    let mut plugins = Vec::with_capacity(list.plugins.len());
+    for plugin in &list.plugins {
+        plugins.push((plugin.plugin_type(), wanted.config(plugin, &capabilities)?));
+    }
+    let Some(((kind, config), chained)) = plugins.split_first() else {
+        return Err(CniError::new(code::INVALID_CONFIG, "plugins: there is none"));
+    };
+
+    let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
+    let mut judged_from_without = None;
+    match native(kind, options) {
+        Some(driver) => {
+            check_carried_out(driver, config)?;
+            let numbers = numbers.filter(|_| driver.is_judged(config));
+            let protect = numbers.map(|numbers| protect(network, numbers, true, When::Always)).transpose()?;
+            steps.extend(driver.plan(&link::Request {
+                container_id: &sandbox.container_id,
+                ifname,
+                config,
+                group: sandbox.link_group(),
+                cni_args,
+                exec: &options.exec,
+                protect: protect.as_ref(),
+            })?);
+        }
+        None => {
+            judged_from_without = numbers;
+            steps.push(delegate(kind, config, device));
+        }
+    }
+    for (position, (kind, config)) in chained.iter().enumerate() {
+        if native(kind, options).is_some() {
+            let position = position + 1;
+            let msg = format!(
+                "plugins[{position}].type: {kind} makes an interface and can only be the first of a list"
+            );
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
+        steps.push(delegate(kind, config, device));
+    }
+    steps.extend(files.map(Step::ReadDeviceInfo));
+    if let Some(numbers) = judged_from_without {
+        let when = network.enforce.unwrap_or(options.enforce);
+        steps.push(Step::FindDevice);
+        steps.push(Step::Protect(protect(network, numbers, false, when)?));
+    }
+    steps.extend(wanted.remembered.step(&steps, list, capabilities));
+    let kind = (*kind).to_owned();
+    Ok(AttachmentPlan {
+        network: network.name.clone(),
+        config_name: list.name.clone(),
+        default: wanted.default,
+        ifname: ifname.to_owned(),
+        version: list.version,
+        kind,
+        disable_check: list.disable_check,
+        disable_gc: list.disable_gc,
+        warnings: asked.and_then(|selection| claim_without_effect(selection, &steps)).into_iter().collect(),
+        steps,
+        yields_to: None,
+    })
+}
+
+impl Wanted<'_> {
+    /// What is offered and what is asked for, by capability. Nothing that is asked for is dropped in silence (D14).
+    fn capabilities(&self) -> Result<Map<String, Value>, CniError> {
+        let list = &self.network.list;
+        let asked = self.asked.map(npwg::runtime_config).unwrap_or_default();
+        let missing = cni::capability::undeclared(list, asked.keys().map(String::as_str));
+        if !missing.is_empty() {
+            let msg = format!(
+                "{} asked for, but no plugin of network {} declares that capability",
+                missing.join(", "),
+                list.name
+            );
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
+        let mut capabilities = self.offered.clone();
+        capabilities.extend(asked);
+        Ok(capabilities)
+    }
+
+    /// What one of the network's plugins is given.
+    fn config(
+        &self,
+        plugin: &PluginConf,
+        capabilities: &Map<String, Value>,
+    ) -> Result<Map<String, Value>, CniError> {
+        let mut config = cni::request_config(&self.network.list, plugin, None, capabilities);
+        let arguments = self.asked.map(Selection::arguments).unwrap_or_default();
+        if !arguments.is_empty() {
+            merge_args(&mut config, &arguments)?;
+        }
+        Ok(config)
+    }
+}
+
+/// The driver of a type that is neither unknown to us nor to be executed all the same.
+fn native(kind: &str, options: &Options) -> Option<&'static dyn Driver> {
+    link::driver(kind).filter(|_| !options.exec.iter().any(|name| name == kind))
+}
+
+fn delegate(kind: &str, config: &Map<String, Value>, device: Device<'_>) -> Step {
+    let mut config = config.clone();
+    device.insert_into(&mut config);
+    Step::Delegate(Delegate { plugin: kind.to_owned(), config, role: Role::Plugin })
+}
+
+fn protect(
+    network: &Network,
+    numbers: &mut (dyn Numbers + '_),
+    fast_path: bool,
+    when: When,
+) -> Result<Protect, CniError> {
+    Ok(Protect {
+        id: numbers.attachment()?,
+        zone: numbers.network(&network.name),
+        check_mac: true,
+        check_addresses: true,
+        bandwidth: None,
+        fast_path,
+        when,
+    })
+}
+
+/// Every capability that one of our own kinds of interface is given means something to it.
+fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result<(), PlanError> {
+    let is_carried_out = |capability: &str| {
+        NATIVE_CAPABILITIES.contains(&capability) || (capability == "bandwidth" && driver.is_judged(config))
+    };
+    let asked = config.get("runtimeConfig").and_then(Value::as_object);
+    match asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(key))) {
+        Some(capability) => {
+            Err(PlanError::Capability { capability: capability.clone(), kind: driver.kind() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Merges a selection's `cni-args` over the `args.cni` of the configuration, key by key.
+fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Result<(), CniError> {
+    let wrong = |key: &str| CniError::new(code::INVALID_CONFIG, format!("key {key}: must be an object"));
+    let args = config.entry("args").or_insert_with(|| Value::Object(Map::new()));
+    let args = args.as_object_mut().ok_or_else(|| wrong("args"))?;
+    let cni = args.entry("cni").or_insert_with(|| Value::Object(Map::new()));
+    let cni = cni.as_object_mut().ok_or_else(|| wrong("args.cni"))?;
+    for (key, value) in extra {
+        cni.insert(key.clone(), value.clone());
+    }
+    Ok(())
+}
+
+/// The standard lets an attachment succeed whose address management knows no claims (section 4.1.2.1.11). Ours
+/// knows none.
+fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
+    let claim = selection.ipam_claim_reference.as_deref()?;
+    let native = steps.iter().any(|step| matches!(step, Step::Lease(_)));
+    native.then(|| format!("ipam-claim-reference {claim:?} has no effect: host-local keeps no claims"))
+}
