@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
+use tokio::task::AbortHandle;
 
 use tracing_subscriber::EnvFilter;
 
@@ -16,7 +17,9 @@ use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::handler::{Agent, Served};
 use super::health::Health;
 use super::report::Reporter;
-use crate::attach::{AttachError, Enforce, Engine, Inheritance, IntentReader, Node, StatusFiles};
+use crate::attach::{
+    AttachError, Enforce, Engine, Inheritance, IntentReader, Node, Recovery, StatusFileError, StatusFiles,
+};
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
@@ -126,65 +129,22 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let listener = Listener::bind(&settings.socket())?;
 
     let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
-    let dataplane = Dataplane::open(&bpf::Config {
-        max_attachments: settings.max_attachments,
-        ..bpf::Config::new(settings.bpffs.clone())
-    })?;
-    let restrictions = settings.restrictions()?;
-    let options = settings.policy_options(restrictions.clone()).map_err(SettingsError::from)?;
-    let modes = attach_modes(&settings)?;
-    let passage = settings.passage();
-    let demand = settings.unenforceable;
-    let enforcer = Enforcer::new(dataplane, Arc::clone(&source), options, passage, modes, demand)?;
-    let enforcer = Arc::new(enforcer);
-    let node = Node {
-        leases: Leases::default(),
-        delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
-        cache: ResultCache::new(&settings.delegation.cache_dir),
-        enforcer: Some(Arc::clone(&enforcer) as Arc<dyn Enforce>),
-    };
-    let inheritance = Inheritance::new(&settings.multus_state_dir);
-    let journal = Store::open(settings.state_dir.join("journal"))?;
-    let options = Options {
-        exec: settings.delegation.exec.clone(),
-        device_info_dir: settings.device_info_dir.clone(),
-        remembered: settings.delegation.result_cache,
-        enforce: settings.delegation.enforce,
-    };
-    let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
-    let engine = Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?);
-    let intents = Arc::new(IntentReader {
-        source: Arc::clone(&source),
-        default: settings.default_network()?,
-        default_namespace: settings.default_network_namespace.clone(),
-        restrictions,
-        conf_dir: settings.cni_conf_dir.clone(),
-        ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
-        separate_pools: settings.separate_pools,
-    });
-
-    let recovery = engine.recover()?;
-    tracing::info!(adopted = recovery.adopted, taken_back = recovery.undone, "journal read");
-    for failed in &recovery.failed {
-        tracing::error!(record = failed, "not recovered; DEL will try again");
-    }
+    let enforcer = enforcer(&settings, &source)?;
+    let engine = engine(&settings, &enforcer)?;
+    let intents = Arc::new(intents(&settings, &source)?);
+    let recovery = recover(&engine)?;
     let status = StatusFiles::new(settings.run_dir.join("network-status"), settings.network_status);
-    let attached = engine.registry().all();
-    let published = attached
-        .iter()
-        .filter(|attached| attached.plan.dynamic.is_none())
-        .try_for_each(|sandbox| status.publish(&engine.registry().with_dynamic(&sandbox.key)));
-    if let Err(error) = published.and_then(|()| status.withdraw_others(&attached)) {
+    if let Err(error) = publish_again(&status, &engine) {
         tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }
     let conf = CniConf::of(&settings)?;
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), conf));
     let observer = Arc::new(Observer::default());
-    let forwarding = tokio::spawn(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?));
-    let watching = tokio::spawn(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
-    let collecting = tokio::spawn(collect_flows(Arc::clone(&enforcer)));
-    let reporter =
-        Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), Arc::clone(&observer));
+    let mut background = Background::default();
+    background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?));
+    background.start(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
+    background.start(collect_flows(Arc::clone(&enforcer)));
+    let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), observer);
     let parallel_adds = settings.parallel_adds;
     let agent =
         Agent::new(Arc::clone(&engine), intents, status, reporter, Arc::clone(&health), parallel_adds);
@@ -192,14 +152,14 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     carry_out_pending(&agent, &settings.state_dir).await?;
 
     health.look_first(recovery.failed.is_empty());
-    let policies = tokio::spawn(follow_policies(enforcer, source.changes()));
+    background.start(follow_policies(enforcer, source.changes()));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
         // A sender that is gone says the same.
         let _ = stopped.await;
     };
     let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
-    let looks = tokio::spawn(health.keep_looking(source.changes(), FilterWatch::open()));
+    background.start(health.keep_looking(source.changes(), FilterWatch::open()));
     tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
 
     told(&mut terminate, &mut interrupt).await;
@@ -213,12 +173,87 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     if let Err(error) = ended {
         tracing::error!(%error, "the server ended badly");
     }
-    policies.abort();
-    forwarding.abort();
-    watching.abort();
-    collecting.abort();
-    looks.abort();
     Ok(())
+}
+
+/// What the agent does beside its requests, until this is dropped.
+#[derive(Default)]
+struct Background(Vec<AbortHandle>);
+
+impl Background {
+    fn start<T: Send + 'static>(&mut self, work: impl Future<Output = T> + Send + 'static) {
+        self.0.push(tokio::spawn(work).abort_handle());
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Loads or adopts the dataplane.
+fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforcer>, AgentError> {
+    let dataplane = Dataplane::open(&bpf::Config {
+        max_attachments: settings.max_attachments,
+        ..bpf::Config::new(settings.bpffs.clone())
+    })?;
+    let options = settings.policy_options(settings.restrictions()?).map_err(SettingsError::from)?;
+    let modes = attach_modes(settings)?;
+    let (passage, demand) = (settings.passage(), settings.unenforceable);
+    Ok(Arc::new(Enforcer::new(dataplane, Arc::clone(source), options, passage, modes, demand)?))
+}
+
+/// Opens the journal, and what carries out what is written there.
+fn engine(settings: &Settings, enforcer: &Arc<Enforcer>) -> Result<Arc<Engine>, AgentError> {
+    let node = Node {
+        leases: Leases::default(),
+        delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
+        cache: ResultCache::new(&settings.delegation.cache_dir),
+        enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
+    };
+    let inheritance = Inheritance::new(&settings.multus_state_dir);
+    let journal = Store::open(settings.state_dir.join("journal"))?;
+    let options = Options {
+        exec: settings.delegation.exec.clone(),
+        device_info_dir: settings.device_info_dir.clone(),
+        remembered: settings.delegation.result_cache,
+        enforce: settings.delegation.enforce,
+    };
+    let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
+    Ok(Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?))
+}
+
+fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader, AgentError> {
+    Ok(IntentReader {
+        source: Arc::clone(source),
+        default: settings.default_network()?,
+        default_namespace: settings.default_network_namespace.clone(),
+        restrictions: settings.restrictions()?,
+        conf_dir: settings.cni_conf_dir.clone(),
+        ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
+        separate_pools: settings.separate_pools,
+    })
+}
+
+/// Adopts what is attached and takes back what was interrupted.
+fn recover(engine: &Engine) -> Result<Recovery, AttachError> {
+    let recovery = engine.recover()?;
+    tracing::info!(adopted = recovery.adopted, taken_back = recovery.undone, "journal read");
+    for failed in &recovery.failed {
+        tracing::error!(record = failed, "not recovered; DEL will try again");
+    }
+    Ok(recovery)
+}
+
+/// Brings the published status of all pods up to date.
+fn publish_again(status: &StatusFiles, engine: &Engine) -> Result<(), StatusFileError> {
+    let attached = engine.registry().all();
+    // A dynamic attachment is told of by the pod's own record.
+    for sandbox in attached.iter().filter(|attached| attached.plan.dynamic.is_none()) {
+        status.publish(&engine.registry().with_dynamic(&sandbox.key))?;
+    }
+    status.withdraw_others(&attached)
 }
 
 /// How programs are attached: what the settings ask for, if the kernel has it.

@@ -32,7 +32,7 @@ pub use inherited::{Inheritance, InheritanceError};
 pub use intent::{IntentError, IntentReader};
 pub use registry::{Attached, Registry};
 pub use repeated::RepeatedAdd;
-pub use status::StatusFiles;
+pub use status::{StatusFileError, StatusFiles};
 
 use std::collections::BTreeMap;
 use std::fmt;
