@@ -94,11 +94,12 @@ impl Handle {
         self.ensure_filters(index, &filters).map(drop)
     }
 
-    /// The same for filters with numbers of their own, which are in the order in which packets meet them. Says whether
-    /// the device had no `clsact` before.
+    /// The same for filters with numbers of their own, in the order in which packets are to meet those that are new. Says
+    /// whether the device had no `clsact` before.
     pub fn ensure_filters(&mut self, index: u32, filters: &[Filter<'_>]) -> Result<bool, Error> {
         let mut requests = vec![Request::new(clsact(index), CREATE | EXCL)];
-        for wanted in filters {
+        // The kernel puts a new filter before the others of its priority (`cls_bpf_change`).
+        for wanted in filters.iter().rev() {
             requests.push(Request::new(RouteNetlinkMessage::NewTrafficFilter(filter(index, wanted)), CREATE));
         }
         let mut replies = self.socket.batch(requests)?.into_iter();
