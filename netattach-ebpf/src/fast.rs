@@ -14,7 +14,7 @@
 //! | does the sender's attachment take part? | not asked further |
 //! | is it unicast IP without a tag, and no neighbour discovery? | `control` |
 //! | has an agent looked at the node lately? | `unwatched` |
-//! | is the destination another attachment on the sender's bridge, both on routed links, or behind an uplink that the node routes to? | `elsewhere` |
+//! | is the destination another attachment on the sender's bridge, both on routed links, or behind an uplink that the node routes to and that is no parent? | `elsewhere` |
 //! | is its policy in force, and its device its own? | `unready` |
 //! | does the packet fit its link? | `too-big` |
 //! | routed: is there a hop left, and nothing for routers to read? | `hop-limit` |

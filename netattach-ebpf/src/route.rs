@@ -14,7 +14,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_fib_lookup as fib_lookup, bpf_redirect_neigh},
     programs::TcContext,
 };
-use netattach_common::{Decline, FastPort, Ip6, Mac, StationKey, wire::flag};
+use netattach_common::{Decline, FastPort, Ip6, Mac, ParentKey, StationKey, wire::flag};
 
 use crate::{
     fast::{Origin, TO_WIRE, ready},
@@ -163,8 +163,12 @@ fn find(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<
     let out = maps::uplink(device).ok_or(Decline::Elsewhere)?;
     if origin.sender != 0 {
         let leads_out = out.segment == FastPort::ROUTED && out.flags & flag::FAST != 0;
+        // On a parent the packet would be a stranger's: it still has the socket of the pod that sent it, which the stack
+        // takes off.
+        let is_parent = maps::parent(&ParentKey::itself(device)).is_some();
         // Where it would go back to where it came from, the stack tells the sender of a better way.
-        return if leads_out && device != origin.ingress { Ok(TO_WIRE) } else { Err(Decline::Elsewhere) };
+        let goes = leads_out && !is_parent && device != origin.ingress;
+        return if goes { Ok(TO_WIRE) } else { Err(Decline::Elsewhere) };
     }
     if out.flags & flag::GATEWAY == 0 {
         return Err(Decline::Elsewhere);

@@ -47,13 +47,19 @@ struct Ways {
 const STACK: Ways = Ways { received: 0, sent: 0 };
 
 impl Scene {
-    /// With the network changed, the wire added and not set up.
+    /// With the network changed, the wire added and not set up. There may be another pod, which has a macvlan on the wire.
     fn new(settings: &[(&str, Value)], change: impl FnOnce(Value) -> Value) -> Self {
         let mut node = Node::new(&[pod("server", &json!({"app": "server"}), &Value::Null)]).unwrap();
         for (key, value) in settings {
             node.set(key, value.clone());
         }
         node.write("default", &network("kube-system", "default", &change(node.default_config()))).unwrap();
+        let lan = json!({
+            "cniVersion": "1.0.0", "type": "macvlan", "master": WIRE,
+            "ipam": node.host_local(&["198.51.100.0/24"])
+        });
+        node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+        node.write("neighbour", &pod("neighbour", &json!({}), &json!("lan"))).unwrap();
         node.start().unwrap();
         let server = Pod::new("server").unwrap();
         let result = node.add(&server).success();

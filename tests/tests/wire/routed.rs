@@ -36,6 +36,13 @@ impl Scene {
         assert!(eventually(PATIENCE, all_fast), "{:#}", self.row("stats"));
     }
 
+    /// Adds a pod with a macvlan on the wire.
+    fn add_neighbour(&self) -> Pod {
+        let neighbour = Pod::new("neighbour").unwrap();
+        self.node.add(&neighbour).success();
+        neighbour
+    }
+
     fn assert_transfers_whole(&self) {
         assert_transfers_whole(&self.outside, self.addresses[0]);
         assert_eq!(self.row("stats")["dropped"], json!({}));
@@ -110,6 +117,22 @@ fn what_the_node_would_do_besides_keeps_packets_on_its_stack() {
     // It went with the program where that runs by clsact.
     let _ = tc(&scene.node.namespace, &format!("qdisc del dev {WIRE} clsact"));
     scene.end();
+}
+
+/// Sockets of pods are strangers to a parent, except by the stack, which does not tell it of them.
+#[test]
+fn an_uplink_that_is_a_parent_is_left_by_the_stack() {
+    for attach in ["auto", "clsact"] {
+        let scene = scene(&[("attach", json!(attach))], links);
+        scene.await_fast(0);
+        let neighbour = scene.add_neighbour();
+        let received_only = || scene.exchange(0) == Ways { received: EXCHANGES, sent: 0 };
+        assert!(eventually(PATIENCE, received_only), "{attach}: {:#}", scene.row("stats"));
+        scene.assert_transfers_whole();
+        scene.node.del(&neighbour).success();
+        scene.await_fast(0);
+        scene.end();
+    }
 }
 
 #[test]
