@@ -62,7 +62,7 @@ pub mod flag {
     pub const OWN_CLSACT: u32 = 1 << 2;
 }
 
-/// Where a program runs, as its filter tells it (`tc_classid`). Any other number is the attachment in whose macvlan's
+/// Where a program runs, as its filter or the program of its link tells it (`tc_classid`). Any other number is the attachment in whose macvlan's
 /// ingress it runs.
 pub mod place {
     /// Egress of a parent.

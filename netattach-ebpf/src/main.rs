@@ -8,6 +8,7 @@
 //! | `na_to_pod` | egress of the host-side device | what the pod receives |
 //! | `na_par_from` | ingress and egress of a parent, ingress of a macvlan | what its pods send |
 //! | `na_par_to` | ingress of a parent, ingress of a macvlan | what its pods receive |
+//! | `na_par_in_from`, `na_par_in_to`, `na_par_out` | a parent, by links: where `na_par_from` and `na_par_to` begin | nothing |
 //! | `na_wire` | ingress of an uplink of the node (see `wire`) | what comes from elsewhere |
 //! | `na_xdp` | an uplink's driver (see `xdp`) | the same, before it is a packet of the kernel's |
 //! | `na_fast` | where `na_from_pod` and `na_wire` go on (see `fast`) | what may pass the node's stack by |

@@ -31,6 +31,7 @@
 //! | `na_local` | [`LocalKey`] | attachment id | agent | the attachment's packets take the stack |
 //! | `na_seen` | [`StationKey`] | [`Seen`] | programs | least recently used station is shown to the bridge again |
 //! | `na_pod` | 0, 1 | `na_pod_from`, `na_pod_to` | agent | two entries |
+//! | `na_par_prog` | 0, 1 | `na_par_from`, `na_par_to` | agent | two entries |
 //! | `na_clock` | 0 | [`Reading`] | programs | one entry |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
@@ -45,8 +46,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use netattach_common::{
-    AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
-    Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Reading,
+    AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Hook,
+    Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Reading,
     Record, RuleKey, Seen, StationKey, Stats, Uplink, VlanKey,
     attachment::flag,
     capacity::{
@@ -121,6 +122,8 @@ static SEEN: LruHashMap<StationKey, Seen, STATIONS> = LruHashMap::new();
 /// No program of this object goes on by it: those that the agent makes for each device in a pod do.
 #[btf_map(name = "na_pod")]
 static IN_POD: ProgramArray<2> = ProgramArray::new();
+#[btf_map(name = "na_par_prog")]
+static ON_PARENT: ProgramArray<2> = ProgramArray::new();
 #[btf_map(name = "na_clock")]
 static CLOCK: Array<Reading, 1> = Array::new();
 #[btf_map(name = "na_cfg")]
@@ -284,6 +287,13 @@ pub(crate) fn note_seen(key: &StationKey, seen: &Seen) {
 pub(crate) fn tail_call_fast(ctx: &TcContext) {
     // SAFETY: nothing that is alive here needs to be dropped.
     unsafe { PROGRAM.tail_call(ctx, 0) }
+}
+
+/// Goes on in a parent's program. Returns when the slot is empty.
+#[inline(always)]
+pub(crate) fn tail_call_parent(ctx: &TcContext, hook: Hook) {
+    // SAFETY: as in `tail_call_fast`.
+    unsafe { ON_PARENT.tail_call(ctx, hook as u32) }
 }
 
 /// The maps of one address family.

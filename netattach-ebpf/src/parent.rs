@@ -53,7 +53,11 @@ impl Place {
     #[inline(always)]
     fn of(ctx: &TcContext) -> Self {
         // SAFETY: the context pointer is valid while the program runs.
-        match unsafe { (*ctx.skb.skb).tc_classid } as u16 {
+        let class = unsafe { (*ctx.skb.skb).tc_classid } as u16;
+        // Whoever classifies the packet after us is not to take it for a class.
+        // SAFETY: as above; programs may write this field.
+        unsafe { (*ctx.skb.skb).tc_classid = 0 };
+        match class {
             place::EGRESS => Self::Parent { ingress: false },
             place::INGRESS => Self::Parent { ingress: true },
             attachment => Self::Macvlan(attachment.into()),
@@ -90,6 +94,34 @@ pub(crate) fn na_par_to(ctx: TcContext) -> i32 {
         Place::Macvlan(_) => 0,
     };
     if attachment == 0 { TC_ACT_UNSPEC } else { decide(&ctx, attachment, Hook::ToPod) }
+}
+
+/// By a link at a parent's ingress, for the sender.
+#[classifier]
+pub(crate) fn na_par_in_from(ctx: TcContext) -> i32 {
+    go_on(&ctx, place::INGRESS, Hook::FromPod)
+}
+
+/// By a link at a parent's ingress, for the receiver.
+#[classifier]
+pub(crate) fn na_par_in_to(ctx: TcContext) -> i32 {
+    go_on(&ctx, place::INGRESS, Hook::ToPod)
+}
+
+/// By a link at a parent's egress.
+#[classifier]
+pub(crate) fn na_par_out(ctx: TcContext) -> i32 {
+    go_on(&ctx, place::EGRESS, Hook::FromPod)
+}
+
+/// A filter has a class that says where it is; a link has none. So links run a program for each place, which says it.
+#[inline(always)]
+fn go_on(ctx: &TcContext, place: u16, hook: Hook) -> i32 {
+    // SAFETY: the context pointer is valid while the program runs; programs may write this field.
+    unsafe { (*ctx.skb.skb).tc_classid = place.into() };
+    maps::tail_call_parent(ctx, hook);
+    // There is nothing to go on in.
+    TC_ACT_SHOT as i32
 }
 
 #[inline(always)]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use netattach::bpf::sys::{self, Instruction};
+use netattach::bpf::sys::{self, Direction, Instruction};
 
 use crate::Namespace;
 
@@ -99,6 +99,16 @@ pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &O
     };
     // SAFETY: the `link_create` member of `union bpf_attr` as far as tcx reads it, without pointers.
     namespace.run(|| unsafe { bpf(LINK_CREATE, &create) }).context("attach a program by tcx")
+}
+
+/// Names of the programs that a device runs by tcx, in the order in which packets meet them.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn tcx_programs(namespace: &Namespace, device: u32, direction: Direction) -> Result<Vec<String>> {
+    let ids = namespace.run(|| sys::tcx_programs(device, direction))?;
+    // One that has gone meanwhile has no name.
+    ids.into_iter().filter_map(|id| sys::program_name(id).transpose()).map(|name| Ok(name?)).collect()
 }
 
 /// Attaches a program as a clsact filter of that priority.

@@ -16,8 +16,18 @@ const PACKAGE: &str = "netattach-ebpf";
 const CPU: &str = "v3";
 
 /// The programs that the agent looks for by name.
-const PROGRAMS: [&str; 7] =
-    ["na_from_pod", "na_to_pod", "na_fast", "na_wire", "na_xdp", "na_par_from", "na_par_to"];
+const PROGRAMS: [&str; 10] = [
+    "na_from_pod",
+    "na_to_pod",
+    "na_fast",
+    "na_wire",
+    "na_xdp",
+    "na_par_from",
+    "na_par_to",
+    "na_par_in_from",
+    "na_par_in_to",
+    "na_par_out",
+];
 
 /// Builds the object and puts it where the build script of `netattach` finds it.
 ///

@@ -216,7 +216,7 @@ impl Handler for Served {
                 Ok(report) => Response::Flows(report),
                 Err(error) => Response::Refused(Chain(&error).to_string()),
             },
-            Request::Status => Response::Status(agent.reporter.status(&agent.engine)),
+            Request::Status => Response::Status(Box::new(agent.reporter.status(&agent.engine))),
         }
     }
 }

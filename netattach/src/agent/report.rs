@@ -219,7 +219,8 @@ impl Reporter {
             ready,
             source: problems.chain(self.health.unusable_files()).collect(),
             kernel: Kernel { release: kernel_release(), features: features() },
-            attach_mode: self.enforcer.attach_mode().name().into(),
+            attach_mode: self.enforcer.attach_modes().attachments.name().into(),
+            attach_mode_others: self.enforcer.attach_modes().others.name().into(),
             programs_put_back: self.enforcer.put_back(),
             memory_bytes: resident_memory(),
             attachments: each(engine, |_| Some(())).len() as u64,
@@ -229,14 +230,14 @@ impl Reporter {
             flows: self.flow_table(),
             policy_change: self.enforcer.last_change().map(|change| {
                 let us = |it: Duration| u64::try_from(it.as_micros()).unwrap_or(u64::MAX);
-                Box::new(PolicyChange {
+                PolicyChange {
                     read_us: us(change.read),
                     compile_us: us(change.compiled),
                     write_us: us(change.written),
                     switch_us: us(change.switched),
                     policies: change.policies as u64,
                     attachments: change.attachments as u64,
-                })
+                }
             }),
         }
     }

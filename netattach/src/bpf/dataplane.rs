@@ -18,6 +18,7 @@ use super::fast::FastPath;
 use super::flows::{FlowTable, Host};
 use super::in_pod::InPod;
 use super::links::{HOOKS, Links, Place, Running};
+use super::parent_links::ParentLinks;
 use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
@@ -81,6 +82,7 @@ impl Config {
 pub struct Dataplane {
     on_device: [ProgramFd; 2],
     on_parent: [ProgramFd; 2],
+    parent_links: ParentLinks,
     in_pod: InPod,
     object_tag: u64,
     /// See [`Dataplane::is_new`].
@@ -133,6 +135,7 @@ impl Dataplane {
             in_pod: InPod::open(&pins, links.clone(), open_programs(&pins, Program::InPod)?)?,
             on_device: open_programs(&pins, Program::At)?,
             on_parent: open_programs(&pins, Program::OnParent)?,
+            parent_links: ParentLinks::open(&pins, links.clone())?,
             object_tag: object.tag,
             is_new: found == Found::Nothing || !others.is_empty(),
             attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
@@ -153,6 +156,11 @@ impl Dataplane {
     /// The program to attach to a parent of macvlans, in direct-action mode, by a filter that says where.
     pub fn parent_program(&self, hook: Hook) -> BorrowedFd<'_> {
         pick(&self.on_parent, hook)
+    }
+
+    /// The programs on parents by tcx links.
+    pub fn parent_links(&self) -> &ParentLinks {
+        &self.parent_links
     }
 
     /// Runs the programs on a device by tcx links, which are pinned. Those that run there already are replaced in one

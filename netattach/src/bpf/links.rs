@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use netattach_common::Hook;
 
 use super::BpfError;
-use super::pin::Program;
+use super::pin::{Entry, Program};
 use super::sys::{self, LinkInfo, XdpMode};
 
 /// Both hooks of a device.
@@ -22,6 +22,10 @@ pub(super) const HOOKS: [Hook; 2] = [Hook::FromPod, Hook::ToPod];
 
 /// What pins of links on devices in pods begin with: an attachment's number follows.
 const IN_POD: &str = "pod";
+
+/// Those of our programs that can meet on one hook of a device, in the order in which packets are to meet them: what a parent
+/// drops is passed on by no uplink.
+const IN_ORDER: [Program; 3] = [Program::Entry(Entry::InFrom), Program::Entry(Entry::InTo), Program::Wire];
 
 /// A program on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +85,7 @@ impl Links {
         Self { directory: root.join("link") }
     }
 
-    /// The program runs there, before what is there already. One that runs there is replaced in one step: no packet
+    /// The program runs there, before what is there already, but for programs of ours that come first ([`IN_ORDER`]). One that runs there is replaced in one step: no packet
     /// passes between the two. The calling thread is in the device's namespace.
     pub(super) fn ensure(&self, place: Place, program: BorrowedFd<'_>) -> Result<(), BpfError> {
         let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
@@ -101,7 +105,11 @@ impl Links {
         // Until it is pinned the link lives in this process: one that is killed here leaves nothing.
         let link = match place {
             Place::Early { mode, .. } => sys::xdp_attach(program, ifindex, mode),
-            _ => sys::tcx_attach(program, ifindex, place.program().direction()),
+            _ => {
+                let predecessor = self.predecessor(place)?;
+                let after = predecessor.as_ref().map(AsFd::as_fd);
+                sys::tcx_attach(program, ifindex, place.program().direction(), after)
+            }
         }
         .map_err(failed)?;
         sys::pin(link.as_fd(), &path).map_err(|source| BpfError::PinTree {
@@ -111,6 +119,19 @@ impl Links {
         })?;
         crate::crash_point!("link", name);
         Ok(())
+    }
+
+    /// The last of our links on the same hook that packets are to meet before that one.
+    fn predecessor(&self, place: Place) -> Result<Option<OwnedFd>, BpfError> {
+        let Place::Node { ifindex, program } = place else { return Ok(None) };
+        let rank = IN_ORDER.iter().position(|one| *one == program).unwrap_or(0);
+        for program in IN_ORDER[..rank].iter().rev() {
+            let found = open(&self.path(Place::Node { ifindex, program: *program }))?;
+            if let Some((link, _)) = found.filter(|(_, info)| info.ifindex == ifindex) {
+                return Ok(Some(link));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether that program runs there.

@@ -3,11 +3,13 @@
 //! ```text
 //! <root>/v4/na_link, na_att, ...        maps: the whole state of the packet path
 //! <root>/v4/prog/na_from_pod, na_to_pod programs, attached to every host-side device
-//!               na_par_from, na_par_to programs, attached to every parent of macvlans
+//!               na_par_from, na_par_to programs, attached to every parent of macvlans by filters
+//!               na_par_in_from, ...    attached to every parent by tcx, go on in these by the map na_par_prog
 //!               na_wire, na_xdp        attached to uplinks of the node
 //!               na_pod_from, na_pod_to where the programs of devices in pods go on, by the map na_pod
 //!               na_fast                where na_from_pod and na_wire go on, by the map na_prog
 //! <root>/link/7_na_from_pod, ...        links on device 7, where programs are attached by tcx
+//! <root>/link/3_na_par_in_from, ...     the same on device 3, which is a parent
 //! <root>/link/pod3_na_pod_from, ...     links on attachment 3's device in its pod
 //! ```
 //!
@@ -28,6 +30,7 @@ mod in_pod;
 mod links;
 mod load;
 mod object;
+mod parent_links;
 mod parents;
 mod pin;
 mod policies;
@@ -47,6 +50,7 @@ pub use links::Running;
 pub use netattach_common::{
     AttachmentRecord, Decline, DropReason, FastStats, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
 };
+pub use parent_links::ParentLinks;
 pub use parents::{Device, OnParent, Parent};
 pub use pin::{Program, remove_all_pins};
 pub use records::Records;

@@ -52,11 +52,12 @@ pub(super) mod map_name {
     pub(in super::super) const LOCAL: &str = "na_local";
     pub(in super::super) const SEEN: &str = "na_seen";
     pub(in super::super) const IN_POD: &str = "na_pod";
+    pub(in super::super) const ON_PARENT: &str = "na_par_prog";
 
     pub(in super::super) const ALL: &[&str] = &[
         LINK, HINT, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE,
         FLOW4, FLOW6, FRAGMENT4, FRAGMENT6, PARENT, VLAN, LIMIT, RECORD, STATS, CLOCK, CONFIG, FAST_PORT,
-        STATION, FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN, IN_POD,
+        STATION, FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN, IN_POD, ON_PARENT,
     ];
 }
 
@@ -65,8 +66,11 @@ pub(super) mod map_name {
 pub enum Program {
     /// Attached to devices that are one attachment's.
     At(Hook),
-    /// Attached to parents of macvlans: what their pods send, what they receive.
+    /// For parents of macvlans: what their pods send, what they receive. Attached by filters, and where
+    /// [`Program::Entry`] goes on by a tail call.
     OnParent(Hook),
+    /// Attached to parents by tcx links.
+    Entry(Entry),
     /// Attached to uplinks of the node: what comes in by them.
     Wire,
     /// Where the programs of devices in pods go on by a tail call; attached there by filters.
@@ -79,7 +83,7 @@ pub enum Program {
 
 impl Program {
     /// Those that others go on in come first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Fast,
         Self::Wire,
         Self::Early,
@@ -87,6 +91,9 @@ impl Program {
         Self::At(Hook::ToPod),
         Self::OnParent(Hook::FromPod),
         Self::OnParent(Hook::ToPod),
+        Self::Entry(Entry::InFrom),
+        Self::Entry(Entry::InTo),
+        Self::Entry(Entry::Out),
         Self::InPod(Hook::FromPod),
         Self::InPod(Hook::ToPod),
     ];
@@ -98,6 +105,9 @@ impl Program {
             Self::At(Hook::ToPod) => "na_to_pod",
             Self::OnParent(Hook::FromPod) => "na_par_from",
             Self::OnParent(Hook::ToPod) => "na_par_to",
+            Self::Entry(Entry::InFrom) => "na_par_in_from",
+            Self::Entry(Entry::InTo) => "na_par_in_to",
+            Self::Entry(Entry::Out) => "na_par_out",
             Self::Wire => "na_wire",
             Self::InPod(Hook::FromPod) => "na_pod_from",
             Self::InPod(Hook::ToPod) => "na_pod_to",
@@ -106,14 +116,15 @@ impl Program {
         }
     }
 
-    /// The hook of its device that it is on.
+    /// The hook of its device that its links are on.
     pub(super) const fn direction(self) -> Direction {
         match self {
             // What a pod sends comes in by the node's end, and leaves by its own.
             Self::At(Hook::FromPod) | Self::InPod(Hook::ToPod) => Direction::Ingress,
             Self::At(Hook::ToPod) | Self::InPod(Hook::FromPod) => Direction::Egress,
-            Self::OnParent(Hook::FromPod) | Self::Wire | Self::Early | Self::Fast => Direction::Ingress,
-            Self::OnParent(Hook::ToPod) => Direction::Egress,
+            Self::Entry(Entry::InFrom | Entry::InTo) => Direction::Ingress,
+            Self::Entry(Entry::Out) => Direction::Egress,
+            Self::OnParent(_) | Self::Wire | Self::Early | Self::Fast => Direction::Ingress,
         }
     }
 
@@ -123,9 +134,28 @@ impl Program {
             Self::Fast => Some((map_name::PROGRAM, 0)),
             Self::InPod(Hook::FromPod) => Some((map_name::IN_POD, 0)),
             Self::InPod(Hook::ToPod) => Some((map_name::IN_POD, 1)),
-            Self::At(_) | Self::OnParent(_) | Self::Wire | Self::Early => None,
+            Self::OnParent(Hook::FromPod) => Some((map_name::ON_PARENT, 0)),
+            Self::OnParent(Hook::ToPod) => Some((map_name::ON_PARENT, 1)),
+            Self::At(_) | Self::Entry(_) | Self::Wire | Self::Early => None,
         }
     }
+}
+
+/// A place of a parent's link, and the program that it runs: it says where it is, which a link cannot, and goes on in
+/// [`Program::OnParent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// Ingress, for the sender.
+    InFrom,
+    /// Ingress, for the receiver.
+    InTo,
+    /// Egress, for the sender.
+    Out,
+}
+
+impl Entry {
+    /// In the order in which a packet meets them.
+    pub const ALL: [Self; 3] = [Self::InFrom, Self::InTo, Self::Out];
 }
 
 /// What a map must be like.
@@ -220,6 +250,7 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
             common::capacity::STATIONS as u32,
         ),
         spec::<u32, u32>(name::IN_POD, MapKind::ProgramArray, 2),
+        spec::<u32, u32>(name::ON_PARENT, MapKind::ProgramArray, 2),
     ]
 }
 

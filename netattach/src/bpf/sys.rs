@@ -32,13 +32,19 @@ pub enum Direction {
     Egress,
 }
 
-/// Attaches a program before all others of a device, by tcx (Linux 6.6). The link lives as long as its
-/// descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
+/// Attaches a program to a device by tcx (Linux 6.6): right after a link that is there, or before all others. The link lives
+/// as long as its descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
 ///
 /// # Errors
 ///
-/// `EEXIST` when the program is attached there already; `EINVAL` before Linux 6.6; `ENODEV`.
-pub fn tcx_attach(program: BorrowedFd<'_>, ifindex: u32, direction: Direction) -> io::Result<OwnedFd> {
+/// `EEXIST` when the program is attached there already; `EINVAL` before Linux 6.6; `ENODEV`; `ENOENT` when the other link
+/// is not on that hook any more.
+pub fn tcx_attach(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    direction: Direction,
+    after: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
     struct LinkCreate {
@@ -52,11 +58,15 @@ pub fn tcx_attach(program: BorrowedFd<'_>, ifindex: u32, direction: Direction) -
     }
     /// With no relative program: before the first.
     const BPF_F_BEFORE: u32 = 8;
+    const BPF_F_AFTER: u32 = 1 << 4;
+    /// What it is relative to is a link, not a program.
+    const BPF_F_LINK: u32 = 1 << 13;
     let attributes = LinkCreate {
         prog_fd: raw(program),
         target_ifindex: ifindex,
         attach_type: attach_type(direction),
-        flags: BPF_F_BEFORE,
+        flags: if after.is_some() { BPF_F_AFTER | BPF_F_LINK } else { BPF_F_BEFORE },
+        relative_fd: after.map_or(0, raw),
         ..LinkCreate::default()
     };
     // SAFETY: `LinkCreate` is the `link_create` member of `union bpf_attr` as far as tcx reads it; it holds

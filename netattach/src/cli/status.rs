@@ -15,7 +15,7 @@ pub(super) fn render(status: &Status) -> String {
         if status.attachments == 1 { "" } else { "s" },
         mebibytes(status.memory_bytes),
         status.kernel.release,
-        status.attach_mode
+        attached_by(status)
     );
     if status.programs_put_back > 0 {
         text.push_str(&format!(
@@ -82,6 +82,15 @@ pub(super) fn render(status: &Status) -> String {
     text
 }
 
+/// How programs are attached, where.
+fn attached_by(status: &Status) -> String {
+    let Status { attach_mode, attach_mode_others, .. } = status;
+    if attach_mode == attach_mode_others || attach_mode_others.is_empty() {
+        return attach_mode.clone();
+    }
+    format!("{attach_mode}; to uplinks, parents of macvlans and in pods by {attach_mode_others}")
+}
+
 fn last_change(change: &PolicyChange) -> String {
     let ms = |us: u64| format!("{:.1}", us as f64 / 1000.0);
     format!(
@@ -143,6 +152,7 @@ mod tests {
                 ],
             },
             attach_mode: "clsact".to_owned(),
+            attach_mode_others: "tcx".to_owned(),
             programs_put_back: 2,
             memory_bytes: 13_002_342,
             attachments: 3,
@@ -160,14 +170,14 @@ mod tests {
             flows: [("IPv4", 100), ("IPv6", 900)]
                 .map(|(family, entries)| FlowTableUse { family: family.to_owned(), entries, capacity: 1000 })
                 .into(),
-            policy_change: Some(Box::new(PolicyChange {
+            policy_change: Some(PolicyChange {
                 read_us: 1_250,
                 compile_us: 700,
                 write_us: 90,
                 switch_us: 4,
                 policies: 1,
                 attachments: 2,
-            })),
+            }),
         }
     }
 
@@ -177,7 +187,7 @@ mod tests {
             render(&status(false)),
             "\
 netattachd 0.1.0: not ready, 3 attachments, 12.4 MiB resident
-kernel 5.15.0, programs attached by clsact
+kernel 5.15.0, programs attached by clsact; to uplinks, parents of macvlans and in pods by tcx
 programs put back on devices after somebody took them off: 2
 last change of policies: 1 new, 2 attachments; read in 1.2 ms, compiled in 0.7, written in 0.1, switched in 0.0
 

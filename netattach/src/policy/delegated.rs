@@ -83,7 +83,7 @@ impl Enforcer {
     pub(super) fn run(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
         match (&guarded.device, &guarded.in_pod) {
             (Device::Own(index), _) => hooks::attach(self.modes.attachments, &self.dataplane, *index, host),
-            (Device::InPod, Some(device)) => attach(self.modes.pods, &self.dataplane, guarded.id, device),
+            (Device::InPod, Some(device)) => attach(self.modes.others, &self.dataplane, guarded.id, device),
             _ => Ok(()),
         }
     }
@@ -97,7 +97,7 @@ impl Enforcer {
         let missing = match (&guarded.device, &guarded.in_pod) {
             (Device::Own(index), _) => hooks::missing(self.modes.attachments, &self.dataplane, *index, host)?
                 .map(|name| format!("program {name} is not attached to device {index}")),
-            (Device::InPod, Some(device)) => missing(self.modes.pods, &self.dataplane, guarded.id, device)?
+            (Device::InPod, Some(device)) => missing(self.modes.others, &self.dataplane, guarded.id, device)?
                 .map(|name| format!("program {name} is not attached in the pod")),
             _ => None,
         };
@@ -146,7 +146,7 @@ impl Enforcer {
         let Some(device) = guarded.in_pod.as_ref().filter(|device| device.namespace().is_some()) else {
             return Ok(());
         };
-        let (mode, dataplane, id) = (self.modes.pods, &self.dataplane, guarded.id);
+        let (mode, dataplane, id) = (self.modes.others, &self.dataplane, guarded.id);
         let other = match mode {
             AttachMode::Clsact => AttachMode::Tcx,
             AttachMode::Tcx => AttachMode::Clsact,
@@ -186,7 +186,7 @@ impl Enforcer {
         pod: Option<&ObjectName>,
         vantage: &Vantage,
     ) -> Enforcement {
-        let means = Means { in_pod: self.modes.pods, knows_senders: self.knows_senders };
+        let means = Means { in_pod: self.modes.others, knows_senders: self.knows_senders };
         enforcement(vantage, pod.and_then(|pod| objects.pods.get(pod)).map(AsRef::as_ref), means)
     }
 

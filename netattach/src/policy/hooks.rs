@@ -22,7 +22,7 @@ const DIRECTIONS: [(Hook, &str, bpf::Hook); 2] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttachBy {
-    /// By clsact where the kernel has it, else by tcx.
+    /// By clsact where the kernel has it, else by tcx; devices that are in use by tcx where the kernel has it ([`choose_all`]).
     #[default]
     Auto,
     /// By clsact filters: 70 us.
@@ -55,10 +55,8 @@ impl AttachMode {
 pub struct AttachModes {
     /// To the node's ends of attachments.
     pub attachments: AttachMode,
-    /// To uplinks of the node.
-    pub uplinks: AttachMode,
-    /// To devices in pods.
-    pub pods: AttachMode,
+    /// To all others: uplinks of the node, parents of macvlans, devices in pods.
+    pub others: AttachMode,
 }
 
 /// The kernel cannot attach programs as it was asked to.
@@ -89,16 +87,17 @@ pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, N
     }
 }
 
-/// The same for all devices. Uplinks have tcx where there is a choice: a device drops what it is about to send in the moment
-/// in which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then; an uplink is in use,
-/// and nobody waits for it. So have devices in pods, where the pod takes clsact off as it likes, and a link it cannot.
+/// The same for all devices. Uplinks and parents have tcx where there is a choice: a device drops what it is about to send in the
+/// moment in which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then; these are in
+/// use. Nobody waits for an uplink's programs, and for a parent's only the first macvlan. Devices in pods have it because the
+/// pod takes clsact off as it likes, and a link it cannot.
 ///
 /// # Errors
 /// As [`choose`].
 pub fn choose_all(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachModes, NoHook> {
     let attachments = choose(wanted, clsact, tcx)?;
     let others = if wanted == AttachBy::Auto && tcx { AttachMode::Tcx } else { attachments };
-    Ok(AttachModes { attachments, uplinks: others, pods: others })
+    Ok(AttachModes { attachments, others })
 }
 
 /// Runs the programs on a device. Those of the other mode are taken off afterwards, so that every packet is judged.
@@ -224,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn uplinks_and_pods_have_tcx_where_there_is_a_choice() {
-        let modes = |attachments, others| Ok(AttachModes { attachments, uplinks: others, pods: others });
+    fn uplinks_parents_and_pods_have_tcx_where_there_is_a_choice() {
+        let modes = |attachments, others| Ok(AttachModes { attachments, others });
         assert_eq!(choose_all(AttachBy::Auto, true, true), modes(AttachMode::Clsact, AttachMode::Tcx));
         assert_eq!(choose_all(AttachBy::Auto, true, false), modes(AttachMode::Clsact, AttachMode::Clsact));
         assert_eq!(choose_all(AttachBy::Clsact, true, true), modes(AttachMode::Clsact, AttachMode::Clsact));

@@ -1,13 +1,16 @@
-//! Parents of macvlans: the programs are on a parent as long as it carries attachments.
+//! Parents of macvlans: the programs are on a parent as long as it carries attachments, by filters or by tcx links.
 //!
 //! Order makes every moment safe, and every crash repairable: a parent is entered in the map before the first program is
-//! attached to it, and taken out after the last is gone. What is entered and carries nothing is swept at start.
+//! attached to it, and taken out after the last is gone. What is entered and carries nothing is swept at start. Where the mode
+//! is another than an earlier agent's, its programs go after this agent's have come.
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netattach_common::parent::place;
 
 use super::guarded::{Guarded, PodDevice};
+use super::hooks::AttachMode;
 use super::sync::EnforceError;
 use crate::bpf::{Dataplane, Device, Hook as Way, OnParent, Parent, Program};
 use crate::netlink::{Filter, Handle, Hook};
@@ -17,7 +20,7 @@ use crate::netns::Netns;
 const FROM: u32 = 0x6e61_0001;
 const TO: u32 = 0x6e61_0002;
 
-/// Where the programs of a parent run, and which.
+/// Where the programs of a parent run by filters, and which.
 const ON_PARENT: [(Hook, u32, Way, u16); 3] = [
     (Hook::Ingress, FROM, Way::FromPod, place::INGRESS),
     (Hook::Ingress, TO, Way::ToPod, place::INGRESS),
@@ -25,8 +28,10 @@ const ON_PARENT: [(Hook, u32, Way, u16); 3] = [
 ];
 
 /// Keeps the parents' programs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Parents {
+    /// How they are attached.
+    mode: AttachMode,
     /// Whether frames of macvlans that are no attachment's pass.
     strangers: bool,
     /// Held while it is decided whether a parent is the first or the last of its kind, and while that is carried out.
@@ -34,8 +39,8 @@ pub(super) struct Parents {
 }
 
 impl Parents {
-    pub(super) fn new(strangers: bool) -> Self {
-        Self { strangers, turn: Mutex::default() }
+    pub(super) fn new(mode: AttachMode, strangers: bool) -> Self {
+        Self { mode, strangers, turn: Mutex::default() }
     }
 
     /// Puts a macvlan under the programs of its parent, and those that judge copies of group frames on itself. Its
@@ -97,13 +102,18 @@ impl Parents {
     pub(super) fn adopt_all(&self, dataplane: &Dataplane, all: bool, host: &mut Handle) -> Vec<EnforceError> {
         let _turn = self.turn();
         let in_use = dataplane.parents_in_use();
-        let covered = dataplane.covered_parents();
-        let stale = covered.keys().filter(|parent| all && !in_use.contains(parent));
+        let mut covered: BTreeSet<u32> = dataplane.covered_parents().into_keys().collect();
+        match dataplane.parent_links().parents() {
+            // Those of earlier maps.
+            Ok(linked) => covered.extend(linked),
+            Err(error) => return vec![error.into()],
+        }
+        let stale = covered.iter().filter(|parent| all && !in_use.contains(parent));
         let removed = stale.map(|parent| uncover(dataplane, *parent, &mut *host)).collect::<Vec<_>>();
-        let wanted = in_use.iter().chain(covered.keys().filter(|parent| !all && !in_use.contains(parent)));
+        let wanted = in_use.iter().chain(covered.iter().filter(|parent| !all && !in_use.contains(parent)));
         let ensured = wanted.map(|parent| match self.cover(dataplane, *parent, &mut *host) {
             // The device is gone, and the macvlans with it.
-            Err(EnforceError::Netlink(error)) if error.not_found() => Ok(()),
+            Err(error) if error.is_of_a_device_that_is_gone() => Ok(()),
             other => other,
         });
         let ensured = ensured.collect::<Vec<_>>();
@@ -111,17 +121,17 @@ impl Parents {
     }
 
     /// The first program that is missing on a parent, in words.
-    pub(super) fn missing(host: &mut Handle, parent: u32) -> Result<Option<String>, EnforceError> {
-        for hook in [Hook::Ingress, Hook::Egress] {
-            let found = host.find_filters(parent, hook)?;
-            for (_, _, way, _) in ON_PARENT.iter().filter(|(at, ..)| *at == hook) {
-                let name = Program::OnParent(*way).name();
-                if !found.iter().any(|filter| filter.name.as_deref() == Some(name)) {
-                    return Ok(Some(format!("program {name} is not attached to device {parent}")));
-                }
-            }
-        }
-        Ok(None)
+    pub(super) fn missing(
+        &self,
+        dataplane: &Dataplane,
+        parent: u32,
+        host: &mut Handle,
+    ) -> Result<Option<String>, EnforceError> {
+        let missing = match self.mode {
+            AttachMode::Clsact => missing_filter(host, parent)?,
+            AttachMode::Tcx => dataplane.parent_links().missing(parent)?,
+        };
+        Ok(missing.map(|name| format!("program {name} is not attached to device {parent}")))
     }
 
     /// Puts the programs of an attachment's parent back where somebody has taken one off, and says whether it did. An
@@ -135,7 +145,7 @@ impl Parents {
         let _turn = self.turn();
         // It may have gone meanwhile, and the programs with the last of its parent.
         let Some(parent) = dataplane.parent_of(id) else { return Ok(false) };
-        if Self::missing(host, parent)?.is_none() {
+        if self.missing(dataplane, parent, host)?.is_none() {
             return Ok(false);
         }
         self.cover(dataplane, parent, host)?;
@@ -144,18 +154,33 @@ impl Parents {
 
     fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), EnforceError> {
         let known = dataplane.covered_parents().get(&parent).copied();
+        let had_own_clsact = known.is_some_and(|known| known.own_clsact);
         let what = Parent {
             netns_cookie: host.netns_cookie(),
             // Of a kind that the kernel has no name for: a driver's own.
             card: host.link_by_index(parent)?.kind.is_empty(),
             strangers: self.strangers,
-            // Until it is known: one that is left over would be nobody's.
-            own_clsact: known.is_none_or(|known| known.own_clsact),
+            own_clsact: match self.mode {
+                // Until it is known: one that is left over would be nobody's.
+                AttachMode::Clsact => known.is_none_or(|known| known.own_clsact),
+                AttachMode::Tcx => had_own_clsact,
+            },
         };
         dataplane.cover_parent(parent, what)?;
-        let filters = ON_PARENT.map(|(hook, handle, way, class)| filter(dataplane, hook, handle, way, class));
-        let made = host.ensure_filters(parent, &filters)?;
-        let own_clsact = made || known.is_some_and(|known| known.own_clsact);
+        let own_clsact = match self.mode {
+            AttachMode::Clsact => {
+                let filters =
+                    ON_PARENT.map(|(hook, handle, way, class)| filter(dataplane, hook, handle, way, class));
+                let made = host.ensure_filters(parent, &filters)?;
+                dataplane.parent_links().detach(parent)?;
+                made || had_own_clsact
+            }
+            AttachMode::Tcx => {
+                dataplane.parent_links().attach(parent)?;
+                remove_filters(parent, had_own_clsact, host)?;
+                false
+            }
+        };
         if own_clsact != what.own_clsact {
             dataplane.cover_parent(parent, Parent { own_clsact, ..what })?;
         }
@@ -168,10 +193,31 @@ impl Parents {
     }
 }
 
+/// Takes the programs off a parent, in whatever mode they were attached.
 fn uncover(dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), EnforceError> {
     let own_clsact = dataplane.covered_parents().get(&parent).is_some_and(|covered| covered.own_clsact);
-    host.ensure_filters_absent(parent, &ON_PARENT.map(|(hook, handle, ..)| (hook, handle)), own_clsact)?;
+    dataplane.parent_links().detach(parent)?;
+    remove_filters(parent, own_clsact, host)?;
     Ok(dataplane.uncover_parent(parent)?)
+}
+
+fn remove_filters(parent: u32, own_clsact: bool, host: &mut Handle) -> Result<(), EnforceError> {
+    let filters = ON_PARENT.map(|(hook, handle, ..)| (hook, handle));
+    Ok(host.ensure_filters_absent(parent, &filters, own_clsact)?)
+}
+
+/// The first program that no filter runs on a parent.
+fn missing_filter(host: &mut Handle, parent: u32) -> Result<Option<&'static str>, EnforceError> {
+    for hook in [Hook::Ingress, Hook::Egress] {
+        let found = host.find_filters(parent, hook)?;
+        for (_, _, way, _) in ON_PARENT.iter().filter(|(at, ..)| *at == hook) {
+            let name = Program::OnParent(*way).name();
+            if !found.iter().any(|filter| filter.name.as_deref() == Some(name)) {
+                return Ok(Some(name));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// The driver copies multicast and broadcast frames to each macvlan past the parent's hooks: each is judged where it

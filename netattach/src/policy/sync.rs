@@ -14,7 +14,7 @@ use super::diff::{Assignment, PolicyId, Programmed};
 use super::dump::{Dump, dump};
 use super::explain::{Path, Question, View, explain};
 use super::guarded::{Guarded, Whereabouts};
-use super::hooks::{self, AttachMode, AttachModes};
+use super::hooks::{self, AttachModes};
 use super::index::Endpoint;
 use super::level::Level;
 use super::model::PolicyName;
@@ -156,7 +156,7 @@ impl Enforcer {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
         let fast =
-            Arc::new(FastPaths::new(passage.fast_path, passage.xdp, modes.uplinks, dataplane.fast_path()?));
+            Arc::new(FastPaths::new(passage.fast_path, passage.xdp, modes.others, dataplane.fast_path()?));
         let flows = dataplane.flows()?;
         Ok(Self {
             dataplane,
@@ -166,7 +166,7 @@ impl Enforcer {
             source,
             options,
             passage,
-            parents: Parents::new(passage.strangers),
+            parents: Parents::new(modes.others, passage.strangers),
             modes,
             knows_senders: bpf::probe::has_netns_cookie(),
             turn: Turn::default(),
@@ -325,7 +325,7 @@ impl Enforcer {
             }
         }
         if let Some(on) = guarded.on_parent() {
-            return Parents::missing(host, on.parent);
+            return self.parents.missing(&self.dataplane, on.parent, host);
         }
         let index = device.index();
         if let Some(missing) = self.missing(guarded, host)? {
@@ -432,8 +432,8 @@ impl Enforcer {
     }
 
     /// How programs are attached.
-    pub fn attach_mode(&self) -> AttachMode {
-        self.modes.attachments
+    pub fn attach_modes(&self) -> AttachModes {
+        self.modes
     }
 
     /// What is in force.

@@ -78,7 +78,7 @@ pub enum Response {
     /// To [`Request::Explain`]: every way that the flow can take.
     Explanation(Vec<Path>),
     /// To [`Request::Status`].
-    Status(Status),
+    Status(Box<Status>),
     /// To [`Request::Flows`].
     Flows(FlowsReport),
     /// To a request that was not understood or could not be served: the reason, on one line.
@@ -437,8 +437,11 @@ pub struct Status {
     pub source: Vec<Condition>,
     /// What this kernel can do, as probed.
     pub kernel: Kernel,
-    /// How programs are attached on the host: `tcx` or `clsact`.
+    /// How programs are attached to the node's ends of attachments: `tcx` or `clsact`.
     pub attach_mode: String,
+    /// How programs are attached to uplinks, to parents of macvlans and to devices in pods.
+    #[serde(default)]
+    pub attach_mode_others: String,
     /// How often programs were put back on a device since the agent's start, after somebody took them off.
     #[serde(default)]
     pub programs_put_back: u64,
@@ -460,7 +463,7 @@ pub struct Status {
     pub flows: Vec<FlowTableUse>,
     /// What the last change of policies took; none before the first that made a difference to an attachment.
     #[serde(default)]
-    pub policy_change: Option<Box<PolicyChange>>,
+    pub policy_change: Option<PolicyChange>,
 }
 
 /// What a change of policies took, from the manifests to the maps; in microseconds.

@@ -47,7 +47,7 @@ fn devices_and_filters_of_the_pods_own_open_no_way_out() {
             let program = load_pass_everything()?;
             let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;
             let index = rustix::net::netdevice::name_to_index(&socket, device)?;
-            let attach = |direction| Ok(sys::tcx_attach(program.as_fd(), index, direction)?);
+            let attach = |direction| Ok(sys::tcx_attach(program.as_fd(), index, direction, None)?);
             [Direction::Ingress, Direction::Egress]
                 .map(attach)
                 .into_iter()

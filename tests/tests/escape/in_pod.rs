@@ -122,7 +122,7 @@ fn take_precedence(namespace: &Namespace, kept: CapabilitySet) -> anyhow::Result
             let program = load_pass_everything()?;
             let socket = std::net::UdpSocket::bind("[::]:0")?;
             let index = rustix::net::netdevice::name_to_index(&socket, DEVICE)?;
-            let attach = |direction| Ok(sys::tcx_attach(program.as_fd(), index, direction)?);
+            let attach = |direction| Ok(sys::tcx_attach(program.as_fd(), index, direction, None)?);
             [Direction::Egress, Direction::Ingress].map(attach).into_iter().collect()
         })
     })

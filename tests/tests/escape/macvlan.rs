@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Programs run on the parent by links where the kernel has them, and by filters.
+const MODES: [&str; 2] = ["auto", "clsact"];
+
 /// Everybody.
 const BROADCAST: Mac = Mac([0xff; 6]);
 
@@ -19,7 +22,11 @@ fn to(mac: Mac, packet: Packet) -> Vec<u8> {
 
 #[test]
 fn another_pods_address_is_not_to_be_had() {
-    let scene = Scene::new();
+    MODES.into_iter().for_each(another_pods_address_is_not_to_be_had_with);
+}
+
+fn another_pods_address_is_not_to_be_had_with(attach: &str) {
+    let scene = Scene::with(&[("attach", json!(attach))]);
     let link = lan(&scene);
     let own = attackers_socket(&scene, link.device);
     let wire = RawSocket::open(&scene.node.namespace, "wire1").unwrap();
@@ -48,7 +55,11 @@ fn another_pods_address_is_not_to_be_had() {
 /// The driver copies these past the parent: they are judged where they arrive.
 #[test]
 fn group_frames_are_judged_for_sender_and_receiver() {
-    let scene = Scene::new();
+    MODES.into_iter().for_each(group_frames_are_judged_with);
+}
+
+fn group_frames_are_judged_with(attach: &str) {
+    let scene = Scene::with(&[("attach", json!(attach))]);
     let link = lan(&scene);
     let own = attackers_socket(&scene, link.device);
     let victim = Witness::of(&scene.victim, &link);
@@ -83,15 +94,17 @@ fn group_frames_are_judged_for_sender_and_receiver() {
 
 #[test]
 fn macvlans_of_others_pass_where_the_settings_say_so() {
-    let scene = Scene::with(&[("otherMacvlans", json!("pass"))]);
-    let link = lan(&scene);
-    let made = format!("link add link net2 name mv0 address {STRANGER} up type macvlan mode bridge");
-    attacker_runs(&scene, "ip", &made);
-    let victim = Witness::of(&scene.victim, &link);
-    let frame = link.towards_the_victim(link.v4().from_mac(STRANGER).udp(1001, DENIED).frame());
-    attackers_socket(&scene, "mv0").send(&frame).unwrap();
-    let tail = &frame[frame.len() - TAIL..];
-    assert!(victim.frames_until(tail).iter().any(|seen| seen.ends_with(tail)));
-    attacker_runs(&scene, "ip", "link del mv0");
-    scene.end();
+    for attach in MODES {
+        let scene = Scene::with(&[("otherMacvlans", json!("pass")), ("attach", json!(attach))]);
+        let link = lan(&scene);
+        let made = format!("link add link net2 name mv0 address {STRANGER} up type macvlan mode bridge");
+        attacker_runs(&scene, "ip", &made);
+        let victim = Witness::of(&scene.victim, &link);
+        let frame = link.towards_the_victim(link.v4().from_mac(STRANGER).udp(1001, DENIED).frame());
+        attackers_socket(&scene, "mv0").send(&frame).unwrap();
+        let tail = &frame[frame.len() - TAIL..];
+        assert!(victim.frames_until(tail).iter().any(|seen| seen.ends_with(tail)), "{attach}");
+        attacker_runs(&scene, "ip", "link del mv0");
+        scene.end();
+    }
 }

@@ -95,8 +95,9 @@ fn a_tcx_link_outlives_its_maker_and_takes_new_programs() {
     let attach = |hook| {
         // SAFETY: only the network namespace of this short-lived thread changes; it opened no sockets.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
-        let link = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, Direction::Ingress).unwrap();
-        let twice = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, Direction::Ingress).unwrap_err();
+        let link = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, Direction::Ingress, None).unwrap();
+        let twice =
+            sys::tcx_attach(rig.dataplane.program(hook), DEVICE, Direction::Ingress, None).unwrap_err();
         assert_eq!(twice.kind(), std::io::ErrorKind::AlreadyExists);
         sys::pin(link.as_fd(), &root.join("link")).unwrap();
         drop(link);

@@ -2,7 +2,11 @@
 
 use std::net::UdpSocket;
 
-use netattach_tests::foreign::{Verdict, attach_filter, tc};
+use netattach::bpf::sys::Direction;
+use netattach::mac::Mac;
+use netattach_tests::foreign::{Verdict, attach_filter, tc, tcx_programs};
+use netattach_tests::packet::Packet;
+use netattach_tests::raw::RawSocket;
 use netattach_tests::traffic::assert_transfers_whole;
 
 use super::*;
@@ -133,6 +137,50 @@ fn an_uplink_that_is_a_parent_is_left_by_the_stack() {
         scene.await_fast(0);
         scene.end();
     }
+}
+
+/// What a parent of macvlans drops is not passed on by the uplink that the same device is, whichever of the two came first.
+#[test]
+fn an_uplink_that_is_a_parent_judges_macvlans_before_it_passes_on() {
+    let scene = scene(&[("attach", json!("tcx"))], links);
+    scene.await_fast(0);
+    let index = index_of(&scene.node.namespace, WIRE).unwrap();
+    let programs = || tcx_programs(&scene.node.namespace, index, Direction::Ingress).unwrap();
+    assert_eq!(programs(), ["na_wire"]);
+    let neighbour = scene.add_neighbour();
+    const ALL: [&str; 3] = ["na_par_in_from", "na_par_in_to", "na_wire"];
+    assert_eq!(programs(), ALL);
+
+    let mac = |namespace, device| Network::of(namespace).unwrap().links[device].mac.unwrap();
+    let (node, far) = (mac(&scene.node.namespace, WIRE), mac(&scene.outside, FAR));
+    let spoofed = mac(&neighbour.namespace, "net1");
+    let received = RawSocket::open(&scene.server.namespace, "eth0").unwrap();
+    let sender = RawSocket::open(&scene.outside, FAR).unwrap();
+    scene.node("ip", "-6 route del default");
+    for attempt in 0..2 {
+        let server = scene.addresses[0].ip().to_string();
+        let frame = |source: Mac, port| {
+            let mut frame = Packet::between("192.0.2.2", &server).from_mac(source).udp(port, 9).frame();
+            frame[..6].copy_from_slice(&node.0);
+            frame
+        };
+        // The datagram: routers change what is before it.
+        let tail = |frame: &[u8]| frame[frame.len() - 12..].to_vec();
+        let [dropped, passed] = [frame(spoofed, 1000 + attempt), frame(far, 2000 + attempt)];
+        sender.send(&dropped).unwrap();
+        sender.send(&passed).unwrap();
+        let seen = received.frames_until(&tail(&passed), PATIENCE).unwrap();
+        assert!(seen.iter().any(|frame| frame.ends_with(&tail(&passed))));
+        assert!(!seen.iter().any(|frame| frame.ends_with(&tail(&dropped))), "attempt {attempt}");
+        // Once more with an uplink's program that came last.
+        scene.node("ip", "route del default");
+        assert!(eventually(NOTICED, || programs() == ALL[..2]), "{:?}", programs());
+        scene.node("ip", "route add default via 192.0.2.2");
+        assert!(eventually(NOTICED, || programs() == ALL), "{:?}", programs());
+    }
+    scene.node.del(&neighbour).success();
+    assert_eq!(programs(), ["na_wire"]);
+    scene.end();
 }
 
 #[test]

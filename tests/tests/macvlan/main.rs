@@ -1,14 +1,14 @@
 //! Policies, counters and programs of macvlan attachments on a parent that they share.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
-use std::collections::BTreeSet;
+mod parents;
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use netattach::netlink::Hook;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
-use netattach_tests::node::{DEFAULT_NETWORK, WIRE, ip};
+use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
@@ -31,7 +31,15 @@ struct Scene {
 
 impl Scene {
     fn new(mode: &str, policies: &[(&str, Value)]) -> Self {
+        Self::with(&[], mode, policies)
+    }
+
+    /// With these settings of the agent.
+    fn with(settings: &[(&str, &str)], mode: &str, policies: &[(&str, Value)]) -> Self {
         let mut node = Node::new(&[]).unwrap();
+        for (key, value) in settings {
+            node.set(key, json!(value));
+        }
         node.add_wire().unwrap();
         let lan = json!({
             "cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "mode": mode,
@@ -71,21 +79,22 @@ impl Scene {
         rows.unwrap()[0].clone()
     }
 
-    fn programs(&self) -> BTreeSet<(Hook, String)> {
-        Snapshot::take(&self.node, &[]).unwrap().node.links[WIRE].programs.clone()
-    }
-
     fn end(self) {
         let pods = self.pods.each_ref();
         for pod in pods {
             self.node.del(pod).success();
         }
-        Snapshot::take(&self.node, &pods).unwrap().assert_nothing_is_left();
-        let disciplines =
-            self.node.namespace.run(|| Command::new("tc").args(["qdisc", "show", "dev", WIRE]).output());
-        let disciplines = String::from_utf8(disciplines.unwrap().stdout).unwrap();
-        assert!(!disciplines.contains("clsact"), "{disciplines}");
+        let after = Snapshot::take(&self.node, &pods).unwrap();
+        after.assert_nothing_is_left();
+        assert!(!after.pins.iter().any(|pin| pin.contains("/link/")), "{:?}", after.pins);
+        assert!(!has_clsact(&self.node));
     }
+}
+
+/// Whether the parent has the queueing discipline for filters.
+fn has_clsact(node: &Node) -> bool {
+    let shown = node.namespace.run(|| Command::new("tc").args(["qdisc", "show", "dev", WIRE]).output());
+    String::from_utf8(shown.unwrap().stdout).unwrap().contains("clsact")
 }
 
 fn at(host: u8, port: u16) -> SocketAddr {
@@ -156,7 +165,13 @@ fn level() -> &'static str {
 /// Rows: C17.
 #[test]
 fn policies_hold_between_pods_of_one_parent_and_with_the_world() {
-    let scene = Scene::new("bridge", &policies());
+    for attach in ["auto", "clsact"] {
+        policies_hold_with(attach);
+    }
+}
+
+fn policies_hold_with(attach: &str) {
+    let scene = Scene::with(&[("attach", attach)], "bridge", &policies());
     assert_policies_hold(&scene);
     let rows = scene.node.ctl(&["attachments"]).unwrap();
     let lan = rows.as_array().unwrap().iter().filter(|row| row["network"] == "shop/lan");
@@ -223,70 +238,4 @@ fn group_frames_are_under_the_receivers_policy() {
         }
     }
     scene.end();
-}
-
-#[test]
-fn the_programs_come_with_the_first_and_go_with_the_last_whoever_dies_meanwhile() {
-    let mut scene = Scene::new("bridge", &policies());
-    let expected: BTreeSet<(Hook, String)> = [
-        (Hook::Ingress, "na_par_from".to_owned()),
-        (Hook::Ingress, "na_par_to".to_owned()),
-        (Hook::Egress, "na_par_from".to_owned()),
-    ]
-    .into();
-    assert_eq!(scene.programs(), expected);
-    scene.node.kill().unwrap();
-    assert!(!connects(scene.namespace(OTHER), at(SERVER, 80), SILENCE));
-    // Another agent on the node has a filter there, and somebody takes ours away.
-    scene.node.namespace.run(|| {
-        let run =
-            |words: &str| assert!(Command::new("tc").args(words.split(' ')).status().unwrap().success());
-        run(&format!("qdisc del dev {WIRE} clsact"));
-        run(&format!("qdisc add dev {WIRE} clsact"));
-    });
-    scene.node.start().unwrap();
-    assert_eq!(scene.programs(), expected);
-    for pod in &scene.pods {
-        scene.node.check(pod).success();
-    }
-    assert_policies_hold(&scene);
-    scene.node.kill().unwrap();
-    scene.node.start().unwrap();
-    scene.node.del(&scene.pods[0]).success();
-    scene.node.del(&scene.pods[1]).success();
-    assert_eq!(scene.programs(), expected);
-    scene.end();
-}
-
-/// Others' filters on a parent stay, and so does the queueing discipline that holds them.
-#[test]
-fn filters_of_others_on_the_parent_stay() {
-    let mut node = Node::new(&[]).unwrap();
-    node.add_wire().unwrap();
-    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
-    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
-    node.write("server", &pod("server", &json!({"app": "server"}), &json!("lan"))).unwrap();
-    let deny = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
-    node.write("policy", &policy("deny", &format!("{DEFAULT_NETWORK}, {NAMESPACE}/lan"), &deny)).unwrap();
-    node.start().unwrap();
-    let tc = |words: &str| {
-        let output = node.namespace.run(|| Command::new("tc").args(words.split(' ')).output().unwrap());
-        assert!(output.status.success(), "tc {words}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    };
-    tc(&format!("qdisc add dev {WIRE} clsact"));
-    let pass = ["bpf", "bytecode", "1,6 0 0 4294967295", "flowid", "1:1"];
-    let added = node.namespace.run(|| {
-        let place = ["filter", "add", "dev", WIRE, "ingress", "prio", "1", "handle", "1"];
-        Command::new("tc").args(place).args(pass).status().unwrap()
-    });
-    assert!(added.success());
-    let before = tc(&format!("filter show dev {WIRE} ingress"));
-    let server = Pod::new("server").unwrap();
-    node.add(&server).success();
-    let during = tc(&format!("filter show dev {WIRE} ingress"));
-    assert!(during.contains("na_par_from") && during.contains("na_par_to"), "{during}");
-    node.del(&server).success();
-    assert_eq!(tc(&format!("filter show dev {WIRE} ingress")), before);
-    assert!(tc(&format!("qdisc show dev {WIRE}")).contains("clsact"));
 }
