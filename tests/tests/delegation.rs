@@ -9,6 +9,7 @@ use netattach::cni::cache::{Entry, Key};
 use netattach::delegate::ResultCache;
 use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::ip;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
@@ -216,6 +217,52 @@ fn del_runs_every_plugin_and_names_all_that_failed() {
     node.del(&x).success();
     assert_eq!(verbs(&node.take_calls().unwrap()), backwards);
     Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_plugin_that_wants_a_device_that_is_gone_keeps_no_pod_from_ending() {
+    // A VF that its card has no more, and an interface that was lost otherwise.
+    for (device, ends) in [(json!({"pciBusID": "ffff:ff:1f.7"}), true), (json!({}), false)] {
+        let mut config =
+            json!({"cniVersion": "1.0.0", "name": "net", "type": "one", "ipam": {"type": "pool"}});
+        config.as_object_mut().unwrap().extend(device.as_object().unwrap().clone());
+        let mut node = plain(&config);
+        let refuses = json!({"error": {"code": 999, "msg": "no such device"}});
+        node.plugin("one", &json!({"ADD": {"link": "veth"}, "DEL": refuses})).unwrap();
+        node.plugin("pool", &json!({})).unwrap();
+        node.start().unwrap();
+        let x = Pod::new("x").unwrap();
+        node.add(&x).success();
+        let taken = || -> Vec<(String, bool)> {
+            let calls = node.take_calls().unwrap();
+            let told = |call: &Value| {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                (text(&call["plugin"]), !text(&call["env"]["CNI_NETNS"]).is_empty())
+            };
+            calls.iter().map(told).collect()
+        };
+        let call = |plugin: &str, netns| (plugin.to_owned(), netns);
+        taken();
+        if !ends {
+            // As long as the interface is there a refusal stands.
+            let (_, message) = node.del(&x).failure();
+            assert!(message.contains("no such device"), "{message}");
+            assert_eq!(taken(), [call("one", true)]);
+        }
+        ip(&x.namespace, &["link", "del", "net1"]).unwrap();
+        // Its addresses are free whatever the plugin says, which is asked what it needs no device for.
+        let outcome = node.del(&x);
+        assert_eq!(taken(), [call("one", true), call("pool", true), call("one", false)]);
+        if !ends {
+            let (_, message) = outcome.failure();
+            assert!(message.contains("no such device"), "{message}");
+            node.plugin("one", &json!({})).unwrap();
+            node.del(&x).success();
+        } else {
+            outcome.success();
+        }
+        Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
+    }
 }
 
 /// Rows: ADD-02, ADD-04.

@@ -505,7 +505,7 @@ pub(super) fn runner(node: &Node, cni_path: &[PathBuf]) -> delegate::Delegate {
 }
 
 /// Whether nothing has made anything of the attachment yet.
-fn is_first(at: StepRef, attachment: &AttachmentPlan) -> bool {
+pub(super) fn is_first(at: StepRef, attachment: &AttachmentPlan) -> bool {
     attachment.steps.iter().take(at.1.into()).all(|step| matches!(step, Step::PrepareDeviceInfo(_)))
 }
 

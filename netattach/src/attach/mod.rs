@@ -17,6 +17,7 @@ mod gc;
 mod guard;
 mod inherited;
 mod intent;
+mod plugin_del;
 mod registry;
 mod repeated;
 mod routing;

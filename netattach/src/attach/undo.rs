@@ -1,14 +1,11 @@
 //! Takes steps back. Every inverse is tried whatever became of the others, and all errors are reported.
 
-use std::collections::BTreeMap;
-
-use super::apply::DelegateCall;
+use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
-use crate::cni::Command;
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, inverse};
-use crate::plan::{AttachmentPlan, Delegate, Output, Plan, StepRef, remember, result};
+use crate::plan::{AttachmentPlan, Plan, StepRef, remember};
 
 /// Takes back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
@@ -38,7 +35,8 @@ pub fn undo(
     for (at, attachment, inverse) in &inverses {
         if let Inverse::Delegate(delegate) = inverse {
             crate::crash_point!("undo", at);
-            let undone = undo_delegate(node, plan, netns, *at, attachment, delegate, progress.outputs());
+            let outputs = progress.outputs();
+            let undone = PluginDel { node, plan, netns, at: *at, attachment, delegate, outputs }.run();
             errors.extend(
                 undone
                     .err()
@@ -100,30 +98,6 @@ fn retire(node: &Node, inverses: &[(StepRef, &AttachmentPlan, Inverse<'_>)]) -> 
         }
     }
     Ok(())
-}
-
-fn undo_delegate(
-    node: &Node,
-    plan: &Plan,
-    netns: Option<&Netns>,
-    at: StepRef,
-    attachment: &AttachmentPlan,
-    delegate: &Delegate,
-    outputs: &BTreeMap<StepRef, Output>,
-) -> Result<(), StepError> {
-    let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
-    // Every plugin of a list is given the final result, and hands it to its address management; without any there
-    // is nothing to give. A plain executable's configuration holds the one that came in.
-    let known = !delegate.config.contains_key("prevResult")
-        && outputs.iter().any(|(step, output)| step.0 == at.0 && *output != Output::Nothing);
-    let prev_result = if known && attachment.version.has_prev_result_at_del() {
-        Some(result::told(&plan.sandbox, at.0, attachment, outputs).map_err(unreadable)?)
-    } else {
-        None
-    };
-    let netns = netns.map(|_| plan.sandbox.netns.as_str());
-    let call = DelegateCall { command: Command::Del, netns, attachment, delegate };
-    Ok(call.run(node, &plan.sandbox, prev_result)?)
 }
 
 fn delete_links(

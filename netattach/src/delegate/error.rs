@@ -200,6 +200,11 @@ pub enum VersionReplyError {
 }
 
 impl DelegateError {
+    /// Whether the plugin ran to its end and said that it failed.
+    pub fn is_by_the_plugin(&self) -> bool {
+        matches!(self, Self::Reported { .. } | Self::Silent { .. } | Self::Unreadable { .. })
+    }
+
     /// What the plugin itself reported.
     pub fn reported(&self) -> Option<&CniError> {
         match self {

@@ -156,7 +156,7 @@ fn is_version(text: &str) -> bool {
 }
 
 /// `dddd:BB:DD.f`. The specification's own example once has a colon before the function: taken as well.
-fn is_pci_address(text: &str) -> bool {
+pub(crate) fn is_pci_address(text: &str) -> bool {
     let groups: Vec<&str> = text.split([':', '.']).collect();
     let hexadecimal = |group: &&str| !group.is_empty() && group.bytes().all(|b| b.is_ascii_hexdigit());
     groups.len() == 4

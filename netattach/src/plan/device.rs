@@ -12,6 +12,16 @@ use crate::npwg::{RESOURCE_ANNOTATION, Selection, device_info};
 /// Capability, and key, by which a plugin is told its device.
 const DEVICE_ID: &str = "deviceID";
 
+/// Key by which `host-device` and earlier `sriov` are told a PCI address.
+const PCI_BUS_ID: &str = "pciBusID";
+
+/// The PCI address of the device that a plugin's configuration names, as the kernel spells it; `None`: it names none, or a
+/// device of another kind.
+pub fn pci_address(config: &Map<String, Value>) -> Option<&str> {
+    let named = [PCI_BUS_ID, DEVICE_ID].into_iter().find_map(|key| config.get(key)?.as_str())?;
+    device_info::is_pci_address(named).then_some(named).filter(|address| address.contains('.'))
+}
+
 /// What is known of an attachment's device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Device<'a> {
@@ -101,9 +111,32 @@ impl<'a> Device<'a> {
     /// Puts the device where plugins look that know it from Multus.
     pub(super) fn insert_into(self, config: &mut Map<String, Value>) {
         if let Some(id) = self.id {
-            for key in [DEVICE_ID, "pciBusID"] {
+            for key in [DEVICE_ID, PCI_BUS_ID] {
                 config.insert(key.into(), id.into());
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_pci_address_is_what_the_plugin_goes_by() {
+        let table = [
+            (json!({"pciBusID": "0000:03:02.1"}), Some("0000:03:02.1")),
+            (json!({"deviceID": "0000:03:02.1"}), Some("0000:03:02.1")),
+            (json!({"deviceID": "0000:03:02.2", "pciBusID": "0000:03:02.1"}), Some("0000:03:02.1")),
+            (json!({"deviceID": "mlx5_core.sf.4"}), None),
+            (json!({"deviceID": "0000:03:02:1"}), None),
+            (json!({"deviceID": "../../0000:03:02.1"}), None),
+            (json!({"device": "eth1"}), None),
+        ];
+        for (config, expected) in table {
+            assert_eq!(pci_address(config.as_object().unwrap()), expected, "{config}");
         }
     }
 }

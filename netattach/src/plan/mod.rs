@@ -32,6 +32,7 @@ use crate::ipam::host_local;
 use crate::link::spec;
 use crate::mac::Mac;
 use crate::netns::NetnsId;
+pub use device::pci_address;
 pub use remember::{Remember, Remembered};
 pub use vantage::{Unseen, Vantage, When};
 

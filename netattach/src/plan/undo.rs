@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use super::{AttachmentPlan, Delegate, Sandbox, Step};
+use super::{AttachmentPlan, Delegate, Role, Sandbox, Step};
 use crate::ipam::host_local::Owner;
 
 /// What takes a step back.
@@ -70,4 +70,40 @@ pub fn inverse<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan, step: &'a 
         | Step::FindDevice
         | Step::MoveDefaultRoutes { .. } => return None,
     })
+}
+
+/// The address management that a plugin calls itself, called in its place: with the plugin's own configuration, as the
+/// specification's section on delegated plugins has it.
+pub fn address_management(plugin: &Delegate) -> Option<Delegate> {
+    let name = plugin.config.get("ipam")?.get("type")?.as_str().filter(|name| !name.is_empty())?;
+    (plugin.role == Role::Plugin).then(|| Delegate {
+        plugin: name.to_owned(),
+        config: plugin.config.clone(),
+        role: Role::Ipam,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_plugins_address_management_is_called_with_the_plugins_configuration() {
+        let plugin = |role, config: &Value| Delegate {
+            plugin: "sriov".into(),
+            config: config.as_object().unwrap().clone(),
+            role,
+        };
+        let config =
+            json!({"type": "sriov", "name": "n", "ipam": {"type": "host-local", "subnet": "10.0.0.0/24"}});
+        let ipam = address_management(&plugin(Role::Plugin, &config)).unwrap();
+        assert_eq!(ipam, Delegate { plugin: "host-local".into(), ..plugin(Role::Ipam, &config) });
+        for config in [json!({}), json!({"ipam": {}}), json!({"ipam": {"type": ""}}), json!({"ipam": "dhcp"})]
+        {
+            assert_eq!(address_management(&plugin(Role::Plugin, &config)), None, "{config}");
+        }
+        assert_eq!(address_management(&plugin(Role::Ipam, &config)), None);
+    }
 }

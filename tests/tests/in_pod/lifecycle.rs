@@ -87,6 +87,22 @@ fn a_pod_that_is_gone_leaves_no_link_and_no_pin() {
 }
 
 #[test]
+fn a_device_that_the_pod_has_lost_keeps_it_from_nothing() {
+    let test = "a_device_that_the_pod_has_lost_keeps_it_from_nothing";
+    let Some(scene) = Scene::new(test, &[], &[("policy", only_the_client())]) else { return };
+    assert_eq!(scene.links().len(), 2);
+    ip(&scene.server.namespace, &["link", "del", "net1"]).unwrap();
+    let (_, told) = scene.node.check(&scene.server).failure();
+    assert_eq!(told, "net1 (shop/wire-server): interface net1 is gone from the pod");
+    for pod in [&scene.server, &scene.client] {
+        scene.node.del(pod).success();
+    }
+    assert_eq!(scene.links(), BTreeMap::new());
+    ip(&scene.node.namespace, &["link", "del", "client"]).unwrap();
+    Snapshot::take(&scene.node, &[&scene.server, &scene.client]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
 fn filters_in_the_pod_are_advisory_and_put_back_when_the_pod_takes_them_off() {
     let test = "filters_in_the_pod_are_advisory";
     let settings = [("attach", json!("clsact"))];
