@@ -41,8 +41,11 @@ enum Verb {
         #[arg(long)]
         ci: bool,
     },
-    /// Set up, build and run a selection of the tests under Debian 12's Linux 6.1, in a virtual machine
+    /// Set up, build and run selections of the tests in virtual machines: under Debian 12's Linux 6.1
     Vm {
+        /// Run this machine only, by the Debian suite of its kernel: bookworm
+        #[arg(long, value_name = "SUITE")]
+        guest: Option<String>,
         /// Run this test executable only, with all of its tests
         #[arg(long, value_name = "NAME")]
         test: Option<String>,
@@ -140,7 +143,9 @@ fn main() -> ExitCode {
         Verb::Tidy { only } => tidy::run(&only),
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
-        Verb::Vm { test, dist, filters } => vm::run(test, filters, dist),
+        Verb::Vm { guest, test, dist, filters } => {
+            vm::run(vm::Options { guest, test, filters, executables: dist })
+        }
         Verb::Demo => demo::run(),
         Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach::run(&arguments.into()),
         Verb::Bench { subject: Subject::Dataplane(arguments) } => bench::dataplane::run(&arguments.into()),

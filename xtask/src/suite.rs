@@ -18,7 +18,7 @@ use crate::{child, dist, fuzz, screen, setup, tree, vm};
 /// Fuzzing time for all targets together when this runs as the gate.
 const FUZZ_SECONDS: u32 = 60;
 /// How the line begins by which a test says that this machine lacks what it needs.
-const SKIPPED: &str = "SKIPPED: ";
+pub(crate) const SKIPPED: &str = "SKIPPED: ";
 
 /// Sums over all test executables.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

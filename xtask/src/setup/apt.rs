@@ -60,6 +60,14 @@ pub(super) fn install(packages: &[&str], progress: &Progress) -> anyhow::Result<
     Ok(())
 }
 
+/// What packages compress files with.
+pub(super) fn ensure_xz(progress: &Progress) -> anyhow::Result<()> {
+    match child::find("xz") {
+        Some(_) => Ok(()),
+        None => install(&["xz-utils"], progress),
+    }
+}
+
 /// A command that runs as root: directly, or through sudo.
 ///
 /// # Errors

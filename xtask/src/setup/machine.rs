@@ -1,4 +1,4 @@
-//! The virtual machine that some tests run in: an emulator and an older kernel, unpacked below `target/tools`.
+//! The emulator that virtual machines run in, unpacked below `target/tools`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,99 +6,110 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use super::apt::{self, Suite};
+use super::apt::Suite;
+use super::kernel;
+use super::{Kernel, apt};
 use crate::screen::{Done, Progress, Stuck};
+use crate::vm::guests::{GUESTS, Guest};
 use crate::{child, tree};
 
-/// Debian 12: the oldest kernel that a supported Debian runs.
-const SUITE: &str = "bookworm";
-/// What names the kernel of the day. The cloud flavour is the same source with fewer drivers.
-const KERNEL: &str = "linux-image-cloud-amd64";
-/// The emulator, its firmware, and the libraries that a system with the rest of the tools lacks.
-const EMULATOR: [&str; 15] = [
-    "qemu-system-x86",
-    "qemu-system-data",
-    "qemu-system-common",
-    "seabios",
-    "libcapstone4",
-    "libfdt1",
-    "libpmem1",
-    "libndctl6",
-    "libdaxctl1",
-    "librdmacm1",
-    "libibverbs1",
-    "libnl-3-200",
-    "libnl-route-3-200",
-    "libslirp0",
-    "libvdeplug2",
+/// The suites, each with the packages taken from it: the emulator, its firmware, and the libraries that a system with the
+/// rest of the tools lacks. They run with Debian 12's C library and later ones; Debian 12's own QEMU (7.2) has no card with
+/// SR-IOV.
+const SUITES: [(&str, &[&str]); 2] = [
+    ("bookworm-backports", &["qemu-system-x86", "qemu-system-data", "qemu-system-common"]),
+    (
+        "bookworm",
+        &[
+            "seabios",
+            "libcapstone4",
+            "libfdt1",
+            "libpmem1",
+            "libndctl6",
+            "libdaxctl1",
+            "librdmacm1",
+            "libibverbs1",
+            "libnl-3-200",
+            "libnl-route-3-200",
+            "libslirp0",
+            "libvdeplug2",
+        ],
+    ),
 ];
 
-/// What a virtual machine is started with.
-pub struct Machine {
-    /// The emulator.
-    pub emulator: PathBuf,
-    /// Where the libraries are that the emulator needs beside the system's.
+/// What virtual machines are run by.
+pub struct Emulator {
+    /// The executable.
+    pub program: PathBuf,
+    /// Where the libraries are that it needs beside the system's.
     pub libraries: PathBuf,
     /// Where its firmware is.
     pub firmware: [PathBuf; 2],
-    /// The kernel.
-    pub kernel: PathBuf,
-    /// Directory of the kernel's modules.
-    pub modules: PathBuf,
-    /// What the kernel calls itself.
-    pub release: String,
 }
 
 fn root() -> PathBuf {
-    tree::tools().join("machine")
+    tree::tools().join("qemu")
 }
 
-/// The machine, if it has been set up and its emulator starts.
-pub fn machine() -> Option<Machine> {
+fn emulator() -> Option<Emulator> {
     let libraries = root().join("usr/lib/x86_64-linux-gnu");
-    let emulator = root().join("usr/bin/qemu-system-x86_64");
-    child::ask(Command::new(&emulator).arg("--version").env("LD_LIBRARY_PATH", &libraries))?;
-    let modules = fs::read_dir(root().join("lib/modules")).ok()?.find_map(Result::ok)?.path();
-    let release = modules.file_name()?.to_string_lossy().into_owned();
-    let kernel = root().join("boot").join(format!("vmlinuz-{release}"));
-    kernel.is_file().then_some(())?;
+    let program = root().join("usr/bin/qemu-system-x86_64");
+    child::ask(Command::new(&program).arg("--version").env("LD_LIBRARY_PATH", &libraries))?;
     let firmware = ["usr/share/qemu", "usr/share/seabios"].map(|path| root().join(path));
-    Some(Machine { emulator, libraries, firmware, kernel, modules, release })
+    Some(Emulator { program, libraries, firmware })
 }
 
-/// Unpacks the machine unless it is here. Without `required`, a system that cannot have it, or not now, does without.
+/// What a guest is started with, if it has been set up and the emulator starts.
+pub fn machine(guest: &Guest) -> Option<(Emulator, Kernel)> {
+    Some((emulator()?, kernel::find(guest)?))
+}
+
+/// Unpacks the emulator and the guests' kernels unless they are here. Without `required`, a system that cannot have them, or
+/// not now, does without.
 pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
-    let described = |machine: &Machine| format!("Linux {}", machine.release);
-    if let Some(machine) = machine() {
-        return Ok(Done::Was(described(&machine)));
+    let lacking = || emulator().is_none() || GUESTS.iter().any(|guest| kernel::find(guest).is_none());
+    if !lacking() {
+        return Ok(Done::Was(kernels()));
     }
     if !apt::is_here() || std::env::consts::ARCH != "x86_64" {
-        let lacking = "no virtual machine: it takes apt and an x86-64 processor";
+        let lacking = "no virtual machines: they take apt and an x86-64 processor";
         return match required {
             true => Err(Stuck::new(lacking, "run this on Debian or Ubuntu").into()),
-            false => Ok(Done::Was(format!("{lacking}: tests in it are skipped"))),
+            false => Ok(Done::Was(format!("{lacking}: tests in them are skipped"))),
         };
     }
     match unpack(progress) {
-        Ok(machine) => Ok(Done::Now(format!("{} and QEMU unpacked", described(&machine)))),
+        Ok(()) => Ok(Done::Now(format!("QEMU, {} unpacked", kernels()))),
         Err(error) if !required => {
-            Ok(Done::Was(format!("not to be had: {error:#}; tests in it are skipped")))
+            Ok(Done::Was(format!("not to be had: {error:#}; tests in them are skipped")))
         }
         Err(error) => Err(error),
     }
 }
 
-fn unpack(progress: &Progress) -> anyhow::Result<Machine> {
-    let suite = Suite::open(SUITE, progress)?;
-    let kernel = suite.first_dependency(KERNEL)?;
-    let packages: Vec<&str> = EMULATOR.into_iter().chain([kernel.as_str()]).collect();
-    suite.unpack(&packages, &root(), progress)?;
-    suite.close()?;
-    link_library_directory(&root())?;
-    machine().context("the unpacked emulator does not start")
+/// The kernels that are here, in words.
+fn kernels() -> String {
+    let releases: Vec<String> = GUESTS.iter().filter_map(kernel::find).map(|kernel| kernel.release).collect();
+    format!("Linux {}", releases.join(", "))
 }
 
-/// Packages of this suite still put some libraries into `/lib`, which is a link to `/usr/lib` on an installed system.
+fn unpack(progress: &Progress) -> anyhow::Result<()> {
+    if emulator().is_none() {
+        for (suite, packages) in SUITES {
+            apt::unpack_from_suite(packages, suite, &root(), progress)?;
+        }
+        link_library_directory(&root())?;
+        emulator().context("the unpacked emulator does not start")?;
+    }
+    for guest in GUESTS.iter().filter(|guest| kernel::find(guest).is_none()) {
+        let suite = Suite::open(guest.suite, progress)?;
+        kernel::unpack(guest, &suite, progress)?;
+        suite.close()?;
+    }
+    Ok(())
+}
+
+/// Packages of these suites still put some libraries into `/lib`, which is a link to `/usr/lib` on an installed system.
 fn link_library_directory(root: &Path) -> anyhow::Result<()> {
     let (from, to) = (root.join("lib/x86_64-linux-gnu"), root.join("usr/lib/x86_64-linux-gnu"));
     let Ok(entries) = fs::read_dir(&from) else { return Ok(()) };

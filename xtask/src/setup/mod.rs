@@ -4,13 +4,16 @@
 
 mod apt;
 pub mod bpf_toolchain;
+mod kernel;
 mod machine;
+mod modules;
 mod runtimes;
 mod tools;
 
 use crate::screen;
 
-pub use machine::{Machine, machine};
+pub use kernel::Kernel;
+pub use machine::{Emulator, machine};
 pub use runtimes::runtimes;
 pub use tools::{bpftool, reference_plugins};
 
@@ -27,7 +30,7 @@ pub enum Scope {
     Gate,
     /// The usual and what the dataplane is compared with.
     Comparing,
-    /// The usual and the virtual machine with an older kernel.
+    /// The usual and the virtual machines.
     Machine,
 }
 
@@ -47,7 +50,7 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
         screen::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
     }
     if matches!(scope, Scope::Testing | Scope::Gate | Scope::Machine) {
-        screen::step("virtual machine", |progress| machine::ensure(scope != Scope::Testing, progress))?;
+        screen::step("virtual machines", |progress| machine::ensure(scope != Scope::Testing, progress))?;
     }
     if matches!(scope, Scope::Fuzzing | Scope::Gate) {
         screen::step("C++ compiler", tools::ensure_cxx)?;

@@ -16,11 +16,8 @@ use crate::screen;
 pub(super) const MODULES: &str = "/modules/order";
 /// The tests to run, one in each line: what it is called, its executable, its arguments, between tabs.
 pub(super) const TESTS: &str = "/tests/list";
-/// Where the static executables under test are.
-pub(super) const DIST: &str = "/dist";
-/// How many times longer than elsewhere the tests may wait: processors are emulated, and the machine that does it has other
-/// work.
-const SLOWNESS: &str = "6";
+/// What the tests are told, one `NAME=value` in each line.
+pub(super) const VARIABLES: &str = "/tests/variables";
 /// The last line, without which something went wrong before.
 pub(super) const ENDED: &str = "guest: all tests were run";
 
@@ -57,6 +54,8 @@ fn prepare() -> anyhow::Result<()> {
 }
 
 fn run_tests() -> anyhow::Result<()> {
+    let variables = fs::read_to_string(VARIABLES).context(VARIABLES)?;
+    let variables: Vec<(&str, &str)> = variables.lines().filter_map(|line| line.split_once('=')).collect();
     for line in fs::read_to_string(TESTS).context(TESTS)?.lines() {
         let mut words = line.split('\t');
         let name = words.next().unwrap_or_default();
@@ -66,9 +65,7 @@ fn run_tests() -> anyhow::Result<()> {
         let status = Command::new(executable)
             .args(words)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("NETATTACH_DIST", DIST)
-            .env("NETATTACH_TEST_SLOWNESS", SLOWNESS)
-            .env("RUST_BACKTRACE", "1")
+            .envs(variables.iter().copied())
             .status()
             .with_context(|| format!("start {executable}"))?;
         if let Some(signal) = status.signal() {

@@ -1,0 +1,64 @@
+//! The virtual machines: which kernel each has, which devices, and which tests are run in it.
+
+/// Test executables with the tests taken from each, by parts of their names; none: all of them.
+pub type Tests = &'static [(&'static str, &'static [&'static str])];
+
+/// A virtual machine.
+#[derive(Debug)]
+pub struct Guest {
+    /// The Debian suite that its kernel is of, by which it is also called.
+    pub suite: &'static str,
+    /// The package that names the kernel of the day.
+    pub kernel: &'static str,
+    /// Modules that it loads besides those that every guest does.
+    modules: &'static [&'static str],
+    /// Its devices, as the emulator takes them.
+    pub devices: &'static [&'static str],
+    /// The reference plugins that its tests install.
+    pub plugins: &'static [&'static str],
+    /// What its tests are told.
+    pub variables: &'static [(&'static str, &'static str)],
+    /// What is run in it. An emulated machine is slow, so every test costs. None of these may find that it lacks something.
+    pub tests: Tests,
+}
+
+/// Every guest, in the order in which they are run.
+pub const GUESTS: [Guest; 1] = [OLDEST];
+
+/// The oldest kernel that a supported Debian runs. What matters is what differs by kernel: the verifier, the hooks, the
+/// links and their removal.
+const OLDEST: Guest = Guest {
+    suite: "bookworm",
+    // The same source as the usual one, with fewer drivers.
+    kernel: "linux-image-cloud-amd64",
+    modules: &["dummy"],
+    devices: &[],
+    plugins: &[],
+    variables: &[],
+    tests: &[
+        ("netlink", &[]),
+        (
+            "packets",
+            &[
+                "pins::the_verifier",
+                "pins::other_programs",
+                "sender::a_pod_speaks",
+                "policies::icmp_errors",
+                "fragments::later_fragments",
+            ],
+        ),
+        ("attach", &["del_needs_neither", "a_second_add"]),
+        ("policy_live", &["ingress_lets_in", "a_change_of_the_policy", "policies_stay_in_force"]),
+        ("restart", &["programs_and_maps"]),
+    ],
+};
+
+/// The modules that attachments, policies and the tests' own links use.
+const MODULES: [&str; 7] = ["veth", "bridge", "macvlan", "8021q", "sch_ingress", "cls_bpf", "sch_tbf"];
+
+impl Guest {
+    /// The modules that it loads when it starts, and what they need.
+    pub fn modules(&self) -> Vec<&'static str> {
+        MODULES.iter().chain(self.modules).copied().collect()
+    }
+}

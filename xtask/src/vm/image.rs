@@ -1,0 +1,147 @@
+//! What a guest has in its memory: test executables as cargo built them, the static executables under test, a few tools, and
+//! the libraries that these name.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+use serde_json::Value;
+
+use super::archive::Archive;
+use super::guests::Guest;
+use super::{Selection, guest};
+use crate::screen::Progress;
+use crate::setup::{self, Kernel};
+use crate::{child, dist};
+
+/// How many times longer than elsewhere tests may wait: processors are emulated, and the machine that does it has other
+/// work.
+const SLOWNESS: &str = "6";
+/// Where the static executables under test are.
+const DIST: &str = "/dist";
+/// Where the reference plugins are.
+const PLUGINS: &str = "/plugins";
+
+/// The archive that the guest's kernel unpacks as its first file system. `executables`: the directory of those under test.
+pub(super) fn pack(
+    guest: &Guest,
+    kernel: &Kernel,
+    selection: &Selection,
+    executables: &Path,
+    progress: &Progress,
+) -> anyhow::Result<Vec<u8>> {
+    progress.note("compile");
+    let tests = test_executables(selection)?;
+    let mut archive = Archive::default();
+    for directory in ["/proc", "/sys", "/dev", "/tmp", "/run", "/var/lib"] {
+        archive.directory(directory)?;
+    }
+    // Before anything is mounted, the first process speaks through this.
+    archive.device("/dev/console", 5, 1)?;
+    let mut order = String::new();
+    for module in &kernel.modules {
+        let path = format!("/modules/{}", module.file_name().unwrap_or_default().to_string_lossy());
+        archive.copy(module, &path)?;
+        order.push_str(&format!("{path}\n"));
+    }
+    archive.file(guest::MODULES, order.as_bytes())?;
+
+    let mut list = String::new();
+    for ((name, filters), executable) in selection.iter().zip(&tests) {
+        let path = format!("/tests/{name}");
+        with_libraries(&mut archive, executable, &path)?;
+        list.push_str(&format!("{name} on Linux {}\t{path}", kernel.release));
+        filters.iter().for_each(|part| list.push_str(&format!("\t{part}")));
+        list.push('\n');
+    }
+    archive.file(guest::TESTS, list.as_bytes())?;
+
+    for executable in dist::names() {
+        with_libraries(&mut archive, &executables.join(executable), &format!("{DIST}/{executable}"))?;
+    }
+    for plugin in guest.plugins {
+        let path = setup::reference_plugins().join(plugin);
+        with_libraries(&mut archive, &path, &format!("{PLUGINS}/{plugin}"))?;
+    }
+    for tool in ["ip", "tc"] {
+        let path = child::find(tool).with_context(|| format!("{tool} is not installed"))?;
+        with_libraries(&mut archive, &path, &format!("/usr/sbin/{tool}"))?;
+    }
+    archive.file(guest::VARIABLES, variables(guest).as_bytes())?;
+    with_libraries(&mut archive, &guest_executable()?, "/init")?;
+    archive.finish()
+}
+
+/// What the tests are told, one `NAME=value` in each line.
+fn variables(guest: &Guest) -> String {
+    let usual = [("NETATTACH_DIST", DIST), ("NETATTACH_TEST_SLOWNESS", SLOWNESS), ("RUST_BACKTRACE", "1")];
+    let plugins = (!guest.plugins.is_empty()).then_some(("NETATTACH_REFERENCE_PLUGINS", PLUGINS));
+    let all = usual.into_iter().chain(plugins).chain(guest.variables.iter().copied());
+    all.map(|(name, value)| format!("{name}={value}\n")).collect()
+}
+
+/// The test executables of the selection, built.
+fn test_executables(selection: &Selection) -> anyhow::Result<Vec<PathBuf>> {
+    let mut cargo = child::cargo();
+    cargo.args(["test", "--package", "netattach-tests", "--no-run", "--message-format", "json"]);
+    for (name, _) in selection {
+        cargo.args(["--test", name]);
+    }
+    let output = child::stdout_of(&mut cargo).context("build the tests")?;
+    let artifacts: Vec<Value> =
+        String::from_utf8_lossy(&output).lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let path_of = |name: &String| {
+        let built =
+            artifacts.iter().find(|it| it["target"]["name"] == **name && it["executable"].is_string());
+        let path = built.and_then(|it| it["executable"].as_str());
+        Ok(PathBuf::from(path.with_context(|| format!("cargo built no test {name}"))?))
+    };
+    selection.iter().map(|(name, _)| path_of(name)).collect()
+}
+
+/// The first process, built as xtask itself was.
+fn guest_executable() -> anyhow::Result<PathBuf> {
+    let mut cargo = child::cargo();
+    cargo.args(["build", "--package", "xtask", "--bin", "guest", "--message-format", "json"]);
+    let output = child::stdout_of(&mut cargo).context("build the guest's first process")?;
+    let path = String::from_utf8_lossy(&output)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .find_map(|artifact| Some(artifact["executable"].as_str()?.to_owned()));
+    Ok(path.context("cargo built no executable")?.into())
+}
+
+/// Adds an executable and the libraries that it names, where the dynamic loader finds them.
+fn with_libraries(archive: &mut Archive, executable: &Path, to: &str) -> anyhow::Result<()> {
+    archive.copy(executable, to)?;
+    // A static executable has none, and `ldd` says so by failing.
+    let libraries = child::ask(Command::new("ldd").arg(executable)).unwrap_or_default();
+    for library in libraries.lines().filter_map(library_in) {
+        archive.copy(Path::new(library), library)?;
+    }
+    Ok(())
+}
+
+/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)`, `/lib64/ld-linux-x86-64.so.2 (0x...)`.
+fn library_in(line: &str) -> Option<&str> {
+    let path = line.rsplit_once(" => ").map_or(line, |(_, path)| path).trim();
+    path.starts_with('/').then(|| path.split(" (").next().unwrap_or(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_from_what_the_loader_says() {
+        let table = [
+            ("\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f53eae82000)", Some("/lib/x/libc.so.6")),
+            ("\t/lib64/ld-linux-x86-64.so.2 (0x00007f53eb20d000)", Some("/lib64/ld-linux-x86-64.so.2")),
+            ("\tlinux-vdso.so.1 (0x00007ffd)", None),
+            ("\tlibx.so => not found", None),
+        ];
+        for (line, expected) in table {
+            assert_eq!(library_in(line), expected, "{line:?}");
+        }
+    }
+}
