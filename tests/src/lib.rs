@@ -12,6 +12,7 @@ pub mod privilege;
 pub mod raw;
 pub mod runtime;
 pub mod snapshot;
+pub mod sriov;
 pub mod tools;
 pub mod traffic;
 pub mod wires;

@@ -42,6 +42,16 @@ impl Namespace {
         Ok(Self { netns, path, release: Some(release), keeper: Some(keeper) })
     }
 
+    /// The one that this process runs in, which stays.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn of_this_process() -> Result<Self> {
+        let process = std::process::id();
+        let path = PathBuf::from(format!("/proc/{process}/task/{process}/ns/net"));
+        Ok(Self { netns: Netns::open(&path)?, path, release: None, keeper: None })
+    }
+
     /// The namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns

@@ -92,10 +92,15 @@ impl Node {
     /// # Errors
     /// The node cannot be made.
     pub fn new(manifests: &[Value]) -> Result<Self> {
+        Self::within(Namespace::new()?, manifests)
+    }
+
+    /// The same in that namespace.
+    pub(crate) fn within(namespace: Namespace, manifests: &[Value]) -> Result<Self> {
         mount_bpffs()?;
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let node = Self {
-            namespace: Namespace::new()?,
+            namespace,
             dir: tempfile::Builder::new().prefix("netattach-node-").tempdir()?,
             bpffs: Path::new(BPFFS).join(format!("netattach-test-{}-{number}", std::process::id())),
             settings: serde_json::Map::new(),

@@ -10,7 +10,7 @@
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
 //! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
-//! | [`vm`] | selections of the tests in virtual machines |
+//! | [`vm`] | selections of the tests in virtual machines: an older kernel, a card with VFs |
 //! | [`demo`] | what netattach does, as a story in eight steps |
 //! | [`bench`] | attachment latency, measured beside its alternatives |
 

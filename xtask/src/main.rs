@@ -41,9 +41,9 @@ enum Verb {
         #[arg(long)]
         ci: bool,
     },
-    /// Set up, build and run selections of the tests in virtual machines: under Debian 12's Linux 6.1
+    /// Set up, build and run selections of the tests in virtual machines: under Debian 12's Linux 6.1, and on VFs
     Vm {
-        /// Run this machine only, by the Debian suite of its kernel: bookworm
+        /// Run this machine only, by the Debian suite of its kernel: bookworm or trixie
         #[arg(long, value_name = "SUITE")]
         guest: Option<String>,
         /// Run this test executable only, with all of its tests

@@ -5,6 +5,7 @@
 
 mod levels;
 mod lifecycle;
+mod sriov;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +21,7 @@ use netattach_tests::manifest::{NAMESPACE, annotated, network, pod, policy};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
-use netattach_tests::snapshot::Snapshot;
+use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::tools;
 use netattach_tests::traffic::{Conversation, Echo, PATIENCE, SILENCE, connects, eventually, ping};
 use netattach_tests::wires::{BEYOND, Wires, install};

@@ -23,7 +23,7 @@ pub struct Guest {
 }
 
 /// Every guest, in the order in which they are run.
-pub const GUESTS: [Guest; 1] = [OLDEST];
+pub const GUESTS: [Guest; 2] = [OLDEST, SRIOV];
 
 /// The oldest kernel that a supported Debian runs. What matters is what differs by kernel: the verifier, the hooks, the
 /// links and their removal.
@@ -51,6 +51,30 @@ const OLDEST: Guest = Guest {
         ("policy_live", &["ingress_lets_in", "a_change_of_the_policy", "policies_stay_in_force"]),
         ("restart", &["programs_and_maps"]),
     ],
+};
+
+/// Two network cards with SR-IOV (Intel 82576) on one wire, and a kernel with tcx links: for VFs.
+const SRIOV: Guest = Guest {
+    suite: "trixie",
+    kernel: "linux-image-amd64",
+    modules: &["igb", "igbvf"],
+    devices: &[
+        "-device",
+        "pcie-root-port,id=port1,chassis=1,slot=1",
+        "-netdev",
+        "hubport,id=wire1,hubid=0",
+        "-device",
+        "igb,bus=port1,netdev=wire1,mac=02:00:00:00:01:00",
+        "-device",
+        "pcie-root-port,id=port2,chassis=2,slot=2",
+        "-netdev",
+        "hubport,id=wire2,hubid=0",
+        "-device",
+        "igb,bus=port2,netdev=wire2,mac=02:00:00:00:02:00",
+    ],
+    plugins: &["host-device", "host-local"],
+    variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
+    tests: &[("in_pod", &["sriov::"])],
 };
 
 /// The modules that attachments, policies and the tests' own links use.
