@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::source::documents::{yaml, yaml_documents};
 
 fn crd() -> Value {
     let text = include_str!("../../../deploy/network-attachment-definition.yaml");

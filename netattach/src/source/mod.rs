@@ -1,14 +1,17 @@
 //! Where pods, networks and policies come from.
 //!
 //! A [`Source`] keeps one immutable snapshot of everything it knows ([`objects`]) and replaces it as a whole, so
-//! that a reader never sees half of a change. [`files`] reads a directory of manifests, whose single objects
-//! `manifest` understands and `catalogue` puts together; a source that watches the Kubernetes API gives the same snapshot.
+//! that a reader never sees half of a change. [`files`] reads a directory of manifests, whose text `documents` takes apart, whose
+//! single objects `manifest` understands and `catalogue` puts together; a source that watches the Kubernetes API gives the same snapshot.
 
 mod catalogue;
+mod documents;
 pub mod files;
 mod manifest;
 pub mod objects;
 mod plain_yaml;
+mod pods;
+mod policies;
 mod powers;
 mod tree;
 mod version;

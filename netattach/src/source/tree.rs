@@ -10,8 +10,10 @@ use std::time::SystemTime;
 use serde_json::Value;
 
 use super::catalogue::{Catalogue, Contents};
+use super::documents::{json_documents, yaml, yaml_documents};
 use super::manifest::{self, Key, ManifestError, Object};
 use super::objects::{Objects, Problem};
+use super::policies::{policy, yaml_policy};
 use super::version::Version;
 use super::watched::Touched;
 use crate::report::Chain;
@@ -283,15 +285,15 @@ fn parse(path: &Path, text: &str) -> Contents {
         Err(error) => vec![Err(error)],
     };
     if extension(path) == "json" {
-        match manifest::policy(text) {
+        match policy(text) {
             Some(policy) => take(0, vec![Ok(policy)]),
-            None => manifest::json_documents(text).enumerate().for_each(|(index, it)| take(index, read(it))),
+            None => json_documents(text).enumerate().for_each(|(index, it)| take(index, read(it))),
         }
     } else {
-        for (index, document) in manifest::yaml_documents(text).enumerate() {
-            match manifest::yaml_policy(document) {
+        for (index, document) in yaml_documents(text).enumerate() {
+            match yaml_policy(document) {
                 Some(policy) => take(index, vec![Ok(policy)]),
-                None => take(index, read(manifest::yaml(document))),
+                None => take(index, read(yaml(document))),
             }
         }
     }
