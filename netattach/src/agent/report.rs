@@ -16,10 +16,11 @@ use crate::observe::{Event, Observer};
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result, vantage};
 use crate::policy::compile::Subject;
 use crate::policy::dump::Dump;
+use crate::policy::error::EnforceError;
 use crate::policy::explain::{Path, Question};
 use crate::policy::level::{Enforcement, Level};
 use crate::policy::model::PolicyName;
-use crate::policy::sync::{EnforceError, Enforcer};
+use crate::policy::sync::Enforcer;
 use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, FastPath, FastPathCount,

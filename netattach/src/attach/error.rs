@@ -12,7 +12,7 @@ use crate::netlink;
 use crate::netns::NetnsError;
 use crate::plan::AttachmentPlan;
 use crate::plan::routing::NotOnLink;
-use crate::policy::sync::EnforceError;
+use crate::policy::error::EnforceError;
 use crate::policy::unenforced::Unenforceable;
 use crate::report::Chain;
 use crate::sysctl::SysctlError;

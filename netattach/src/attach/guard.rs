@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{Attached, Enforce, StepError};
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Output, Plan, Step, StepRef, result, vantage};
+use crate::policy::error::EnforceError;
 use crate::policy::guarded::Guarded;
-use crate::policy::sync::EnforceError;
 use crate::report::Chain;
 
 /// What the dataplane has to know of a sandbox: one for each attachment that it judges.

@@ -44,8 +44,8 @@ use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Record};
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Output, PodRef, StepRef, Vantage};
+use crate::policy::error::EnforceError;
 use crate::policy::guarded::Guarded;
-use crate::policy::sync::EnforceError;
 use crate::policy::unenforced::Unenforceable;
 
 /// What a node offers to every attachment. Shared by all operations.

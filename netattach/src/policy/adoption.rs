@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 
 use super::diff::Assignment;
+use super::error::EnforceError;
 use super::guarded::Guarded;
 use super::hooks::{self, Found};
-use super::sync::{DENY_ALL, EnforceError, Enforcer, State};
+use super::sync::{DENY_ALL, Enforcer, State};
 use crate::bpf::{self, Device};
 use crate::netlink::Handle;
 use crate::plan::When;

@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::diff::Assignment;
+use super::error::EnforceError;
 use super::guarded::{Guarded, PodDevice};
 use super::hooks::{self, AttachMode};
 use super::level::{Enforcement, Level, Means, enforcement};
-use super::sync::{EnforceError, Enforcer, State};
+use super::sync::{Enforcer, State};
 use crate::bpf::{Dataplane, Device, Hook as Way, Program};
 use crate::netlink::{Filter, Handle, Hook};
 use crate::netns::within;

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use super::error::EnforceError;
 use super::index::{Endpoint, Place};
 use super::passage::Limited;
-use super::sync::EnforceError;
 use crate::bpf::{Attachment, Checks, Device, Limits, OnParent, Rate};
 use crate::fast::{Member, Reason};
 use crate::link::spec::{self, MacvlanMode, Pace};

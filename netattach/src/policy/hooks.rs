@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use serde::{Deserialize, Serialize};
 
-use super::sync::EnforceError;
+use super::error::EnforceError;
 use crate::bpf::{self, Dataplane, Running};
 use crate::netlink::{self, DevicePrograms, Handle, Hook};
 

@@ -1,4 +1,4 @@
-//! MultiNetworkPolicy: model, selection, compilation to classes. Pure up to `sync` and `hooks`.
+//! MultiNetworkPolicy: model, selection, compilation to classes. Pure up to what acts on the dataplane: `sync` and its parts, `hooks`.
 //!
 //! An object is read into a [`model`] by [`manifest`], with what is wrong with it said item by item; [`index`]
 //! knows who is selected and which addresses are meant; [`compiler`] turns that by [`compile`] into the lookup tables of
@@ -15,10 +15,12 @@ pub mod compiler;
 mod delegated;
 pub mod diff;
 pub mod dump;
+pub mod error;
 pub mod evaluate;
 pub mod explain;
 pub mod guarded;
 pub mod hooks;
+pub mod in_force;
 pub mod index;
 mod keyed;
 pub mod level;
@@ -34,3 +36,4 @@ pub mod sync;
 mod tables;
 mod traffic;
 pub mod unenforced;
+mod upkeep;

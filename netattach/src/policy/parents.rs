@@ -9,9 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netattach_common::parent::place;
 
+use super::error::EnforceError;
 use super::guarded::{Guarded, PodDevice};
 use super::hooks::AttachMode;
-use super::sync::EnforceError;
 use crate::bpf::{Dataplane, Device, Hook as Way, OnParent, Parent, Program};
 use crate::netlink::{Filter, Handle, Hook};
 use crate::netns::Netns;

@@ -2,32 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::compile::{Condition, Desired, Options};
-use super::compiled::RuleFlows;
 use super::compiler::Compiler;
 use super::delegated::Turn;
 use super::diff::{Assignment, PolicyId, Programmed};
-use super::dump::{Dump, dump};
-use super::explain::{Path, Question, View, explain};
+use super::error::EnforceError;
 use super::guarded::{Guarded, Whereabouts};
 use super::hooks::{self, AttachModes};
 use super::index::Endpoint;
-use super::level::Level;
-use super::model::PolicyName;
 use super::parents::Parents;
 use super::passage::Passage;
 use super::programming::Change;
 use super::unenforced::{self, Demand, Unenforceable};
 use crate::attach::Enforce;
-use crate::bpf::{self, BpfError, Dataplane, Device, FlowTable, Records};
-use crate::fast::{FastPaths, KeepError};
+use crate::bpf::{self, Dataplane, Device, FlowTable};
+use crate::fast::FastPaths;
 use crate::link::spec::Pace;
-use crate::netlink::{self, Handle};
-use crate::netns::{Netns, NetnsError};
+use crate::netlink::Handle;
+use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, PodRef, Vantage, When};
 use crate::report::Chain;
 use crate::source::Source;
@@ -35,63 +31,6 @@ use crate::source::Source;
 /// A policy number without entries, so that it allows nothing: what an isolated attachment is under when its own
 /// policy does not fit into the maps.
 pub(super) const DENY_ALL: PolicyId = PolicyId::MAX;
-
-/// Why an attachment could not be put under its policies.
-#[derive(Debug, thiserror::Error)]
-pub enum EnforceError {
-    /// A map or a program.
-    #[error("dataplane")]
-    Bpf(#[from] BpfError),
-    /// The fast path.
-    #[error("fast path")]
-    Fast(#[from] KeepError),
-    /// A filter.
-    #[error("attach programs")]
-    Netlink(#[from] netlink::Error),
-    /// A namespace.
-    #[error(transparent)]
-    Netns(#[from] NetnsError),
-    /// No netlink socket.
-    #[error(transparent)]
-    Open(#[from] netlink::OpenError),
-    /// The interface in the pod has no Ethernet address to verify.
-    #[error("interface {0} has no Ethernet address")]
-    NoMac(String),
-    /// Nothing on the node sees what the interface sends and receives.
-    #[error("interface {0} has no end and no parent on the node")]
-    NoDevice(String),
-    /// A filter has no room for the attachment's number.
-    #[error("attachment number {0} is more than a filter can hold")]
-    NoClass(u32),
-    /// The namespace that the interface is in is another one by now, or none.
-    #[error("the pod's network namespace is gone")]
-    PodGone,
-}
-
-impl EnforceError {
-    /// Whether that is because the interface has gone meanwhile.
-    pub(super) fn is_of_a_device_that_is_gone(&self) -> bool {
-        match self {
-            Self::PodGone => true,
-            Self::Netlink(error) => error.not_found(),
-            Self::Bpf(error) => error.is_of_a_device_that_is_gone(),
-            _ => false,
-        }
-    }
-}
-
-/// One row of a report.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InForce {
-    /// Number of the attachment.
-    pub id: u32,
-    /// Policy number for what comes in; `None`: not isolated.
-    pub ingress: Option<PolicyId>,
-    /// Policy number for what goes out; `None`: not isolated.
-    pub egress: Option<PolicyId>,
-    /// The policies that select it.
-    pub policies: Vec<PolicyName>,
-}
 
 /// The dataplane, the policies in it, and the attachments under them.
 pub struct Enforcer {
@@ -106,8 +45,9 @@ pub struct Enforcer {
     /// Whether programs can tell from which namespace's socket a frame came.
     pub(super) knows_senders: bool,
     pub(super) turn: Turn,
-    demand: Demand,
-    put_back: AtomicU64,
+    pub(super) demand: Demand,
+    /// How often programs were put back.
+    pub(super) put_back: AtomicU64,
     state: Mutex<State>,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
@@ -236,7 +176,7 @@ impl Enforcer {
     }
 
     /// The attachment as the dataplane gets it.
-    fn applied(&self, guarded: &Guarded) -> bpf::Attachment {
+    pub(super) fn applied(&self, guarded: &Guarded) -> bpf::Attachment {
         self.passage.applied_to(&guarded.attachment, guarded.limited.as_ref())
     }
 
@@ -303,96 +243,6 @@ impl Enforcer {
         Ok(self.take_out(&mut self.lock(), unread)?)
     }
 
-    /// What is missing of an attachment's enforcement, in words.
-    ///
-    /// # Errors
-    /// A map or the device's filters could not be read.
-    pub fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
-        let Guarded { id, device, .. } = guarded;
-        if *device == Device::Nowhere {
-            return Ok(None);
-        }
-        if let Some(difference) = self.dataplane.difference(*id, device, &self.applied(guarded))? {
-            return Ok(Some(difference));
-        }
-        {
-            let state = self.lock();
-            let ids = self.dataplane.policy(*id)?;
-            let found = Assignment { ingress: ids.ingress, egress: ids.egress };
-            let wanted = state.programmed.endpoints.get(id).copied().unwrap_or_default();
-            if found != wanted {
-                return Ok(Some(format!("attachment {id} is under other policies in the dataplane")));
-            }
-        }
-        if let Some(on) = guarded.on_parent() {
-            return self.parents.missing(&self.dataplane, on.parent, host);
-        }
-        let index = device.index();
-        if let Some(missing) = self.missing(guarded, host)? {
-            return Ok(Some(missing));
-        }
-        if let Some(pace) = guarded.host_pace().filter(|_| self.passage.paced)
-            && host.find_pace(index)? != Some((pace.rate, pace.queue))
-        {
-            return Ok(Some(format!("device {index} does not send at the attachment's rate")));
-        }
-        Ok(None)
-    }
-
-    /// Puts the programs back where somebody has taken them off an attachment's device, and says whether it did.
-    ///
-    /// # Errors
-    /// The device's filters could not be read, or the kernel refused a program.
-    pub fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError> {
-        let device = guarded.host_index();
-        if guarded.on_parent().is_some() {
-            if !self.parents.restore(&self.dataplane, guarded.id, host)? {
-                return Ok(false);
-            }
-        } else if self.is_waiting(guarded.id) {
-            return self.begin_if_due(guarded.id);
-        } else if !self.run_again(guarded, host)? {
-            return Ok(false);
-        }
-        self.put_back.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(device, attachment = guarded.id, "somebody took programs off a device; put back");
-        Ok(true)
-    }
-
-    /// How often programs were put back since the agent's start.
-    pub fn put_back(&self) -> u64 {
-        self.put_back.load(Ordering::Relaxed)
-    }
-
-    /// What is missing of what all attachments share, in words.
-    ///
-    /// # Errors
-    /// The pins cannot be looked at.
-    pub fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
-        Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
-    }
-
-    /// Counters of an attachment.
-    ///
-    /// # Errors
-    /// The map could not be read.
-    pub fn stats(&self, id: u32) -> Result<bpf::Stats, EnforceError> {
-        Ok(self.dataplane.stats(id)?)
-    }
-
-    /// What the programs tell about packets.
-    ///
-    /// # Errors
-    /// The map could not be opened.
-    pub fn records(&self) -> Result<Records, EnforceError> {
-        Ok(self.dataplane.records()?)
-    }
-
-    /// The flow table.
-    pub fn flows(&self) -> &FlowTable {
-        &self.flows
-    }
-
     /// Goes on with the pass over the flow table, where there can be flows. `true` when it is at its end.
     ///
     /// # Errors
@@ -408,95 +258,6 @@ impl Enforcer {
             self.flows.nothing_isolated();
         }
         Ok(whole)
-    }
-
-    /// How many flows each rule in force has allowed.
-    ///
-    /// # Errors
-    /// The map could not be read.
-    pub fn rule_flows(&self) -> Result<Vec<RuleFlows>, EnforceError> {
-        let policies = self.lock().programmed.policies.clone();
-        let counted = self.dataplane.rule_flows()?;
-        let mut rows = Vec::new();
-        for (policy, compiled) in policies {
-            let flows_of =
-                |rule| counted.get(&policy).and_then(|rules| rules.get(rule)).copied().unwrap_or(0);
-            rows.extend(compiled.rules.iter().map(|(rule, text)| RuleFlows {
-                policy,
-                rule: *rule,
-                text: text.to_string(),
-                flows: flows_of(rule),
-            }));
-        }
-        Ok(rows)
-    }
-
-    /// How programs are attached.
-    pub fn attach_modes(&self) -> AttachModes {
-        self.modes
-    }
-
-    /// What is in force.
-    pub fn in_force(&self) -> Vec<InForce> {
-        let state = self.lock();
-        let some = |id: PolicyId| Some(id).filter(|id| *id != 0);
-        let row = |(id, assignment): (&u32, &Assignment)| InForce {
-            id: *id,
-            ingress: some(assignment.ingress),
-            egress: some(assignment.egress),
-            policies: state
-                .desired
-                .endpoints
-                .get(id)
-                .map(|policy| policy.policies.clone())
-                .unwrap_or_default(),
-        };
-        state.programmed.endpoints.iter().map(row).collect()
-    }
-
-    /// What the last change took that made a difference to any attachment; `None` before the first.
-    pub fn last_change(&self) -> Option<Change> {
-        self.lock().last_change
-    }
-
-    /// The policies that select an attachment.
-    pub fn selecting(&self, pod: Option<&PodRef>, attachment: &AttachmentPlan) -> Vec<PolicyName> {
-        unenforced::selected(&self.source.snapshot(), self.options.network_policy, pod, attachment)
-    }
-
-    /// The lowest level that is accepted where a policy selects an attachment.
-    pub fn least(&self, attachment: &AttachmentPlan) -> Level {
-        let demand = unenforced::demand(&self.source.snapshot(), attachment, self.demand);
-        // A word that there is not has failed the ADD, or was written since.
-        demand.map_or(Level::None, |(demand, _)| demand.least())
-    }
-
-    /// What authors of policies should know.
-    pub fn conditions(&self) -> Vec<Condition> {
-        let state = self.lock();
-        state.desired.conditions.iter().chain(&state.over_capacity).cloned().collect()
-    }
-
-    /// Why traffic passes or does not.
-    pub fn explain(&self, question: &Question) -> Vec<Path> {
-        let state = self.lock();
-        let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
-        let objects = self.source.snapshot();
-        let limited = self.limited(&objects, &state).into_iter().collect();
-        let view = View {
-            objects: &objects,
-            limited: &limited,
-            endpoints: &endpoints,
-            programmed: &state.programmed,
-            desired: &state.desired,
-            passage: self.passage,
-        };
-        explain(&view, question)
-    }
-
-    /// Compiled policies as they are in the maps; see [`dump`].
-    pub fn dump(&self, wanted: Option<&str>) -> Vec<Dump> {
-        dump(&self.lock().programmed, wanted)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,0 +1,81 @@
+//! Whether attachments are enforced as they should be, and putting programs back where somebody has taken them off.
+
+use std::sync::atomic::Ordering;
+
+use super::diff::Assignment;
+use super::error::EnforceError;
+use super::guarded::Guarded;
+use super::sync::Enforcer;
+use crate::bpf::Device;
+use crate::netlink::Handle;
+
+impl Enforcer {
+    /// What is missing of an attachment's enforcement, in words.
+    ///
+    /// # Errors
+    /// A map or the device's filters could not be read.
+    pub fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
+        let Guarded { id, device, .. } = guarded;
+        if *device == Device::Nowhere {
+            return Ok(None);
+        }
+        if let Some(difference) = self.dataplane.difference(*id, device, &self.applied(guarded))? {
+            return Ok(Some(difference));
+        }
+        {
+            let state = self.lock();
+            let ids = self.dataplane.policy(*id)?;
+            let found = Assignment { ingress: ids.ingress, egress: ids.egress };
+            let wanted = state.programmed.endpoints.get(id).copied().unwrap_or_default();
+            if found != wanted {
+                return Ok(Some(format!("attachment {id} is under other policies in the dataplane")));
+            }
+        }
+        if let Some(on) = guarded.on_parent() {
+            return self.parents.missing(&self.dataplane, on.parent, host);
+        }
+        let index = device.index();
+        if let Some(missing) = self.missing(guarded, host)? {
+            return Ok(Some(missing));
+        }
+        if let Some(pace) = guarded.host_pace().filter(|_| self.passage.paced)
+            && host.find_pace(index)? != Some((pace.rate, pace.queue))
+        {
+            return Ok(Some(format!("device {index} does not send at the attachment's rate")));
+        }
+        Ok(None)
+    }
+
+    /// Puts the programs back where somebody has taken them off an attachment's device, and says whether it did.
+    ///
+    /// # Errors
+    /// The device's filters could not be read, or the kernel refused a program.
+    pub fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError> {
+        let device = guarded.host_index();
+        if guarded.on_parent().is_some() {
+            if !self.parents.restore(&self.dataplane, guarded.id, host)? {
+                return Ok(false);
+            }
+        } else if self.is_waiting(guarded.id) {
+            return self.begin_if_due(guarded.id);
+        } else if !self.run_again(guarded, host)? {
+            return Ok(false);
+        }
+        self.put_back.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(device, attachment = guarded.id, "somebody took programs off a device; put back");
+        Ok(true)
+    }
+
+    /// How often programs were put back since the agent's start.
+    pub fn put_back(&self) -> u64 {
+        self.put_back.load(Ordering::Relaxed)
+    }
+
+    /// What is missing of what all attachments share, in words.
+    ///
+    /// # Errors
+    /// The pins cannot be looked at.
+    pub fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
+        Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
+    }
+}
