@@ -61,7 +61,7 @@ fn run_tests() -> anyhow::Result<()> {
         let name = words.next().unwrap_or_default();
         let executable = words.next().context("a test without an executable")?;
         // As cargo writes it, so that whoever adds the tests up reads it as cargo's.
-        screen::line(&format!("     Running {name} (guest/{name}-0)"));
+        screen::line(&format!("     Running tests/{name} (guest/{name}-0)"));
         let status = Command::new(executable)
             .args(words)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")

@@ -1,0 +1,164 @@
+//! `cargo xtask test`: everything that can be proved on this machine, and one line that sums it up.
+//!
+//! Tests make network namespaces and load BPF, which takes root. Called by anyone else, everything is still
+//! built as that user, and only the test executables run through sudo.
+
+mod again;
+mod tally;
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+pub use self::tally::Count;
+pub(crate) use self::{
+    again::is_success,
+    tally::{Failure, SKIPPED, Tally, failures_in},
+};
+
+use crate::setup::Scope;
+use crate::{child, dist, fuzz, screen, setup, tree, vm};
+
+/// Fuzzing time for all targets together when this runs as the gate.
+const FUZZ_SECONDS: u32 = 60;
+/// Tests with this in their names need a card that only a virtual machine has, see [`vm::guests`].
+const ONLY_IN_GUESTS: &str = "sriov::";
+
+/// Sets up, builds, tests; with `ci` also fuzzes. The last line on standard output is the sum.
+///
+/// # Errors
+/// Anything that could not be prepared, or that some test failed.
+pub fn run(ci: bool) -> anyhow::Result<()> {
+    setup::run(if ci { Scope::Gate } else { Scope::Testing })?;
+    dist::build()?;
+    let mut total = workspace()?;
+    total += by_tcx()?;
+    total += vm::tests()?;
+    if ci {
+        screen::heading("fuzz");
+        total += fuzz::run_all(FUZZ_SECONDS)?;
+    }
+    screen::line(&total.to_string());
+    if !is_success(total) {
+        bail!("tests failed");
+    }
+    Ok(())
+}
+
+/// Everything.
+fn workspace() -> anyhow::Result<Count> {
+    screen::heading("test");
+    screen::step("compile", |progress| {
+        child::run(child::cargo().args(["test", "--workspace", "--no-run"]), progress)?;
+        Ok(screen::Done::Was(String::new()))
+    })?;
+    tests(&["--workspace"], &variables())
+}
+
+/// What attaches programs, once more with agents that attach them by tcx where a test does not say.
+fn by_tcx() -> anyhow::Result<Count> {
+    screen::heading("test with programs attached by tcx");
+    let selection = ["policy_live", "restart", "gc"].into_iter().flat_map(|name| ["--test", name]);
+    let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(selection).collect();
+    let tcx = ("NETATTACH_ATTACH", PathBuf::from("tcx"));
+    tests(&selection, &variables().into_iter().chain([tcx]).collect::<Vec<_>>())
+}
+
+/// Runs a selection of the tests, and then each live test that failed once more, alone.
+fn tests(selection: &[&str], variables: &[(&str, PathBuf)]) -> anyhow::Result<Count> {
+    let runner = runner(variables)?;
+    let mut cargo = child::cargo();
+    cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
+    cargo.envs(variables.iter().cloned());
+    if !runner.is_empty() {
+        let runner = serde_json::to_string(&runner).context("spell the test runner")?;
+        // An array of JSON strings is also an array of TOML strings.
+        cargo.arg("--config").arg(format!("target.{}.runner={runner}", dist::host_triple()?));
+    }
+    cargo.args(["--", "--skip", ONLY_IN_GUESTS]);
+    let tally = watched(&mut cargo, Tally::default())?;
+    settle(&tally, |Failure { executable, path, test }| {
+        // Not through cargo, which may take it for another selection and build it anew.
+        let path = tree::root().join(path);
+        let mut words = runner.iter().map(OsStr::new).chain([path.as_os_str()]);
+        let mut alone = Command::new(words.next().context("there is an executable")?);
+        alone.args(words).args(["--exact", test]).envs(variables.iter().cloned());
+        alone.current_dir(tree::root().join("tests"));
+        let total = watched(&mut alone, Tally::of(executable))?.total();
+        Ok(total == Count { passed: 1, ..Count::default() })
+    })
+}
+
+/// The sum once every live test that failed had another try by `passes`; says what came of it.
+///
+/// # Errors
+/// Those of `passes`.
+pub(crate) fn settle(
+    tally: &Tally,
+    mut passes: impl FnMut(&Failure) -> anyhow::Result<bool>,
+) -> anyhow::Result<Count> {
+    again::settle(tally, |failure| {
+        let passed = passes(failure)?;
+        let verdict =
+            if passed { "unsteady: it passes when it runs again, alone" } else { "fails alone too" };
+        screen::line(&format!("  {failure}: {verdict}"));
+        Ok(passed)
+    })
+}
+
+/// Runs tests, prints how they end, and what those said that failed.
+fn watched(command: &mut Command, mut tally: Tally) -> anyhow::Result<Tally> {
+    let (output, success, status) = child::watch(command, |line| {
+        if line.starts_with(SKIPPED) {
+            screen::line(&format!("  {line}"));
+        }
+        if let Some(finished) = tally.read(line) {
+            finished.print();
+        }
+    })
+    .context("run the tests")?;
+    if let Some(died) = tally.end() {
+        died.print();
+    }
+    if !success && tally.total().failed == 0 {
+        // Not a test's verdict but cargo's: show all there is.
+        bail!("the tests could not be run ({status}):\n{}", tree::without_local_paths(&output));
+    }
+    if tally.total().failed > 0 {
+        screen::line(&tree::without_local_paths(&failures_in(&output)));
+    }
+    Ok(tally)
+}
+
+/// What tests are told: where the executables under test are, and what they are tested with.
+fn variables() -> [(&'static str, PathBuf); 3] {
+    [
+        ("NETATTACH_DIST", tree::dist()),
+        ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
+        ("NETATTACH_RUNTIMES", setup::runtimes()),
+    ]
+}
+
+/// What runs test executables as root when this process is not: the words before theirs.
+fn runner(variables: &[(&str, PathBuf)]) -> anyhow::Result<Vec<String>> {
+    if child::is_root() {
+        return Ok(Vec::new());
+    }
+    let stuck = |problem: &str| screen::Stuck::new(problem, "run `cargo xtask test` as root");
+    if child::find("sudo").is_none() {
+        bail!(stuck("the tests need root for network namespaces and BPF, and there is no sudo"));
+    }
+    // Asked before anything runs, while a person may still be looking at the terminal.
+    let granted = Command::new("sudo").arg("-v").status().is_ok_and(|status| status.success());
+    if !granted {
+        bail!(stuck("the tests need root for network namespaces and BPF, and sudo refused"));
+    }
+    screen::line("  the tests need root for network namespaces and BPF: their executables run through sudo");
+    let kept = ["CARGO_MANIFEST_DIR", "RUST_BACKTRACE", "PATH", "CI"];
+    let kept = kept.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
+    let told = variables.iter().map(|(name, path)| format!("{name}={}", path.display()));
+    Ok(["sudo", "-n", "--", "env"].map(str::to_owned).into_iter().chain(kept).chain(told).collect())
+}
