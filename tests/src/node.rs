@@ -35,7 +35,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 const BPFFS_MAGIC: u64 = 0xcafe_4a11;
 /// An agent that takes longer to get ready is taken as hung.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
 

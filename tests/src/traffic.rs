@@ -13,9 +13,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sock
 
 use crate::Namespace;
 
-/// How long something that is expected to arrive may take. Far more than it needs; neighbour discovery
-/// retries once a second.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long something that is expected may take. Far more than it needs: neighbour discovery retries once a second, and the
+/// machine may have much else to do.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to wait for what is expected not to arrive.
 pub const SILENCE: Duration = Duration::from_millis(250);
 
@@ -219,7 +219,7 @@ impl Conversation {
             let (mut sent, mut lost) = (0u64, 0);
             while !over.load(Ordering::SeqCst) {
                 sent += 1;
-                lost += u64::from(!echoed(&socket, &sent.to_be_bytes(), SILENCE));
+                lost += u64::from(!echoed(&socket, &sent.to_be_bytes(), PATIENCE));
             }
             (sent, lost)
         });

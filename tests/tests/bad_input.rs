@@ -301,8 +301,8 @@ fn a_configuration_of_a_mebibyte_is_carried_out_and_a_key_given_twice_has_its_la
 
 #[test]
 fn a_plugin_that_misbehaves_fails_the_pod_in_time_and_leaves_nothing() {
-    /// Longest that an answer may take when a plugin has a second, on a machine that does other things too.
-    const BOUND: Duration = Duration::from_secs(15);
+    /// Longest that an answer may take when a plugin has three seconds, on a machine that does other things too.
+    const BOUND: Duration = Duration::from_secs(30);
     /// More than this is not needed for anything a plugin prints.
     const MEMORY_KIB: u64 = 64 * 1024;
     // What the plugin does at ADD, the code, what the message names.
@@ -319,7 +319,7 @@ fn a_plugin_that_misbehaves_fails_the_pod_in_time_and_leaves_nothing() {
         (json!({"holdMs": 600_000, "sleepMs": 600_000}), 11, "odd9"),
     ];
     let mut node = unstarted(&[]);
-    node.set("delegation", json!({"timeoutSeconds": 1}));
+    node.set("delegation", json!({"timeoutSeconds": 3}));
     for (number, (script, _, _)) in rows.iter().enumerate() {
         let plugin = format!("odd{number}");
         node.plugin(&plugin, &json!({"ADD": script})).unwrap();

@@ -96,7 +96,7 @@ fn is_alive(pid: i32) -> bool {
 
 #[track_caller]
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
+    let give_up = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < give_up, "never: {what}");
         std::thread::yield_now();
@@ -281,13 +281,13 @@ fn an_error_object_from_a_success_is_taken_for_a_result() {
 #[test]
 fn a_plugin_that_hangs_is_killed_with_everything_it_started() {
     let rig = Rig::scripted(json!({"sleepMs": 600_000, "holdMs": 600_000, "stderr": "waiting for lease\n"}))
-        .with_timeout(Duration::from_millis(500));
+        .with_timeout(Duration::from_secs(3));
     let started = Instant::now();
     let error = rig.refusal(Command::Add);
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(started.elapsed() < Duration::from_secs(60));
     assert_eq!(
         CniError::from(error),
-        CniError::new(11, "plugin \"fake\" (ADD) did not end within 500ms and was killed")
+        CniError::new(11, "plugin \"fake\" (ADD) did not end within 3s and was killed")
             .with_details("stderr: waiting for lease")
     );
     let pid = i32::try_from(rig.records()[0]["pid"].as_i64().unwrap()).unwrap();
@@ -341,7 +341,7 @@ fn a_child_that_holds_the_pipes_does_not_delay_the_answer() {
     )
     .unwrap();
     assert_eq!(outcome.unwrap().raw, json!({"cniVersion": "1.0.0"}));
-    assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
+    assert!(elapsed < Duration::from_secs(60), "{elapsed:?}");
 }
 
 #[test]

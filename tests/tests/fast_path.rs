@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use netattach_tests::manifest::{NAMESPACE, annotated, network, pod};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, assert_transfers_whole, datagram, eventually};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, assert_transfers_whole, datagram, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
 /// How long the agent may take to notice what nobody tells it of.
-const NOTICED: Duration = Duration::from_secs(10);
+const NOTICED: Duration = Duration::from_secs(30);
 /// How many datagrams are exchanged to see which way they take.
 const EXCHANGES: u64 = 5;
 
@@ -366,17 +366,17 @@ fn traffic_of_routed_pods_takes_the_fast_path_one_hop_on() {
     scene.assert_transfers_whole();
 
     // A server that counts hops: the answer to what was sent with two left arrives, and with one the node answers.
-    let hops = |left| {
+    let hops = |left, patience| {
         let socket = scene.client.namespace.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         socket.connect(scene.addresses[0]).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        socket.set_read_timeout(Some(patience)).unwrap();
         socket.set_ttl(left).unwrap();
         socket.send(b"hops").unwrap();
         socket.recv(&mut [0; 16]).is_ok()
     };
     let before = (scene.fast(), scene.left_to_stack("client", "hop-limit"));
-    assert!(hops(2));
-    assert!(!hops(1));
+    assert!(hops(2, PATIENCE));
+    assert!(!hops(1, SILENCE));
     let after = (scene.fast(), scene.left_to_stack("client", "hop-limit"));
     assert_eq!([after.0[0] - before.0[0], after.0[1] - before.0[1]], [1, 1]);
     assert_eq!(after.1 - before.1, 1);

@@ -18,6 +18,9 @@ use netattach::rpc::pending;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+/// Longer than a call that waits for nobody takes on a machine with much else to do.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
 /// What one run of the executable came to.
 #[derive(Debug, PartialEq)]
 struct Outcome {
@@ -198,7 +201,7 @@ fn a_call_is_handed_over_whole_and_the_reply_as_it_is() {
 }
 
 #[test]
-fn an_absent_agent_is_reported_within_a_second() {
+fn an_absent_agent_is_reported_at_once() {
     let node = Node::new();
     let absent = format!(
         "the agent does not answer at {}: is netattachd running, and with this socket?",
@@ -208,7 +211,7 @@ fn an_absent_agent_is_reported_within_a_second() {
         let start = Instant::now();
         let expected = failure(code, &format!("{verb}: {absent}: No such file or directory (os error 2)"));
         assert_eq!(node.run(verb), expected);
-        assert!(start.elapsed() < Duration::from_secs(1), "{verb} took {:?}", start.elapsed());
+        assert!(start.elapsed() < AT_ONCE, "{verb} took {:?}", start.elapsed());
     }
     drop(UnixListener::bind(node.socket()).unwrap());
     let expected = failure(11, &format!("ADD: {absent}: Connection refused (os error 111)"));
@@ -235,7 +238,7 @@ fn del_without_an_agent_is_recorded_once_and_is_an_error() {
     for _ in 0..2 {
         let start = Instant::now();
         let outcome = node.run("DEL");
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
         let [(record, call)] = <[_; 1]>::try_from(node.pending()).unwrap();
         assert_eq!(call, node.call("DEL"));
         let expected = failure(

@@ -33,14 +33,13 @@ fn await_status(node: &Node, code: u64, text: &str) {
     assert!(eventually(PATIENCE, is_it), "{code} {text} does not come: {last:#}");
 }
 
-/// The fastest of a few: other tests run at the same time.
-fn fastest(node: &Node) -> Duration {
-    let timed = |_| {
+/// Whether an answer comes within that time, if the machine has nothing else to do: other tests run at the same time.
+fn answers_within(node: &Node, limit: Duration) -> bool {
+    eventually(PATIENCE, || {
         let start = Instant::now();
         status(node);
-        start.elapsed()
-    };
-    (0..10).map(timed).min().unwrap()
+        start.elapsed() < limit
+    })
 }
 
 fn define_default(node: &Node, keys: &Value) {
@@ -180,21 +179,21 @@ fn the_answer_is_there_in_time_whatever_hangs() {
     node.plugin("slow", &json!({"STATUS": {"sleepMs": 60_000}})).unwrap();
     define_default(&node, &json!({"cniVersion": "1.1.0", "type": "slow"}));
     node.start().unwrap();
-    assert!(fastest(&node) < LIMIT);
     let refused = status(&node).json;
     assert_eq!(refused["msg"], json!("state of the default network's plugins is not known yet"));
+    assert!(answers_within(&node, LIMIT));
     await_status(&node, 50, "plugin \"slow\" (STATUS) did not end within 5s and was killed");
 
     let agent = rustix::process::Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
     rustix::process::kill_process(agent, rustix::process::Signal::STOP).unwrap();
-    let stopped = fastest(&node);
+    let in_time = answers_within(&node, Duration::from_millis(120));
     let (code, message) = status(&node).failure();
     rustix::process::kill_process(agent, rustix::process::Signal::CONT).unwrap();
-    assert!(stopped < Duration::from_millis(120), "{stopped:?}");
+    assert!(in_time);
     assert_eq!(code, 50, "{message}");
 
     node.kill().unwrap();
-    assert!(fastest(&node) < LIMIT);
+    assert!(answers_within(&node, LIMIT));
     assert_eq!(status(&node).failure().0, 50);
 }
 

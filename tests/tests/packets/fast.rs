@@ -5,6 +5,7 @@ use std::time::Duration;
 use aya::maps::ProgramArray;
 use netattach::bpf::{Decline, FastPath, FastStats, Place, Segment};
 use netattach_tests::packet::PEER_MAC;
+use netattach_tests::traffic::{PATIENCE, eventually};
 
 use super::*;
 
@@ -193,8 +194,8 @@ fn without_an_agent_the_fast_path_ends() {
     let mut rig = FastRig::new();
     rig.fast.renew(Duration::ZERO).unwrap();
     // The programs read a clock that moves with the timer's tick.
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::Unwatched));
+    let over = || rig.send(&from_pod().udp(1, 2).frame()) == declined(Decline::Unwatched);
+    assert!(eventually(PATIENCE, over));
 }
 
 #[test]

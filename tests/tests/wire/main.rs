@@ -19,7 +19,7 @@ mod routed;
 mod switched;
 
 /// How long the agent may take to notice what nobody tells it of.
-const NOTICED: Duration = Duration::from_secs(10);
+const NOTICED: Duration = Duration::from_secs(30);
 /// How many datagrams are exchanged to see which way they take.
 const EXCHANGES: u64 = 5;
 /// The other end of the wire.

@@ -7,7 +7,7 @@ use netattach::mac::Mac;
 use netattach_tests::foreign::{Verdict, attach_filter, tc, tcx_programs};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
-use netattach_tests::traffic::assert_transfers_whole;
+use netattach_tests::traffic::{SILENCE, assert_transfers_whole};
 
 use super::*;
 
@@ -61,17 +61,17 @@ fn traffic_with_the_wire_takes_the_fast_path_both_ways_one_hop_on() {
     }
     scene.assert_transfers_whole();
     // With two hops left it arrives, and with one the node answers.
-    let hops = |left| {
+    let hops = |left, patience| {
         let socket = scene.outside.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         socket.connect(scene.addresses[0]).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        socket.set_read_timeout(Some(patience)).unwrap();
         socket.set_ttl(left).unwrap();
         socket.send(b"hops").unwrap();
         socket.recv(&mut [0; 16]).is_ok()
     };
     let before = scene.left_to_stack("hop-limit");
-    assert!(hops(2));
-    assert!(!hops(1));
+    assert!(hops(2, PATIENCE));
+    assert!(!hops(1, SILENCE));
     assert_eq!(scene.left_to_stack("hop-limit") - before, 1);
     scene.end();
 }
@@ -247,7 +247,7 @@ fn what_does_not_fit_the_wire_is_for_the_node_to_answer() {
         let _ = socket.send(&vec![0; length]);
         socket.recv(&mut [0; 2000]).is_ok_and(|received| received == length)
     };
-    assert!(echoed(1400));
+    assert!(eventually(PATIENCE, || echoed(1400)));
     scene.node("ip", &format!("link set {WIRE} mtu 1300"));
     scene.outside(&format!("link set {FAR} mtu 1300"));
     let before = scene.left_to_stack("too-big");
@@ -255,6 +255,6 @@ fn what_does_not_fit_the_wire_is_for_the_node_to_answer() {
     assert!(scene.left_to_stack("too-big") > before);
     // The pod has been told, and cuts what it sends.
     assert!(eventually(PATIENCE, || echoed(1400)));
-    assert!(echoed(1200));
+    assert!(eventually(PATIENCE, || echoed(1200)));
     scene.end();
 }
