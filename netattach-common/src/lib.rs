@@ -86,7 +86,8 @@ const _: () = assert!(size_of::<Config>() == 24);
 pub mod capacity {
     /// `na_link`, `na_att`, `na_policy`, `na_stat`, `na_fast_*`: attachments of one node, id 0 included.
     pub const ATTACHMENTS: usize = 8192;
-    /// `na_hint`: devices with neighbouring indexes have slots of their own; a power of two.
+    /// `na_hint`, `na_fast_hint`: devices with neighbouring indexes have slots of their own, and most Ethernet addresses; a power
+    /// of two.
     pub const HINTS: usize = 16_384;
     /// `na_addr4`, `na_addr6`: allowed source addresses.
     pub const ADDRESSES: usize = 32_768;

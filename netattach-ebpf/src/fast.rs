@@ -168,14 +168,15 @@ fn switched(ctx: &TcContext, origin: &Origin, attachment: u32, mac: &Mac) -> Res
     if whole && ctx.len() > port.mtu + ETHERNET_LEN as u32 { Err(Decline::TooBig) } else { Ok(attachment) }
 }
 
-/// Whether an attachment is in force, has that address and a device of its own.
+/// Whether an attachment is in force, has that address and a device of its own: the agent takes a device out of one record
+/// before it puts it into another.
 #[inline(always)]
 pub(crate) fn ready(attachment: u32, mac: &Mac) -> Result<(), Decline> {
     let record = maps::record(attachment).ok_or(Decline::Unready)?;
     if !record.has(flag::PRESENT)
         || record.has(flag::PENDING)
         || !record.mac.same(mac)
-        || maps::attachment_of(record.host_ifindex) != Some(attachment)
+        || record.host_ifindex == 0
     {
         return Err(Decline::Unready);
     }

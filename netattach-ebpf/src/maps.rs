@@ -24,6 +24,7 @@
 //! | `na_stat` | attachment id | [`Stats`], per CPU | programs; agent clears | ids run out |
 //! | `na_fast_port` | attachment id | [`FastPort`] | agent | ids run out |
 //! | `na_fast_mac` | [`StationKey`] | attachment id, or that it is the bridge itself | agent | the attachment's packets take the stack |
+//! | `na_fast_hint` | Ethernet address, its lower bits | attachment id, right when that attachment's record and place say so too | programs | entries take turns |
 //! | `na_fast_stat` | attachment id | [`FastStats`], per CPU | programs; agent clears | ids run out |
 //! | `na_fast_until` | 0 | nanoseconds of the monotonic clock | agent | one entry |
 //! | `na_prog` | 0 | `na_fast` | agent | one entry |
@@ -107,6 +108,8 @@ static STATS: PerCpuArray<Stats, ATTACHMENTS> = PerCpuArray::new();
 static FAST_PORT: Array<FastPort, ATTACHMENTS> = Array::new();
 #[btf_map(name = "na_fast_mac")]
 static STATION: HashMap<StationKey, u32, ATTACHMENTS, SPARSE> = HashMap::new();
+#[btf_map(name = "na_fast_hint")]
+static STATION_HINT: Array<u32, HINTS> = Array::new();
 #[btf_map(name = "na_fast_stat")]
 static FAST_STATS: PerCpuArray<FastStats, ATTACHMENTS> = PerCpuArray::new();
 #[btf_map(name = "na_fast_until")]
@@ -227,11 +230,33 @@ pub(crate) fn fast_port(attachment: u32) -> Option<&'static FastPort> {
     FAST_PORT.get(attachment)
 }
 
-/// The attachment that has an Ethernet address on a bridge and takes the fast path.
+/// The attachment that has an Ethernet address on a bridge and takes the fast path, or [`StationKey::GATEWAY`]. As in
+/// [`owner_of`] an array's slot says whom it was last, and what is read of that attachment anyway says whether it still is.
 #[inline(always)]
 pub(crate) fn station(key: &StationKey) -> Option<u32> {
+    let [.., high, low] = key.mac.octets;
+    let slot = STATION_HINT.get_ptr_mut(u32::from(u16::from_be_bytes([high, low])) & (HINTS as u32 - 1))?;
+    // SAFETY: as in `owner_of`.
+    let hint = unsafe { slot.read_volatile() };
+    if is_station(hint, key) {
+        return Some(hint);
+    }
     // SAFETY: as in `attachment_of`.
-    unsafe { STATION.get(key) }.copied()
+    let found = unsafe { STATION.get(key) }.copied()?;
+    if found != StationKey::GATEWAY {
+        // SAFETY: as in `owner_of`.
+        unsafe { slot.write_volatile(found) };
+    }
+    Some(found)
+}
+
+/// Whether an attachment has a place on a bridge, with that address. The agent gives no two of a bridge a place that have the
+/// same address, so there is no other. Number 0 is no attachment's.
+#[inline(always)]
+fn is_station(attachment: u32, key: &StationKey) -> bool {
+    attachment != StationKey::GATEWAY
+        && fast_port(attachment).is_some_and(|port| port.bridge == key.bridge)
+        && record(attachment).is_some_and(|record| record.has(flag::PRESENT) && record.mac.same(&key.mac))
 }
 
 /// Until when the fast path may be taken: nanoseconds of the monotonic clock.

@@ -137,7 +137,22 @@ impl Attachments {
         let strangers =
             Limits { drop_records: Rate::new(STRANGERS_RECORDS, STRANGERS_RECORDS), ..Limits::default() };
         opened.write_limits(0, strangers)?;
+        opened.forget_lost_devices()?;
         Ok(opened)
+    }
+
+    /// Takes devices out of records that do not have them: an agent may have been killed between `na_link` and a record, and
+    /// the programs believe the record.
+    fn forget_lost_devices(&mut self) -> Result<(), BpfError> {
+        let on_parents: BTreeSet<u32> = self.parents.attachments().collect();
+        let lost: Vec<(u32, u32)> = self
+            .present
+            .iter()
+            .map(|(id, record)| (*id, record.host_ifindex))
+            .filter(|(id, ifindex)| *ifindex != 0 && self.bound.get(ifindex) != Some(id))
+            .filter(|(id, _)| !on_parents.contains(id))
+            .collect();
+        lost.into_iter().try_for_each(|(id, ifindex)| self.forget_device(id, ifindex))
     }
 
     /// Creates or changes an attachment: new addresses, then the record, then without the old addresses.

@@ -45,6 +45,7 @@ pub(super) mod map_name {
     pub(in super::super) const CONFIG: &str = "na_cfg";
     pub(in super::super) const FAST_PORT: &str = "na_fast_port";
     pub(in super::super) const STATION: &str = "na_fast_mac";
+    pub(in super::super) const STATION_HINT: &str = "na_fast_hint";
     pub(in super::super) const FAST_STATS: &str = "na_fast_stat";
     pub(in super::super) const FAST_UNTIL: &str = "na_fast_until";
     pub(in super::super) const PROGRAM: &str = "na_prog";
@@ -55,9 +56,40 @@ pub(super) mod map_name {
     pub(in super::super) const ON_PARENT: &str = "na_par_prog";
 
     pub(in super::super) const ALL: &[&str] = &[
-        LINK, HINT, ATTACHMENT, POLICY, ADDRESS4, ADDRESS6, PEER4, PEER6, PREFIX4, PREFIX6, PORT, RULE,
-        FLOW4, FLOW6, FRAGMENT4, FRAGMENT6, PARENT, VLAN, LIMIT, RECORD, STATS, CLOCK, CONFIG, FAST_PORT,
-        STATION, FAST_STATS, FAST_UNTIL, PROGRAM, UPLINK, LOCAL, SEEN, IN_POD, ON_PARENT,
+        LINK,
+        HINT,
+        ATTACHMENT,
+        POLICY,
+        ADDRESS4,
+        ADDRESS6,
+        PEER4,
+        PEER6,
+        PREFIX4,
+        PREFIX6,
+        PORT,
+        RULE,
+        FLOW4,
+        FLOW6,
+        FRAGMENT4,
+        FRAGMENT6,
+        PARENT,
+        VLAN,
+        LIMIT,
+        RECORD,
+        STATS,
+        CLOCK,
+        CONFIG,
+        FAST_PORT,
+        STATION,
+        STATION_HINT,
+        FAST_STATS,
+        FAST_UNTIL,
+        PROGRAM,
+        UPLINK,
+        LOCAL,
+        SEEN,
+        IN_POD,
+        ON_PARENT,
     ];
 }
 
@@ -239,6 +271,7 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
         spec::<u32, common::Config>(name::CONFIG, MapKind::Array, 1),
         spec::<u32, common::FastPort>(name::FAST_PORT, MapKind::Array, config.max_attachments),
         spec::<common::StationKey, u32>(name::STATION, MapKind::Hash, config.max_attachments),
+        spec::<u32, u32>(name::STATION_HINT, MapKind::Array, common::capacity::HINTS as u32),
         spec::<u32, common::FastStats>(name::FAST_STATS, MapKind::PerCpuArray, config.max_attachments),
         spec::<u32, u64>(name::FAST_UNTIL, MapKind::Array, 1),
         spec::<u32, u32>(name::PROGRAM, MapKind::ProgramArray, 1),

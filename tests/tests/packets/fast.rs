@@ -159,6 +159,32 @@ fn other_destinations_are_left_to_the_stack() {
 }
 
 #[test]
+fn receivers_whose_addresses_end_alike_are_told_apart() {
+    const OTHER: u32 = 9;
+    const OTHER_MAC: Mac = Mac([2, 0, 0, 1, PEER_MAC.0[4], PEER_MAC.0[5]]);
+    let place = |segment, mac| Place { segment, mtu: 1500, mac };
+    let mut rig = FastRig::new();
+    rig.rig.dataplane.put_attachment(OTHER, &Attachment { mac: OTHER_MAC, ..bare() }).unwrap();
+    rig.rig.dataplane.bind_link(PEER_DEVICE + 1, OTHER).unwrap();
+    rig.fast.put(OTHER, place(Segment::Bridge(BRIDGE), OTHER_MAC)).unwrap();
+    let to_peer = from_pod().udp(1, 2).frame();
+    let mut to_other = to_peer.clone();
+    to_other[..6].copy_from_slice(&OTHER_MAC.0);
+    let sent_to_other = Moved { verdict: REDIRECT, sent: 1, ..Moved::default() };
+    for turn in 1..=3 {
+        assert_eq!(rig.send(&to_peer), taken());
+        assert_eq!(rig.send(&to_other), sent_to_other);
+        assert_eq!(rig.send(&to_other), sent_to_other);
+        assert_eq!(rig.fast.stats(OTHER).unwrap().received.packets, 2 * turn);
+    }
+    rig.fast.put(OTHER, place(Segment::Bridge(BRIDGE + 1), OTHER_MAC)).unwrap();
+    assert_eq!(rig.send(&to_other), declined(Decline::Elsewhere), "it is on another bridge now");
+    assert_eq!(rig.send(&to_peer), taken());
+    rig.fast.remove(PEER).unwrap();
+    assert_eq!(rig.send(&to_peer), declined(Decline::Elsewhere), "it has no place any more");
+}
+
+#[test]
 fn a_receiver_that_is_not_ready_is_left_to_the_stack() {
     let rig = FastRig::new();
     let frame = from_pod().udp(1, 2).frame();
