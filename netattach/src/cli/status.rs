@@ -88,7 +88,7 @@ fn attached_by(status: &Status) -> String {
     if attach_mode == attach_mode_others || attach_mode_others.is_empty() {
         return attach_mode.clone();
     }
-    format!("{attach_mode}; to uplinks, parents of macvlans and in pods by {attach_mode_others}")
+    format!("{attach_mode}; to uplinks and in pods by {attach_mode_others}")
 }
 
 fn last_change(change: &PolicyChange) -> String {
@@ -187,7 +187,7 @@ mod tests {
             render(&status(false)),
             "\
 netattachd 0.1.0: not ready, 3 attachments, 12.4 MiB resident
-kernel 5.15.0, programs attached by clsact; to uplinks, parents of macvlans and in pods by tcx
+kernel 5.15.0, programs attached by clsact; to uplinks and in pods by tcx
 programs put back on devices after somebody took them off: 2
 last change of policies: 1 new, 2 attachments; read in 1.2 ms, compiled in 0.7, written in 0.1, switched in 0.0
 

@@ -22,7 +22,7 @@ const DIRECTIONS: [(Hook, &str, bpf::Hook); 2] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttachBy {
-    /// By clsact where the kernel has it, else by tcx; devices that are in use by tcx where the kernel has it ([`choose_all`]).
+    /// By clsact where the kernel has it, else by tcx; uplinks and devices in pods by tcx where the kernel has it ([`choose_all`]).
     #[default]
     Auto,
     /// By clsact filters: 70 us.
@@ -53,9 +53,9 @@ impl AttachMode {
 /// How programs are attached to which devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttachModes {
-    /// To the node's ends of attachments.
+    /// To the node's ends of attachments, and to parents of macvlans.
     pub attachments: AttachMode,
-    /// To all others: uplinks of the node, parents of macvlans, devices in pods.
+    /// To all others: uplinks of the node, devices in pods.
     pub others: AttachMode,
 }
 
@@ -87,10 +87,11 @@ pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, N
     }
 }
 
-/// The same for all devices. Uplinks and parents have tcx where there is a choice: a device drops what it is about to send in the
-/// moment in which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then; these are in
-/// use. Nobody waits for an uplink's programs, and for a parent's only the first macvlan. Devices in pods have it because the
-/// pod takes clsact off as it likes, and a link it cannot.
+/// The same for all devices. Uplinks have tcx where there is a choice: a device drops what it is about to send in the moment in
+/// which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then, an uplink is in use, and
+/// nobody waits for its programs. A parent is in use too, but an ADD waits for its programs: three links would take it ten
+/// times as long as everything else. Devices in pods have links because the pod takes clsact off as it likes, and a link it
+/// cannot.
 ///
 /// # Errors
 /// As [`choose`].
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn uplinks_parents_and_pods_have_tcx_where_there_is_a_choice() {
+    fn uplinks_and_pods_have_tcx_where_there_is_a_choice() {
         let modes = |attachments, others| Ok(AttachModes { attachments, others });
         assert_eq!(choose_all(AttachBy::Auto, true, true), modes(AttachMode::Clsact, AttachMode::Tcx));
         assert_eq!(choose_all(AttachBy::Auto, true, false), modes(AttachMode::Clsact, AttachMode::Clsact));

@@ -106,7 +106,7 @@ impl Enforcer {
             source,
             options,
             passage,
-            parents: Parents::new(modes.others, passage.strangers),
+            parents: Parents::new(modes.attachments, passage.strangers),
             modes,
             knows_senders: bpf::probe::has_netns_cookie(),
             turn: Turn::default(),

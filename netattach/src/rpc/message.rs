@@ -437,9 +437,9 @@ pub struct Status {
     pub source: Vec<Condition>,
     /// What this kernel can do, as probed.
     pub kernel: Kernel,
-    /// How programs are attached to the node's ends of attachments: `tcx` or `clsact`.
+    /// How programs are attached to the node's ends of attachments and to parents of macvlans: `tcx` or `clsact`.
     pub attach_mode: String,
-    /// How programs are attached to uplinks, to parents of macvlans and to devices in pods.
+    /// How programs are attached to uplinks and to devices in pods.
     #[serde(default)]
     pub attach_mode_others: String,
     /// How often programs were put back on a device since the agent's start, after somebody took them off.

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Programs run on the parent by links where the kernel has them, and by filters.
-const MODES: [&str; 2] = ["auto", "clsact"];
+/// Programs run on the parent by filters, or by links.
+const MODES: [&str; 2] = ["clsact", "tcx"];
 
 /// Everybody.
 const BROADCAST: Mac = Mac([0xff; 6]);

@@ -165,7 +165,7 @@ fn level() -> &'static str {
 /// Rows: C17.
 #[test]
 fn policies_hold_between_pods_of_one_parent_and_with_the_world() {
-    for attach in ["auto", "clsact"] {
+    for attach in ["clsact", "tcx"] {
         policies_hold_with(attach);
     }
 }

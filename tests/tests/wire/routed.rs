@@ -126,7 +126,7 @@ fn what_the_node_would_do_besides_keeps_packets_on_its_stack() {
 /// Sockets of pods are strangers to a parent, except by the stack, which does not tell it of them.
 #[test]
 fn an_uplink_that_is_a_parent_is_left_by_the_stack() {
-    for attach in ["auto", "clsact"] {
+    for attach in ["auto", "clsact", "tcx"] {
         let scene = scene(&[("attach", json!(attach))], links);
         scene.await_fast(0);
         let neighbour = scene.add_neighbour();
