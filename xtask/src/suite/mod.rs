@@ -14,9 +14,10 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 pub use self::tally::Count;
+use self::tally::SKIPPED;
 pub(crate) use self::{
     again::is_success,
-    tally::{Failure, SKIPPED, Tally, failures_in},
+    tally::{Failure, Tally, failures_in},
 };
 
 use crate::setup::Scope;
@@ -109,8 +110,20 @@ pub(crate) fn settle(
     })
 }
 
-/// Runs tests, prints how they end, and what those said that failed.
-fn watched(command: &mut Command, mut tally: Tally) -> anyhow::Result<Tally> {
+/// A command that ran tests.
+pub(crate) struct Followed {
+    /// What became of them.
+    pub(crate) tally: Tally,
+    /// All that it printed.
+    pub(crate) output: String,
+    /// Whether it says that it succeeded.
+    success: bool,
+    /// How it ended, in words.
+    pub(crate) status: String,
+}
+
+/// Runs what prints as test executables do, and prints how each of them ends.
+pub(crate) fn follow(command: &mut Command, mut tally: Tally) -> anyhow::Result<Followed> {
     let (output, success, status) = child::watch(command, |line| {
         if line.starts_with(SKIPPED) {
             screen::line(&format!("  {line}"));
@@ -118,11 +131,16 @@ fn watched(command: &mut Command, mut tally: Tally) -> anyhow::Result<Tally> {
         if let Some(finished) = tally.read(line) {
             finished.print();
         }
-    })
-    .context("run the tests")?;
+    })?;
     if let Some(died) = tally.end() {
         died.print();
     }
+    Ok(Followed { tally, output, success, status })
+}
+
+/// Runs tests, prints how they end, and what those said that failed.
+fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
+    let Followed { tally, output, success, status } = follow(command, tally).context("run the tests")?;
     if !success && tally.total().failed == 0 {
         // Not a test's verdict but cargo's: show all there is.
         bail!("the tests could not be run ({status}):\n{}", tree::without_local_paths(&output));

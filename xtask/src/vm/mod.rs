@@ -19,8 +19,8 @@ use anyhow::{Context, bail, ensure};
 use self::guests::{GUESTS, Guest};
 use crate::screen::Done;
 use crate::setup::{self, Emulator, Kernel, Scope};
-use crate::suite::{self, Count, Failure, SKIPPED, Tally, failures_in};
-use crate::{child, dist, screen, tree};
+use crate::suite::{self, Count, Failure, Followed, Tally, failures_in, follow};
+use crate::{dist, screen, tree};
 
 /// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked.
 const MEMORY: &str = "2048";
@@ -119,19 +119,9 @@ fn in_machine(guest: &Guest, selection: &Selection, executables: &Path) -> anyho
         Ok(Done::Was(format!("{} MiB", archive.len() >> 20)))
     })?;
     let started = Instant::now();
-    let mut tally = Tally::default();
-    let (output, _, status) = child::watch(&mut start(&emulator, guest, &kernel, &initrd), |line| {
-        if line.starts_with(SKIPPED) {
-            screen::line(&format!("  {line}"));
-        }
-        if let Some(finished) = tally.read(line) {
-            finished.print();
-        }
-    })
-    .context("run the virtual machine")?;
-    if let Some(died) = tally.end() {
-        died.print();
-    }
+    let Followed { tally, output, status, .. } =
+        follow(&mut start(&emulator, guest, &kernel, &initrd), Tally::default())
+            .context("run the virtual machine")?;
     if !output.lines().any(|line| line.trim_end() == guest::ENDED) {
         let tail: Vec<&str> = output.lines().rev().take(40).collect();
         let tail: Vec<&str> = tail.into_iter().rev().collect();
