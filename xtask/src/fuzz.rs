@@ -2,13 +2,18 @@
 //!
 //! The flags are those that turn on LLVM's coverage instrumentation for libFuzzer; with them no other tool is
 //! needed. `cargo fuzz` works on the same directory for whoever prefers it.
+//!
+//! What targets find by themselves is below `target/fuzz/corpus` and is the start of the next run. A long run also puts
+//! what reaches code that nothing in `fuzz/corpus` reaches there, to be committed.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use serde::Deserialize;
 
 use crate::screen::Stuck;
@@ -19,6 +24,9 @@ use crate::{child, dist, screen, setup, tree};
 const MEMORY_LIMIT: u32 = 1024;
 /// No input may take longer, in seconds.
 const INPUT_TIMEOUT: u32 = 10;
+
+/// How long each target runs in a long run at least, in seconds.
+pub const LONG: u32 = 600;
 
 /// Coverage and comparisons. No address sanitizer: what the targets run is safe Rust, where a broken bound is a panic.
 const RUSTFLAGS: [&str; 6] = [
@@ -33,22 +41,41 @@ const RUSTFLAGS: [&str; 6] = [
 #[derive(Deserialize)]
 struct Manifest {
     #[serde(rename = "bin")]
-    targets: Vec<Target>,
+    targets: Vec<Named>,
 }
 
 #[derive(Deserialize)]
-struct Target {
+struct Named {
     name: String,
 }
 
-/// Prepares the machine and runs every target; `seconds` is shared among them.
+/// What to run for how long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Names of targets; all of them if this is empty.
+    pub targets: Vec<String>,
+    /// How long.
+    pub time: Time,
+}
+
+/// How long targets run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Time {
+    /// So many seconds for all together, one after another.
+    Together(u32),
+    /// So many seconds for each, as many at a time as there are processors; what is worth keeping goes into
+    /// `fuzz/corpus`.
+    Each(u32),
+}
+
+/// Prepares the machine and runs targets.
 ///
 /// # Errors
 /// As [`run_all`], or that a target found something.
-pub fn run(seconds: u32) -> anyhow::Result<()> {
+pub fn run(options: &Options) -> anyhow::Result<()> {
     setup::run(setup::Scope::Fuzzing)?;
     screen::heading("fuzz");
-    let total = run_all(seconds)?;
+    let total = run_all(options)?;
     ensure!(
         total.failed == 0,
         Stuck::new("fuzzing found something", "give the input to the target again, then fix it")
@@ -56,60 +83,152 @@ pub fn run(seconds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs every target; `seconds` is shared among them. Returns targets that found nothing and that found something.
+/// Runs targets. Returns how many found nothing and how many found something.
 ///
 /// # Errors
-/// The targets cannot be built or started. A finding is counted, printed, and not an error here.
-pub fn run_all(seconds: u32) -> anyhow::Result<Count> {
+/// There is no target of a name, or targets cannot be built or started. A finding is counted, printed, and not an error
+/// here.
+pub fn run_all(options: &Options) -> anyhow::Result<Count> {
     let manifest =
         fs::read_to_string(tree::root().join("fuzz/Cargo.toml")).context("read fuzz/Cargo.toml")?;
     let targets = toml::from_str::<Manifest>(&manifest).context("read fuzz/Cargo.toml")?.targets;
-    ensure!(!targets.is_empty(), "fuzz/Cargo.toml names no target");
-    let each = (seconds / u32::try_from(targets.len()).context("count the targets")?).max(1);
+    let names = chosen(targets.into_iter().map(|target| target.name).collect(), &options.targets)?;
+    let (seconds, at_once, keep) = match options.time {
+        Time::Together(seconds) => {
+            (seconds / u32::try_from(names.len()).context("count the targets")?, 1, false)
+        }
+        Time::Each(seconds) => (seconds, thread::available_parallelism().map_or(1, usize::from), true),
+    };
+    let seconds = seconds.max(1);
     screen::step("compile", |progress| {
         let mut cargo = child::cargo();
         cargo
             .args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/fuzz"])
             .args(["--target", &dist::host_triple()?])
+            .args(names.iter().flat_map(|name| ["--bin", name]))
             .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\x1f"));
         child::run(&mut cargo, progress).context("compile the fuzz targets")?;
-        Ok(screen::Done::Was(format!("{} targets, {each} s each", targets.len())))
+        Ok(screen::Done::Was(format!("{} targets, {seconds} s each", names.len())))
     })?;
-    let mut total = Count::default();
-    for target in &targets {
-        total += run_one(&target.name, each)?;
-    }
-    Ok(total)
+    let waiting = Mutex::new(names.iter());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || -> anyhow::Result<Count> {
+        let mut total = Count::default();
+        while let Some(name) = next() {
+            total += Target::at(name)?.run(seconds, keep)?;
+        }
+        Ok(total)
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        let mut total = Count::default();
+        for worker in workers {
+            total += worker.join().map_err(|_| anyhow!("a thread that runs targets panicked"))??;
+        }
+        Ok(total)
+    })
 }
 
-fn run_one(name: &str, seconds: u32) -> anyhow::Result<Count> {
-    let executable = tree::root().join("target/fuzz").join(dist::host_triple()?).join("release").join(name);
-    let found = tree::root().join("target/fuzz/corpus").join(name);
-    let seeds = tree::root().join("fuzz/corpus").join(name);
-    let findings = tree::root().join("fuzz/artifacts").join(name);
-    for dir in [&found, &findings] {
-        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+/// The targets that were asked for, in the order of the manifest.
+fn chosen(all: Vec<String>, wanted: &[String]) -> anyhow::Result<Vec<String>> {
+    ensure!(!all.is_empty(), "fuzz/Cargo.toml names no target");
+    if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
+        let next = format!("the targets are {}", all.join(", "));
+        return Err(Stuck::new(format!("fuzz/Cargo.toml has no target {unknown}"), next).into());
     }
-    let mut command = Command::new(executable);
-    command
-        .arg(format!("-max_total_time={seconds}"))
-        .arg(format!("-timeout={INPUT_TIMEOUT}"))
-        .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
-        .arg(format!("-artifact_prefix={}/", findings.display()))
-        .arg(&found)
-        .args(Some(seeds).filter(|dir: &std::path::PathBuf| Path::is_dir(dir)));
-    let started = Instant::now();
-    let mut inputs = String::new();
-    let (output, clean, _) = child::watch(&mut command, |line| {
-        if line.contains("DONE") || line.starts_with("Done ") {
-            line.clone_into(&mut inputs);
+    Ok(all.into_iter().filter(|name| wanted.is_empty() || wanted.contains(name)).collect())
+}
+
+/// A target's executable and directories.
+struct Target<'a> {
+    name: &'a str,
+    executable: PathBuf,
+    /// What it has found by itself.
+    found: PathBuf,
+    /// What is committed.
+    seeds: PathBuf,
+    /// Inputs that it failed at.
+    findings: PathBuf,
+}
+
+impl<'a> Target<'a> {
+    fn at(name: &'a str) -> anyhow::Result<Self> {
+        let built = tree::root().join("target/fuzz");
+        let target = Self {
+            name,
+            executable: built.join(dist::host_triple()?).join("release").join(name),
+            found: built.join("corpus").join(name),
+            seeds: tree::root().join("fuzz/corpus").join(name),
+            findings: tree::root().join("fuzz/artifacts").join(name),
+        };
+        for dir in [&target.found, &target.seeds, &target.findings] {
+            fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         }
-    })?;
-    if clean {
-        screen::finished("ok", started.elapsed(), name, &inputs);
-        return Ok(Count { passed: 1, ..Count::default() });
+        Ok(target)
     }
-    screen::finished("FAIL", started.elapsed(), name, "the input that does it is under fuzz/artifacts");
-    screen::line(&tree::without_local_paths(&output));
-    Ok(Count { failed: 1, ..Count::default() })
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command
+            .arg(format!("-timeout={INPUT_TIMEOUT}"))
+            .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
+            .arg(format!("-artifact_prefix={}/", self.findings.display()));
+        command
+    }
+
+    fn run(&self, seconds: u32, keep: bool) -> anyhow::Result<Count> {
+        let mut command = self.command();
+        command.arg(format!("-max_total_time={seconds}")).arg(&self.found).arg(&self.seeds);
+        let started = Instant::now();
+        let mut inputs = String::new();
+        let (output, clean, _) = child::watch(&mut command, |line| {
+            if line.contains("DONE") || line.starts_with("Done ") {
+                line.clone_into(&mut inputs);
+            }
+        })?;
+        if clean {
+            let kept = if keep { self.keep()? } else { String::new() };
+            screen::finished("ok", started.elapsed(), self.name, &(inputs + &kept));
+            return Ok(Count { passed: 1, ..Count::default() });
+        }
+        screen::finished(
+            "FAIL",
+            started.elapsed(),
+            self.name,
+            "the input that does it is under fuzz/artifacts",
+        );
+        screen::line(&tree::without_local_paths(&output));
+        Ok(Count { failed: 1, ..Count::default() })
+    }
+
+    /// Adds to the seeds what reaches code that they do not reach; how often is not looked at, as that would keep
+    /// thousands.
+    fn keep(&self) -> anyhow::Result<String> {
+        let before = files(&self.seeds)?;
+        let mut command = self.command();
+        command.args(["-merge=1", "-use_counters=0"]).arg(&self.seeds).arg(&self.found);
+        let (output, clean, status) = child::watch(&mut command, |_| {})?;
+        ensure!(clean, "merge what {} found: {status}\n{output}", self.name);
+        Ok(format!(", {} more in fuzz/corpus", files(&self.seeds)? - before))
+    }
+}
+
+fn files(dir: &Path) -> anyhow::Result<usize> {
+    Ok(fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))?.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_chosen_by_name_and_an_unknown_one_is_refused_with_those_there_are() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let all = || names(&["annotation", "packet", "policies"]);
+        assert_eq!(chosen(all(), &[]).unwrap(), all());
+        assert_eq!(chosen(all(), &names(&["policies", "packet"])).unwrap(), names(&["packet", "policies"]));
+        let error = chosen(all(), &names(&["packets"])).unwrap_err();
+        let stuck = error.downcast_ref::<Stuck>().unwrap();
+        assert_eq!(stuck.next, "the targets are annotation, packet, policies");
+    }
 }

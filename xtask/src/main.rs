@@ -63,11 +63,15 @@ enum Verb {
         #[command(subcommand)]
         subject: Subject,
     },
-    /// Run every fuzz target
+    /// Run the fuzz targets, all or those of these names
     Fuzz {
         /// Time for all targets together
         #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
+        /// Ten minutes for each target, as many at a time as there are processors; adds what is worth keeping to fuzz/corpus
+        #[arg(long, conflicts_with = "seconds")]
+        long: bool,
+        targets: Vec<String>,
     },
 }
 
@@ -150,7 +154,10 @@ fn main() -> ExitCode {
         Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach::run(&arguments.into()),
         Verb::Bench { subject: Subject::Dataplane(arguments) } => bench::dataplane::run(&arguments.into()),
         Verb::Bench { subject: Subject::Restart(arguments) } => bench::restart::run(&arguments.into()),
-        Verb::Fuzz { seconds } => fuzz::run(seconds),
+        Verb::Fuzz { seconds, long, targets } => {
+            let time = if long { fuzz::Time::Each(fuzz::LONG) } else { fuzz::Time::Together(seconds) };
+            fuzz::run(&fuzz::Options { targets, time })
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
