@@ -40,7 +40,7 @@ pub use stats::{Stats, Traffic};
 pub use wire::{LocalKey, Seen, Uplink};
 
 /// Version of every layout in this crate. The agent pins the maps below `<root>/v<LAYOUT_VERSION>`.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// IP protocol numbers (IANA) that the packet path tells apart.
 pub mod protocol {

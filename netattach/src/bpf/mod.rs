@@ -1,8 +1,8 @@
 //! The only module that talks to BPF: the packet programs, their maps, and where both are pinned.
 //!
 //! ```text
-//! <root>/v4/na_link, na_att, ...        maps: the whole state of the packet path
-//! <root>/v4/prog/na_from_pod, na_to_pod programs, attached to every host-side device
+//! <root>/v5/na_link, na_att, ...        maps: the whole state of the packet path
+//! <root>/v5/prog/na_from_pod, na_to_pod programs, attached to every host-side device
 //!               na_par_from, na_par_to programs, attached to every parent of macvlans by filters
 //!               na_par_in_from, ...    attached to every parent by tcx, go on in these by the map na_par_prog
 //!               na_wire, na_xdp        attached to uplinks of the node

@@ -46,7 +46,7 @@ impl EarlyRig {
 
     fn receive_frame(&self, frame: &[u8]) -> Option<DropReason> {
         let before = self.0.rig.dataplane.stats(PEER).unwrap();
-        let verdict = run_xdp(&self.0.rig.root.join("v4/prog/na_xdp"), frame).unwrap();
+        let verdict = run_xdp(&self.0.rig.pin("prog/na_xdp"), frame).unwrap();
         let after = self.0.rig.dataplane.stats(PEER).unwrap();
         let grew = |reason: &&DropReason| after.drops[**reason as usize] > before.drops[**reason as usize];
         let reason = DropReason::ALL.iter().find(grew).copied();

@@ -227,7 +227,7 @@ fn without_an_agent_the_fast_path_ends() {
 #[test]
 fn without_the_program_packets_take_the_stack() {
     let rig = FastRig::new();
-    let data = MapData::from_pin(rig.rig.root.join("v4/na_prog")).unwrap();
+    let data = MapData::from_pin(rig.rig.pin("na_prog")).unwrap();
     let mut programs: ProgramArray<_> = Map::from_map_data(data).unwrap().try_into().unwrap();
     programs.clear_index(&0).unwrap();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::NoProgram));

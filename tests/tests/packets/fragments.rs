@@ -77,7 +77,7 @@ fn a_first_fragment_is_forgotten_in_time() {
     let rig = Rig::isolated(Some(&policy(&[("10.0.0.2/32", 1)], &[(1, port(17, 53))])), None);
     let datagram = to_pod().identification(9);
     assert_eq!(rig.run(ToPod, &datagram.clone().fragment(0, true).udp(9, 53).frame()), Ok(()));
-    let data = MapData::from_pin(rig.root.join("v4/na_frag4")).unwrap();
+    let data = MapData::from_pin(rig.pin("na_frag4")).unwrap();
     let mut map: HashMap<_, FragmentKey<Ip4>, Fragmented> =
         Map::from_map_data(data).unwrap().try_into().unwrap();
     let (key, said) = map.iter().next().unwrap().unwrap();

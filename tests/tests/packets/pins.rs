@@ -13,12 +13,11 @@ fn a_successor_adopts_everything_and_disturbs_nothing() {
     assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, SYN).frame()), Ok(()));
     let ids = rig.dataplane.policy(POD).unwrap();
     let stats = rig.dataplane.stats(POD).unwrap();
-    let program_id =
-        |path: &str| SchedClassifier::from_pin(rig.root.join(path)).unwrap().info().unwrap().id();
-    let programs = ["v4/prog/na_from_pod", "v4/prog/na_to_pod"].map(program_id);
+    let program_id = |path: &str| SchedClassifier::from_pin(rig.pin(path)).unwrap().info().unwrap().id();
+    let programs = ["prog/na_from_pod", "prog/na_to_pod"].map(program_id);
 
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
-    assert_eq!(["v4/prog/na_from_pod", "v4/prog/na_to_pod"].map(program_id), programs);
+    assert_eq!(["prog/na_from_pod", "prog/na_to_pod"].map(program_id), programs);
     assert!(!successor.programs_changed().unwrap());
     assert_eq!(successor.policy(POD).unwrap(), ids);
     assert_eq!(successor.installed_policies(), [ids.ingress].into(), "deny-all has no entries");
@@ -44,8 +43,7 @@ fn the_verifier_goes_through_little_of_each_program() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         (name, program.info().unwrap().verified_instruction_count().unwrap())
     };
-    let verified: BTreeMap<String, u32> =
-        fs::read_dir(rig.root.join("v4/prog")).unwrap().map(verified).collect();
+    let verified: BTreeMap<String, u32> = fs::read_dir(rig.pin("prog")).unwrap().map(verified).collect();
     assert!(verified.contains_key("na_from_pod") && verified.contains_key("na_par_to"), "{verified:?}");
     assert!(verified.values().all(|count| *count < MOST), "{verified:?}");
 }
@@ -55,16 +53,16 @@ fn other_programs_replace_the_pinned_ones_and_ask_to_be_attached() {
     let rig = Rig::isolated(Some(&web_from_peer()), None);
     assert!(!rig.dataplane.programs_changed().unwrap(), "nothing was attached before the first start");
     // As if another object had been loaded, by an agent that was killed half way through a replacement.
-    let old = SchedClassifier::from_pin(rig.root.join("v4/prog/na_to_pod")).unwrap();
-    sys::pin(old.fd().unwrap().as_fd(), &rig.root.join("v4/prog/next_na_to_pod")).unwrap();
+    let old = SchedClassifier::from_pin(rig.pin("prog/na_to_pod")).unwrap();
+    sys::pin(old.fd().unwrap().as_fd(), &rig.pin("prog/next_na_to_pod")).unwrap();
     rig.set_memory(|memory| memory.object_tag ^= 1);
 
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert!(successor.programs_changed().unwrap());
-    let new = SchedClassifier::from_pin(rig.root.join("v4/prog/na_to_pod")).unwrap();
+    let new = SchedClassifier::from_pin(rig.pin("prog/na_to_pod")).unwrap();
     assert_ne!(new.info().unwrap().id(), old.info().unwrap().id());
     assert_eq!(new.info().unwrap().map_ids().unwrap(), old.info().unwrap().map_ids().unwrap());
-    assert!(!rig.root.join("v4/prog/next_na_to_pod").exists());
+    assert!(!rig.pin("prog/next_na_to_pod").exists());
 
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert!(successor.programs_changed().unwrap(), "until someone says that they are attached");
@@ -197,25 +195,25 @@ fn a_foreign_map_at_a_pin_is_refused_and_left_alone() {
         matches!(
             &error,
             BpfError::ForeignMap { path, property: MapProperty::MaxEntries, expected: 2048, found: 1024 }
-                if *path == rig.root.join("v4/na_ct4")
+                if *path == rig.pin("na_ct4")
         ),
         "{error}"
     );
-    fs::remove_file(rig.root.join("v4/na_ct4")).unwrap();
-    let statistics = MapData::from_pin(rig.root.join("v4/na_stat")).unwrap();
-    sys::pin(statistics.fd().as_fd(), &rig.root.join("v4/na_ct4")).unwrap();
+    fs::remove_file(rig.pin("na_ct4")).unwrap();
+    let statistics = MapData::from_pin(rig.pin("na_stat")).unwrap();
+    sys::pin(statistics.fd().as_fd(), &rig.pin("na_ct4")).unwrap();
     let error = Dataplane::open(&config(&rig.root)).unwrap_err();
     assert!(matches!(error, BpfError::ForeignMap { property: MapProperty::Type, .. }), "{error}");
-    assert!(rig.root.join("v4/na_ct4").exists());
+    assert!(rig.pin("na_ct4").exists());
 }
 
 #[test]
 fn a_missing_pin_is_made_again() {
     let rig = Rig::isolated(Some(&web_from_peer()), None);
-    fs::remove_file(rig.root.join("v4/na_ct6")).unwrap();
-    fs::remove_file(rig.root.join("v4/prog/na_to_pod")).unwrap();
+    fs::remove_file(rig.pin("na_ct6")).unwrap();
+    fs::remove_file(rig.pin("prog/na_to_pod")).unwrap();
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert_eq!(successor.policy(POD).unwrap(), rig.dataplane.policy(POD).unwrap());
-    assert!(rig.root.join("v4/na_ct6").exists());
-    assert!(rig.root.join("v4/prog/na_to_pod").exists());
+    assert!(rig.pin("na_ct6").exists());
+    assert!(rig.pin("prog/na_to_pod").exists());
 }

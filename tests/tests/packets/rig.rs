@@ -11,6 +11,10 @@ pub(super) const POD_V6: &str = "fd00::1";
 pub(super) const PEER_V4: &str = "10.0.0.2";
 pub(super) const PEER_V6: &str = "fd00::2";
 
+fn pin_below(root: &Path, name: &str) -> PathBuf {
+    root.join(format!("v{LAYOUT_VERSION}")).join(name)
+}
+
 /// What became of a packet.
 pub(super) type Outcome = Result<(), DropReason>;
 
@@ -40,13 +44,19 @@ impl Rig {
         let root = unused_root();
         let dataplane = Dataplane::open(&change(config(&root))).expect("open the dataplane");
         let program = |name: &str| {
-            SchedClassifier::from_pin(root.join("v4/prog").join(name)).expect("open a pinned program")
+            let path = pin_below(&root, &format!("prog/{name}"));
+            SchedClassifier::from_pin(path).expect("open a pinned program")
         };
         let (from_pod, to_pod) = (program("na_from_pod"), program("na_to_pod"));
         let rig = Self { root, dataplane, from_pod, to_pod };
         rig.put(Checks { source_mac: true, source_address: true, ..Checks::default() });
         rig.dataplane.bind_link(DEVICE, POD).unwrap();
         rig
+    }
+
+    /// Where the agent has pinned something.
+    pub(super) fn pin(&self, name: &str) -> PathBuf {
+        pin_below(&self.root, name)
     }
 
     /// As `new`, with these policies.
@@ -131,13 +141,13 @@ impl Rig {
 
     /// The flow table as the agent would read it.
     pub(super) fn flows(&self) -> HashMap<MapData, FlowKey<Ip4>, Flow> {
-        let data = MapData::from_pin(self.root.join("v4/na_ct4")).unwrap();
+        let data = MapData::from_pin(self.pin("na_ct4")).unwrap();
         Map::from_map_data(data).unwrap().try_into().unwrap()
     }
 
     /// Changes what the agent remembers.
     pub(super) fn set_memory(&self, change: impl FnOnce(&mut netattach_common::Config)) {
-        let data = MapData::from_pin(self.root.join("v4/na_cfg")).unwrap();
+        let data = MapData::from_pin(self.pin("na_cfg")).unwrap();
         let mut map: Array<_, netattach_common::Config> =
             Map::from_map_data(data).unwrap().try_into().unwrap();
         let mut memory = map.get(&0, 0).unwrap();

@@ -276,7 +276,7 @@ fn a_device_that_was_being_taken_away_when_the_agent_died_is_nobodys() {
     let frame = to_pod().udp(1, 2).frame();
     assert_eq!(rig.run(ToPod, &frame), Ok(()));
     // The first step of making a device nobody's; the agent did not come to the second one.
-    let data = MapData::from_pin(rig.root.join("v4/na_link")).unwrap();
+    let data = MapData::from_pin(rig.pin("na_link")).unwrap();
     let mut links: HashMap<_, u32, u32> = Map::from_map_data(data).unwrap().try_into().unwrap();
     links.remove(&DEVICE).unwrap();
     let successor = Dataplane::open(&config(&rig.root)).unwrap();

@@ -44,7 +44,7 @@ impl WireRig {
         rig.fast.set_uplinks([(DEVICE, uplink)].into()).unwrap();
         let locals = [PEER_V4, PEER_V6].map(|address| ((Segment::Routed, address.parse().unwrap()), PEER));
         rig.fast.set_locals(locals.into()).unwrap();
-        let program = SchedClassifier::from_pin(rig.rig.root.join("v4/prog/na_wire")).unwrap();
+        let program = SchedClassifier::from_pin(rig.rig.pin("prog/na_wire")).unwrap();
         Self { rig, program, is_known: false }
     }
 
@@ -93,7 +93,7 @@ impl WireRig {
 
     /// The bridge has seen the station just now.
     fn see(&self) {
-        let data = MapData::from_pin(self.rig.rig.root.join("v4/na_seen")).unwrap();
+        let data = MapData::from_pin(self.rig.rig.pin("na_seen")).unwrap();
         let mut seen: HashMap<_, StationKey, Seen> = Map::LruHashMap(data).try_into().unwrap();
         // A second back: the programs' clock lags by a tick.
         let at = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec as u32 - 1;
