@@ -18,6 +18,7 @@
 //! | [`observe`] | what the programs told lately | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
 //! | `durable` | files that are replaced whole | files |
+//! | `sync` | locks and threads, by names that a model checker can stand behind | no |
 
 pub mod agent;
 pub mod attach;
@@ -31,6 +32,9 @@ pub mod ipam;
 pub mod journal;
 pub mod link;
 pub mod mac;
+#[cfg(test)]
+#[cfg(feature = "model")]
+mod model;
 pub mod multus;
 pub mod netlink;
 pub mod netns;
@@ -41,6 +45,7 @@ pub mod policy;
 pub mod report;
 pub mod rpc;
 pub mod source;
+mod sync;
 pub mod sysctl;
 
 /// Ends the process, as `kill -9` would, when the environment asks for it at this point. Exists only with the

@@ -14,8 +14,8 @@
 //! that order, and an empty file still says whose they are. The pools to look for them in are noted once each
 //! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
 
+pub(crate) mod files;
 mod record;
-mod spare;
 mod store;
 #[cfg(test)]
 mod tests;

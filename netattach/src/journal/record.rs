@@ -1,19 +1,17 @@
 //! One sandbox's record: lines that are appended, and what they add up to.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::JournalError;
-use super::spare::Spare;
+use super::files::{Appended, Files};
 use crate::plan::{Output, Plan, StepRef};
+use crate::sync::Arc;
+use crate::sync::thread::{self, JoinHandle};
 
 /// Which sandbox and which of its CNI interfaces a record is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -93,23 +91,23 @@ pub struct Record {
     /// Written during an earlier boot: nothing in the kernel is left of it, and progress may be missing.
     earlier_boot: bool,
     path: PathBuf,
-    file: File,
+    files: Arc<dyn Files>,
+    file: Box<dyn Appended>,
     /// Of the file, in bytes.
     length: u64,
     /// Lines that go with the next write.
     unwritten: Vec<u8>,
     sync: Option<JoinHandle<std::io::Result<()>>>,
-    spare: Arc<Spare>,
 }
 
 impl Record {
     pub(super) fn create(
         path: PathBuf,
-        file: File,
+        files: Arc<dyn Files>,
+        file: Box<dyn Appended>,
         key: Key,
         boot: &str,
         plan: Plan,
-        spare: Arc<Spare>,
     ) -> Result<Self, JournalError> {
         let mut record = Self {
             key,
@@ -121,11 +119,11 @@ impl Record {
             begun: BTreeSet::new(),
             earlier_boot: false,
             path,
+            files,
             file,
             length: 0,
             unwritten: Vec::new(),
             sync: None,
-            spare,
         };
         let line = Line::Planned {
             version: VERSION,
@@ -143,11 +141,11 @@ impl Record {
     /// [`JournalError::Version`] for a record that another version of the agent wrote.
     pub(super) fn replay(
         path: PathBuf,
-        file: File,
+        files: Arc<dyn Files>,
+        file: Box<dyn Appended>,
         key: Key,
         boot: &str,
         text: &[u8],
-        spare: Arc<Spare>,
     ) -> Result<Option<Self>, JournalError> {
         // A line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable.
         let complete = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
@@ -167,11 +165,11 @@ impl Record {
             begun: BTreeSet::new(),
             earlier_boot: written != boot,
             path,
+            files,
             file,
             length: complete.len() as u64 + 1,
             unwritten: Vec::new(),
             sync: None,
-            spare,
         };
         for line in lines {
             match line {
@@ -236,13 +234,13 @@ impl Record {
 
     /// Starts writing the plan out to the disk, on a thread of its own.
     pub fn start_sync(&mut self) {
-        let parent = self.path.parent().map(Path::to_owned).unwrap_or_default();
-        let Ok(file) = self.file.try_clone() else { return };
-        self.sync = std::thread::Builder::new()
+        let Ok(mut file) = self.file.again() else { return };
+        let files = Arc::clone(&self.files);
+        self.sync = thread::Builder::new()
             .name("journal-sync".into())
             .spawn(move || {
-                file.sync_data()?;
-                File::open(parent)?.sync_all()
+                file.sync()?;
+                files.sync()
             })
             .ok();
     }
@@ -263,8 +261,8 @@ impl Record {
     pub fn remove(mut self) -> Result<(), JournalError> {
         // The thread holds only a descriptor; it must not outlive the record and report on nothing.
         let _ = self.wait_durable();
-        self.spare
-            .keep_or_remove(&self.path)
+        self.files
+            .remove(&self.key.file_name()?)
             .map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
         crate::crash_point!("journal", "removed");
         Ok(())
@@ -273,11 +271,11 @@ impl Record {
     fn append(&mut self, line: &Line) -> Result<(), JournalError> {
         self.encode(line)?;
         // One write: after a crash a line is whole, cut off at the end, or absent.
-        self.file.write_all(&self.unwritten).map_err(|source| {
+        if let Err(source) = self.file.append(&self.unwritten) {
             // A full disk may have taken part of a line. Without it the next line starts where it should.
-            let _ = self.file.set_len(self.length);
-            JournalError::Write { path: self.path.clone(), source }
-        })?;
+            let _ = self.file.cut(self.length);
+            return Err(JournalError::Write { path: self.path.clone(), source });
+        }
         self.length += self.unwritten.len() as u64;
         self.unwritten.clear();
         crate::crash_point!("journal", self.length);

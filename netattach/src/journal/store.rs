@@ -1,18 +1,18 @@
 //! The directory of records.
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use super::JournalError;
+use super::files::{Appended, Files, OnDisk};
 use super::record::{Key, Record};
-use super::spare::Spare;
 use crate::plan::Plan;
+use crate::sync::{Arc, Mutex, locked};
 
 /// Where the kernel says which boot this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -45,8 +45,8 @@ pub enum Loaded {
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
+    files: Arc<dyn Files>,
     boot: String,
-    spare: Arc<Spare>,
     pools: Mutex<BTreeSet<Pool>>,
 }
 
@@ -56,10 +56,21 @@ impl Store {
         let directory = directory.into();
         let failed = |source| JournalError::Open { path: directory.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
+        // Of an earlier version, which kept the file of the record removed last.
+        let _ = std::fs::remove_file(directory.join("spare"));
         let boot = std::fs::read_to_string(BOOT_ID).map_err(failed)?.trim().to_owned();
-        let pools = read_pools(&directory.join(POOLS)).map_err(failed)?;
-        let spare = Arc::new(Spare::none(&directory).map_err(failed)?);
-        Ok(Self { directory, boot, spare, pools: Mutex::new(pools) })
+        Self::over(Arc::new(OnDisk(directory.clone())), directory.clone(), boot)
+    }
+
+    /// The same over any files. `directory` is what errors call them.
+    pub(crate) fn over(
+        files: Arc<dyn Files>,
+        directory: PathBuf,
+        boot: String,
+    ) -> Result<Self, JournalError> {
+        let failed = |source| JournalError::Open { path: directory.clone(), source };
+        let pools = Mutex::new(read_pools(&*files).map_err(failed)?);
+        Ok(Self { directory, files, boot, pools })
     }
 
     /// Writes a new record with its plan.
@@ -67,8 +78,9 @@ impl Store {
     /// # Errors
     /// [`JournalError::Exists`] when there is one for the same sandbox and interface.
     pub fn create(&self, key: Key, plan: Plan) -> Result<Record, JournalError> {
-        let path = self.directory.join(key.file_name()?);
-        let file = match self.spare.or_new(&path) {
+        let name = key.file_name()?;
+        let path = self.directory.join(&name);
+        let file = match self.files.create(&name) {
             Ok(file) => file,
             Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(JournalError::Exists(key));
@@ -76,58 +88,56 @@ impl Store {
             Err(source) => return Err(JournalError::Write { path, source }),
         };
         crate::crash_point!("journal", "opened");
-        let created = Record::create(path.clone(), file, key, &self.boot, plan, Arc::clone(&self.spare));
+        let created = Record::create(path, Arc::clone(&self.files), file, key, &self.boot, plan);
         if created.is_err() {
             // A full disk leaves part of a line; nothing was done yet, so nothing needs to be remembered.
-            let _ = std::fs::remove_file(&path);
+            let _ = self.files.remove(&name);
         }
         created
     }
 
     /// What there is of a sandbox and interface.
     pub fn load(&self, key: &Key) -> Result<Loaded, JournalError> {
-        let path = self.directory.join(key.file_name()?);
+        let name = key.file_name()?;
+        let path = self.directory.join(&name);
         let failed = |source| JournalError::Read { path: path.clone(), source };
-        let mut file = match OpenOptions::new().read(true).append(true).open(&path) {
+        let mut file = match self.files.open(&name) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Loaded::Absent),
             Err(source) => return Err(failed(source)),
         };
-        let mut text = Vec::new();
-        file.read_to_end(&mut text).map_err(failed)?;
-        drop_partial_line(&file, &text).map_err(failed)?;
+        let text = file.read().map_err(failed)?;
+        drop_partial_line(&mut *file, &text).map_err(failed)?;
         let record =
-            Record::replay(path.clone(), file, key.clone(), &self.boot, &text, Arc::clone(&self.spare))?;
+            Record::replay(path.clone(), Arc::clone(&self.files), file, key.clone(), &self.boot, &text)?;
         Ok(record.map_or(Loaded::Torn, |record| Loaded::Whole(Box::new(record))))
     }
 
     /// Removes a record that turned out to be torn.
     pub fn discard(&self, key: &Key) -> Result<(), JournalError> {
-        let path = self.directory.join(key.file_name()?);
-        match std::fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(JournalError::Write { path, source })
-            }
-            _ => Ok(()),
-        }
+        let name = key.file_name()?;
+        let failed = |source| JournalError::Write { path: self.directory.join(&name), source };
+        self.files.remove(&name).map_err(failed)
     }
 
     /// Remembers, for good, a pool that leases are about to be taken from. Syncs to disk the first time.
     pub fn note_pool(&self, pool: Pool) -> Result<(), JournalError> {
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = locked(&self.pools);
         if pools.contains(&pool) {
             return Ok(());
         }
-        let path = self.directory.join(POOLS);
         let write = || -> io::Result<()> {
             let mut line = serde_json::to_vec(&pool)?;
             line.push(b'\n');
-            let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
-            file.write_all(&line)?;
-            file.sync_all()?;
-            File::open(&self.directory)?.sync_all()
+            let mut file = match self.files.open(POOLS) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.create(POOLS)?,
+                other => other?,
+            };
+            file.append(&line)?;
+            file.sync()?;
+            self.files.sync()
         };
-        write().map_err(|source| JournalError::Write { path: path.clone(), source })?;
+        write().map_err(|source| JournalError::Write { path: self.directory.join(POOLS), source })?;
         crate::crash_point!("journal", "pool");
         pools.insert(pool);
         Ok(())
@@ -135,17 +145,14 @@ impl Store {
 
     /// Every pool that leases were ever taken from.
     pub fn pools(&self) -> Vec<Pool> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        locked(&self.pools).iter().cloned().collect()
     }
 
     /// The keys of all records.
     pub fn keys(&self) -> Result<Vec<Key>, JournalError> {
         let failed = |source| JournalError::Open { path: self.directory.clone(), source };
-        let mut keys = Vec::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            keys.extend(name.to_str().and_then(Key::from_file_name));
-        }
+        let names = self.files.list().map_err(failed)?;
+        let mut keys: Vec<Key> = names.iter().filter_map(|name| Key::from_file_name(name)).collect();
         keys.sort();
         Ok(keys)
     }
@@ -156,8 +163,8 @@ impl Store {
     }
 }
 
-fn read_pools(path: &Path) -> io::Result<BTreeSet<Pool>> {
-    match std::fs::read(path) {
+fn read_pools(files: &dyn Files) -> io::Result<BTreeSet<Pool>> {
+    match files.open(POOLS).and_then(|mut file| file.read()) {
         // A line that a crash cut off was not noted yet.
         Ok(text) => Ok(text
             .split(|byte| *byte == b'\n')
@@ -169,7 +176,7 @@ fn read_pools(path: &Path) -> io::Result<BTreeSet<Pool>> {
 }
 
 /// Cuts off a line that a crash left unfinished, so that the next one starts at a line's beginning.
-fn drop_partial_line(file: &File, text: &[u8]) -> io::Result<()> {
+fn drop_partial_line(file: &mut dyn Appended, text: &[u8]) -> io::Result<()> {
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
-    if whole < text.len() { file.set_len(whole as u64) } else { Ok(()) }
+    if whole < text.len() { file.cut(whole as u64) } else { Ok(()) }
 }

@@ -36,6 +36,7 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
     setup::run(if ci { Scope::Gate } else { Scope::Testing })?;
     dist::build()?;
     let mut total = workspace()?;
+    total += orders()?;
     total += by_tcx()?;
     total += vm::tests()?;
     if ci {
@@ -58,6 +59,12 @@ fn workspace() -> anyhow::Result<Count> {
         Ok(screen::Done::Was(String::new()))
     })?;
     tests(&["--workspace"], &variables())
+}
+
+/// What threads share, in many orders of their steps.
+fn orders() -> anyhow::Result<Count> {
+    screen::heading("test what threads share, under a model checker");
+    tests(&["--package", "netattach", "--features", "model", "--lib", "model::"], &variables())
 }
 
 /// What attaches programs, once more with agents that attach them by tcx where a test does not say.

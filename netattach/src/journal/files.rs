@@ -1,0 +1,131 @@
+//! What the journal asks of a directory. The file system's, or under the model checker one in memory.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use crate::durable;
+
+/// A directory of records.
+pub(crate) trait Files: fmt::Debug + Send + Sync {
+    /// A new, empty file for its owner alone.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] where the name is taken.
+    fn create(&self, name: &str) -> io::Result<Box<dyn Appended>>;
+    /// A file that is there.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] where there is none.
+    fn open(&self, name: &str) -> io::Result<Box<dyn Appended>>;
+    /// The name is free; one that is free already is as good.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// All names, in any order.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Names that were made or removed survive a loss of power.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// An open file. What is written goes to its end.
+pub(crate) trait Appended: fmt::Debug + Send {
+    /// All of it, from the beginning.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn read(&mut self) -> io::Result<Vec<u8>>;
+    /// One write.
+    ///
+    /// # Errors
+    /// What the system said; part of it may have been written.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Cuts it off.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn cut(&mut self, length: u64) -> io::Result<()>;
+    /// The same open file once more, for another thread.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn again(&self) -> io::Result<Box<dyn Appended>>;
+    /// What was written survives a loss of power.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A directory of the file system.
+#[derive(Debug)]
+pub(super) struct OnDisk(pub(super) PathBuf);
+
+impl OnDisk {
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Files for OnDisk {
+    fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
+        let mut options = OpenOptions::new();
+        Ok(Box::new(options.append(true).create_new(true).mode(0o600).open(self.at(name))?))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn Appended>> {
+        Ok(Box::new(OpenOptions::new().read(true).append(true).open(self.at(name))?))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.at(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.0)? {
+            names.extend(entry?.file_name().to_str().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        durable::sync_directory(&self.0)
+    }
+}
+
+impl Appended for File {
+    fn read(&mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        self.set_len(length)
+    }
+
+    fn again(&self) -> io::Result<Box<dyn Appended>> {
+        Ok(Box::new(self.try_clone()?))
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+}

@@ -1,0 +1,55 @@
+//! A fault that was in the journal once: the file of the record removed last was kept for the next record, and
+//! the lock that guarded it was free again before the file had its new name.
+
+use std::io;
+
+use super::disk::Disk;
+use crate::journal::files::{Appended, Files};
+use crate::sync::{Mutex, locked};
+
+const NAME: &str = "spare";
+
+/// A directory that keeps a removed file for the next one.
+#[derive(Debug, Default)]
+pub(super) struct WithSpare {
+    disk: Disk,
+    present: Mutex<bool>,
+}
+
+impl WithSpare {
+    pub(super) fn over(disk: Disk) -> Self {
+        Self { disk, present: Mutex::new(false) }
+    }
+}
+
+impl Files for WithSpare {
+    fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
+        // The fault: whoever removes a record now makes its file the spare one, and empties what has this name then.
+        if std::mem::take(&mut *locked(&self.present)) && self.disk.rename(NAME, name, false).is_ok() {
+            return self.disk.open(name);
+        }
+        self.disk.create(name)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn Appended>> {
+        self.disk.open(name)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut present = locked(&self.present);
+        if *present {
+            return self.disk.remove(name);
+        }
+        self.disk.rename(name, NAME, true)?;
+        *present = self.disk.open(NAME).and_then(|mut file| file.cut(0)).is_ok();
+        Ok(())
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.disk.list()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+}
