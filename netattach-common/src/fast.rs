@@ -91,6 +91,8 @@ declines! {
     8 Learning "learning",
     /// From the wire: an answer would not go back by the same device, or the source is no host's.
     9 Source "source",
+    /// A routed packet whose ports, by which the node may route, are not at hand: a fragment, or with extension headers.
+    10 NoPorts "no-ports",
 }
 
 impl Decline {

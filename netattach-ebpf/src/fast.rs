@@ -18,6 +18,7 @@
 //! | is its policy in force, and its device its own? | `unready` |
 //! | does the packet fit its link? | `too-big` |
 //! | routed: is there a hop left, and nothing for routers to read? | `hop-limit` |
+//! | routed: are the ports at hand, by which the node may route? | `no-ports` |
 //! | routed: would the node pass it on? | `unroutable` |
 //! | routed, from an uplink: would an answer leave by the device that it came in by? | `source` |
 

@@ -419,6 +419,13 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
+    /// Traffic class and flow label as they stand in the first word, without the version: what routing tells packets by.
+    #[inline(always)]
+    pub(crate) fn flow_information(&self) -> u32 {
+        let [a, b, c] = self.flow_label;
+        u32::from_ne_bytes([self.version_and_class & 15, a, b, c])
+    }
+
     #[inline(always)]
     fn tuple(&self, lane: Lane) -> Tuple<Ip6> {
         tuple(self.source, self.destination, self.next_header, lane)
@@ -429,13 +436,14 @@ impl Ipv6Header {
 pub(crate) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
+/// The authentication header (RFC 4302).
+pub(crate) const AUTHENTICATION: u8 = 51;
 const DESTINATION: u8 = 60;
 const MOBILITY: u8 = 135;
 
 /// Whether a "next header" is one that has a next one.
 #[inline(always)]
-fn is_extension(number: u8) -> bool {
+pub(crate) fn is_extension(number: u8) -> bool {
     matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION | MOBILITY)
 }
 

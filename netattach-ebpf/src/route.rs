@@ -1,8 +1,10 @@
 //! The fast path where the node routes: what its stack would do to a packet that it forwards.
 //!
 //! Where it goes the node's own routing says (`bpf_fib_lookup`): rules, tables, whether the node forwards, and the next
-//! hop: the pod itself, or a router behind an uplink. What the stack would have more to say about is left to it: a hop limit
-//! that runs out, IPv4 options and hop-by-hop options, a pod whose address it has not resolved yet.
+//! hop: the pod itself, or a router behind an uplink. It is asked with all that rules can tell packets by: addresses, ports,
+//! protocol, type of service, flow label, the device. What the stack would have more to say about is left to it: a hop limit
+//! that runs out, IPv4 options and hop-by-hop options, ports that are not at hand (fragments, extension headers), a pod whose
+//! address it has not resolved yet.
 
 use core::mem::zeroed;
 
@@ -14,13 +16,17 @@ use aya_ebpf::{
     helpers::generated::{bpf_fib_lookup as fib_lookup, bpf_redirect_neigh},
     programs::TcContext,
 };
-use netattach_common::{Decline, FastPort, Ip6, Mac, ParentKey, StationKey, wire::flag};
+use netattach_common::{
+    Decline, FastPort, Ip6, Mac, ParentKey, Ports, StationKey,
+    protocol::{SCTP, TCP, UDP},
+    wire::flag,
+};
 
 use crate::{
     fast::{Origin, TO_WIRE, ready},
     frame::{self, ETHERNET_LEN, ethertype},
     maps,
-    packet::{HOP_BY_HOP, Ipv4Header, Ipv6Header},
+    packet::{self, AUTHENTICATION, HOP_BY_HOP, IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header},
 };
 
 const AF_INET: u8 = 2;
@@ -31,6 +37,9 @@ const IPV4_CHECKSUM: usize = ETHERNET_LEN + core::mem::offset_of!(Ipv4Header, ch
 const IPV6_HOP_LIMIT: usize = ETHERNET_LEN + core::mem::offset_of!(Ipv6Header, hop_limit);
 /// Version 4, a header of five words.
 const IPV4_PLAIN: u8 = 0x45;
+/// Protocols whose first four bytes the kernel's rules take for ports beside TCP's, UDP's and SCTP's: DCCP, ESP,
+/// UDP-Lite (Linux, `proto_ports_offset`).
+const ALSO_PORTS: [u8; 3] = [33, 50, 136];
 
 /// Finds the attachment that a packet is routed to, and makes the packet what it is behind the node: one hop on, between
 /// other Ethernet addresses. A packet for an uplink ([`TO_WIRE`]) is already on its way there when this returns. Nothing of
@@ -54,6 +63,10 @@ fn ipv4(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     if header.hop_limit <= 1 || header.version_and_words != IPV4_PLAIN {
         return Err(Decline::HopLimit);
     }
+    if u16::from_be(header.fragment) & 0x3fff != 0 {
+        return Err(Decline::NoPorts);
+    }
+    let ports = ports(ctx, header.protocol, ETHERNET_LEN + IPV4_LEN)?;
     let [source, destination] =
         [header.source, header.destination].map(|address| u32::from_ne_bytes(address.octets));
     // SAFETY: integers and unions of integers.
@@ -63,9 +76,11 @@ fn ipv4(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     if origin.sender == 0 {
         query.__bindgen_anon_3.ipv4_src = destination;
         query.__bindgen_anon_4.ipv4_dst = source;
+        set_ports(&mut query, ports.reversed());
         answers_leave(ctx, origin, &mut query)?;
     }
     query.family = AF_INET;
+    set_ports(&mut query, ports);
     query.__bindgen_anon_2.tos = header.service;
     query.__bindgen_anon_3.ipv4_src = source;
     query.__bindgen_anon_4.ipv4_dst = destination;
@@ -85,6 +100,10 @@ fn ipv6(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     if stays_on_link(&header.source) || stays_on_link(&header.destination) {
         return Err(Decline::Unroutable);
     }
+    if packet::is_extension(header.next_header) {
+        return Err(Decline::NoPorts);
+    }
+    let ports = ports(ctx, header.next_header, ETHERNET_LEN + IPV6_LEN)?;
     let [source, destination] = [header.source, header.destination].map(|address| words(&address.octets));
     // SAFETY: as above.
     let mut query: bpf_fib_lookup = unsafe { zeroed() };
@@ -93,9 +112,11 @@ fn ipv6(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     if origin.sender == 0 {
         query.__bindgen_anon_3.ipv6_src = destination;
         query.__bindgen_anon_4.ipv6_dst = source;
+        set_ports(&mut query, ports.reversed());
         answers_leave(ctx, origin, &mut query)?;
-        query.__bindgen_anon_2.flowinfo = 0;
     }
+    query.__bindgen_anon_2.flowinfo = header.flow_information();
+    set_ports(&mut query, ports);
     query.__bindgen_anon_3.ipv6_src = source;
     query.__bindgen_anon_4.ipv6_dst = destination;
     let to = find(ctx, origin, &mut query)?;
@@ -112,6 +133,22 @@ fn stays_on_link(address: &Ip6) -> bool {
 #[inline(always)]
 fn read<T: Copy>(ctx: &TcContext) -> Result<T, Decline> {
     frame::header(ctx, true, ETHERNET_LEN, ETHERNET_LEN).map_err(|_| Decline::Control)
+}
+
+/// What rules take for the ports of a whole packet whose transport header is at an offset.
+#[inline(always)]
+fn ports(ctx: &TcContext, protocol: u8, at: usize) -> Result<Ports, Decline> {
+    if matches!(protocol, TCP | UDP | SCTP) || ALSO_PORTS.contains(&protocol) {
+        return frame::header(ctx, true, at, at).map_err(|_| Decline::NoPorts);
+    }
+    // Behind it the kernel looks for the ports.
+    if protocol == AUTHENTICATION { Err(Decline::NoPorts) } else { Ok(Ports::NONE) }
+}
+
+#[inline(always)]
+fn set_ports(query: &mut bpf_fib_lookup, ports: Ports) {
+    query.sport = u16::from_ne_bytes(ports.source().octets);
+    query.dport = u16::from_ne_bytes(ports.destination().octets);
 }
 
 /// Asks the node's routing.

@@ -407,6 +407,73 @@ fn filters_for_ip_packets_keep_routed_pods_off_and_the_nodes_routing_is_obeyed()
 }
 
 #[test]
+fn the_nodes_rules_by_ports_are_obeyed_and_fragments_are_left_to_it() {
+    let scene = Scene::with(&[], routed);
+    scene.await_on();
+    let limit = Duration::from_millis(300);
+    let silent = |family: usize| !datagram(&scene.client.namespace, scene.addresses[family], limit).unwrap();
+    let fragmented = |family: usize, patience| {
+        let any = if family == 0 { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = scene.client.namespace.run(|| UdpSocket::bind(any)).unwrap();
+        socket.connect(scene.addresses[family]).unwrap();
+        socket.set_read_timeout(Some(patience)).unwrap();
+        socket.send(&[0; 4000]).unwrap();
+        socket.recv(&mut [0; 8000]).is_ok()
+    };
+    for (family, option) in [(0, "-4"), (1, "-6")] {
+        let all_fast = || scene.exchange(family) == ALL_FAST;
+        assert!(eventually(PATIENCE, all_fast), "{}", row(&scene.node, "stats", "client"));
+        let before = (scene.fast(), scene.left_to_stack("client", "no-ports"));
+        assert!(fragmented(family, PATIENCE));
+        assert_eq!(scene.fast(), before.0, "what the node makes of their ports is its own");
+        assert!(scene.left_to_stack("client", "no-ports") > before.1);
+        let server = scene.addresses[family].ip();
+        // What goes to the server, and what comes back from it.
+        for rule in [format!("to {server} ipproto udp dport 7"), format!("from {server} ipproto udp sport 7")]
+        {
+            scene.on_node("ip", &format!("{option} rule add {rule} prohibit"));
+            assert!(silent(family), "{rule}");
+            scene.on_node("ip", &format!("{option} rule del {rule} prohibit"));
+        }
+        scene.on_node("ip", &format!("{option} rule add to {server} ipproto udp dport 8 prohibit"));
+        assert_eq!(scene.exchange(family), ALL_FAST, "a rule about another port");
+    }
+    scene.end();
+}
+
+#[test]
+fn what_the_node_translates_is_never_passed_by() {
+    let scene = Scene::with(&[("fastPath", json!("on"))], routed);
+    scene.await_on();
+    assert!(eventually(PATIENCE, || scene.exchange(0) == ALL_FAST));
+    scene.on_node("iptables", "-A FORWARD -p sctp -j DROP");
+    assert_eq!(scene.exchange(0), ALL_FAST, "filters are what `on` gives up");
+    let server = scene.addresses[0];
+    for (table, port) in [("iptables", 77), ("iptables-legacy", 78)] {
+        let rule = format!(
+            "-t nat -A PREROUTING -d 10.96.0.10 -p udp --dport {port} -j DNAT --to-destination {server}"
+        );
+        scene.on_node(table, &rule);
+        scene.await_standing("client", "nat");
+        assert_eq!(scene.exchange(0), NONE_FAST, "{table}");
+        let service = format!("10.96.0.10:{port}").parse().unwrap();
+        assert!(datagram(&scene.client.namespace, service, PATIENCE).unwrap(), "{table}");
+        scene.on_node(table, "-t nat -F");
+        if table == "iptables" {
+            scene.on_node(table, "-t nat -X");
+            for chain in ["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"] {
+                let deleted = format!("-t nat -X {chain}");
+                let run = || Command::new(table).args(deleted.split(' ')).output();
+                // Which chains there are is the program's business.
+                let _ = scene.node.namespace.run(run).unwrap();
+            }
+            scene.await_on();
+        }
+    }
+    scene.end();
+}
+
+#[test]
 fn pods_of_two_ways_reach_each_other_by_the_stack() {
     let scene = Scene::new(&[]);
     let ipam = scene.node.host_local(&["10.51.0.0/24"]);

@@ -85,6 +85,8 @@ pub struct Filters {
     pub bridge: bool,
     /// There are chains or tables for IP packets.
     pub ip: bool,
+    /// Some of them translate addresses and ports.
+    pub nat: bool,
     /// Every bridge shows frames to those for IP packets.
     pub bridges_call_ip: bool,
     /// Devices with chains of their own; a name that ends in `*` stands for all that begin so.
@@ -136,6 +138,7 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
         (!port.forwarding, Reason::PortState),
         (port.isolated || port.locked, Reason::PortRestricted),
         (bridge.vlan_filtering, Reason::VlanFiltering),
+        (filters.nat && (filters.bridges_call_ip || bridge.calls_iptables), Reason::Nat),
         (link.discipline != NO_DISCIPLINE, Reason::Shaped(link.discipline.clone())),
     ];
     let in_auto = [
@@ -154,6 +157,7 @@ fn routed(mode: Mode, member: &Member, link: &ForwardingState, node: &Node) -> R
     let filters = &node.filters;
     let always = [
         (node.ipsec, Reason::Ipsec),
+        (filters.nat, Reason::Nat),
         (link.controller.is_some(), Reason::Enslaved),
         (link.discipline != NO_DISCIPLINE, Reason::Shaped(link.discipline.clone())),
     ];
@@ -307,6 +311,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_translated_is_never_passed_by() {
+        let translates = |node: &mut Node| (node.filters.ip, node.filters.nat) = (true, true);
+        let place = Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC };
+        assert_eq!(with(translates), [Ok(place), Ok(place)], "bridges do not call it");
+        let seen_by = |calls: fn(&mut Node)| {
+            with(|node| {
+                translates(node);
+                calls(node);
+            })
+        };
+        let never = [Err(Reason::Iptables), Err(Reason::Nat)];
+        assert_eq!(seen_by(|node| node.filters.bridges_call_ip = true), never);
+        assert_eq!(seen_by(|node| bridge(node).calls_iptables = true), never);
+    }
+
+    #[test]
     fn a_routed_link_needs_no_bridge_and_no_filters() {
         let routed = |change: fn(&mut Node)| {
             let mut node = node();
@@ -319,6 +339,8 @@ mod tests {
         assert_eq!(routed(|_| {}), [place.clone(), place.clone()]);
         assert_eq!(routed(|node| node.filters.bridge = true), [place.clone(), place.clone()]);
         assert_eq!(routed(|node| node.filters.ip = true), [Err(Reason::IpRules), place.clone()]);
+        let translated = routed(|node| (node.filters.ip, node.filters.nat) = (true, true));
+        assert_eq!(translated, [Err(Reason::IpRules), Err(Reason::Nat)]);
         let on_device = routed(|node| node.filters.devices = ["na10".into()].into());
         assert_eq!(on_device, [Err(Reason::DeviceRules), place]);
         assert_eq!(routed(|node| node.links.clear()), never(Reason::NoDevice));

@@ -197,6 +197,8 @@ impl FastPaths {
             look.node.look_at_ipsec()?;
             if self.mode == Mode::Auto {
                 look.at_programs(&mut host)?;
+            }
+            if self.mode != Mode::Off {
                 let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
                 let routed = members.values().any(is_routed) || !look.node.default_routes.is_empty();
                 look.node.look_at_filters(routed)?;

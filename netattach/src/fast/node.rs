@@ -163,15 +163,22 @@ impl Node {
             || is_on("/proc/sys/net/bridge/bridge-nf-call-ip6tables")?;
         let inet = hooked_chains(Family::Inet)?;
         let netdev = hooked_chains(Family::Netdev)?;
-        let ip = (routed || bridges_call_ip || one_calls_ip)
-            && (inet.count > 0
-                || hooked_chains(Family::Ip4)?.count > 0
-                || hooked_chains(Family::Ip6)?.count > 0
-                || has_lines("/proc/thread-self/net/ip_tables_names")?
-                || has_lines("/proc/thread-self/net/ip6_tables_names")?);
+        let (mut ip, mut nat) = (false, false);
+        if routed || bridges_call_ip || one_calls_ip {
+            for chains in [&inet, &hooked_chains(Family::Ip4)?, &hooked_chains(Family::Ip6)?] {
+                ip |= chains.count > 0;
+                nat |= chains.nat;
+            }
+            for path in ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"] {
+                let tables = contents(path)?;
+                ip |= !tables.is_empty();
+                nat |= tables.lines().any(|table| table == "nat");
+            }
+        }
         self.filters = Filters {
             bridge: hooked_chains(Family::Bridge)?.count > 0 || has_old_ebtables(),
             ip,
+            nat,
             bridges_call_ip,
             devices: inet.devices.into_iter().chain(netdev.devices).collect(),
         };
@@ -188,10 +195,6 @@ fn has_old_ebtables() -> bool {
 
 fn is_on(path: &'static str) -> Result<bool, LookError> {
     Ok(!matches!(contents(path)?.trim(), "" | "0"))
-}
-
-fn has_lines(path: &'static str) -> Result<bool, LookError> {
-    Ok(!contents(path)?.is_empty())
 }
 
 /// Empty when there is no such file: the kernel does not have, or has not loaded, what it is about.

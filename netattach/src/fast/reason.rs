@@ -34,6 +34,8 @@ pub enum Reason {
     Iptables,
     /// Filters for IP packets, which those of a routed link meet.
     IpRules,
+    /// The node translates addresses of IP packets that come by.
+    Nat,
     /// The node's end of a routed link is in a bridge or VRF.
     Enslaved,
     /// Filters of the device.
@@ -73,6 +75,7 @@ impl Reason {
             Self::BridgeRules => "bridge-rules",
             Self::Iptables => "iptables",
             Self::IpRules => "ip-rules",
+            Self::Nat => "nat",
             Self::Enslaved => "enslaved",
             Self::DeviceRules => "device-rules",
             Self::Programs => "programs",
@@ -117,6 +120,7 @@ impl fmt::Display for Reason {
                 "the bridge shows frames to iptables (bridge-nf-call-iptables), and there are rules or tables",
             ),
             Self::IpRules => f.write_str("there are packet filters for IP packets (nftables, iptables)"),
+            Self::Nat => f.write_str("the node translates addresses (nat chains of nftables or iptables)"),
             Self::Enslaved => f.write_str("the device of a routed link, or of the default route, is in a bridge, bond or VRF"),
             Self::DeviceRules => f.write_str("nftables has chains on the device"),
             Self::Programs => f.write_str("others have programs or filters (tc, tcx, XDP) on the device"),

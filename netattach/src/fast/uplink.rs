@@ -181,6 +181,7 @@ fn router(mode: Mode, link: &ForwardingState, node: &Node) -> Result<(), Reason>
         (link.mac.is_none(), Reason::NotEthernet),
         (link.controller.is_some(), Reason::Enslaved),
         (node.ipsec, Reason::Ipsec),
+        (node.filters.nat, Reason::Nat),
     ];
     let [rules, programs] = received(link, node);
     first(mode, [(node.filters.ip, Reason::IpRules), rules, programs], always)
@@ -372,6 +373,7 @@ mod tests {
         });
         assert_eq!(tunnel, [fine, never("not-ethernet")]);
         assert_eq!(with(|node| node.ipsec = true), [fine, never("ipsec")]);
+        assert_eq!(with(|node| node.filters.nat = true), [fine, never("nat")]);
     }
 
     #[test]

@@ -19,6 +19,9 @@ const HEADER_LEN: usize = 16;
 /// `struct nfgenmsg`.
 const GENERAL_LEN: usize = 4;
 const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_CHAIN_TYPE: u16 = 7;
+/// Chains that translate addresses and ports.
+const NAT: &[u8] = b"nat\0";
 const NFTA_HOOK_DEV: u16 = 3;
 const NFTA_HOOK_DEVS: u16 = 4;
 const NFTA_DEVICE_NAME: u16 = 1;
@@ -46,6 +49,8 @@ pub enum Family {
 pub struct HookedChains {
     /// How many.
     pub count: usize,
+    /// Whether some of them translate addresses and ports.
+    pub nat: bool,
     /// The devices that they name; a name that ends in `*` stands for all that begin so.
     pub devices: BTreeSet<String>,
 }
@@ -119,6 +124,9 @@ impl HookedChains {
     /// Counts a chain if it is on a hook: the others are only jumped to.
     fn add(&mut self, attributes: &[u8]) {
         for (kind, hook) in attributes_of(attributes) {
+            if kind == NFTA_CHAIN_TYPE {
+                self.nat |= hook == NAT;
+            }
             if kind != NFTA_CHAIN_HOOK {
                 continue;
             }
@@ -197,8 +205,10 @@ mod tests {
         let hook = [attribute(1, &[0; 4]), attribute(0x8000 | 4, &devices)].concat();
         found.add(&[attribute(3, b"filter\0"), attribute(0x8000 | 4, &hook)].concat());
         found.add(&attribute(4, &attribute(3, b"eth1\0")));
-        let devices = ["eth0", "eth1", "na*"].map(str::to_owned).into();
-        assert_eq!(found, HookedChains { count: 2, devices });
+        let devices = BTreeSet::from(["eth0", "eth1", "na*"].map(str::to_owned));
+        assert_eq!(found, HookedChains { count: 2, nat: false, devices: devices.clone() });
+        found.add(&[attribute(4, &attribute(2, &[0; 4])), attribute(7, b"nat\0")].concat());
+        assert_eq!(found, HookedChains { count: 3, nat: true, devices });
     }
 
     proptest::proptest! {

@@ -212,6 +212,13 @@ fn the_nodes_routing_is_asked_about_every_packet() {
     assert!(silent());
     scene.node("ip", &format!("rule del to {server} prohibit"));
     assert_eq!(scene.exchange(0), FAST);
+    // What comes in, and whether an answer to it would leave where it came from.
+    for rule in [format!("to {server} ipproto udp dport 7"), format!("from {server} ipproto udp sport 7")] {
+        scene.node("ip", &format!("rule add {rule} prohibit"));
+        assert!(silent(), "{rule}");
+        scene.node("ip", &format!("rule del {rule} prohibit"));
+        assert_eq!(scene.exchange(0), FAST);
+    }
     scene.node("sysctl", &format!("-qw net.ipv4.conf.{WIRE}.forwarding=0"));
     assert!(silent());
     scene.node("sysctl", &format!("-qw net.ipv4.conf.{WIRE}.forwarding=1"));
