@@ -236,18 +236,29 @@ impl Signal {
         self.flags & (tcp::SYN | tcp::ACK) == tcp::SYN
     }
 
-    /// Whether the packet can belong to a connection that was open before the flow table knew of it.
-    /// A SYN/ACK cannot: its SYN was either seen or denied.
+    /// Whether the packet belongs to a connection, and does not ask for a new one.
     #[inline(always)]
     pub const fn is_midstream(self, protocol: u8) -> bool {
-        matches!(protocol, protocol::TCP | protocol::SCTP) && self.flags & tcp::SYN == 0
+        matches!(protocol, protocol::TCP | protocol::SCTP)
+            && self.flags & (tcp::SYN | tcp::ACK | tcp::RST) != tcp::SYN
     }
 
-    /// State bits of a flow that begins with this packet. A connection picked up midstream has been established before.
+    /// Whether the packet answers one that was sent before (TCP SYN with ACK): it never is the first of a flow.
     #[inline(always)]
-    pub const fn first_state(self, protocol: u8, forward: bool) -> u8 {
-        let before = if self.is_midstream(protocol) { state::REPLIED | state::ESTABLISHED } else { 0 };
-        Flow::state_after(before, self, forward)
+    pub const fn accepts(self) -> bool {
+        self.flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK
+    }
+
+    /// Whether the packet aborts a connection: nothing follows it, so it begins no flow either.
+    #[inline(always)]
+    pub const fn aborts(self) -> bool {
+        self.flags & tcp::RST != 0
+    }
+
+    /// State bits of a flow that begins with this packet. One packet establishes nothing, whatever it says.
+    #[inline(always)]
+    pub const fn first_state(self, forward: bool) -> u8 {
+        Flow::state_after(0, self, forward) & !state::ESTABLISHED
     }
 }
 
@@ -298,8 +309,8 @@ impl Flow {
 
     /// Whether a packet belongs to this flow, or opens another one between the same ports.
     ///
-    /// A SYN against the flow's direction must never ride on it: anyone can provoke the pickup of an alleged
-    /// old connection with a bare ACK, and would then be let in. A SYN on a closing flow is a reused port.
+    /// A SYN against the flow's direction must never ride on it: whoever is sent a bare ACK would be let in by
+    /// it. A SYN on a closing flow is a reused port.
     #[inline(always)]
     pub const fn admits(&self, signal: Signal, forward: bool) -> bool {
         !signal.opens() || (forward && self.state & (state::CLOSED | state::RST) == 0)
@@ -311,6 +322,10 @@ impl Flow {
         let mut next = current;
         if !forward {
             next |= state::REPLIED;
+            // Whoever acknowledges without SYN has a connection: one that was picked up has no handshake any more.
+            if signal.flags & (tcp::ACK | tcp::SYN | tcp::RST) == tcp::ACK {
+                next |= state::ESTABLISHED;
+            }
         } else if current & state::REPLIED != 0 && signal.flags & (tcp::ACK | tcp::SYN) == tcp::ACK {
             next |= state::ESTABLISHED;
         }
@@ -434,7 +449,9 @@ mod tests {
         let fin = tcp::FIN | tcp::ACK;
         /// Flags, and whether the opener sent them.
         type Packet = (u8, bool);
-        let conversations: [(&str, &[Packet], u8); 7] = [
+        let conversations: [(&str, &[Packet], u8); 9] = [
+            ("picked up", &[(ack, true), (ack, false)], ESTABLISHED),
+            ("picked up, and refused", &[(ack, true), (tcp::RST, false)], state::REPLIED | state::RST),
             ("unanswered", &[(syn, true), (syn, true)], 0),
             ("an opener that goes on without an answer", &[(syn, true), (ack, true)], 0),
             ("answered", &[(syn, true), (syn_ack, false)], state::REPLIED),
@@ -496,11 +513,33 @@ mod tests {
     }
 
     #[test]
-    fn only_connections_without_syn_are_picked_up_midstream() {
-        assert!(signal(tcp::ACK).is_midstream(protocol::TCP));
-        assert!(!signal(tcp::SYN).is_midstream(protocol::TCP));
-        assert!(!signal(tcp::SYN | tcp::ACK).is_midstream(protocol::TCP));
-        assert!(!signal(0).is_midstream(protocol::UDP));
+    fn what_asks_for_no_connection_is_of_one() {
+        /// Flags; whether they ask for a connection, answer a SYN, abort.
+        type Case = (u8, bool, bool, bool);
+        const PUSH: u8 = 8;
+        const URGENT: u8 = 32;
+        let cases: [Case; 10] = [
+            (tcp::SYN, true, false, false),
+            (tcp::SYN | tcp::FIN, true, false, false),
+            (tcp::SYN | tcp::ACK, false, true, false),
+            (tcp::SYN | tcp::RST, false, false, true),
+            (tcp::ACK, false, false, false),
+            (tcp::ACK | PUSH, false, false, false),
+            (tcp::RST | tcp::ACK, false, false, true),
+            (tcp::FIN, false, false, false),
+            (0, false, false, false),
+            (tcp::FIN | PUSH | URGENT, false, false, false),
+        ];
+        for (flags, asks, accepts, aborts) in cases {
+            let signal = signal(flags);
+            for protocol in [protocol::TCP, protocol::SCTP] {
+                assert_eq!(signal.is_midstream(protocol), !asks, "{flags:#b}");
+            }
+            assert!(!signal.is_midstream(protocol::UDP), "{flags:#b}");
+            assert_eq!((signal.accepts(), signal.aborts()), (accepts, aborts), "{flags:#b}");
+            assert_eq!(signal.first_state(true) & ESTABLISHED, 0, "{flags:#b}");
+            assert_eq!(signal.first_state(false) & ESTABLISHED, state::REPLIED, "{flags:#b}");
+        }
     }
 
     proptest! {

@@ -23,6 +23,7 @@ pub mod parent;
 mod pod;
 pub mod reason;
 pub mod record;
+pub mod share;
 pub mod stats;
 pub mod wire;
 
@@ -36,6 +37,7 @@ pub use limit::{Limits, Rate, Reading};
 pub use parent::{ParentEntry, ParentKey};
 pub use reason::DropReason;
 pub use record::Record;
+pub use share::Share;
 pub use stats::{Stats, Traffic};
 pub use wire::{LocalKey, Seen, Uplink};
 

@@ -3,7 +3,7 @@
 use crate::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
     Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record,
-    RuleKey, Seen, StationKey, Stats, Traffic, Uplink, VlanKey,
+    RuleKey, Seen, Share, StationKey, Stats, Traffic, Uplink, VlanKey,
 };
 
 macro_rules! pod {
@@ -42,6 +42,7 @@ pod!(
     Record,
     RuleKey,
     Seen,
+    Share,
     StationKey,
     Stats,
     Traffic,

@@ -8,7 +8,7 @@ use netattach_common::{
 };
 
 use crate::{
-    classifier::Scope, count, limit, packet::Packet, policy, record, stages::Stages, verdict::Denied,
+    classifier::Scope, count, limit, maps, packet::Packet, policy, record, stages::Stages, verdict::Denied,
 };
 
 /// Judges a packet by its flow. `false`: it has none. The body of a stage.
@@ -39,6 +39,10 @@ pub(crate) fn is_known<A: Stages>(
 #[inline(always)]
 pub(crate) fn open<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
     let Opening { rule, forward } = admit(scope, packet)?;
+    if packet.signal.accepts() || packet.signal.aborts() {
+        // It may go to its receiver, and nothing may come back by it.
+        return Ok(());
+    }
     if !limit::flow(scope.id) {
         return Err(DropReason::FlowRate.into());
     }
@@ -46,7 +50,7 @@ pub(crate) fn open<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>
     record::opened(ctx, scope, packet, leg, rule);
     let source_is_low = packet.tuple.source_is_low();
     let key = FlowKey::new(scope.zone, &packet.tuple, source_is_low);
-    let state = packet.signal.first_state(packet.tuple.lane.protocol(), forward);
+    let state = packet.signal.first_state(forward);
     let mut entry = Flow::entered(seconds(), forward == source_is_low, leg, scope.policies.of(leg), state);
     entry.attachment = scope.id;
     let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
@@ -63,7 +67,9 @@ struct Opening {
     forward: bool,
 }
 
-/// Asks the policy about a new flow. A connection that is older than the table may have been opened by either end.
+/// Asks the policy about a packet of no known flow, as the first of one that its sender opens. Only where the table was lost
+/// with the flows in it, and for as long as `Share::answers_until` says, may a segment of a connection have been called for by
+/// the other end too.
 #[inline(always)]
 fn admit<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
     let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());
@@ -74,7 +80,19 @@ fn admit<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied
         let rule = policy::allows(scope, &packet.tuple, Leg::of(scope.hook, forward))?;
         Ok(Opening { rule, forward })
     };
-    by(true).or_else(|denied| if midstream { by(false).map_err(|_: Denied| denied) } else { Err(denied) })
+    by(true).or_else(|denied| {
+        if midstream && !packet.signal.accepts() && has_lost_flows(scope) {
+            by(false).map_err(|_: Denied| denied)
+        } else {
+            Err(denied)
+        }
+    })
+}
+
+/// Whether the attachment had flows not long ago that the table does not have.
+#[inline(always)]
+fn has_lost_flows(scope: &Scope) -> bool {
+    maps::share(scope.id).is_some_and(|share| share.takes_answers(seconds()))
 }
 
 /// Judges a packet that opens no flow by the rules without ports; `missed` is what it is when none allows it.

@@ -16,6 +16,7 @@
 //! | `na_l4` | policy, class, protocol, port prefix | [`PortRule`] | agent | policy is refused whole |
 //! | `na_rule` | policy, rule | flows allowed | programs; agent clears | flows of further rules are not counted |
 //! | `na_ct4`, `na_ct6` | [`FlowKey`] | [`Flow`] | programs | least recently used flow is forgotten |
+//! | `na_share` | attachment id | [`Share`] | agent | ids run out |
 //! | `na_frag4`, `na_frag6` | [`FragmentKey`] | [`Fragmented`] | programs | least recently used packet is forgotten |
 //! | `na_par` | [`ParentKey`] | [`ParentEntry`] | agent | attachment is refused |
 //! | `na_vlan` | attachment, VLAN id | 1 | agent | attachment is refused |
@@ -49,7 +50,7 @@ use aya_ebpf::{
 use netattach_common::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Hook,
     Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Reading,
-    Record, RuleKey, Seen, StationKey, Stats, Uplink, VlanKey,
+    Record, RuleKey, Seen, Share, StationKey, Stats, Uplink, VlanKey,
     attachment::flag,
     capacity::{
         ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, HINTS, PARENTS, PEERS_V4, PEERS_V6, PORTS,
@@ -90,6 +91,8 @@ static RULE: HashMap<RuleKey, u64, RULES, SPARSE> = HashMap::new();
 static FLOW4: LruHashMap<FlowKey<Ip4>, Flow, FLOWS_V4> = LruHashMap::new();
 #[btf_map(name = "na_ct6")]
 static FLOW6: LruHashMap<FlowKey<Ip6>, Flow, FLOWS_V6> = LruHashMap::new();
+#[btf_map(name = "na_share")]
+static SHARE: Array<Share, ATTACHMENTS> = Array::new();
 #[btf_map(name = "na_frag4")]
 static FRAGMENT4: LruHashMap<FragmentKey<Ip4>, Fragmented, FRAGMENTS> = LruHashMap::new();
 #[btf_map(name = "na_frag6")]
@@ -216,6 +219,12 @@ pub(crate) fn may_use_vlan(attachment: u32, vlan: u16) -> bool {
 #[inline(always)]
 pub(crate) fn limits(attachment: u32) -> Option<*mut Limits> {
     LIMIT.get_ptr_mut(attachment)
+}
+
+/// What the flow table owes to an attachment, `None` when the id is out of range.
+#[inline(always)]
+pub(crate) fn share(attachment: u32) -> Option<&'static Share> {
+    SHARE.get(attachment)
 }
 
 /// Room for a record, `None` when those before have not been read.

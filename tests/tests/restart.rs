@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use aya::maps::MapInfo;
+use aya::maps::{Array, Map, MapData, MapInfo};
 use aya::programs::ProgramInfo;
 use netattach::bpf::sys;
-use netattach_common::LAYOUT_VERSION;
+use netattach_common::{LAYOUT_VERSION, Share};
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{WIRE, executable};
 use netattach_tests::snapshot::Snapshot;
@@ -253,6 +253,74 @@ fn attachments_of_another_layout_are_taken_over_while_traffic_flows_and_nothing_
         node.del(pod).success();
     }
     Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+}
+
+/// Until when segments of unknown connections may be answers, of each attachment that is owed something.
+fn deadlines(node: &Node) -> Vec<u32> {
+    let map = MapData::from_pin(node.bpffs().join(format!("v{LAYOUT_VERSION}/na_share"))).unwrap();
+    let map: Array<_, Share> = Map::from_map_data(map).unwrap().try_into().unwrap();
+    map.iter().map(|share| share.unwrap().answers_until).filter(|until| *until != 0).collect()
+}
+
+/// Seconds of the clock that deadlines are of.
+fn now() -> u32 {
+    rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec as u32
+}
+
+#[test]
+fn a_connection_outlives_a_restart_and_a_lost_table_whichever_end_sends_first() {
+    let mut node = node();
+    let rules = json!({
+        "podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"ports": [{"protocol": "TCP", "port": 80}]}]
+    });
+    node.write("only-80", &policy("only-80", "storage, lan", &rules)).unwrap();
+    node.write("c", &pod("c", &json!({"app": "c"}), &json!("storage"))).unwrap();
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    node.add(&b).success();
+    // Routed, and on a macvlan: none of them may be opened by the server.
+    let connections = [at(80), "10.52.0.3:80".parse().unwrap()].map(|address: SocketAddr| {
+        let listener = b.namespace.run(|| TcpListener::bind(address)).unwrap();
+        let client = a.namespace.run(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        (listener.accept().unwrap().0, client)
+    });
+    // Which end sends first, after an ordinary restart and after an upgrade.
+    for (upgrade, server_first) in [(false, true), (false, false), (true, true), (true, false)] {
+        node.kill().unwrap();
+        if upgrade {
+            age_layout(&node);
+        }
+        node.start().unwrap();
+        for (mut server, mut client) in connections.iter().map(|(server, client)| (server, client)) {
+            let (first, second): (&mut &TcpStream, &mut &TcpStream) =
+                if server_first { (&mut server, &mut client) } else { (&mut client, &mut server) };
+            second.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut byte = [0];
+            first.write_all(b"x").unwrap();
+            second.read_exact(&mut byte).unwrap();
+        }
+        let deadlines = deadlines(&node);
+        if upgrade {
+            // The attachments that there are, and none of them for longer than a minute.
+            let rows = node.ctl(&["attachments"]).unwrap();
+            assert_eq!(deadlines.len(), rows.as_array().unwrap().len());
+            assert!(deadlines.iter().all(|until| *until <= now() + Share::GRACE), "{deadlines:?}");
+        } else {
+            assert_eq!(deadlines, Vec::<u32>::new(), "no table was made");
+        }
+    }
+    let c = Pod::new("c").unwrap();
+    let before = deadlines(&node);
+    node.add(&c).success();
+    assert_eq!(deadlines(&node), before, "a new attachment has lost nothing");
+    drop(connections);
+    for pod in [&a, &b, &c] {
+        node.del(pod).success();
+    }
+    assert_eq!(deadlines(&node), Vec::<u32>::new());
 }
 
 #[test]

@@ -182,7 +182,7 @@ pub enum InvalidAnnotation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Midstream {
-    /// They are judged as if they began now, in either direction.
+    /// They are judged as if the sender of the packet opened them now.
     #[default]
     Pickup,
     /// They are dropped.

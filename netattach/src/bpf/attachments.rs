@@ -42,7 +42,8 @@ pub struct Checks {
     /// A policy is still to be loaded: only ARP and neighbour discovery pass, until the attachment is put
     /// again without this.
     pub pending: bool,
-    /// A connection must begin with its first packet; otherwise one that is older than the flow table is picked up.
+    /// A connection must begin with its first packet; otherwise one that is older than the flow table is
+    /// picked up as its sender's.
     pub strict_connections: bool,
     /// Flows stay approved when the policy that approved them is replaced.
     pub keep_established: bool,

@@ -23,6 +23,7 @@ use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
 use super::records::Records;
+use super::shares::Shares;
 use super::sys::SharedWords;
 use super::{BpfError, load, object};
 use crate::policy::compiled::{CompiledPolicy, RuleId};
@@ -87,11 +88,14 @@ pub struct Dataplane {
     object_tag: u64,
     /// See [`Dataplane::is_new`].
     is_new: bool,
+    /// See [`Dataplane::lost_flows`].
+    lost_flows: bool,
     pins: Pins,
     links: Links,
     attachments: Mutex<Attachments>,
     policies: Mutex<Policies>,
     policy_words: SharedWords,
+    shares: Mutex<Shares>,
     stats: Mutex<PerCpuArray<MapData, Stats>>,
     cpus: usize,
 }
@@ -112,6 +116,9 @@ impl Dataplane {
         for path in &others {
             tracing::info!(path = %path.display(), "an agent of another layout was here; its attachments are taken over");
         }
+        let lost_flows = !others.is_empty()
+            || !exists(&pins.map(map_name::FLOW4))?
+            || !exists(&pins.map(map_name::FLOW6))?;
         let current = found == Found::Everything && open_memory(&pins)?.1.object_tag == object.tag;
         if !current {
             forget_programs(&pins)?;
@@ -138,6 +145,8 @@ impl Dataplane {
             parent_links: ParentLinks::open(&pins, links.clone())?,
             object_tag: object.tag,
             is_new: found == Found::Nothing || !others.is_empty(),
+            lost_flows,
+            shares: Mutex::new(Shares::open(&pins)?),
             attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
             policies: Mutex::new(policies),
             policy_words,
@@ -212,6 +221,20 @@ impl Dataplane {
     /// maps of another layout may still be enforcing.
     pub fn is_new(&self) -> bool {
         self.is_new
+    }
+
+    /// Whether attachments of earlier agents had flows that the table of this one does not have: it was made anew, or the one of
+    /// another layout is still in use.
+    pub fn lost_flows(&self) -> bool {
+        self.lost_flows
+    }
+
+    /// Has an attachment whose flows are lost take segments of unknown connections for answers, for
+    /// [`Share::GRACE`](common::Share::GRACE) seconds from now. Once: later calls change nothing, so that agents that are
+    /// started again and again do not prolong it.
+    pub fn take_answers(&self, id: u32) -> Result<(), BpfError> {
+        self.attachments().check(id)?;
+        lock(&self.shares).take_answers(id)
     }
 
     /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned no
@@ -295,6 +318,7 @@ impl Dataplane {
     pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
         self.attachments().remove(id)?;
         self.set_policy(id, PolicyIds::default())?;
+        lock(&self.shares).clear(id)?;
         let failed = |source| BpfError::WriteMap { map: map_name::STATS, source };
         let zeros = PerCpuValues::try_from(vec![Stats::default(); self.cpus])
             .map_err(|error| failed(error.into()))?;

@@ -388,7 +388,7 @@ where
 }
 
 /// Seconds of the clock that the programs write down.
-fn now() -> u32 {
+pub(super) fn now() -> u32 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // As the programs do: differences are taken with wrap-around.
     now.tv_sec as u32

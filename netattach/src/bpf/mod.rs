@@ -37,6 +37,7 @@ mod policies;
 pub mod probe;
 mod records;
 mod rows;
+mod shares;
 pub mod sys;
 mod table;
 

@@ -64,6 +64,9 @@ impl Enforcer {
         state.endpoints.extend(endpoint.clone().map(|endpoint| (*id, endpoint)));
         state.whereabouts.insert(*id, guarded.whereabouts());
         self.put(guarded)?;
+        if self.dataplane.lost_flows() && guarded.device != Device::Nowhere {
+            self.dataplane.take_answers(*id)?;
+        }
         if !is_new {
             let bpf::PolicyIds { ingress, egress } = self.dataplane.policy(*id)?;
             state.programmed.endpoints.insert(*id, Assignment { ingress, egress });

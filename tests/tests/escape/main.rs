@@ -8,6 +8,7 @@ mod forwarding;
 mod in_pod;
 mod macvlan;
 mod raw;
+mod segments;
 
 use std::process::Command;
 
@@ -18,7 +19,7 @@ use netattach_tests::packet::{Packet, arp_request};
 use netattach_tests::privilege::{OVER_THE_NETWORK, with_only};
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{PATIENCE, SILENCE, eventually};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -109,6 +110,16 @@ impl Scene {
 
     /// With these settings of the agent.
     fn with(settings: &[(&str, Value)]) -> Self {
+        let spec = json!({
+            "podSelector": {"matchLabels": {"app": "attacker"}},
+            "policyTypes": ["Egress"],
+            "egress": [{"ports": [{"protocol": "UDP", "port": ALLOWED}]}]
+        });
+        Self::under(settings, "attacker", &spec)
+    }
+
+    /// With a policy of another pod.
+    fn under(settings: &[(&str, Value)], selected: &str, spec: &Value) -> Self {
         let mut node = Node::new(&[]).unwrap();
         for (key, value) in settings {
             node.set(key, value.clone());
@@ -121,13 +132,8 @@ impl Scene {
         for name in ["attacker", "victim"] {
             node.write(name, &pod(name, &json!({"app": name}), &json!("storage, lan"))).unwrap();
         }
-        let spec = json!({
-            "podSelector": {"matchLabels": {"app": "attacker"}},
-            "policyTypes": ["Egress"],
-            "egress": [{"ports": [{"protocol": "UDP", "port": ALLOWED}]}]
-        });
         let all = format!("{DEFAULT_NETWORK}, {NAMESPACE}/storage, {NAMESPACE}/lan");
-        node.write("policy", &policy("attacker", &all, &spec)).unwrap();
+        node.write("policy", &policy(selected, &all, spec)).unwrap();
         node.start().unwrap();
         let [attacker, victim] = ["attacker", "victim"].map(|name| {
             let pod = Pod::new(name).unwrap();
@@ -179,9 +185,13 @@ impl Scene {
 
     /// How many of the attacker's packets were dropped for a reason, or of nobody's.
     fn dropped(&self, network: &str, reason: &str) -> u64 {
+        self.dropped_at("attacker", network, reason)
+    }
+
+    /// The same of another pod.
+    fn dropped_at(&self, pod: &str, network: &str, reason: &str) -> u64 {
         let stats = self.node.ctl(&["stats"]).unwrap();
-        let of =
-            |row: &&Value| row["id"] == 0 || (row["pod"]["name"] == "attacker" && row["network"] == network);
+        let of = |row: &&Value| row["id"] == 0 || (row["pod"]["name"] == pod && row["network"] == network);
         let rows = stats.as_array().unwrap().iter().filter(of);
         rows.map(|row| row["dropped"][reason].as_u64().unwrap_or(0)).sum()
     }

@@ -86,32 +86,71 @@ fn a_tighter_policy_ends_live_flows_and_a_wider_one_resumes_them() {
     assert_eq!(rig.run(ToPod, &to_pod().tcp(9, 9, SYN).frame()), Ok(()));
 }
 
-#[test]
-fn old_connections_are_picked_up_in_either_direction() {
-    let rig = Rig::isolated(Some(&web_from_peer()), Some(&deny_all()));
-    // The pod is the server: first its answer is seen, then the caller's segment.
-    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, ACK).frame()), Ok(()));
-    let flow = rig.only_flow();
-    assert_eq!((flow.opened_by_low, flow.opener_approved_by), (0, 0), "the peer, 10.0.0.2, opened it");
-    assert_eq!(flow.responder_approved_by, rig.dataplane.policy(POD).unwrap().ingress);
-    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, ACK).frame()), Ok(()));
-    // Forward.
-    assert_eq!(rig.run(ToPod, &to_pod().tcp(2001, 80, ACK).frame()), Ok(()));
-    // Neither direction allows these.
-    assert_eq!(rig.run(FromPod, &from_pod().tcp(81, 2000, ACK).frame()), Err(DropReason::EgressPeer));
-    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 81, ACK).frame()), Err(DropReason::IngressPort));
-    // These begin something, or answer a SYN that was never allowed.
-    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2002, SYN).frame()), Err(DropReason::EgressPeer));
-    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2002, SYN | ACK).frame()), Err(DropReason::EgressPeer));
-    assert_eq!(rig.run(FromPod, &from_pod().udp(80, 2002).frame()), Err(DropReason::EgressPeer));
+/// A pod that may be called at port 80, and may call nobody.
+fn server() -> Rig {
+    Rig::isolated(Some(&web_from_peer()), Some(&deny_all()))
 }
 
 #[test]
-fn a_pretended_old_connection_does_not_let_a_new_one_in() {
-    let rig = Rig::isolated(Some(&deny_all()), None);
-    let (bare_ack, syn) = (to_pod().tcp(2000, 22, ACK).frame(), to_pod().tcp(2000, 22, SYN).frame());
-    assert_eq!(rig.run(ToPod, &bare_ack), Ok(()), "it might be the pod's own call");
-    assert_eq!(rig.run(ToPod, &syn), Err(DropReason::IngressPeer));
+fn a_segment_of_no_flow_is_judged_as_if_its_sender_opened_one() {
+    const PUSH: u8 = 8;
+    let rig = server();
+    for flags in [ACK, ACK | PUSH, tcp::FIN, 0, tcp::FIN | PUSH | 32, SYN | ACK, RST, RST | ACK, SYN] {
+        let sent = |source| from_pod().tcp(source, 2000, flags).frame();
+        // What might be the answer to a call that is allowed, and what might not.
+        assert_eq!([80, 81].map(|port| rig.run(FromPod, &sent(port))), [Err(DropReason::EgressPeer); 2]);
+        assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 81, flags).frame()), Err(DropReason::IngressPort));
+    }
+    let data = 0;
+    assert_eq!(rig.run(FromPod, &from_pod().sctp(80, 1, data).frame()), Err(DropReason::EgressPeer));
+    assert_eq!(rig.dataplane.stats(POD).unwrap().new_flows, 0);
+    // A connection that is older than the table goes on when its opener sends.
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, ACK).frame()), Ok(()));
+    assert_eq!(rig.only_flow().state, 0, "one packet establishes nothing");
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, ACK).frame()), Ok(()));
+    use netattach_common::flow::state::{ESTABLISHED, REPLIED};
+    assert_eq!(rig.only_flow().state, REPLIED | ESTABLISHED);
+}
+
+#[test]
+fn what_answers_or_aborts_may_pass_and_opens_nothing() {
+    let rig = server();
+    for flags in [SYN | ACK, RST, RST | ACK, SYN | RST] {
+        assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, flags).frame()), Ok(()));
+        assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, ACK).frame()), Err(DropReason::EgressPeer));
+    }
+    assert_eq!(rig.flows().keys().count(), 0);
+}
+
+#[test]
+fn where_the_flows_were_lost_a_segment_may_answer_for_a_while() {
+    let rig = server();
+    let (answer, call) = (from_pod().tcp(80, 2000, ACK).frame(), to_pod().tcp(2000, 80, ACK).frame());
+    rig.dataplane.take_answers(POD).unwrap();
+    assert_eq!(rig.run(FromPod, &answer), Ok(()));
+    let flow = rig.only_flow();
+    assert_eq!((flow.opened_by_low, flow.opener_approved_by), (0, 0), "the peer, 10.0.0.2, opened it");
+    assert_eq!(flow.responder_approved_by, rig.dataplane.policy(POD).unwrap().ingress);
+    use netattach_common::flow::state::{ESTABLISHED, REPLIED};
+    assert_eq!(flow.state, REPLIED, "gone after a minute if its opener does not go on");
+    assert_eq!(rig.run(ToPod, &call), Ok(()));
+    assert_eq!(rig.only_flow().state, REPLIED | ESTABLISHED);
+    // What no rule of either direction allows, what asks, what accepts, and what is no connection.
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(81, 2000, ACK).frame()), Err(DropReason::EgressPeer));
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 81, ACK).frame()), Err(DropReason::IngressPort));
+    for flags in [SYN, SYN | ACK] {
+        assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2002, flags).frame()), Err(DropReason::EgressPeer));
+    }
+    assert_eq!(rig.run(FromPod, &from_pod().udp(80, 2002).frame()), Err(DropReason::EgressPeer));
+    // The deadline is set once; the next attachment of this number has none.
+    let another = from_pod().tcp(80, 2003, ACK).frame();
+    rig.set_share(|share| share.answers_until = 1);
+    rig.dataplane.take_answers(POD).unwrap();
+    assert_eq!(rig.run(FromPod, &another), Err(DropReason::EgressPeer));
+    rig.dataplane.take_answers(POD + 1).unwrap();
+    rig.dataplane.remove_attachment(POD).unwrap();
+    assert_eq!(rig.share(POD), Share::default());
+    assert!(rig.share(POD + 1).answers_until > 1);
 }
 
 #[test]

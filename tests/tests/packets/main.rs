@@ -20,7 +20,7 @@ use netattach::bpf::{
 use netattach::mac::Mac;
 use netattach::policy::compiled::{self, CompiledPolicy, Origin, PortPrefix};
 use netattach_common::decide::NOTHING;
-use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, LAYOUT_VERSION, Port};
+use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, LAYOUT_VERSION, Port, Share};
 use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp};
 
 use Hook::{FromPod, ToPod};

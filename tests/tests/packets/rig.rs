@@ -145,6 +145,23 @@ impl Rig {
         Map::from_map_data(data).unwrap().try_into().unwrap()
     }
 
+    fn shares(&self) -> Array<MapData, Share> {
+        let data = MapData::from_pin(self.pin("na_share")).unwrap();
+        Map::from_map_data(data).unwrap().try_into().unwrap()
+    }
+
+    /// What the flow table owes to an attachment.
+    pub(super) fn share(&self, id: u32) -> Share {
+        self.shares().get(&id, 0).unwrap()
+    }
+
+    /// Changes what it owes to the attachment under test.
+    pub(super) fn set_share(&self, change: impl FnOnce(&mut Share)) {
+        let mut share = self.share(POD);
+        change(&mut share);
+        self.shares().set(POD, share, 0).unwrap();
+    }
+
     /// Changes what the agent remembers.
     pub(super) fn set_memory(&self, change: impl FnOnce(&mut netattach_common::Config)) {
         let data = MapData::from_pin(self.pin("na_cfg")).unwrap();
@@ -267,6 +284,7 @@ pub(super) fn to_pod6() -> Packet {
 }
 
 pub(super) const SYN: u8 = tcp::SYN;
+pub(super) const RST: u8 = tcp::RST;
 pub(super) const ACK: u8 = tcp::ACK;
 pub(super) const INIT: u8 = 1;
 pub(super) const INIT_ACK: u8 = 2;
