@@ -26,10 +26,10 @@ pub enum PolicyTypes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overflow {
-    /// They keep the policy they had; new ones are isolated completely.
-    #[default]
+    /// Those that a policy isolates stay under it, and others are isolated completely: what the new policy revokes stays open.
     Keep,
     /// All of them are isolated completely.
+    #[default]
     Deny,
 }
 

@@ -357,6 +357,15 @@ impl Dataplane {
         self.policies().install(policies)
     }
 
+    /// The policies among these, by number and content, of which the maps hold exactly that content: what an earlier agent
+    /// wrote need not be written again.
+    ///
+    /// # Errors
+    /// A map could not be read.
+    pub fn policies_holding(&self, policies: &[(u32, &CompiledPolicy)]) -> Result<BTreeSet<u32>, BpfError> {
+        self.policies().holding(policies)
+    }
+
     /// Returns when no packet is judged any more that was so when it was called: after that, nobody reads policies that
     /// nothing referred to before. Takes some milliseconds.
     ///

@@ -101,26 +101,51 @@ impl Policies {
             if self.installed.contains_key(policy) {
                 return Err(BpfError::PolicyExists(*policy));
             }
-            let mut its = Rows::of(*policy, compiled);
-            let needed = its.keys.usage();
+            // Counted first: one that does not fit is asked for again and again, and costs no memory.
+            let needed = Usage::of(compiled);
             if let Some((map, needed, free)) = used.overflow(&needed, &self.capacity) {
                 refused.insert(*policy, BpfError::OverCapacity { map, needed, free });
                 continue;
             }
             used.add(&needed);
+            let mut its = Rows::of(*policy, compiled);
             rows.append(&mut its);
             if needed != Usage::default() {
                 fitting.push((*policy, its.keys));
             }
         }
         if let Err(error) = self.write(&rows) {
-            // What fails here as well is found by the next start: it lies under numbers that nothing refers to.
-            let _ = self.erase(&rows.keys);
+            if self.erase(&rows.keys).is_err() {
+                // Some of it may be there. It takes its room until whoever removes what nothing refers to succeeds.
+                self.installed.extend(fitting);
+                self.used = used;
+            }
             return Err(error);
         }
         self.installed.extend(fitting);
         self.used = used;
         Ok(refused)
+    }
+
+    /// The policies among these, by number and content, of which the maps hold exactly that content.
+    pub(super) fn holding(&mut self, policies: &[(u32, &CompiledPolicy)]) -> Result<BTreeSet<u32>, BpfError> {
+        let mut held = BTreeSet::new();
+        let mut rows = Rows::default();
+        for (policy, compiled) in policies {
+            let found = self.installed.get(policy).map(Keys::usage).unwrap_or_default();
+            // As many entries, and below each of them found: the same.
+            if found == Usage::of(compiled) && held.insert(*policy) {
+                rows.append(&mut Rows::of(*policy, compiled));
+            }
+        }
+        let Rows { keys, port_rules, classes } = &rows;
+        let mut without = |other: BTreeSet<u32>| held.retain(|policy| !other.contains(policy));
+        without(self.ports.different(&keys.ports, port_rules, |key| key.of.policy)?);
+        without(self.peers_v4.different(&keys.peers_v4, &classes.peers_v4, |key| key.policy)?);
+        without(self.peers_v6.different(&keys.peers_v6, &classes.peers_v6, |key| key.policy)?);
+        without(self.prefixes_v4.different(&keys.prefixes_v4, &classes.prefixes_v4, |key| key.of.policy)?);
+        without(self.prefixes_v6.different(&keys.prefixes_v6, &classes.prefixes_v6, |key| key.of.policy)?);
+        Ok(held)
     }
 
     /// Deletes every entry of policies. One that has none is fine.

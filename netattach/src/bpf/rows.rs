@@ -9,7 +9,7 @@ use super::pin::map_name;
 use crate::policy::compiled::{CompiledPolicy, Traffic};
 
 /// The key of a trie: the first `bits` bits of something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(super) struct Prefix<K> {
     pub(super) bits: u32,
@@ -64,6 +64,22 @@ impl Usage {
     /// The maps that policies are made of.
     pub(super) const MAPS: [&'static str; 5] =
         [map_name::PORT, map_name::PEER4, map_name::PEER6, map_name::PREFIX4, map_name::PREFIX6];
+
+    /// What a policy takes, without making its entries.
+    pub(super) fn of(compiled: &CompiledPolicy) -> Self {
+        let mut usage = Self([compiled.ports.len(), 0, 0, 0, 0]);
+        for network in compiled.peers.keys() {
+            let exact = network.prefix_len() == network.max_prefix_len();
+            let map = match (network, exact) {
+                (IpNet::V4(_), true) => 1,
+                (IpNet::V6(_), true) => 2,
+                (IpNet::V4(_), false) => 3,
+                (IpNet::V6(_), false) => 4,
+            };
+            usage.0[map] += 1;
+        }
+        usage
+    }
 
     /// The first map that cannot take `more` beside `self`: its name, what is needed, what is free.
     pub(super) fn overflow(&self, more: &Self, capacity: &Self) -> Option<(&'static str, usize, usize)> {
@@ -223,6 +239,7 @@ mod tests {
         let rows = Rows::of(5, &compiled);
         assert_eq!(rows, expected);
         assert_eq!(rows.keys.usage(), Usage([3, 1, 1, 1, 1]));
+        assert_eq!(Usage::of(&compiled), rows.keys.usage());
     }
 
     #[test]

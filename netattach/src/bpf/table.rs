@@ -4,6 +4,7 @@
 //! this map is found out by trying, once; where it does not, entries go one by one.
 
 use std::cell::UnsafeCell;
+use std::collections::BTreeSet;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -109,6 +110,30 @@ impl<K: Pod, V: Pod> Table<K, V> {
             read => read,
         };
         read.map_err(|error| BpfError::ReadMap { map: self.name, source: call("bpf_map_lookup", error) })
+    }
+
+    /// Whose entries, by `owner`, are not there as they are given: each key with the value at the same place.
+    pub(super) fn different(
+        &mut self,
+        keys: &[K],
+        values: &[V],
+        owner: impl Fn(&K) -> u32,
+    ) -> Result<BTreeSet<u32>, BpfError>
+    where
+        K: Ord,
+        V: PartialEq,
+    {
+        if keys.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let mut found = self.read()?;
+        found.sort_unstable_by_key(|(key, _)| *key);
+        let is_there = |key: &K, value: &V| {
+            let place = found.binary_search_by_key(key, |(key, _)| *key);
+            place.ok().and_then(|place| found.get(place)).is_some_and(|(_, there)| there == value)
+        };
+        let others = keys.iter().zip(values).filter(|(key, value)| !is_there(key, value));
+        Ok(others.map(|(key, _)| owner(key)).collect())
     }
 
     fn read_batches(&self) -> io::Result<Vec<(K, V)>> {

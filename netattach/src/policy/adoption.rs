@@ -27,6 +27,8 @@ impl Enforcer {
             for guarded in attachments {
                 errors.extend(self.adopt_record(&mut state, guarded, is_new).err());
             }
+            // Should it fail, everything is written anew.
+            errors.extend(self.recognise(&mut state).err());
             errors.extend(self.bring_up_to_date(&mut state).err());
             if is_new {
                 errors.extend(self.isolate_unknown(&mut state, attachments).err());

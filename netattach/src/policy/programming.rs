@@ -37,9 +37,72 @@ pub struct Change {
     pub attachments: usize,
 }
 
+/// Policies that are not in the maps, and why.
+type Refused = BTreeMap<PolicyId, Arc<BpfError>>;
+
+/// What is left to come back for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Behind {
+    /// Nothing: what shall be in force is.
+    #[default]
+    Nothing,
+    /// Policies wait for room.
+    Room,
+    /// Something failed, or has not ended.
+    Failed,
+}
+
+impl Behind {
+    /// Whether another attempt can come to something, now that there is more room or not.
+    pub(super) fn is_due(self, more_room: bool) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Room => more_room,
+            Self::Failed => true,
+        }
+    }
+}
+
+/// What becomes of attachments whose policies are not in the maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// They stay as they are.
+    Later,
+    /// They are isolated, or keep what they had, as the settings say.
+    Held(OnOverflow),
+}
+
+/// The parts of a change.
+struct Work {
+    new: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
+    assigns: Vec<(u32, Assignment)>,
+    removes: Vec<PolicyId>,
+}
+
+impl Work {
+    fn of(writes: Vec<Write>) -> Self {
+        let mut work = Self { new: BTreeMap::new(), assigns: Vec::new(), removes: Vec::new() };
+        for write in writes {
+            match write {
+                Write::Install { id, policy } => drop(work.new.insert(id, policy)),
+                Write::Assign { endpoint, assignment } => work.assigns.push((endpoint, assignment)),
+                Write::Remove { id } => work.removes.push(id),
+            }
+        }
+        work
+    }
+}
+
 impl Enforcer {
     /// Compiles what the source and the attachments are now, writes what is new, and switches whom it concerns.
+    ///
+    /// Where new content does not fit beside the old, its attachments are isolated, the old content goes, and the new takes its
+    /// place: isolated for the moment, and for as long as it does not fit even then.
+    ///
+    /// # Errors
+    /// The first thing that failed; what does not depend on it is done. [`State::behind`] says that there is more to do.
     pub(super) fn bring_up_to_date(&self, state: &mut State) -> Result<Change, EnforceError> {
+        state.behind = Behind::Failed;
         let mut change = Change::default();
         let mut began = Instant::now();
         let mut lap = || {
@@ -47,36 +110,33 @@ impl Enforcer {
             now.duration_since(std::mem::replace(&mut began, now))
         };
         let desired = self.desired(state)?;
-        let writes = diff(&desired, &state.programmed);
+        let work = Work::of(diff(&desired, &state.programmed));
         change.compiled = lap();
-        let refused = self.install(state, &desired, &writes)?;
+        change.policies = work.new.len();
+        let mut refused = self.install(state, &work.new, work.new.keys().copied());
         change.written = lap();
-        for write in &writes {
-            match write {
-                Write::Install { .. } => change.policies += 1,
-                Write::Assign { endpoint, assignment } => {
-                    let known = state.programmed.endpoints.get(endpoint).copied();
-                    let known = known.filter(|_| self.options.on_overflow == OnOverflow::Keep);
-                    if let Some(assignment) = without(&refused, *assignment, known) {
-                        self.assign(state, *endpoint, assignment)?;
-                        change.attachments += 1;
-                    }
-                }
-                Write::Remove { id } => {
-                    let used =
-                        state.programmed.endpoints.values().any(|a| a.ingress == *id || a.egress == *id);
-                    if !used {
-                        state.unreferenced.entry(*id).or_insert_with(Instant::now);
-                        state.programmed.apply(write);
-                    }
-                }
+        let mut first = self.switch(state, &work, &refused, Until::Later, &mut change);
+        for until in [Until::Later, Until::Held(self.options.on_overflow)] {
+            if refused.is_empty() {
+                break;
             }
+            first = first.and(self.switch(state, &work, &refused, until, &mut change));
+            match self.make_room(state) {
+                Ok(true) => refused = self.install(state, &work.new, refused.into_keys()),
+                Ok(false) => {}
+                Err(error) => first = first.and(Err(error)),
+            }
+            first = first.and(self.switch(state, &work, &refused, until, &mut change));
         }
         change.switched = lap();
-        if !state.strangers {
-            self.note_leftovers(state);
-        }
+        self.tell_refused(state, &desired, &work.new, &refused);
         state.desired = desired;
+        first?;
+        if refused.is_empty() {
+            state.behind = Behind::Nothing;
+        } else if refused.values().all(|error| matches!(**error, BpfError::OverCapacity { .. })) {
+            state.behind = Behind::Room;
+        }
         Ok(change)
     }
 
@@ -102,44 +162,129 @@ impl Enforcer {
         Ok(Cow::Owned(Options { node, ..self.options.clone() }))
     }
 
-    /// Writes the policies that are new, all at once. Those that do not fit even after what nobody reads any more has
-    /// made room are returned, and said to be so.
-    fn install(
-        &self,
-        state: &mut State,
-        desired: &Desired,
-        writes: &[Write],
-    ) -> Result<BTreeSet<PolicyId>, EnforceError> {
-        state.over_capacity.clear();
-        let new = writes.iter().filter_map(|write| match write {
-            Write::Install { id, policy } => Some((*id, policy)),
-            Write::Assign { .. } | Write::Remove { .. } => None,
-        });
-        let new: BTreeMap<PolicyId, &Arc<CompiledPolicy>> = new.collect();
-        let Some(last) = new.last_key_value().map(|(id, _)| *id) else { return Ok(BTreeSet::new()) };
-        // The numbers are used up in the kernel's memory too, so that no later agent gives them again.
-        self.dataplane.use_up_policy_ids(last)?;
-        let write = |ids: &mut dyn Iterator<Item = &PolicyId>| {
-            let some: Vec<_> = ids.filter_map(|id| Some((*id, new.get(id)?.as_ref()))).collect();
-            self.dataplane.install_policies(&some)
-        };
-        let mut refused = write(&mut new.keys())?;
-        if !refused.is_empty() && !state.unreferenced.is_empty() {
-            let unread = self.unread(Instant::now());
-            self.take_out(state, unread)?;
-            refused = write(&mut refused.keys())?;
-        }
-        for (id, policy) in &new {
-            match refused.get(id) {
-                None => state.programmed.apply(&Write::Install { id: *id, policy: Arc::clone(policy) }),
-                Some(error) => {
-                    let conditions = over_capacity(desired, policy, self.options.on_overflow, error);
-                    state.over_capacity.extend(conditions);
+    /// Takes over the policies of an earlier agent that are what shall be in force: nothing has to be written, nor has its room
+    /// twice, and who is under them stays so.
+    pub(super) fn recognise(&self, state: &mut State) -> Result<(), EnforceError> {
+        let desired = self.desired(state)?;
+        let mut candidates: BTreeMap<PolicyId, Vec<Arc<CompiledPolicy>>> = BTreeMap::new();
+        for (endpoint, policy) in &desired.endpoints {
+            let found = state.programmed.endpoints.get(endpoint).copied().unwrap_or_default();
+            for (id, wanted) in [(found.ingress, &policy.ingress), (found.egress, &policy.egress)] {
+                let Some(wanted) = wanted.as_ref().filter(|_| id != 0 && id != DENY_ALL) else { continue };
+                let known = candidates.entry(id).or_default();
+                if !known.iter().any(|known| Arc::ptr_eq(known, wanted)) {
+                    known.push(Arc::clone(wanted));
                 }
             }
         }
-        state.programmed.last_id = last;
-        Ok(refused.into_keys().collect())
+        // A number with several contents to be is asked about the first: the others are written as ever.
+        let first: Vec<(PolicyId, &Arc<CompiledPolicy>)> =
+            candidates.iter().filter_map(|(id, known)| Some((*id, known.first()?))).collect();
+        let asked: Vec<(PolicyId, &CompiledPolicy)> = first.iter().map(|(id, it)| (*id, &***it)).collect();
+        let held = self.dataplane.policies_holding(&asked)?;
+        let held = first.into_iter().filter(|(id, _)| held.contains(id));
+        let held: Vec<_> = held.map(|(id, policy)| (id, Arc::clone(policy))).collect();
+        state.programmed.policies.extend(held);
+        Ok(())
+    }
+
+    /// Writes policies that are new, all at once. Those that are not in the maps afterwards are returned: what does not fit, or
+    /// cannot be written.
+    fn install(
+        &self,
+        state: &mut State,
+        new: &BTreeMap<PolicyId, Arc<CompiledPolicy>>,
+        ids: impl IntoIterator<Item = PolicyId>,
+    ) -> Refused {
+        let some: Vec<(PolicyId, &CompiledPolicy)> =
+            ids.into_iter().filter_map(|id| Some((id, new.get(&id)?.as_ref()))).collect();
+        let Some(last) = some.iter().map(|(id, _)| *id).max() else { return Refused::new() };
+        let written = self.dataplane.use_up_policy_ids(last).and_then(|()| {
+            // Used up in the kernel's memory too, so that no later agent gives them again, whatever becomes of what follows.
+            state.programmed.last_id = last;
+            self.dataplane.install_policies(&some)
+        });
+        let refused: Refused = match written {
+            Ok(refused) => refused.into_iter().map(|(id, error)| (id, Arc::new(error))).collect(),
+            Err(error) => {
+                let error = Arc::new(error);
+                some.iter().map(|(id, _)| (*id, Arc::clone(&error))).collect()
+            }
+        };
+        let known = some.iter().filter(|(id, _)| !refused.contains_key(id));
+        let known: Vec<PolicyId> = known.map(|(id, _)| *id).collect();
+        for id in known {
+            if let Some(policy) = new.get(&id) {
+                state.programmed.policies.insert(id, Arc::clone(policy));
+            }
+        }
+        refused
+    }
+
+    /// Switches the attachments that are not under what they shall be under, as far as it is in the maps, and notes what nothing
+    /// refers to any more.
+    fn switch(
+        &self,
+        state: &mut State,
+        work: &Work,
+        refused: &Refused,
+        until: Until,
+        change: &mut Change,
+    ) -> Result<(), EnforceError> {
+        let mut first = Ok(());
+        for (endpoint, wanted) in &work.assigns {
+            let known = state.programmed.endpoints.get(endpoint).copied();
+            let Some(now) = possible(refused, *wanted, known, until).filter(|now| known != Some(*now)) else {
+                continue;
+            };
+            match self.assign(state, *endpoint, now) {
+                Ok(()) => change.attachments += 1,
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        self.retire(state, work);
+        first
+    }
+
+    /// Notes the policies that nothing refers to any more.
+    fn retire(&self, state: &mut State, work: &Work) {
+        for id in &work.removes {
+            let used = state.programmed.endpoints.values().any(|a| a.ingress == *id || a.egress == *id);
+            if !used && state.programmed.policies.remove(id).is_some() {
+                state.unreferenced.entry(*id).or_insert_with(Instant::now);
+            }
+        }
+        if !state.strangers {
+            self.note_leftovers(state);
+        }
+    }
+
+    /// Takes out what nobody reads any more, and says whether anything was.
+    fn make_room(&self, state: &mut State) -> Result<bool, EnforceError> {
+        if state.unreferenced.is_empty() {
+            return Ok(false);
+        }
+        let unread = self.unread(Instant::now());
+        Ok(self.take_out(state, unread)?)
+    }
+
+    /// Says which policies are not in the maps, to who asks and, once, in the log.
+    fn tell_refused(
+        &self,
+        state: &mut State,
+        desired: &Desired,
+        new: &BTreeMap<PolicyId, Arc<CompiledPolicy>>,
+        refused: &Refused,
+    ) {
+        let before = std::mem::take(&mut state.over_capacity);
+        let then = self.options.on_overflow;
+        let told =
+            refused.iter().filter_map(|(id, why)| Some(over_capacity(desired, new.get(id)?, then, why)));
+        let told: BTreeSet<Condition> = told.flatten().collect();
+        for condition in told.iter().filter(|condition| !before.contains(condition)) {
+            tracing::error!(object = %condition.object, problem = condition.message, "policy not in force");
+        }
+        state.over_capacity = told.into_iter().collect();
     }
 
     /// Switches an attachment, both directions at once.
@@ -181,32 +326,40 @@ impl Enforcer {
         }
     }
 
-    /// Removes what nothing has referred to since then.
-    pub(super) fn take_out(&self, state: &mut State, unread: Option<Instant>) -> Result<(), BpfError> {
+    /// Removes what nothing has referred to since then, and says whether there was anything.
+    pub(super) fn take_out(&self, state: &mut State, unread: Option<Instant>) -> Result<bool, BpfError> {
         let is_due = |since: &Instant| unread.is_some_and(|unread| *since <= unread);
         let due = state.unreferenced.iter().filter(|(_, since)| is_due(since));
         let due: BTreeSet<PolicyId> = due.map(|(id, _)| *id).collect();
         self.dataplane.remove_policies(&due)?;
         state.unreferenced.retain(|id, _| !due.contains(id));
-        Ok(())
+        Ok(!due.is_empty())
     }
 }
 
-/// What to assign when policies were refused for want of room: an attachment keeps what it has; a new one is
-/// isolated completely in the direction that could not be written. `None` when nothing changes.
-fn without(
-    refused: &BTreeSet<PolicyId>,
+/// What an attachment can be under while policies are not in the maps; `None`: it has to wait. Nobody is left open to whom it
+/// should be closed, and with [`OnOverflow::Keep`] those that were isolated stay under what isolated them.
+fn possible(
+    refused: &Refused,
     wanted: Assignment,
     known: Option<Assignment>,
+    until: Until,
 ) -> Option<Assignment> {
-    if !refused.contains(&wanted.ingress) && !refused.contains(&wanted.egress) {
+    let lacks = |id| refused.contains_key(&id);
+    if !lacks(wanted.ingress) && !lacks(wanted.egress) {
         return Some(wanted);
     }
-    if known.is_some() {
-        return None;
-    }
-    let or_deny = |id| if refused.contains(&id) { DENY_ALL } else { id };
-    Some(Assignment { ingress: or_deny(wanted.ingress), egress: or_deny(wanted.egress) })
+    let Until::Held(then) = until else { return None };
+    let known = known.unwrap_or_default();
+    let direction = |wanted, known| match then {
+        _ if !lacks(wanted) => wanted,
+        OnOverflow::Keep if known != 0 => known,
+        OnOverflow::Keep | OnOverflow::Deny => DENY_ALL,
+    };
+    Some(Assignment {
+        ingress: direction(wanted.ingress, known.ingress),
+        egress: direction(wanted.egress, known.egress),
+    })
 }
 
 /// Whether packets of other links and hosts can have an address. Those of the links themselves come and go with pods.
@@ -225,7 +378,7 @@ fn over_capacity(
     error: &BpfError,
 ) -> BTreeSet<Condition> {
     let then = match then {
-        OnOverflow::Keep => "attachments keep the policy they had, new ones are isolated",
+        OnOverflow::Keep => "attachments keep the policy that isolates them, others are isolated",
         OnOverflow::Deny => "its attachments are isolated",
     };
     let is_refused =
@@ -234,7 +387,7 @@ fn over_capacity(
     let condition = |policy: &PolicyName| Condition {
         object: Subject::Policy(policy.clone()),
         severity: Severity::Error,
-        message: format!("does not fit into the kernel's tables: {then}: {}", Chain(error)),
+        message: format!("does not fit into the kernel's tables: {then}, until it does: {}", Chain(error)),
     };
     affected.flat_map(|endpoint| &endpoint.policies).map(condition).collect()
 }
@@ -244,11 +397,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attachment_without_room_for_its_policy_keeps_the_old_or_is_isolated() {
-        let refused = BTreeSet::from([7]);
+    fn an_attachment_without_room_for_its_policy_is_isolated_or_keeps_what_isolates_it() {
+        let refused = Refused::from([(7, Arc::new(BpfError::PolicyIdsUsedUp))]);
         let wanted = Assignment { ingress: 7, egress: 3 };
-        assert_eq!(without(&BTreeSet::new(), wanted, None), Some(wanted));
-        assert_eq!(without(&refused, wanted, Some(Assignment::default())), None);
-        assert_eq!(without(&refused, wanted, None), Some(Assignment { ingress: DENY_ALL, egress: 3 }));
+        let open = Some(Assignment::default());
+        let isolated = Some(Assignment { ingress: 5, egress: 6 });
+        let now = |ingress| Some(Assignment { ingress, egress: 3 });
+        let (deny, keep) = (Until::Held(OnOverflow::Deny), Until::Held(OnOverflow::Keep));
+        let table = [
+            (deny, None, now(DENY_ALL)),
+            (deny, open, now(DENY_ALL)),
+            (deny, isolated, now(DENY_ALL)),
+            (keep, None, now(DENY_ALL)),
+            (keep, open, now(DENY_ALL)),
+            (keep, isolated, now(5)),
+            (Until::Later, isolated, None),
+        ];
+        for (until, known, expected) in table {
+            assert_eq!(possible(&Refused::new(), wanted, known, until), Some(wanted));
+            assert_eq!(possible(&refused, wanted, known, until), expected, "{until:?} {known:?}");
+        }
+    }
+
+    #[test]
+    fn what_waits_for_room_is_tried_again_when_there_is_more_and_what_failed_always() {
+        let due = |behind: Behind| [false, true].map(|more_room| behind.is_due(more_room));
+        assert_eq!(due(Behind::Nothing), [false, false]);
+        assert_eq!(due(Behind::Room), [false, true]);
+        assert_eq!(due(Behind::Failed), [true, true]);
     }
 }

@@ -16,7 +16,7 @@ use super::hooks::{self, AttachModes};
 use super::index::Endpoint;
 use super::parents::Parents;
 use super::passage::Passage;
-use super::programming::Change;
+use super::programming::{Behind, Change};
 use super::unenforced::{self, Demand, Unenforceable};
 use crate::attach::Enforce;
 use crate::bpf::{self, Dataplane, Device, FlowTable};
@@ -65,6 +65,8 @@ pub(super) struct State {
     pub(super) programmed: Programmed,
     pub(super) desired: Desired,
     pub(super) over_capacity: Vec<Condition>,
+    /// What the last change has left.
+    pub(super) behind: Behind,
     /// There are attachments in the maps that nobody knows: policies that only they refer to are not to be removed.
     pub(super) strangers: bool,
     pub(super) last_change: Option<Change>,
@@ -231,16 +233,26 @@ impl Enforcer {
         self.sweep()
     }
 
-    /// Removes entries that nothing has referred to for long enough.
+    /// Removes entries that nothing has referred to for long enough, and goes on with what the last change has left: policies for
+    /// which there is room now, and what failed.
     ///
     /// # Errors
     /// A map could not be written.
     pub fn sweep(&self) -> Result<(), EnforceError> {
-        if self.lock().unreferenced.is_empty() {
-            return Ok(());
+        let is_clean = self.lock().unreferenced.is_empty();
+        let unread = if is_clean { None } else { self.unread(Instant::now()) };
+        {
+            let mut state = self.lock();
+            let more_room = self.take_out(&mut state, unread)?;
+            if !state.behind.is_due(more_room) {
+                return Ok(());
+            }
+            let change = self.bring_up_to_date(&mut state)?;
+            if change.attachments > 0 {
+                state.last_change = Some(change);
+            }
         }
-        let unread = self.unread(Instant::now());
-        Ok(self.take_out(&mut self.lock(), unread)?)
+        self.begin_due()
     }
 
     /// Goes on with the pass over the flow table, where there can be flows. `true` when it is at its end.
