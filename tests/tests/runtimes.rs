@@ -35,6 +35,9 @@ const ALIEN: cri::Pod<'_> = cri::Pod { namespace: NAMESPACE, name: "alien", uid:
 fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
+    let mut default = node.default_config();
+    default["capabilities"] = json!({"mac": true});
+    node.write("default", &network("kube-system", "default", &default)).unwrap();
     let ipam = |subnet| node.host_local(&[subnet]);
     let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam("10.51.0.0/24")});
     let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": ipam("10.52.0.0/24")});

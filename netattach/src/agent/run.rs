@@ -18,13 +18,14 @@ use super::handler::{Agent, Served};
 use super::health::Health;
 use super::report::Reporter;
 use crate::attach::{
-    AttachError, Enforce, Engine, Inheritance, IntentReader, Node, Recovery, StatusFileError, StatusFiles,
+    AttachError, Enforce, Engine, Inheritance, IntentReader, Node, Occupied, Recovery, StatusFileError,
+    StatusFiles,
 };
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Key, Store};
-use crate::netlink::{self, FilterWatch, Handle, LOOPBACK, LinkWatch};
+use crate::netlink::{self, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
@@ -142,7 +143,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), conf));
     let observer = Arc::new(Observer::default());
     let mut background = Background::default();
-    background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?));
+    background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?));
     background.start(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
     background.start(collect_flows(Arc::clone(&enforcer)));
     let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), observer);
@@ -211,6 +212,7 @@ fn engine(settings: &Settings, enforcer: &Arc<Enforcer>) -> Result<Arc<Engine>, 
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
         cache: ResultCache::new(&settings.delegation.cache_dir),
+        occupied: Occupied::default(),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
     };
     let inheritance = Inheritance::new(&settings.multus_state_dir);

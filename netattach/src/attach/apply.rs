@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
+use super::occupied::{Address, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{AttachError, Doing, Node, Progress, StepError, device_info};
 use crate::cni::{self, Command};
@@ -113,9 +114,9 @@ impl Executor<'_> {
         match step {
             Step::EnsureBridge(bridge) => self.bridge(bridge),
             Step::CreateVeth(veth) => self.veth(at, attachment, veth),
-            Step::CreateMacvlan(macvlan) => self.macvlan(macvlan),
+            Step::CreateMacvlan(macvlan) => self.macvlan(attachment, macvlan),
             Step::RaiseLoopback => self.loopback(),
-            Step::Lease(config) => self.lease(attachment, config),
+            Step::Lease(config) => self.lease(at, attachment, config),
             Step::Delegate(delegate) => self.delegate(at, attachment, delegate),
             Step::Gateway { bridge, force } => self.gateway(at, attachment, bridge, *force),
             Step::EnsureForwarding => self.forwarding(at, attachment),
@@ -166,6 +167,12 @@ impl Executor<'_> {
             Some(_) => Some(self.bridge_index(at, attachment)?),
             None => None,
         };
+        if let Some(mac) = veth.mac {
+            if let Some(bridge) = bridge {
+                self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
+            }
+            check_mac_is_free(&mut self.host, mac, bridge, Some(&veth.host_name))?;
+        }
         let (host, pod) = match self.host.create_veth(veth, bridge, self.netns.as_fd(), &mut self.pod) {
             Err(error) if error.already_exists() => {
                 // The name is made from the container and the interface, both of which are ours: it is left over.
@@ -179,15 +186,27 @@ impl Executor<'_> {
             // is no carrier yet, so nothing was heard before this.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
         }
+        if let (Some(bridge), Some(mac)) = (bridge, pod.mac) {
+            self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
+        }
         Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
     }
 
-    fn macvlan(&mut self, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
+    fn macvlan(&mut self, attachment: &AttachmentPlan, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
         let parent = self.parent(macvlan.parent.as_deref())?;
         if let Some(mtu) = macvlan.mtu.filter(|mtu| *mtu > parent.mtu) {
             return Err(StepError::Mtu { mtu, max: parent.mtu });
         }
+        // One that takes its parent over has its parent's address, whatever is asked for.
+        let shares = macvlan.mode != spec::MacvlanMode::Passthru;
+        if let Some(mac) = macvlan.mac.filter(|_| shares) {
+            self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
+            check_mac_is_free(&mut self.host, mac, None, None)?;
+        }
         let pod = self.host.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
+        if let Some(mac) = pod.mac.filter(|_| shares) {
+            self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
+        }
         let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
         Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
     }
@@ -217,10 +236,16 @@ impl Executor<'_> {
 
     fn lease(
         &mut self,
+        at: StepRef,
         attachment: &AttachmentPlan,
         config: &host_local::Config,
     ) -> Result<Output, StepError> {
-        lease(&self.node.leases, config, &owner(self.sandbox, attachment))
+        let output = lease(&self.node.leases, config, &owner(self.sandbox, attachment))?;
+        if let Output::Lease { addresses, .. } = &output {
+            let addresses = addresses.iter().map(|leased| leased.address.addr());
+            self.occupy(at, attachment, addresses, !config.requested.is_empty())?;
+        }
+        Ok(output)
     }
 
     fn delegate(
@@ -242,8 +267,12 @@ impl Executor<'_> {
         let stdin = call.stdin(before);
         let added = runner(self.node, &self.sandbox.cni_path)
             .add(&call.call(self.sandbox, &stdin), attachment.version)?;
-        if delegate.role == Role::Ipam && added.result.ips.is_empty() {
-            return Err(StepError::NoAddress(delegate.plugin.clone()));
+        if delegate.role == Role::Ipam {
+            if added.result.ips.is_empty() {
+                return Err(StepError::NoAddress(delegate.plugin.clone()));
+            }
+            let addresses = added.result.ips.iter().map(|ip| ip.address.addr());
+            self.occupy(at, attachment, addresses, true)?;
         }
         Ok(Output::Delegate { result: added.raw })
     }
@@ -299,6 +328,10 @@ impl Executor<'_> {
             Some(pod) => self.host.find_peer(pod, self.netns.as_fd())?,
             None => None,
         };
+        let bridge = host.as_ref().and_then(|host| host.controller);
+        if let (Some(bridge), Some(mac)) = (bridge, pod.as_ref().and_then(|pod| pod.mac)) {
+            self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
+        }
         let sight = Sight {
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
@@ -324,6 +357,28 @@ impl Executor<'_> {
         let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
         enforcer.attach(&guarded, &mut self.host, &mut self.pod)?;
         Ok(Output::Nothing)
+    }
+
+    /// The IP addresses are the attachment's own from here on. What a pool gives is the pool's business; what was `chosen` must be
+    /// nobody else's. Before anything leads to them.
+    fn occupy(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        addresses: impl Iterator<Item = IpAddr>,
+        chosen: bool,
+    ) -> Result<(), StepError> {
+        let segment = segment(at.0, attachment, self.progress.outputs());
+        for ip in addresses {
+            let claimed = segment.map_or(Ok(()), |segment| {
+                self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
+            });
+            if chosen {
+                claimed?;
+                check_ip_is_free(&mut self.host, ip, segment == Some(0))?;
+            }
+        }
+        Ok(())
     }
 
     /// As `Addressing::announce_v4`, for IPv6: route netlink cannot set this one.

@@ -273,7 +273,9 @@ impl Engine {
                     if record.state == State::Attached && !record.is_of_earlier_boot() =>
                 {
                     guarded.extend(guards(&record.plan, &record.outputs).map(|(_, guarded)| guarded));
-                    self.registry.insert(Attached::from(&*record));
+                    let attached = Attached::from(&*record);
+                    self.node.occupied.adopt(&attached);
+                    self.registry.insert(attached);
                     recovery.adopted += 1;
                 }
                 Ok(Loaded::Whole(record)) => {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::InheritanceError;
+use super::{Address, Holder, InheritanceError};
 use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};
 use crate::ipam::host_local;
@@ -160,6 +160,14 @@ pub enum StepError {
         mtu: u32,
         /// The parent's, in bytes.
         max: u32,
+    },
+    /// The address that was asked for is somebody else's.
+    #[error("{address} is taken: {holder}")]
+    AddressTaken {
+        /// Which.
+        address: Address,
+        /// Whose.
+        holder: Holder,
     },
     /// Another gateway address is on the bridge.
     #[error(
@@ -349,7 +357,9 @@ fn step_code(error: &StepError) -> u32 {
     match error {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
         StepError::Netns(_) => code::INVALID_NETNS,
+        StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
         StepError::Mtu { .. }
+        | StepError::AddressTaken { .. }
         | StepError::Unenforceable(_)
         | StepError::GatewayConflict { .. }
         | StepError::Gateway { .. }

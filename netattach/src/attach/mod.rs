@@ -17,6 +17,7 @@ mod gc;
 mod guard;
 mod inherited;
 mod intent;
+mod occupied;
 mod plugin_del;
 mod registry;
 mod repeated;
@@ -31,6 +32,7 @@ pub use error::{AttachError, Doing, StepError};
 pub use gc::Collected;
 pub use inherited::{Inheritance, InheritanceError};
 pub use intent::{IntentError, IntentReader};
+pub use occupied::{Address, Holder, Occupied};
 pub use registry::{Attached, Registry};
 pub use repeated::RepeatedAdd;
 pub use status::{StatusFileError, StatusFiles};
@@ -57,6 +59,8 @@ pub struct Node {
     pub delegate: delegate::Delegate,
     /// Where others look for what was attached.
     pub cache: delegate::ResultCache,
+    /// Whose addresses are whose.
+    pub occupied: Occupied,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
 }

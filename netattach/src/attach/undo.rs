@@ -83,7 +83,12 @@ pub fn undo(
             errors.extend(undone.err().map(failed));
         }
     }
-    if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
+    if errors.is_empty() {
+        node.occupied.release(plan);
+        Ok(())
+    } else {
+        Err(AttachError::Undo(errors))
+    }
 }
 
 /// Takes the attachments off the fast path while their links exist.

@@ -67,6 +67,10 @@ pub struct Node {
     pub default_routes: BTreeSet<u32>,
     /// The node has IPsec policies.
     pub ipsec: bool,
+    /// Behind which port a bridge knows an attachment's address, by the bridge's index; absent: nowhere, so far.
+    pub stations: BTreeMap<(u32, Mac), u32>,
+    /// Addresses that a bridge has seen behind another port than their attachment's within the last minutes.
+    pub contested: BTreeSet<(u32, Mac)>,
 }
 
 /// Where tc programs or filters of others run on a device.
@@ -102,11 +106,17 @@ pub fn decide(
     let mut decided: BTreeMap<u32, Result<Place, Reason>> =
         members.iter().map(|(id, member)| (*id, place(mode, member, node))).collect();
     let mut owners: BTreeMap<(u32, Mac), u32> = BTreeMap::new();
-    for member in members.values() {
-        let bridge = node.links.get(&member.device).and_then(|link| link.controller);
-        if let Some(bridge) = bridge {
-            *owners.entry((bridge, member.mac)).or_default() += 1;
+    let mut own = |bridge: Option<u32>, mac: Option<Mac>| {
+        if let (Some(bridge), Some(mac)) = (bridge, mac) {
+            *owners.entry((bridge, mac)).or_default() += 1;
         }
+    };
+    for member in members.values() {
+        own(node.links.get(&member.device).and_then(|link| link.controller), Some(member.mac));
+    }
+    // What is sent to a bridge's own address, or to one of its ports', is the node's.
+    for link in node.links.values() {
+        own(link.bridge.map(|_| link.index).or(link.controller), link.mac);
     }
     for decision in decided.values_mut() {
         if let Ok(Place { segment: Segment::Bridge(bridge), mac, .. }) = decision
@@ -139,6 +149,7 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
         (port.isolated || port.locked, Reason::PortRestricted),
         (bridge.vlan_filtering, Reason::VlanFiltering),
         (filters.nat && (filters.bridges_call_ip || bridge.calls_iptables), Reason::Nat),
+        (node.is_known_elsewhere(index, member), Reason::KnownElsewhere),
         (link.discipline != NO_DISCIPLINE, Reason::Shaped(link.discipline.clone())),
     ];
     let in_auto = [
@@ -181,6 +192,13 @@ pub(super) fn first<const A: usize, const B: usize>(
 }
 
 impl Node {
+    /// Whether the bridge forwards what is sent to an attachment's address to another port than the attachment's.
+    fn is_known_elsewhere(&self, bridge: u32, member: &Member) -> bool {
+        let station = (bridge, member.mac);
+        self.contested.contains(&station)
+            || self.stations.get(&station).is_some_and(|port| *port != member.device)
+    }
+
     /// Whether somebody else's programs run on what a device receives or sends.
     pub(super) fn are_others_on(&self, link: &ForwardingState) -> bool {
         link.xdp || self.others.get(&link.index).is_some_and(|others| others.ingress || others.egress)
@@ -211,7 +229,7 @@ mod tests {
             index,
             name: name.into(),
             mtu: 1500,
-            mac: Some(MAC),
+            mac: Some(Mac([2, 0, 0, 0, 1, index as u8])),
             kind: "veth".into(),
             group: 0,
             xdp: false,
@@ -358,6 +376,30 @@ mod tests {
             Some(Reason::Plugin("bandwidth".into()))
         );
         assert_eq!(Reason::of_plugins(["tuning", "sbr"]), None);
+    }
+
+    #[test]
+    fn the_address_of_the_bridge_or_of_a_port_is_no_attachments() {
+        let never = |reason: Reason| [Err(reason.clone()), Err(reason)];
+        for index in [BRIDGE, 10, 11] {
+            let taken = with(|node| node.links.get_mut(&index).unwrap().mac = Some(MAC));
+            assert_eq!(taken, never(Reason::SameMac), "{index}");
+        }
+        let place = Ok(Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC });
+        let of_another = ForwardingState { mac: Some(MAC), controller: Some(4), ..port(12, "eth1") };
+        assert_eq!(with(|node| drop(node.links.insert(12, of_another))), [place.clone(), place]);
+    }
+
+    #[test]
+    fn what_the_bridge_sends_to_another_port_is_left_to_it() {
+        let known = |port| with(|node| node.stations.extend([((BRIDGE, MAC), port)]));
+        let place = Ok(Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC });
+        assert_eq!(known(11), [Err(Reason::KnownElsewhere), Err(Reason::KnownElsewhere)]);
+        assert_eq!(known(BRIDGE), [Err(Reason::KnownElsewhere), Err(Reason::KnownElsewhere)]);
+        assert_eq!(known(10), [place.clone(), place.clone()]);
+        assert_eq!(with(|node| node.stations.extend([((4, MAC), 11)])), [place.clone(), place]);
+        let contested = with(|node| node.contested.extend([(BRIDGE, MAC)]));
+        assert_eq!(contested, [Err(Reason::KnownElsewhere), Err(Reason::KnownElsewhere)]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::reason::Reason;
 use super::uplink::{self, Wire, Wires};
 use super::wires::{self, WireError};
 use crate::bpf::{self, BpfError, FastStats, Place, Segment, XdpMode};
-use crate::netlink::{Changes, Handle, LinkWatch};
+use crate::netlink::{Changes, Handle, LinkWatch, Moves, StationWatch};
 use crate::policy::hooks::AttachMode;
 use crate::report::Chain;
 
@@ -142,8 +142,9 @@ impl FastPaths {
     ///
     /// # Errors
     /// The runtime cannot wait for notifications.
-    pub async fn keep(self: Arc<Self>, watch: LinkWatch) -> io::Result<()> {
+    pub async fn keep(self: Arc<Self>, watch: LinkWatch, stations: StationWatch) -> io::Result<()> {
         let mut watch = watch.into_async()?;
+        let mut stations = stations.into_async()?;
         let mut tick = tokio::time::interval(LOOK_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut node = Look::default();
@@ -152,6 +153,18 @@ impl FastPaths {
             // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
             let gather = tokio::select! {
                 ready = watch.readable_mut() => { ready?.clear_ready(); true }
+                ready = stations.readable_mut() => {
+                    ready?.clear_ready();
+                    let moves = stations.get_mut().moves().unwrap_or_else(|error| {
+                        tracing::warn!(error = %Chain(&error), "asking bridges for all stations instead");
+                        Moves::Anything
+                    });
+                    // Bridges learn of many stations that are no attachment's.
+                    if !node.follow(moves) {
+                        continue;
+                    }
+                    true
+                }
                 () = self.admitted.notified() => true,
                 _ = tick.tick() => false,
             };
@@ -194,6 +207,10 @@ impl FastPaths {
         let mut host = Handle::open().map_err(LookError::from)?;
         if (self.mode != Mode::Off || early) && !candidates.is_empty() {
             look.at_links(&candidates, changes, &mut host)?;
+            if *changes == Changes::Anything {
+                look.forget_stations();
+            }
+            look.at_stations(members.values().filter(|member| !member.routed && matters(member)), &mut host)?;
             look.node.look_at_ipsec()?;
             if self.mode == Mode::Auto {
                 look.at_programs(&mut host)?;

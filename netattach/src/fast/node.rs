@@ -3,14 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use super::decide::{Filters, Node, Others};
+use super::decide::{Filters, Member, Node, Others};
 use crate::bpf::Program;
 use crate::bpf::sys::{self, Direction};
-use crate::netlink::{self, Changes, Family, ForwardingState, Handle, has_ipsec_policies, hooked_chains};
+use crate::mac::Mac;
+use crate::netlink::{
+    self, Changes, Family, ForwardingState, Handle, Moves, has_ipsec_policies, hooked_chains,
+};
 
 /// From here on all links are listed instead of asked for one by one.
 const MANY: usize = 64;
+
+/// How long an address stays off the fast path after a bridge has seen it behind another port: as long as bridges remember a
+/// station. Two that send from one address would be heard in turn otherwise, and the fast path take sides.
+const CONTESTED: Duration = Duration::from_secs(300);
 
 /// Why the node could not be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +46,10 @@ pub(super) struct Look {
     pub(super) node: Node,
     /// The bridges of attachments, with all of their ports in `node`.
     bridges: BTreeSet<u32>,
+    /// Attachments' addresses that bridges have been asked for, and the attachments' ports.
+    asked: BTreeMap<(u32, Mac), u32>,
+    /// When each of them was seen elsewhere last.
+    seen_elsewhere: BTreeMap<(u32, Mac), Instant>,
     /// Filters of others, for each link in `node`.
     filters: BTreeMap<u32, Others>,
     /// Programs that were met on the way, and whether they are ours. The kernel gives a number again only after four thousand
@@ -99,6 +111,66 @@ impl Look {
         };
         self.filters.retain(|index, _| current(index));
         Ok(())
+    }
+
+    /// Asks the bridges of `members` for the addresses that they were not asked for yet. What becomes of those that they were is
+    /// told by [`Look::follow`].
+    pub(super) fn at_stations<'a>(
+        &mut self,
+        members: impl Iterator<Item = &'a Member>,
+        host: &mut Handle,
+    ) -> Result<(), LookError> {
+        let links = &self.node.links;
+        let station = |member: &Member| {
+            let bridge = links.get(&member.device)?.controller?;
+            Some(((bridge, member.mac), member.device))
+        };
+        let wanted: BTreeMap<(u32, Mac), u32> = members.filter_map(station).collect();
+        self.asked.retain(|station, port| wanted.get(station) == Some(port));
+        let new = |station: &&(u32, Mac)| !self.asked.contains_key(*station);
+        let new: Vec<(u32, Mac)> = wanted.keys().filter(new).copied().collect();
+        let found = host.whereabouts(&new)?;
+        self.node.stations.retain(|station, _| self.asked.contains_key(station));
+        let known = new.into_iter().zip(found).filter_map(|(station, port)| Some((station, port?)));
+        self.node.stations.extend(known);
+        let elsewhere = |(station, own): (&(u32, Mac), &u32)| {
+            let port = self.node.stations.get(station)?;
+            (port != own).then_some((*station, Instant::now()))
+        };
+        self.seen_elsewhere.extend(wanted.iter().filter_map(elsewhere));
+        self.seen_elsewhere
+            .retain(|station, last| wanted.contains_key(station) && last.elapsed() < CONTESTED);
+        self.node.contested = self.seen_elsewhere.keys().copied().collect();
+        self.asked = wanted;
+        Ok(())
+    }
+
+    /// Takes over what bridges have learned and forgotten, and says whether it matters to an attachment.
+    pub(super) fn follow(&mut self, moves: Moves) -> bool {
+        let Moves::Of(moves) = moves else {
+            self.asked.clear();
+            return true;
+        };
+        let mut matters = false;
+        for change in moves {
+            let station = (change.bridge, change.mac);
+            let Some(own) = self.asked.get(&station) else { continue };
+            let elsewhere = |port: Option<u32>| port.is_some_and(|port| port != *own);
+            let before = match change.port {
+                Some(port) => self.node.stations.insert(station, port),
+                None => self.node.stations.remove(&station),
+            };
+            if elsewhere(change.port) {
+                self.seen_elsewhere.insert(station, Instant::now());
+            }
+            matters |= elsewhere(before) != elsewhere(change.port);
+        }
+        matters
+    }
+
+    /// Asks for everything again that the kernel tells of, at the next look.
+    pub(super) fn forget_stations(&mut self) {
+        self.asked.clear();
     }
 
     /// Looks at tc programs and filters of others. The kernel tells of filters, and of nothing else.

@@ -52,8 +52,10 @@ pub enum Reason {
     Idle,
     /// What it receives is shaped.
     Shaped(String),
-    /// Somebody else has its address.
+    /// The bridge, one of its ports or another attachment has its address.
     SameMac,
+    /// The bridge knows its address behind another port.
+    KnownElsewhere,
     /// The kernel refused.
     Failed(String),
 }
@@ -85,6 +87,7 @@ impl Reason {
             Self::Idle => "idle",
             Self::Shaped(_) => "shaped",
             Self::SameMac => "same-mac",
+            Self::KnownElsewhere => "known-elsewhere",
             Self::Failed(_) => "failed",
         }
     }
@@ -131,7 +134,12 @@ impl fmt::Display for Reason {
             Self::Shaped(discipline) => {
                 write!(f, "the device queues what it sends ({discipline})")
             }
-            Self::SameMac => f.write_str("another attachment on the bridge has the same MAC address"),
+            Self::SameMac => f.write_str(
+                "the bridge, one of its ports or another attachment on it has the same MAC address",
+            ),
+            Self::KnownElsewhere => {
+                f.write_str("the bridge has seen the attachment's MAC address behind another port")
+            }
             Self::Failed(why) => write!(f, "the kernel refused: {why}"),
         }
     }

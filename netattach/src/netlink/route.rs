@@ -68,6 +68,24 @@ impl Handle {
         Ok(found)
     }
 
+    /// Whether packets for the address stay on the node: it is an address of the node, or means everybody on a link of it.
+    pub fn is_own_address(&mut self, address: IpAddr) -> Result<bool, Error> {
+        let mut to = RouteMessage::default();
+        to.header.address_family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        to.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        to.attributes.push(RouteAttribute::Destination(wire(address)));
+        let answers = match self.socket.request(RouteNetlinkMessage::GetRoute(to), 0) {
+            // No route leads there, or one that refuses.
+            Err(Error::Refused(_)) => return Ok(false),
+            other => other?,
+        };
+        Ok(answers.iter().any(|answer| {
+            matches!(answer, RouteNetlinkMessage::NewRoute(route)
+                if !matches!(route.header.kind, RouteType::Unicast | RouteType::Unreachable | RouteType::BlackHole
+                    | RouteType::Prohibit | RouteType::Throw))
+        }))
+    }
+
     /// The default routes of the namespace's main table, both families.
     pub fn default_routes(&mut self) -> Result<Vec<RouteState>, Error> {
         Ok(self.routes()?.into_iter().filter(|route| route.destination.prefix_len() == 0).collect())

@@ -12,7 +12,10 @@ use crate::npwg::{self, Selection, device_info};
 /// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
 /// promise broken in silence.
 /// The path of device information is not asked for but offered: what makes no device has nothing to say there.
-const NATIVE_CAPABILITIES: [&str; 4] = ["ips", "ipRanges", "mac", device_info::CAPABILITY];
+const NATIVE_CAPABILITIES: [&str; 4] = ["ips", "ipRanges", MAC, device_info::CAPABILITY];
+
+/// The capability, and the key of arguments, by which an Ethernet address is asked for.
+const MAC: &str = "mac";
 
 /// One attachment before it is planned.
 pub(super) struct Wanted<'a> {
@@ -54,6 +57,7 @@ fn planned(
     let list = &network.list;
     cni::identifier::check_network_name(&list.name)?;
     let mut capabilities = wanted.capabilities()?;
+    wanted.check_mac_is_permitted(cni_args)?;
     let device = Device::of(network, asked)?;
     device.check_somebody_takes_it(list, |kind| native(kind, options).is_some())?;
     let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
@@ -138,6 +142,31 @@ impl Wanted<'_> {
         let mut capabilities = self.offered.clone();
         capabilities.extend(asked);
         Ok(capabilities)
+    }
+
+    /// A network says by the capability `mac` that its attachments may choose their Ethernet addresses (NPWG 4.1.2.1.4). It
+    /// holds for every way in which a pod or its runtime can ask for one. Plugins in Go read keys in any case.
+    fn check_mac_is_permitted(&self, cni_args: &CniArgs) -> Result<(), CniError> {
+        let argument = self
+            .asked
+            .and_then(|asked| asked.cni_args.as_ref())
+            .and_then(|arguments| arguments.keys().find(|key| key.eq_ignore_ascii_case(MAC)));
+        let way = match argument {
+            Some(key) => format!("cni-args.{key}"),
+            None if self.default && cni_args.get("MAC").is_some_and(|mac| !mac.is_empty()) => {
+                "MAC in CNI_ARGS".to_owned()
+            }
+            None => return Ok(()),
+        };
+        let list = &self.network.list;
+        if cni::capability::undeclared(list, [MAC]).is_empty() {
+            return Ok(());
+        }
+        let msg = format!(
+            "key {way}: a MAC address is asked for, but no plugin of network {} declares the capability mac",
+            list.name
+        );
+        Err(CniError::new(code::INVALID_CONFIG, msg))
     }
 
     /// What one of the network's plugins is given.

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use super::{Node, Progress};
+use super::{Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
@@ -88,6 +88,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT },
         // The runtime's own.
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
+        occupied: Occupied::default(),
         enforcer: None,
     };
     match link::driver(name) {

@@ -1,0 +1,271 @@
+//! Whose addresses are whose: an address that somebody asks for must be nobody else's where it is to be used.
+//!
+//! What attachments have is kept here, because the kernel forgets a pod that is silent; what others have is asked of the kernel.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{Attached, StepError};
+use crate::ipam::host_local::Owner;
+use crate::mac::Mac;
+use crate::netlink::{Handle, Station};
+use crate::plan::{AttachmentPlan, Output, Plan, Sandbox, Step, StepRef, result};
+
+/// An address that only one may have on a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// Of Ethernet.
+    Mac(Mac),
+    /// Of IP.
+    Ip(IpAddr),
+}
+
+/// Where an address is used: index of the bridge, or of the macvlans' parent; 0 for what the node routes to.
+pub(super) type Segment = u32;
+
+/// Who has an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// An attachment, in words.
+    Attachment(String),
+    /// A device of the node, by its name.
+    Node(String),
+    /// The node itself, or everybody on one of its links.
+    Own,
+    /// A router that the node sends packets to.
+    NextHop,
+    /// A station that somebody entered into a bridge, behind the port of that name.
+    Entered(String),
+    /// A station that a bridge has seen behind the port of that name, and forgets when it does not see it for a while.
+    Seen(String),
+}
+
+impl Holder {
+    /// Whether it may be another's or nobody's by itself, soon.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Attachment(_) | Self::Seen(_))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mac(mac) => write!(f, "MAC address {mac}"),
+            Self::Ip(address) => write!(f, "address {address}"),
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Attachment(who) => write!(f, "{who} has it"),
+            Self::Node(device) => write!(f, "the node's device {device} has it"),
+            Self::Own => f.write_str("it is an address of the node, or of everybody on one of its links"),
+            Self::NextHop => f.write_str("the node sends packets to it as to a router"),
+            Self::Entered(port) => write!(f, "it is entered into the bridge behind port {port}"),
+            Self::Seen(port) => write!(f, "the bridge has seen it behind port {port}"),
+        }
+    }
+}
+
+/// The addresses of attachments, and those of them that are being made.
+#[derive(Debug, Default)]
+pub struct Occupied {
+    held: Mutex<BTreeMap<(Segment, Address), Held>>,
+}
+
+#[derive(Debug)]
+struct Held {
+    owner: Owner,
+    /// The same for people.
+    who: String,
+}
+
+impl Occupied {
+    /// The attachment has the address from here on, until [`Occupied::release`].
+    ///
+    /// # Errors
+    /// Another has it.
+    pub fn claim(
+        &self,
+        segment: Segment,
+        address: Address,
+        sandbox: &Sandbox,
+        attachment: &AttachmentPlan,
+    ) -> Result<(), StepError> {
+        let owner = owner(sandbox, attachment);
+        match self.lock().entry((segment, address)) {
+            Entry::Occupied(held) if held.get().owner == owner => Ok(()),
+            Entry::Occupied(held) => {
+                let holder = Holder::Attachment(held.get().who.clone());
+                Err(StepError::AddressTaken { address, holder })
+            }
+            Entry::Vacant(free) => {
+                let container = &sandbox.container_id;
+                let pod = sandbox.pod.as_ref().map(|pod| format!("pod {pod}, "));
+                let who = format!(
+                    "{}container {container}, interface {}",
+                    pod.unwrap_or_default(),
+                    attachment.ifname
+                );
+                free.insert(Held { owner, who });
+                Ok(())
+            }
+        }
+    }
+
+    /// What an attached sandbox has. Of two that have the same, which they have from before this was looked at, one is kept.
+    pub fn adopt(&self, attached: &Attached) {
+        let Attached { plan, outputs, .. } = attached;
+        for (number, attachment) in plan.attachments.iter().enumerate() {
+            // Numbers fit: see `Plan::steps`.
+            let number = number as u16;
+            let Some(segment) = segment(number, attachment, outputs) else { continue };
+            let mac =
+                result::ends(number, attachment, outputs).and_then(|ends| ends.pod.mac).map(Address::Mac);
+            let leased = result::leased(number, attachment, outputs).unwrap_or_default();
+            let addresses = leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr()));
+            for address in mac.into_iter().chain(addresses) {
+                // The first has it.
+                let _ = self.claim(segment, address, &plan.sandbox, attachment);
+            }
+        }
+    }
+
+    /// The attachments of a plan have nothing any more.
+    pub fn release(&self, plan: &Plan) {
+        let owners: Vec<Owner> =
+            plan.attachments.iter().map(|attachment| owner(&plan.sandbox, attachment)).collect();
+        self.lock().retain(|_, held| !owners.contains(&held.owner));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Segment, Address), Held>> {
+        // Every change is one.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
+    Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() }
+}
+
+/// Where an attachment's addresses are used, as far as its steps have shown.
+pub(super) fn segment(
+    number: u16,
+    attachment: &AttachmentPlan,
+    outputs: &BTreeMap<StepRef, Output>,
+) -> Option<Segment> {
+    attachment.steps.iter().zip(0..).find_map(|(step, at)| match (step, outputs.get(&StepRef(number, at))?) {
+        (_, Output::Bridge(bridge)) => Some(bridge.index),
+        (_, Output::Link { parent: Some(parent), .. }) => Some(parent.device.index),
+        (Step::CreateVeth(veth), _) if veth.port.is_none() => Some(0),
+        _ => None,
+    })
+}
+
+/// Whoever has the Ethernet address of another takes what is sent to that one. `bridge`: index of the bridge whose port is to
+/// have it; `own`: name of that port, which may be left over from before.
+///
+/// # Errors
+/// [`StepError::AddressTaken`] with the one who has it.
+pub(super) fn check_mac_is_free(
+    host: &mut Handle,
+    mac: Mac,
+    bridge: Option<u32>,
+    own: Option<&str>,
+) -> Result<(), StepError> {
+    let taken = |holder| Err(StepError::AddressTaken { address: Address::Mac(mac), holder });
+    let links = host.links()?;
+    if let Some(link) = links.iter().find(|link| link.mac == Some(mac)) {
+        return taken(Holder::Node(link.name.clone()));
+    }
+    let Some(bridge) = bridge else { return Ok(()) };
+    let known = host.stations(bridge)?.into_iter().filter(|station| station.mac == mac);
+    for Station { port, kept, .. } in known {
+        let link = links.iter().find(|link| link.index == port);
+        let name = link.map_or_else(|| port.to_string(), |link| link.name.clone());
+        if own == Some(name.as_str()) {
+            continue;
+        }
+        return taken(if kept { Holder::Entered(name) } else { Holder::Seen(name) });
+    }
+    Ok(())
+}
+
+/// The same of an IP address. `routed`: the node is to have a route to it.
+///
+/// # Errors
+/// [`StepError::AddressTaken`] with the one who has it.
+pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: bool) -> Result<(), StepError> {
+    let taken = |holder| Err(StepError::AddressTaken { address: Address::Ip(ip), holder });
+    if host.is_own_address(ip)? {
+        return taken(Holder::Own);
+    }
+    if routed && host.routes()?.iter().any(|route| route.gateway == Some(ip)) {
+        return taken(Holder::NextHop);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::Version;
+    use crate::netns::NetnsId;
+    use crate::plan::PodRef;
+
+    fn plan(container: &str) -> Plan {
+        let sandbox = Sandbox {
+            container_id: container.to_owned(),
+            ifname: "eth0".to_owned(),
+            netns: String::new(),
+            netns_id: NetnsId { device: 0, inode: 0 },
+            cni_args: String::new(),
+            cni_path: Vec::new(),
+            config_name: String::new(),
+            pod: Some(PodRef { namespace: "shop".to_owned(), name: container.to_owned(), uid: None }),
+        };
+        let attachment = AttachmentPlan {
+            network: "shop/lan".to_owned(),
+            config_name: "lan".to_owned(),
+            default: false,
+            ifname: "net1".to_owned(),
+            version: Version::LATEST,
+            kind: "bridge".to_owned(),
+            disable_check: false,
+            disable_gc: false,
+            steps: Vec::new(),
+            yields_to: None,
+            warnings: Vec::new(),
+        };
+        Plan { sandbox, attachments: vec![attachment], dynamic: None }
+    }
+
+    #[test]
+    fn an_address_has_one_holder_on_each_segment_until_it_is_released() {
+        let occupied = Occupied::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let claim = |segment, address, plan: &Plan| {
+            occupied
+                .claim(segment, address, &plan.sandbox, &plan.attachments[0])
+                .map_err(|error| error.to_string())
+        };
+        let mac = Address::Mac(Mac([2, 0, 0, 0, 0, 1]));
+        let ip = Address::Ip([10, 0, 0, 1].into());
+        for address in [mac, ip] {
+            let taken = format!("{address} is taken: pod shop/a, container a, interface net1 has it");
+            assert_eq!(claim(7, address, &a), Ok(()));
+            assert_eq!(claim(7, address, &a), Ok(()), "the same again");
+            assert_eq!(claim(7, address, &b), Err(taken.clone()));
+            assert_eq!(claim(8, address, &b), Ok(()), "elsewhere");
+            occupied.release(&b);
+            assert_eq!(claim(7, address, &b), Err(taken), "another's");
+        }
+        occupied.release(&a);
+        assert_eq!(claim(7, mac, &b), Ok(()));
+    }
+}

@@ -1,0 +1,255 @@
+//! Where bridges know stations: their forwarding databases, asked and followed.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
+use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
+
+use super::socket::Request;
+use super::{Error, Handle};
+use crate::mac::Mac;
+
+/// `RTNLGRP_NEIGH`: neighbours of every kind, entries of bridges among them.
+const GROUP_NEIGH: u32 = 3;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_DELNEIGH: u16 = 29;
+/// `AF_BRIDGE`, as `ndmsg` has it.
+const AF_BRIDGE: u8 = 7;
+const HEADER_LEN: usize = 16;
+/// Where `ndmsg` begins, and where its attributes do.
+const FAMILY_AT: usize = HEADER_LEN;
+const INDEX_AT: usize = HEADER_LEN + 4;
+const ATTRIBUTES_AT: usize = HEADER_LEN + 12;
+const NDA_LLADDR: u16 = 2;
+const NDA_MASTER: u16 = 9;
+const RECEIVE_BUFFER: usize = 64 * 1024;
+/// How many entries are asked for in one datagram.
+const AT_ONCE: usize = 32;
+
+/// An entry of a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Station {
+    /// Its address.
+    pub mac: Mac,
+    /// Index of the port that it is behind; the bridge's own index for an address of the bridge itself.
+    pub port: u32,
+    /// Whether somebody entered it, or it is an address of the node; the bridge has learned it otherwise, and forgets it when it
+    /// is not seen for a while.
+    pub kept: bool,
+}
+
+/// A change of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// Index of the bridge.
+    pub bridge: u32,
+    /// The station.
+    pub mac: Mac,
+    /// Behind which port it is known from now on; `None`: nowhere.
+    pub port: Option<u32>,
+}
+
+/// What has changed since it was last asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moves {
+    /// These, in order.
+    Of(Vec<Move>),
+    /// More than the kernel kept for us: anything may have.
+    Anything,
+}
+
+impl Handle {
+    /// Behind which port each of these stations is known to the bridge of that index; `None`: nowhere, or there is no such
+    /// bridge.
+    pub fn whereabouts(&mut self, wanted: &[(u32, Mac)]) -> Result<Vec<Option<u32>>, Error> {
+        let mut found = Vec::with_capacity(wanted.len());
+        for some in wanted.chunks(AT_ONCE) {
+            let asked = some.iter().map(|(bridge, mac)| {
+                let mut entry = of_bridge(*bridge);
+                entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
+                Request::new(RouteNetlinkMessage::GetNeighbour(entry), 0)
+            });
+            for reply in self.socket.batch(asked.collect())? {
+                found.push(match reply {
+                    Ok(answers) => answers.into_iter().find_map(observed).map(|station| station.port),
+                    Err(refused) => match Errno::from_raw_os_error(refused.errno) {
+                        Errno::NOENT | Errno::NODEV | Errno::OPNOTSUPP => None,
+                        _ => return Err(refused.into()),
+                    },
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// All stations that a bridge knows, in whatever VLAN.
+    pub fn stations(&mut self, bridge: u32) -> Result<Vec<Station>, Error> {
+        let all = self.socket.dump(RouteNetlinkMessage::GetNeighbour(of_bridge(bridge)))?;
+        Ok(all.into_iter().filter_map(observed).collect())
+    }
+}
+
+fn of_bridge(bridge: u32) -> NeighbourMessage {
+    let mut entry = NeighbourMessage::default();
+    entry.header.family = AddressFamily::Bridge;
+    entry.attributes.push(NeighbourAttribute::Controller(bridge));
+    entry
+}
+
+fn observed(message: RouteNetlinkMessage) -> Option<Station> {
+    use netlink_packet_route::neighbour::NeighbourState as State;
+    let RouteNetlinkMessage::NewNeighbour(entry) = message else { return None };
+    let mac = entry.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(bytes) => <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac),
+        _ => None,
+    })?;
+    let kept = matches!(entry.header.state, State::Permanent | State::Noarp);
+    Some(Station { mac, port: entry.header.ifindex, kept })
+}
+
+/// Hears of stations that bridges of the namespace learn, move and forget. Readable when there are any.
+pub struct StationWatch {
+    raw: RawSocket,
+    buffer: Vec<u8>,
+}
+
+impl StationWatch {
+    /// Begins to listen.
+    pub fn open() -> Result<Self, Error> {
+        let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
+        raw.bind_auto().map_err(Error::Open)?;
+        raw.add_membership(GROUP_NEIGH).map_err(Error::Open)?;
+        raw.set_non_blocking(true).map_err(Error::Open)?;
+        Ok(Self { raw, buffer: vec![0; RECEIVE_BUFFER] })
+    }
+
+    /// Lets the async runtime wait for notifications.
+    ///
+    /// # Errors
+    /// The runtime cannot.
+    pub fn into_async(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
+        Ok(unsafe { AsyncFd::register(self) }?)
+    }
+
+    /// Everything that has come. Does not wait.
+    pub fn moves(&mut self) -> Result<Moves, Error> {
+        let mut moves = Vec::new();
+        let mut lost = false;
+        loop {
+            match self.raw.recv(&mut &mut self.buffer[..], 0) {
+                Ok(length) => read(&self.buffer[..length], &mut moves),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The queue was full: the kernel says so once, and goes on with what comes after.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
+                Err(error) => return Err(Error::Receive("notifications about stations", error)),
+            }
+        }
+        Ok(if lost { Moves::Anything } else { Moves::Of(moves) })
+    }
+}
+
+impl AsRawFd for StationWatch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.raw.as_raw_fd()
+    }
+}
+
+impl std::fmt::Debug for StationWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StationWatch").finish_non_exhaustive()
+    }
+}
+
+/// Reads the notifications of one datagram. Those about other neighbours are nobody's here.
+fn read(mut datagram: &[u8], moves: &mut Vec<Move>) {
+    while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
+        let message = datagram.get(..length).unwrap_or(datagram);
+        moves.extend(one(message));
+        let next = length.max(HEADER_LEN).next_multiple_of(4);
+        let Some(rest) = datagram.get(next..) else { break };
+        datagram = rest;
+    }
+}
+
+fn one(message: &[u8]) -> Option<Move> {
+    let gone = match number::<2>(message, 4).map(u16::from_ne_bytes)? {
+        RTM_NEWNEIGH => false,
+        RTM_DELNEIGH => true,
+        _ => return None,
+    };
+    if number::<1>(message, FAMILY_AT)? != [AF_BRIDGE] {
+        return None;
+    }
+    let port = u32::from_ne_bytes(number::<4>(message, INDEX_AT)?);
+    let (mut mac, mut bridge) = (None, None);
+    let mut attributes = message.get(ATTRIBUTES_AT..)?;
+    while let Some(length) = number::<2>(attributes, 0).map(|bytes| usize::from(u16::from_ne_bytes(bytes))) {
+        match number::<2>(attributes, 2).map(u16::from_ne_bytes)? {
+            NDA_LLADDR => mac = number::<6>(attributes, 4).map(Mac),
+            NDA_MASTER => bridge = number::<4>(attributes, 4).map(u32::from_ne_bytes),
+            _ => {}
+        }
+        let Some(rest) = attributes.get(length.max(4).next_multiple_of(4)..) else { break };
+        attributes = rest;
+    }
+    // An address of the bridge itself has no port, and the bridge's index.
+    Some(Move { bridge: bridge.unwrap_or(port), mac: mac?, port: Some(port).filter(|_| !gone) })
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    fn message(kind: u16, family: u8, port: u32) -> Vec<u8> {
+        let mut message = vec![0; ATTRIBUTES_AT];
+        message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        message[FAMILY_AT] = family;
+        message[INDEX_AT..INDEX_AT + 4].copy_from_slice(&port.to_ne_bytes());
+        for (kind, value) in [(NDA_LLADDR, &MAC.0[..]), (NDA_MASTER, &3u32.to_ne_bytes())] {
+            message.extend((4 + value.len() as u16).to_ne_bytes());
+            message.extend(kind.to_ne_bytes());
+            message.extend(value);
+            message.resize(message.len().next_multiple_of(4), 0);
+        }
+        let length = message.len() as u32;
+        message[..4].copy_from_slice(&length.to_ne_bytes());
+        message
+    }
+
+    fn moves(datagram: &[u8]) -> Vec<Move> {
+        let mut moves = Vec::new();
+        read(datagram, &mut moves);
+        moves
+    }
+
+    #[test]
+    fn entries_of_bridges_that_come_and_go_are_told_and_other_neighbours_are_not() {
+        let datagram = [
+            message(RTM_NEWNEIGH, AF_BRIDGE, 7),
+            message(RTM_NEWNEIGH, 2, 8),
+            message(RTM_DELNEIGH, AF_BRIDGE, 7),
+            message(16, AF_BRIDGE, 9),
+        ];
+        let expected = [Some(7), None].map(|port| Move { bridge: 3, mac: MAC, port });
+        assert_eq!(moves(&datagram.concat()), expected);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_to_their_end(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..256)) {
+            moves(&bytes);
+        }
+    }
+}
