@@ -88,7 +88,7 @@ impl Ip6 {
 
     /// The address as two numbers, the greater part first.
     #[inline(always)]
-    const fn halves(&self) -> [u64; 2] {
+    pub(crate) const fn halves(&self) -> [u64; 2] {
         let [a, b, c, d] = self.words();
         [
             (u32::from_be(a) as u64) << 32 | u32::from_be(b) as u64,
@@ -129,7 +129,7 @@ impl Address for Ip6 {
 impl Mac {
     /// The address as words as they lie in memory.
     #[inline(always)]
-    const fn words(&self) -> [u16; 3] {
+    pub(crate) const fn words(&self) -> [u16; 3] {
         // SAFETY: same size, and every bit pattern is valid for both.
         unsafe { core::mem::transmute::<[u8; 6], [u16; 3]>(self.octets) }
     }

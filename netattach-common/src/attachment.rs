@@ -2,6 +2,7 @@
 
 use crate::address::{Address, Ip4, Ip6, Mac};
 use crate::flow::Leg;
+use crate::link::Prefix;
 
 /// Value of map `na_att`: one attachment. All zero means that the id is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,10 @@ pub struct AttachmentRecord {
     pub ipv4: Ip4,
     /// The same for IPv6.
     pub ipv6: Ip6,
+    /// The IPv6 prefixes of the attachment's link, as far as its addresses tell; [`Prefix::NONE`] behind the last.
+    pub on_link: [Prefix; Prefix::MOST],
+    /// Ethertypes (host order) that pass in both directions whatever the policies say; 0 behind the last.
+    pub ethertypes: [u16; AttachmentRecord::ETHERTYPES],
 }
 
 /// Bits of [`AttachmentRecord::flags`].
@@ -54,13 +59,17 @@ pub mod flag {
 }
 
 const _: () = {
-    assert!(size_of::<AttachmentRecord>() == 56);
+    assert!(size_of::<AttachmentRecord>() == 104);
     assert!(core::mem::offset_of!(AttachmentRecord, mac) == 12);
     assert!(core::mem::offset_of!(AttachmentRecord, link_local) == 20);
     assert!(core::mem::offset_of!(AttachmentRecord, ipv6) == 40);
+    assert!(core::mem::offset_of!(AttachmentRecord, on_link) == 56);
 };
 
 impl AttachmentRecord {
+    /// How many ethertypes an attachment may have passed.
+    pub const ETHERTYPES: usize = 4;
+
     /// A record in use, not bound to a device yet.
     pub const fn new(mac: Mac, zone: u32, flags: u32) -> Self {
         Self {
@@ -72,6 +81,8 @@ impl AttachmentRecord {
             link_local: link_local(mac),
             ipv4: Ip4::UNSPECIFIED,
             ipv6: Ip6::UNSPECIFIED,
+            on_link: [Prefix::NONE; Prefix::MOST],
+            ethertypes: [0; Self::ETHERTYPES],
         }
     }
 
@@ -85,7 +96,16 @@ impl AttachmentRecord {
         link_local: Ip6::UNSPECIFIED,
         ipv4: Ip4::UNSPECIFIED,
         ipv6: Ip6::UNSPECIFIED,
+        on_link: [Prefix::NONE; Prefix::MOST],
+        ethertypes: [0; Self::ETHERTYPES],
     };
+
+    /// Whether frames of an ethertype pass whatever the policies say.
+    #[inline(always)]
+    pub const fn passes(&self, ethertype: u16) -> bool {
+        let [a, b, c, d] = self.ethertypes;
+        ethertype != 0 && (ethertype == a || ethertype == b || ethertype == c || ethertype == d)
+    }
 
     /// Whether all bits of `flags` are set.
     #[inline(always)]

@@ -18,6 +18,7 @@ pub mod flow;
 pub mod fragment;
 pub mod key;
 pub mod limit;
+pub mod link;
 pub mod parent;
 #[cfg(feature = "user")]
 mod pod;
@@ -34,6 +35,7 @@ pub use flow::{Flow, FlowKey};
 pub use fragment::{FragmentKey, Fragmented};
 pub use key::{AddressKey, PolicyAddress, PortKey, PortRule, RuleKey, VlanKey};
 pub use limit::{Limits, Rate, Reading};
+pub use link::Prefix;
 pub use parent::{ParentEntry, ParentKey};
 pub use reason::DropReason;
 pub use record::Record;

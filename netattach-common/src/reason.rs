@@ -47,19 +47,19 @@ drop_reasons! {
     /// ARP sender hardware address is not the attachment's.
     7 ArpSenderMac "arp-sender-mac" "the pod sent ARP with a sender MAC address that is not its own",
     /// ARP sender protocol address is not the attachment's.
-    8 ArpSenderIp "arp-sender-ip" "the pod sent ARP with a sender address that is not its own",
+    8 ArpSenderIp "arp-sender-ip" "the pod sent ARP with a sender address that is not its own, or a probe for one",
     /// A neighbour discovery link-layer option names another MAC address.
     9 NdLinkLayer "nd-link-layer" "the pod sent neighbour discovery with a link-layer option that is not its own MAC address",
     /// A neighbour advertisement claims another address.
-    10 NdTarget "nd-target" "the pod advertised an IPv6 address that is not its own",
-    /// Router advertisement or redirect from a pod.
-    11 RouterMessage "router-message" "the pod sent a router advertisement or redirect",
-    /// DHCP or DHCPv6 server reply from a pod.
-    12 DhcpServer "dhcp-server" "the pod answered as a DHCP server",
+    10 NdTarget "nd-target" "the pod advertised, or looked for duplicates of, an IPv6 address that is not its own",
+    /// Router advertisement, redirect or multicast query from a pod.
+    11 RouterMessage "router-message" "the pod sent a router advertisement, a redirect, a multicast query or a multicast router advertisement",
+    /// Something to the port of DHCP or DHCPv6 clients from a pod.
+    12 DhcpServer "dhcp-server" "the pod sent to the port of DHCP clients, where only servers send",
     /// A VLAN tag where none is allowed.
     13 VlanTagged "vlan-tagged" "the frame carries a VLAN tag",
-    /// IPv4 source routing or IPv6 routing header type 0.
-    14 SourceRoute "source-route" "the packet asks for source routing",
+    /// IPv4 source routing, or an IPv6 routing header of type 0 or with segments left.
+    14 SourceRoute "source-route" "the packet chooses its way: IPv4 source routing, IPv6 routing header of type 0, or of another with segments left",
     /// More IPv6 extension headers than the programs follow.
     15 ExtensionHeaders "extension-headers" "the packet has more IPv6 extension headers than are followed",
     /// A later fragment whose first one was not seen, and no portless rule allows it.
@@ -88,6 +88,10 @@ drop_reasons! {
     27 SourceNamespace "source-namespace" "sent from an attachment's MAC address by somebody else than its pod",
     /// On an uplink: from the address of an attachment of this node.
     28 WireSource "wire-source" "came in by an uplink with the address of a pod that is on this node",
+    /// Neither IP nor ARP, from or to a pod that is isolated.
+    29 Ethertype "ethertype" "neither IP nor ARP, which no rule can allow, and policy isolates the pod in this direction",
+    /// A protocol of bridges, switches and cards from a pod.
+    30 LinkProtocol "link-protocol" "the pod spoke as a bridge or switch: spanning tree, LACP, LLDP, 802.1X, pause frames",
 }
 
 impl DropReason {

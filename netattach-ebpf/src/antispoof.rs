@@ -1,19 +1,22 @@
 //! What a pod may claim to be.
 //!
 //! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of
-//! ARP and neighbour discovery, and the parts only infrastructure plays: router, DHCP server, source routing.
-//! `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour. Neither may others use the pod's
-//! addresses towards it, where a policy keeps others from it.
+//! ARP and neighbour discovery, and the parts only infrastructure plays: bridge, router, multicast querier, DHCP server, source
+//! routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour, and whose duplicates are looked for: who
+//! may ask for anybody's would have every newcomer give up its address. Neither may others use the pod's addresses towards it,
+//! where a policy keeps others from it.
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    Address, AttachmentRecord, DropReason, Hook, Ip4, Ip6, Mac, attachment::flag, protocol,
+    Address, AttachmentRecord, DropReason, Hook, Ip4, Ip6, Mac,
+    attachment::flag,
+    link::{self, icmpv6},
+    protocol,
 };
 
 use crate::{
     classifier::Scope,
-    frame::{self, ETHERNET_LEN, Frame, ethertype},
-    icmp::icmpv6,
+    frame::{self, ETHERNET_LEN, Frame, Payload, ethertype},
     maps::Family,
     packet::{IPV4_LEN, Kind, Packet, Version},
     stages,
@@ -42,6 +45,37 @@ struct LinkLayerOption {
     address: Mac,
 }
 
+/// IANA number of IGMP.
+const IGMP: u8 = 2;
+
+/// Judges a frame that is neither IP's nor ARP's. Rules speak of IP, so none can allow it: what isolates a pod for egress keeps
+/// it from sending such frames, what isolates it for ingress keeps them from it. The body of a stage.
+#[inline(always)]
+pub(crate) fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropReason> {
+    let ethertype = payload.ethertype;
+    if scope.has(flag::PENDING) {
+        return Err(DropReason::Pending);
+    }
+    if scope.record()?.passes(ethertype) {
+        return Ok(());
+    }
+    let from_pod = scope.hook == Hook::FromPod;
+    if from_pod && scope.has(flag::CHECK_MAC) {
+        let destination: Mac = frame::load(ctx, 0)?;
+        if link::is_infrastructure(&destination, ethertype) {
+            return Err(DropReason::LinkProtocol);
+        }
+        if ethertype < link::FIRST_ETHERTYPE {
+            let [access_point]: [u8; 1] = frame::load(ctx, payload.offset.into())?;
+            if access_point == link::SPANNING_TREE {
+                return Err(DropReason::LinkProtocol);
+            }
+        }
+    }
+    let policy = if from_pod { scope.policies.egress } else { scope.policies.ingress };
+    if policy == 0 { Ok(()) } else { Err(DropReason::Ethertype) }
+}
+
 /// Checks an ARP packet for Ethernet and IPv4 (RFC 826); a probe has no sender address yet (RFC 5227).
 #[inline(always)]
 pub(crate) fn arp(
@@ -50,19 +84,31 @@ pub(crate) fn arp(
     record: &AttachmentRecord,
     frame: &Frame,
 ) -> Result<(), DropReason> {
-    if !scope.has(flag::CHECK_MAC) && !scope.has(flag::CHECK_ADDRESS) {
+    /// What Ethernet pads to (46 bytes; with the trailer that some cards leave, 50): more is no padding.
+    const MOST: u32 = 50;
+    if ctx.len() > u32::from(frame.payload.offset) + MOST {
+        return Err(DropReason::Malformed);
+    }
+    let checked = scope.has(flag::CHECK_MAC) || scope.has(flag::CHECK_ADDRESS);
+    if scope.hook == Hook::ToPod || !checked {
         return Ok(());
     }
     let arp: ArpPacket = frame::header(ctx, !frame.tagged, ETHERNET_LEN, frame.payload.offset.into())?;
     if arp.hardware_and_protocol != [1u16.to_be(), ethertype::IPV4.to_be()] || arp.lengths != [6, 4] {
         return Err(DropReason::Malformed);
     }
+    // Reverse and inverse ARP (RFC 903, RFC 2390) are other protocols, which nothing here needs.
+    let request = arp.operation == 1u16.to_be();
+    if !request && arp.operation != 2u16.to_be() {
+        return Err(DropReason::Malformed);
+    }
     if scope.has(flag::CHECK_MAC) && !arp.sender_mac.same(&record.mac) {
         return Err(DropReason::ArpSenderMac);
     }
     let sender = Ip4 { octets: arp.sender_ip };
-    let probe = sender.same(&Ip4::UNSPECIFIED);
-    if scope.has(flag::CHECK_ADDRESS) && !probe && !is_own_ipv4(scope, record, &sender) {
+    let probe = request && sender.same(&Ip4::UNSPECIFIED);
+    let claimed = if probe { Ip4 { octets: arp.target_ip } } else { sender };
+    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, record, &claimed) {
         return Err(DropReason::ArpSenderIp);
     }
     Ok(())
@@ -94,8 +140,14 @@ pub(crate) fn ipv4(
         }
     }
     if scope.has(flag::CHECK_MAC) {
-        if is_udp(packet, 67, 68) {
+        if is_udp_to(packet, 68) {
             return Err(DropReason::DhcpServer.into());
+        }
+        if packet.tuple.lane.protocol() == IGMP && packet.kind != Kind::LaterFragment {
+            let [message]: [u8; 1] = frame::load(ctx, packet.transport())?;
+            if link::is_routers_igmp(message) {
+                return Err(DropReason::RouterMessage.into());
+            }
         }
         if packet.has_options {
             return stages::check_options(ctx, packet.network() as u32 + IPV4_LEN as u32, packet.transport);
@@ -115,12 +167,12 @@ pub(crate) fn ipv6(
     let source = &packet.tuple.source;
     let is_icmp = packet.tuple.lane.protocol() == protocol::ICMPV6;
     if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv6(scope, record, source) {
-        // Only duplicate address detection and its listener reports have no source (RFC 4862, 5.4).
-        if !(source.same(&Ip6::UNSPECIFIED) && is_icmp) {
+        let unsourced = packet.kind == Kind::LinkControl && link::may_lack_source(packet.icmp_type);
+        if !(source.same(&Ip6::UNSPECIFIED) && unsourced) {
             return Err(Ip6::SPOOFED.into());
         }
     }
-    if scope.has(flag::CHECK_MAC) && is_udp(packet, 547, 546) {
+    if scope.has(flag::CHECK_MAC) && is_udp_to(packet, 546) {
         return Err(DropReason::DhcpServer.into());
     }
     if is_icmp && packet.kind != Kind::LaterFragment {
@@ -135,13 +187,20 @@ pub(crate) fn neighbour(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) ->
     let check_mac = scope.has(flag::CHECK_MAC);
     let record = scope.record()?;
     let options = match packet.icmp_type {
-        icmpv6::ROUTER_ADVERTISEMENT | icmpv6::REDIRECT if check_mac => {
+        icmpv6::ROUTER_ADVERTISEMENT
+        | icmpv6::REDIRECT
+        | icmpv6::LISTENER_QUERY
+        | icmpv6::MULTICAST_ROUTER
+            if check_mac =>
+        {
             return Err(DropReason::RouterMessage);
         }
         icmpv6::ROUTER_SOLICITATION => 8,
-        icmpv6::NEIGHBOUR_SOLICITATION => 24,
-        icmpv6::NEIGHBOUR_ADVERTISEMENT => {
-            if scope.has(flag::CHECK_ADDRESS) {
+        icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT => {
+            // A solicitation from nobody asks whether somebody else has its target (RFC 4862, 5.4).
+            let claims = packet.icmp_type == icmpv6::NEIGHBOUR_ADVERTISEMENT
+                || packet.tuple.source.same(&Ip6::UNSPECIFIED);
+            if claims && scope.has(flag::CHECK_ADDRESS) {
                 let target: Ip6 = frame::load(ctx, packet.transport() + 8)?;
                 if !is_own_ipv6(scope, record, &target) {
                     return Err(DropReason::NdTarget);
@@ -200,6 +259,13 @@ pub(crate) fn is_own_ipv6(scope: &Scope, record: &AttachmentRecord, address: &Ip
 #[inline(never)]
 fn is_listed<A: Family>(attachment: u32, address: &A) -> bool {
     A::is_own(attachment, address)
+}
+
+#[inline(always)]
+fn is_udp_to<A>(packet: &Packet<A>, port: u16) -> bool {
+    packet.tuple.lane.protocol() == protocol::UDP
+        && packet.has_ports
+        && packet.tuple.ports.destination().number() == port
 }
 
 #[inline(always)]

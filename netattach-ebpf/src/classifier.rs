@@ -120,12 +120,10 @@ pub(crate) fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<Sort, Denied
         return Err(DropReason::SourceMac.into());
     }
     match frame.payload.ethertype {
-        ethertype::ARP if from_pod => antispoof::arp(ctx, scope, record, &frame)?,
-        ethertype::ARP => {}
+        ethertype::ARP => antispoof::arp(ctx, scope, record, &frame)?,
         ethertype::IPV4 => return ip::<Ip4>(ctx, scope, record, room.begin(&frame)),
         ethertype::IPV6 => return ip::<Ip6>(ctx, scope, record, room.begin(&frame)),
-        _ if scope.has(flag::PENDING) => return Err(DropReason::Pending.into()),
-        _ => {}
+        _ => stages::check_other(ctx, scope, &frame.payload)?,
     }
     Ok(Sort::Control)
 }
@@ -142,8 +140,9 @@ fn ip<A: Stages>(
         Hook::FromPod => A::check_sender(ctx, scope, record, packet),
         Hook::ToPod => Ok(()),
     };
+    let control = packet.tagged || packet.kind == Kind::LinkControl;
     match verdict.and_then(|()| judge_ip(ctx, scope, packet)) {
-        Ok(()) if packet.tagged || packet.kind == Kind::LinkControl => Ok(Sort::Control),
+        Ok(()) if control => Ok(Sort::Control),
         Ok(()) => Ok(Sort::Data),
         Err(denied) => {
             record::dropped(ctx, scope, packet, denied);
@@ -154,14 +153,18 @@ fn ip<A: Stages>(
 
 #[inline(always)]
 fn judge_ip<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &mut Packet<A>) -> Result<(), Denied> {
+    let pending = scope.has(flag::PENDING);
+    if !pending && scope.policies.none() {
+        return Ok(());
+    }
     if packet.kind == Kind::LinkControl {
-        return Ok(());
+        if A::stays_on_link(ctx, scope, packet)? {
+            return Ok(());
+        }
+        packet.kind = Kind::Flow;
     }
-    if scope.has(flag::PENDING) {
+    if pending {
         return Err(DropReason::Pending.into());
-    }
-    if scope.policies.none() {
-        return Ok(());
     }
     if packet.kind.is_fragment() {
         A::complete_fragment(scope, packet);

@@ -1,38 +1,20 @@
 //! ICMP: which messages are errors, and which belong to the link.
 
+use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    DropReason, Port, Ports,
+    DropReason, Hook, Ip6, Port, Ports,
+    attachment::flag,
     flow::Tuple,
+    link::{self, Message, icmpv6},
     protocol::{ICMP, ICMPV6},
 };
 
-use crate::packet::{Kind, Part, Place, Version};
-
-/// ICMPv6 types (RFC 4443, 4861, 2710, 3810).
-pub(crate) mod icmpv6 {
-    /// The last of the error types in use.
-    pub(crate) const PARAMETER_PROBLEM: u8 = 4;
-    /// Echo request.
-    pub(crate) const ECHO_REQUEST: u8 = 128;
-    /// Echo reply.
-    pub(crate) const ECHO_REPLY: u8 = 129;
-    /// Multicast listener query.
-    pub(crate) const LISTENER_QUERY: u8 = 130;
-    /// Multicast listener done.
-    pub(crate) const LISTENER_DONE: u8 = 132;
-    /// Router solicitation.
-    pub(crate) const ROUTER_SOLICITATION: u8 = 133;
-    /// Router advertisement.
-    pub(crate) const ROUTER_ADVERTISEMENT: u8 = 134;
-    /// Neighbour solicitation.
-    pub(crate) const NEIGHBOUR_SOLICITATION: u8 = 135;
-    /// Neighbour advertisement.
-    pub(crate) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-    /// Redirect.
-    pub(crate) const REDIRECT: u8 = 137;
-    /// Multicast listener report, version 2.
-    pub(crate) const LISTENER_REPORT_2: u8 = 143;
-}
+use crate::{
+    antispoof,
+    classifier::Scope,
+    frame,
+    packet::{Kind, Packet, Part, Place, Version},
+};
 
 /// An ICMP header (RFC 792, RFC 4443).
 #[repr(C)]
@@ -40,6 +22,7 @@ pub(crate) mod icmpv6 {
 pub(crate) struct IcmpHeader {
     /// Type of the message.
     pub(crate) kind: u8,
+    /// What it says besides.
     code: u8,
     checksum: u16,
     identifier: Port,
@@ -85,5 +68,55 @@ pub(crate) fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<K
             Some(Kind::LinkControl)
         }
         _ => None,
+    })
+}
+
+/// Whether a message of the kinds that keep a link going stays on the link and is no more than that: its form is theirs, and
+/// it goes to link-local addresses, to the link's groups, to what is on the link, or comes to the pod's own. The body of a
+/// stage.
+#[inline(always)]
+pub(crate) fn stays_on_link(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &Packet<Ip6>,
+) -> Result<bool, DropReason> {
+    // What lies behind the packet is read by nobody but a raw socket.
+    if packet.end != ctx.len() {
+        return Ok(false);
+    }
+    let [kind, code, _, _, flags @ ..]: [u8; 8] = frame::load(ctx, packet.transport())?;
+    let has_target = matches!(kind, icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT);
+    let target: Ip6 =
+        if has_target { frame::load(ctx, packet.transport() + 8)? } else { packet.tuple.source };
+    let destination = &packet.tuple.destination;
+    let length = packet.end - packet.transport;
+    let message =
+        Message { kind, code, flags, length, source: &packet.tuple.source, destination, target: &target };
+    let Some(mut offset) = message.options_at() else { return Ok(false) };
+    for _ in 0..Message::OPTIONS {
+        if offset >= length {
+            break;
+        }
+        if !message.is_option(frame::load(ctx, packet.transport() + offset as usize)?) {
+            return Ok(false);
+        }
+        offset += 8;
+    }
+    if link::is_link_scope(destination) || link::is_link_local(destination) {
+        return Ok(true);
+    }
+    let listener = !matches!(kind, icmpv6::ROUTER_SOLICITATION..=icmpv6::REDIRECT);
+    // Reports go to the group they are about (RFC 2710, 3); a hop limit of 1 keeps them on the link.
+    if listener && link::is_multicast(destination) {
+        return Ok(true);
+    }
+    // Where nobody knows an attachment's addresses, nobody knows its prefixes.
+    if !scope.has(flag::CHECK_ADDRESS) {
+        return Ok(!link::is_multicast(destination));
+    }
+    let record = scope.record()?;
+    Ok(match scope.hook {
+        Hook::FromPod => record.on_link[0].holds(destination) || record.on_link[1].holds(destination),
+        Hook::ToPod => antispoof::is_own_ipv6(scope, record, destination),
     })
 }

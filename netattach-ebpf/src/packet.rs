@@ -296,6 +296,9 @@ fn ipv4_header(ctx: &TcContext, packet: &mut Packet<Ip4>, ip: &Ipv4Header) -> Re
     let (header_len, part) = ip.shape()?;
     packet.tuple = ip.tuple(packet.tuple.lane);
     packet.measure(header_len, u16::from_be(ip.total_len).into());
+    if ip.total_len == 0 && is_uncut(ctx) {
+        packet.end = ctx.len();
+    }
     packet.has_options = header_len != IPV4_LEN;
     packet.identification = ip.identification.into();
     let plain = !packet.tagged && header_len == IPV4_LEN;
@@ -325,9 +328,38 @@ fn ipv6_header(ctx: &TcContext, packet: &mut Packet<Ip6>, ip: &Ipv6Header) -> Re
     packet.measure(IPV6_LEN, IPV6_LEN as u32 + u32::from(u16::from_be(ip.payload_len)));
     let hop_limit = ip.hop_limit;
     let extended = is_extension(packet.tuple.lane.protocol());
+    if ip.payload_len == 0 {
+        if extended {
+            packet.end = jumbo_end(ctx, packet)?;
+        } else if is_uncut(ctx) {
+            packet.end = ctx.len();
+        }
+    }
     let part = if extended { extension_headers(ctx, packet)? } else { Part::Whole };
     let plain = !packet.tagged && !extended;
     read_transport(ctx, packet, &Place { part, hop_limit, plain, usual: ETHERNET_LEN + IPV6_LEN })
+}
+
+/// Whether the packet is still to be cut into segments: its length may then be more than an IP header can say, which says 0
+/// (`BIG TCP`).
+#[inline(always)]
+fn is_uncut(ctx: &TcContext) -> bool {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe { (*ctx.skb.skb).gso_size != 0 }
+}
+
+/// The end of a packet whose IPv6 header says no length: what a jumbo option says (RFC 2675, 2), as the first one of hop-by-hop
+/// options alone, where the kernel puts it. Without one Linux takes all that follows for the packet, and others take nothing.
+#[inline(always)]
+fn jumbo_end(ctx: &TcContext, packet: &Packet<Ip6>) -> Result<u32, DropReason> {
+    const JUMBO: u8 = 0xc2;
+    let [_, eights, option, size, length @ ..]: [u8; 8] = load(ctx, packet.transport())?;
+    let length = u32::from_be_bytes(length);
+    let jumbo = packet.tuple.lane.protocol() == HOP_BY_HOP && eights == 0 && option == JUMBO && size == 4;
+    if !jumbo || length <= u32::from(u16::MAX) || length > ctx.len() {
+        return Err(DropReason::Malformed);
+    }
+    Ok(packet.transport + length)
 }
 
 /// Room for a packet of either family: the compiler would keep one for each on the stack, which is small.
@@ -375,6 +407,17 @@ impl<A: Version> Packet<A> {
     fn measure(&mut self, header_len: usize, length: u32) {
         self.transport = u32::from(self.network) + header_len as u32;
         self.end = u32::from(self.network) + length;
+    }
+
+    /// Whether the packet ends before so many bytes of its transport header.
+    #[inline(always)]
+    fn lacks(&self, header_len: u16) -> bool {
+        self.transport + u32::from(header_len) > self.end
+    }
+
+    #[inline(always)]
+    fn holds(&self, header_len: u16) -> Result<(), DropReason> {
+        if self.lacks(header_len) { Err(DropReason::Malformed) } else { Ok(()) }
     }
 
     /// Offset of the IP header in the frame.
@@ -439,12 +482,11 @@ const FRAGMENT: u8 = 44;
 /// The authentication header (RFC 4302).
 pub(crate) const AUTHENTICATION: u8 = 51;
 const DESTINATION: u8 = 60;
-const MOBILITY: u8 = 135;
 
-/// Whether a "next header" is one that has a next one.
+/// Whether a "next header" is one that has a next one. A mobility header has none (RFC 6275, 6.1.1).
 #[inline(always)]
 pub(crate) fn is_extension(number: u8) -> bool {
-    matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION | MOBILITY)
+    matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION)
 }
 
 /// Moves the packet's protocol and transport offset behind the extension headers.
@@ -462,8 +504,13 @@ fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Part, 
         let length = u32::from(length);
         packet.tuple.lane = packet.tuple.lane.of(next);
         packet.transport += match protocol {
-            // Type 0 lets a sender choose the way (deprecated by RFC 5095).
-            ROUTING if third == 0 => return Err(DropReason::SourceRoute),
+            // Only the first one is read by anybody (RFC 8200, 4.1).
+            HOP_BY_HOP if packet.transport() != packet.network() + IPV6_LEN => {
+                return Err(DropReason::Malformed);
+            }
+            // The address that was judged is not where a packet goes that has segments left; type 0 is not even to be looked
+            // at (RFC 5095).
+            ROUTING if third == 0 || fourth != 0 => return Err(DropReason::SourceRoute),
             // A fragment of a fragment: one of the two would be judged by the wrong packet's ports.
             FRAGMENT if part == Part::First => return Err(DropReason::Malformed),
             FRAGMENT => {
@@ -494,11 +541,13 @@ fn read_transport<A: Version>(
 ) -> Result<(), DropReason> {
     let offset = packet.transport();
     let protocol = packet.tuple.lane.protocol();
+    if packet.end > ctx.len() || packet.transport > packet.end {
+        return Err(DropReason::Malformed);
+    }
     match place.part {
         Part::Whole => {}
         Part::First => {
-            let end = packet.end.min(ctx.len());
-            if packet.transport + u32::from(fragment::header_len(protocol)) > end {
+            if packet.lacks(fragment::header_len(protocol)) {
                 return Err(DropReason::FragmentTiny);
             }
             packet.kind = Kind::FirstFragment;
@@ -513,20 +562,24 @@ fn read_transport<A: Version>(
     }
     match protocol {
         TCP => {
+            packet.holds(fragment::header_len(TCP))?;
             let tcp: TcpHeader = header(ctx, place.plain, place.usual, offset)?;
             set_ports(packet, tcp.ports);
             packet.signal = Signal { flags: tcp.flags };
         }
         UDP => {
+            packet.holds(fragment::header_len(UDP))?;
             let ports = header(ctx, place.plain, place.usual, offset)?;
             set_ports(packet, ports);
         }
         SCTP => {
+            packet.holds(fragment::header_len(SCTP))?;
             let sctp: SctpHeader = header(ctx, place.plain, place.usual, offset)?;
             set_ports(packet, sctp.ports);
             packet.signal = Signal::of_chunk(sctp.chunk);
         }
         number if number == A::ICMP => {
+            packet.holds(fragment::header_len(ICMP))?;
             let message: IcmpHeader = header(ctx, place.plain, place.usual, offset)?;
             packet.icmp_type = message.kind;
             icmp::set_echo(&mut packet.tuple, &message);

@@ -11,6 +11,8 @@
 //! | `na_tags` | walk over VLAN tags |
 //! | `na_read4`, `na_read6` | read IP and transport headers |
 //! | `na_options`, `na_neighbour` | check IPv4 options and neighbour discovery that a pod sends |
+//! | `na_other` | judges a frame that is neither IP's nor ARP's |
+//! | `na_on_link` | asks whether neighbour discovery is no more than that |
 //! | `na_fragment4`, `na_fragment6` | remember what first fragments say, complete later ones |
 //! | `na_known4`, `na_known6` | judge a packet by its flow |
 //! | `na_open4`, `na_open6` | judge a packet without one by the policy, and enter the flow |
@@ -31,6 +33,7 @@ use crate::{
     classifier::{self, Scope},
     conntrack, fragment,
     frame::{self, Payload},
+    icmp,
     maps::Family,
     packet::{self, Packet},
     policy,
@@ -42,6 +45,8 @@ const NOTHING: Denied = Denied::new(DropReason::Malformed);
 
 /// The stages of one address family.
 pub(crate) trait Stages: Family {
+    /// Whether a packet that says that it keeps the link going does no more than that.
+    fn stays_on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
     /// Reads the headers from IP on, of a packet that has just begun.
     fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
     /// Remembers what a first fragment says, or completes a later one by it.
@@ -72,6 +77,12 @@ pub(crate) fn peel(ctx: &TcContext, scope: &Scope, payload: &mut Payload) -> Res
 #[inline(always)]
 pub(crate) fn check_options(ctx: &TcContext, from: u32, to: u32) -> Result<(), Denied> {
     Word::from_word(na_options(ctx.skb.skb, from, to))
+}
+
+/// Judges a frame that is neither IP's nor ARP's.
+#[inline(always)]
+pub(crate) fn check_other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), Denied> {
+    Word::from_word(na_other(ctx.skb.skb, scope, payload))
 }
 
 /// Checks neighbour discovery that a pod sends.
@@ -110,6 +121,30 @@ fn na_options(skb: *mut __sk_buff, from: u32, to: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
+fn na_other(skb: *mut __sk_buff, scope: *const Scope, payload: *const Payload) -> u32 {
+    let answer = match (reference(scope), reference(payload)) {
+        (Some(scope), Some(payload)) => {
+            antispoof::other(&TcContext::new(skb), scope, payload).map_err(Denied::from)
+        }
+        _ => Err(NOTHING),
+    };
+    answer.to_word()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_on_link(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip6>) -> u32 {
+    let answer = match (reference(scope), reference(packet)) {
+        (Some(scope), Some(packet)) => {
+            icmp::stays_on_link(&TcContext::new(skb), scope, packet).map_err(Denied::from)
+        }
+        _ => Err(NOTHING),
+    };
+    answer.to_word()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
 fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip6>) -> u32 {
     let answer = match (reference(scope), reference(packet)) {
         (Some(scope), Some(packet)) => {
@@ -121,7 +156,7 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
 }
 
 macro_rules! stages {
-    ($address:ty, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $answer:ident, $policy:ident) => {
+    ($address:ty, $on_link:ident, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $answer:ident, $policy:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         fn $read(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
@@ -192,6 +227,11 @@ macro_rules! stages {
 
         impl Stages for $address {
             #[inline(always)]
+            fn stays_on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied> {
+                $on_link(ctx, scope, packet)
+            }
+
+            #[inline(always)]
             fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied> {
                 Word::from_word($read(ctx.skb.skb, packet))
             }
@@ -225,8 +265,29 @@ macro_rules! stages {
     };
 }
 
-stages!(Ip4, packet::ipv4, na_read4, na_fragment4, na_known4, na_open4, na_answer4, na_policy4);
-stages!(Ip6, packet::ipv6, na_read6, na_fragment6, na_known6, na_open6, na_answer6, na_policy6);
+stages!(
+    Ip4,
+    never_on_link,
+    packet::ipv4,
+    na_read4,
+    na_fragment4,
+    na_known4,
+    na_open4,
+    na_answer4,
+    na_policy4
+);
+stages!(Ip6, on_link, packet::ipv6, na_read6, na_fragment6, na_known6, na_open6, na_answer6, na_policy6);
+
+/// No packet of IPv4 says that it keeps the link going: that is ARP's.
+#[inline(always)]
+fn never_on_link(_: &TcContext, _: &Scope, _: &Packet<Ip4>) -> Result<bool, Denied> {
+    Ok(false)
+}
+
+#[inline(always)]
+fn on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) -> Result<bool, Denied> {
+    Word::from_word(na_on_link(ctx.skb.skb, scope, packet))
+}
 
 /// A stage's argument.
 #[inline(always)]

@@ -257,10 +257,12 @@ pub fn arp_request(sender_mac: Mac, sender: &str, target: &str) -> Vec<u8> {
 
 /// A frame of any ethertype with 46 zero bytes.
 pub fn other_ethertype(ethertype: u16) -> Vec<u8> {
-    let mut frame = [&PEER_MAC.0[..], &POD_MAC.0[..]].concat();
-    frame.extend(ethertype.to_be_bytes());
-    frame.extend([0; 46]);
-    frame
+    any_frame(PEER_MAC, POD_MAC, ethertype, &[0; 46])
+}
+
+/// A frame of anything.
+pub fn any_frame(destination: Mac, source: Mac, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    [&destination.0[..], &source.0, &ethertype.to_be_bytes(), payload].concat()
 }
 
 /// RFC 1071, over an even number of bytes.

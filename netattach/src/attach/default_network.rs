@@ -47,7 +47,7 @@ impl FromStr for DefaultNetwork {
 /// runtimes take it, except that those which call netattach are passed over.
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
-    Ok(Network { name: list.name.clone(), list, resource: None, enforce: None })
+    Ok(Network { name: list.name.clone(), list, resource: None, enforce: None, ethertypes: Vec::new() })
 }
 
 fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {

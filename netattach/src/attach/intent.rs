@@ -12,6 +12,7 @@ use crate::npwg::{
     RESOURCE_ANNOTATION, Restrictions, Selection, SelectionError, SelectionWarning,
 };
 use crate::plan::collect::Defined;
+use crate::plan::ethertypes::{self, ETHERTYPES_ANNOTATION, InvalidEthertypes};
 pub(super) use crate::plan::resolve::Network;
 use crate::plan::resolve::{Intent, Warning};
 use crate::plan::vantage::ENFORCE_ANNOTATION;
@@ -107,6 +108,15 @@ pub enum IntentError {
         /// As written.
         word: String,
     },
+    /// A definition lets ethertypes pass that are none, or cannot be let pass.
+    #[error("network {network}: annotation {ETHERTYPES_ANNOTATION}")]
+    Ethertypes {
+        /// Which.
+        network: NetworkRef,
+        /// What is wrong with it.
+        #[source]
+        source: InvalidEthertypes,
+    },
     /// A definition has no configuration, and neither has the disk.
     #[error("network {network} has no spec.config, and {directory}")]
     NotOnDisk {
@@ -172,6 +182,7 @@ impl From<IntentError> for CniError {
             | IntentError::UnknownNetwork(_)
             | IntentError::Config { .. }
             | IntentError::Enforce { .. }
+            | IntentError::Ethertypes { .. }
             | IntentError::Forbidden(_)
             | IntentError::Itself { .. }
             | IntentError::NotOnDisk { .. }
@@ -377,7 +388,7 @@ impl IntentReader {
                     directory,
                     source,
                 })?;
-                Network { name: name.clone(), list, resource: None, enforce: None }
+                Network { name: name.clone(), list, resource: None, enforce: None, ethertypes: Vec::new() }
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
         };
@@ -410,7 +421,12 @@ impl IntentReader {
                     .ok_or_else(|| IntentError::Enforce { network: reference.clone(), word: word.clone() })?,
             ),
         };
-        not_itself(Network { name: reference.to_string(), list, resource, enforce })
+        let ethertypes = match definition.annotations.get(ETHERTYPES_ANNOTATION) {
+            None => Vec::new(),
+            Some(text) => ethertypes::parse(text)
+                .map_err(|source| IntentError::Ethertypes { network: reference.clone(), source })?,
+        };
+        not_itself(Network { name: reference.to_string(), list, resource, enforce, ethertypes })
     }
 
     fn on_disk(

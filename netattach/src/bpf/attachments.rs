@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use aya::maps::{Array, HashMap, MapData, MapError};
+use ipnet::Ipv6Net;
 use netattach_common::attachment::flag;
-use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Rate, VlanKey};
+use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Prefix, Rate, VlanKey};
 
 use super::BpfError;
 use super::entries::{absent, insert, keys};
@@ -22,6 +23,10 @@ pub struct Attachment {
     /// Addresses the pod may send from, the most used of each family first. The link-local address that
     /// follows from `mac` is always allowed as well.
     pub addresses: Vec<IpAddr>,
+    /// The IPv6 prefixes of its link; those beyond the first [`Prefix::MOST`] are not known to the programs.
+    pub on_link: Vec<Ipv6Net>,
+    /// Ethertypes that pass whatever the policies say; those beyond [`AttachmentRecord::ETHERTYPES`] do not.
+    pub ethertypes: Vec<u16>,
     /// Network id: flows of different zones never meet.
     pub zone: u32,
     /// What is checked.
@@ -338,6 +343,12 @@ impl Attachments {
         let flags = attachment.flags.bits() | passage_bits(attachment);
         let mut record = AttachmentRecord::new(mac, attachment.zone, flags);
         record.host_ifindex = host_ifindex;
+        for (known, prefix) in record.on_link.iter_mut().zip(&attachment.on_link) {
+            *known = Prefix { address: Ip6::from(prefix.network()), bits: prefix.prefix_len().into() };
+        }
+        for (passing, ethertype) in record.ethertypes.iter_mut().zip(&attachment.ethertypes) {
+            *passing = *ethertype;
+        }
         for address in attachment.addresses.iter().rev() {
             match address {
                 IpAddr::V4(v4) => record.ipv4 = Ip4::from(*v4),

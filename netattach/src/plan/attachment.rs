@@ -209,6 +209,7 @@ fn protect(
         bandwidth: None,
         fast_path,
         when,
+        ethertypes: network.ethertypes.clone(),
     })
 }
 

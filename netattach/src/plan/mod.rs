@@ -9,6 +9,7 @@ mod attachment;
 pub mod collect;
 pub mod compare;
 mod device;
+pub mod ethertypes;
 pub mod expect;
 pub mod pools;
 pub mod remember;
@@ -247,6 +248,9 @@ pub struct Protect {
     /// When its programs run.
     #[serde(default = "When::always")]
     pub when: When,
+    /// Ethertypes that pass besides IP and ARP, whatever the policies say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ethertypes: Vec<u16>,
 }
 
 /// What records from before there was a fast path say about it.

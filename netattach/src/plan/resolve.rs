@@ -21,6 +21,8 @@ pub struct Network {
     pub resource: Option<String>,
     /// When the programs of its attachments run, where its definition says so: of those that other plugins make.
     pub enforce: Option<When>,
+    /// Ethertypes that its attachments may exchange besides IP and ARP.
+    pub ethertypes: Vec<u16>,
 }
 
 /// What a pod wants, all references followed.

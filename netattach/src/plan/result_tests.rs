@@ -229,5 +229,6 @@ fn protect(when: When) -> Protect {
         bandwidth: None,
         fast_path: false,
         when,
+        ethertypes: Vec::new(),
     }
 }

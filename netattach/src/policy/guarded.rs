@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use ipnet::{IpNet, Ipv6Net};
+
 use super::error::EnforceError;
 use super::index::{Endpoint, Place};
 use super::passage::Limited;
@@ -97,11 +99,14 @@ impl Guarded {
         });
         // What other plugins gave no address may be given one by the pod itself.
         let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
+        let routed = matches!(veth(attachment), Some(veth) if veth.port.is_none());
         Ok(Self {
             id: protect.id,
             attachment: Attachment {
                 mac,
                 addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
+                on_link: if routed { Vec::new() } else { on_link(leased) },
+                ethertypes: protect.ethertypes.clone(),
                 zone: protect.zone,
                 flags: Checks {
                     source_mac: protect.check_mac,
@@ -126,7 +131,7 @@ impl Guarded {
             when: protect.when,
             in_pod,
             pod_index,
-            routed: matches!(veth(attachment), Some(veth) if veth.port.is_none()),
+            routed,
             kept_off: kept_off(protect, attachment),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
         })
@@ -178,6 +183,19 @@ fn veth(attachment: &AttachmentPlan) -> Option<&spec::Veth> {
 /// Whether another plugin made the interface.
 fn is_delegated(attachment: &AttachmentPlan) -> bool {
     attachment.steps.contains(&Step::FindDevice)
+}
+
+/// The IPv6 prefixes that are on the link of an attachment with these addresses.
+fn on_link(leased: &Leased) -> Vec<Ipv6Net> {
+    let mut found: Vec<Ipv6Net> = Vec::new();
+    for leased in &leased.addresses {
+        if let IpNet::V6(net) = leased.address
+            && !found.contains(&net.trunc())
+        {
+            found.push(net.trunc());
+        }
+    }
+    found
 }
 
 /// What an attachment's own configuration says about the fast path.

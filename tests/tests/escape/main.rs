@@ -13,9 +13,10 @@ mod segments;
 use std::process::Command;
 
 use netattach::mac::Mac;
-use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach::plan::ethertypes::ETHERTYPES_ANNOTATION;
+use netattach_tests::manifest::{NAMESPACE, annotated, network, pod, policy};
 use netattach_tests::node::{DEFAULT_NETWORK, WIRE, ip};
-use netattach_tests::packet::{Packet, arp_request};
+use netattach_tests::packet::{Packet, any_frame, arp_request};
 use netattach_tests::privilege::{OVER_THE_NETWORK, with_only};
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
@@ -126,7 +127,8 @@ impl Scene {
         }
         node.add_wire().unwrap();
         let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24", "fd00:52::/64"])});
-        node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+        let lan = annotated(network(NAMESPACE, "lan", &lan), ETHERTYPES_ANNOTATION, "0x88b6");
+        node.write("lan", &lan).unwrap();
         let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])});
         node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
         for name in ["attacker", "victim"] {

@@ -14,7 +14,64 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
         let nine = (0..9).fold(link.v6(), |packet, _| packet.extension(60, &padding));
         let mut service_tagged = towards(link.v4().tagged(5).tagged(6).udp(1010, ALLOWED));
         service_tagged[12..14].copy_from_slice(&(libc::ETH_P_8021AD as u16).to_be_bytes());
+        // Of addresses that end in ::3.
+        let solicited = "ff02::1:ff00:3";
+        let behind_a_router = "2001:db8::9";
+        let hidden = [&[5, 30][..], &[0x5a; 238]].concat();
+        let solicit = |from: &str, to: &str, target: &str, behind: &[u8]| {
+            let target: std::net::Ipv6Addr = target.parse().unwrap();
+            let message = [&[0; 4], &target.octets()[..], behind].concat();
+            towards(Packet::between(from, to).from_mac(link.own).hop_limit(255).icmp(135, &message))
+        };
+        let mut probe = link.arp(link.own, "0.0.0.0");
+        probe[38..42].copy_from_slice(&link.v4[1].parse::<std::net::Ipv4Addr>().unwrap().octets());
+        let mut endless =
+            towards(link.v6().extension(0, &padding).neighbour(135, link.v6[1], &[(1, STRANGER)]));
+        endless[18..20].copy_from_slice(&[0, 0]);
+        let listener = |kind| {
+            let router_alert = [0, 5, 2, 0, 0, 1, 0];
+            towards(link.v6().hop_limit(1).extension(0, &router_alert).icmp(kind, &[0x31; 20]))
+        };
+        let other = |to, ethertype, byte: u8| any_frame(to, link.own, ethertype, &[byte; 46]);
+        let all_bridges = Mac([1, 0x80, 0xc2, 0, 0, 0]);
+        let rapid_spanning_tree = Mac([1, 0, 0x0c, 0xcc, 0xcc, 0xcd]);
         let frames = [
+            ("an ethertype for experiments", other(link.next, 0x88b5, 0x71), "ethertype"),
+            ("MPLS", other(link.next, 0x8847, 0x72), "ethertype"),
+            ("PPPoE", other(link.next, 0x8863, 0x73), "ethertype"),
+            ("MACsec", other(link.next, 0x88e5, 0x74), "ethertype"),
+            ("reverse ARP", other(Mac([0xff; 6]), 0x8035, 0x75), "ethertype"),
+            ("a frame of 802.2", other(link.next, 46, 0xaa), "ethertype"),
+            ("spanning tree", other(all_bridges, 46, 0x42), "link-protocol"),
+            ("spanning tree to one", other(link.next, 46, 0x42), "link-protocol"),
+            ("a VLAN's spanning tree", other(rapid_spanning_tree, 46, 0xab), "link-protocol"),
+            ("LACP", other(Mac([1, 0x80, 0xc2, 0, 0, 2]), 0x8809, 0x76), "link-protocol"),
+            ("LLDP", other(link.next, 0x88cc, 0x77), "link-protocol"),
+            ("802.1X", other(link.next, 0x888e, 0x78), "link-protocol"),
+            ("a pause", other(Mac([1, 0x80, 0xc2, 0, 0, 1]), 0x8808, 0x79), "link-protocol"),
+            (
+                "a solicitation of a routed address",
+                solicit(link.v6[0], behind_a_router, behind_a_router, &hidden),
+                "egress-port",
+            ),
+            (
+                "a solicitation with something hidden",
+                solicit(link.v6[0], link.v6[1], link.v6[1], &hidden),
+                "egress-port",
+            ),
+            ("another's duplicate detection", solicit("::", solicited, link.v6[1], &[]), "nd-target"),
+            ("an ARP probe for another", probe, "arp-sender-ip"),
+            ("a solicitation of no length", endless, "malformed"),
+            ("a DHCP answer from another port", towards(link.v4().udp(1067, 68)), "dhcp-server"),
+            ("a DHCPv6 answer from another port", towards(link.v6().udp(1068, 546)), "dhcp-server"),
+            ("a multicast query", listener(130), "router-message"),
+            ("a report to one", listener(131), "egress-port"),
+            ("an IGMP query", towards(link.v4().hop_limit(1).payload(2, &[0x11; 12])), "router-message"),
+            (
+                "segment routing",
+                towards(link.v6().extension(43, &[0, 4, 1, 0, 0, 0, 0]).udp(1011, ALLOWED)),
+                "source-route",
+            ),
             ("a VLAN tag in a service VLAN tag", service_tagged, "vlan-tagged"),
             ("a denied port", towards(link.v4().udp(1001, DENIED)), "egress-port"),
             ("a denied port, IPv6", towards(link.v6().udp(1002, DENIED)), "egress-port"),
@@ -62,5 +119,15 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
         ];
         only_the_allowed_arrives(&scene, link, link.device, &frames, 2000);
     }
+    let [port, _, lan] = &scene.links();
+    let named = |link: &Link| any_frame(link.next, link.own, 0x88b6, &[0x7a; 46]);
+    scene.blocked(port, "not named", &attackers_socket(&scene, port.device), &named(port), "ethertype");
+    let victim = RawSocket::open_for(&scene.victim.namespace, lan.device, 0x88b6).unwrap();
+    attackers_socket(&scene, lan.device).send(&named(lan)).unwrap();
+    assert_eq!(
+        victim.frames_until(&[0x7a; TAIL], PATIENCE).unwrap(),
+        [named(lan)],
+        "named by the definition"
+    );
     scene.end();
 }

@@ -3,7 +3,6 @@
 use netattach::bpf::{Early, Place, Segment, Uplink};
 use netattach_common::attachment::link_local;
 use netattach_tests::foreign::run_xdp;
-use netattach_tests::packet::PEER_MAC;
 
 use super::fast::{BRIDGE, FastRig, PEER};
 use super::*;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use aya::maps::ProgramArray;
 use netattach::bpf::{Decline, FastPath, FastStats, Place, Segment};
-use netattach_tests::packet::PEER_MAC;
 use netattach_tests::traffic::{PATIENCE, eventually};
 
 use super::*;
@@ -117,7 +116,7 @@ fn what_keeps_the_bridge_informed_stays_on_it() {
     for frame in [
         arp_request(POD_MAC, POD_V4, PEER_V4),
         from_pod6().hop_limit(255).neighbour(135, PEER_V6, &[(1, POD_MAC)]).frame(),
-        other_ethertype(0x88cc),
+        other_ethertype(0x88b5),
         multicast,
     ] {
         assert_eq!(rig.send(&frame), declined(Decline::Control));

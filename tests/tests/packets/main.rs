@@ -21,16 +21,18 @@ use netattach::mac::Mac;
 use netattach::policy::compiled::{self, CompiledPolicy, Origin, PortPrefix};
 use netattach_common::decide::NOTHING;
 use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, LAYOUT_VERSION, Port, Share};
-use netattach_tests::packet::{POD_MAC, Packet, arp_request, other_ethertype, tcp};
+use netattach_tests::packet::{PEER_MAC, POD_MAC, Packet, any_frame, arp_request, other_ethertype, tcp};
 
 use Hook::{FromPod, ToPod};
 
 mod early;
+mod ethertypes;
 mod fast;
 mod flows;
 mod fragments;
 mod generated;
 mod limits;
+mod link_control;
 mod pins;
 mod policies;
 mod rig;

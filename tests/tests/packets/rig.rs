@@ -195,6 +195,8 @@ pub(super) fn bare() -> Attachment {
     Attachment {
         mac: POD_MAC,
         addresses: Vec::new(),
+        on_link: vec!["fd00::/64".parse().unwrap()],
+        ethertypes: Vec::new(),
         zone: 1,
         flags: Checks::default(),
         vlans: BTreeSet::new(),

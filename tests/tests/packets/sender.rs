@@ -29,6 +29,13 @@ fn a_pod_speaks_only_for_itself() {
         Packet::between(source, "ff02::1:ff00:2").neighbour(135, PEER_V6, &[(1, option)]).frame()
     };
     let advertise = |target: &str, option| from_pod6().neighbour(136, target, &[(2, option)]).frame();
+    let igmp =
+        |kind| Packet::between(POD_V4, "224.0.0.1").hop_limit(1).payload(2, &[kind, 0, 0, 0, 0, 0, 0, 0]);
+    let with_operation = |operation, sender: &str| {
+        let mut frame = arp_request(POD_MAC, sender, PEER_V4);
+        frame[21] = operation;
+        frame
+    };
     let cases = [
         ("own IPv4", from_pod().udp(1, 2).frame(), Ok(())),
         ("another MAC", from_pod().from_mac(other).udp(1, 2).frame(), Err(DropReason::SourceMac)),
@@ -44,6 +51,8 @@ fn a_pod_speaks_only_for_itself() {
             Err(DropReason::SourceIpv4),
         ),
         ("a DHCP reply", from_pod().udp(67, 68).frame(), Err(DropReason::DhcpServer)),
+        ("a DHCP reply from another port", from_pod().udp(1067, 68).frame(), Err(DropReason::DhcpServer)),
+        ("what a DHCP client sends again", from_pod().udp(68, 67).frame(), Ok(())),
         ("own IPv6", from_pod6().udp(1, 2).frame(), Ok(())),
         ("own link-local", Packet::between(own_link_local, PEER_V6).udp(1, 2).frame(), Ok(())),
         (
@@ -53,14 +62,58 @@ fn a_pod_speaks_only_for_itself() {
         ),
         ("another IPv6", Packet::between("fd00::9", PEER_V6).udp(1, 2).frame(), Err(DropReason::SourceIpv6)),
         ("a DHCPv6 reply", from_pod6().udp(547, 546).frame(), Err(DropReason::DhcpServer)),
+        ("a DHCPv6 reply from another port", from_pod6().udp(1067, 546).frame(), Err(DropReason::DhcpServer)),
+        ("what a DHCPv6 client sends", from_pod6().udp(546, 547).frame(), Ok(())),
         ("own ARP", arp_request(POD_MAC, POD_V4, PEER_V4), Ok(())),
         ("an ARP probe", arp_request(POD_MAC, "0.0.0.0", POD_V4), Ok(())),
+        ("an ARP probe for another", arp_request(POD_MAC, "0.0.0.0", PEER_V4), Err(DropReason::ArpSenderIp)),
+        ("an ARP answer from nobody", with_operation(2, "0.0.0.0"), Err(DropReason::ArpSenderIp)),
+        ("an ARP answer", with_operation(2, POD_V4), Ok(())),
+        ("reverse ARP", with_operation(3, POD_V4), Err(DropReason::Malformed)),
+        ("inverse ARP", with_operation(8, POD_V4), Err(DropReason::Malformed)),
+        ("padded ARP", [arp_request(POD_MAC, POD_V4, PEER_V4), vec![0; 18]].concat(), Ok(())),
+        (
+            "ARP and more",
+            [arp_request(POD_MAC, POD_V4, PEER_V4), vec![0; 23]].concat(),
+            Err(DropReason::Malformed),
+        ),
         ("ARP for another", arp_request(POD_MAC, "10.0.0.9", PEER_V4), Err(DropReason::ArpSenderIp)),
         ("ARP from another", arp_request(other, POD_V4, PEER_V4), Err(DropReason::ArpSenderMac)),
         ("a solicitation", solicit(POD_V6, POD_MAC), Ok(())),
         (
             "duplicate detection",
             Packet::between("::", "ff02::1:ff00:1").neighbour(135, POD_V6, &[]).frame(),
+            Ok(()),
+        ),
+        (
+            "duplicate detection of another's",
+            Packet::between("::", "ff02::1:ff00:2").neighbour(135, PEER_V6, &[]).frame(),
+            Err(DropReason::NdTarget),
+        ),
+        (
+            "duplicate detection of the link-local address",
+            Packet::between("::", "ff02::1:ff00:1").neighbour(135, own_link_local, &[]).frame(),
+            Ok(()),
+        ),
+        (
+            "duplicate detection of another's link-local address",
+            Packet::between("::", "ff02::1:ff00:2").neighbour(135, other_link_local, &[]).frame(),
+            Err(DropReason::NdTarget),
+        ),
+        ("a ping from nobody", Packet::between("::", PEER_V6).ping(1).frame(), Err(DropReason::SourceIpv6)),
+        (
+            "an advertisement from nobody",
+            Packet::between("::", "ff02::1").neighbour(136, POD_V6, &[]).frame(),
+            Err(DropReason::SourceIpv6),
+        ),
+        (
+            "a fragment of ICMPv6 from nobody",
+            Packet::between("::", PEER_V6).fragment(3, false).payload(58, &[0; 8]).frame(),
+            Err(DropReason::SourceIpv6),
+        ),
+        (
+            "a report from nobody",
+            Packet::between("::", "ff02::16").hop_limit(1).icmp(143, &[0; 4]).frame(),
             Ok(()),
         ),
         (
@@ -85,6 +138,20 @@ fn a_pod_speaks_only_for_itself() {
             from_pod6().hop_limit(255).icmp(137, &[0; 36]).frame(),
             Err(DropReason::RouterMessage),
         ),
+        (
+            "a multicast query",
+            Packet::between(own_link_local, "ff02::1").hop_limit(1).icmp(130, &[0; 20]).frame(),
+            Err(DropReason::RouterMessage),
+        ),
+        (
+            "a multicast router's advertisement",
+            Packet::between(own_link_local, "ff02::6a").hop_limit(1).icmp(151, &[0; 4]).frame(),
+            Err(DropReason::RouterMessage),
+        ),
+        ("an IGMP query", igmp(0x11).frame(), Err(DropReason::RouterMessage)),
+        ("a multicast router's advertisement, IPv4", igmp(0x30).frame(), Err(DropReason::RouterMessage)),
+        ("an IGMP report", igmp(0x22).frame(), Ok(())),
+        ("an IGMP query without a type", from_pod().payload(2, &[]).frame(), Err(DropReason::Malformed)),
         ("a VLAN tag", from_pod().tagged(5).udp(1, 2).frame(), Err(DropReason::VlanTagged)),
         (
             "loose source routing",
@@ -104,7 +171,7 @@ fn a_pod_speaks_only_for_itself() {
             from_pod().options(&[7, 0, 0, 0]).udp(1, 2).frame(),
             Err(DropReason::Malformed),
         ),
-        ("another ethertype", other_ethertype(0x88cc), Ok(())),
+        ("another ethertype", other_ethertype(0x88b5), Ok(())),
     ];
     for (what, frame, expected) in cases {
         assert_eq!(rig.run(FromPod, &frame), expected, "{what}");
@@ -130,8 +197,76 @@ fn router_messages_do_not_hide_behind_extension_headers() {
     for (frame, expected) in cases {
         assert_eq!(rig.run(FromPod, &frame), Err(expected));
     }
-    let segment_routing = from_pod6().extension(43, &[0, 4, 0, 0, 0, 0, 0]).udp(1, 2);
-    assert_eq!(rig.run(FromPod, &segment_routing.frame()), Ok(()));
+}
+
+/// Rows: C88.
+#[test]
+fn a_packet_whose_way_is_not_at_its_end_is_refused_whatever_the_header_is_called() {
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    let through = |packet: Packet, kind, segments| {
+        packet.extension(43, &[0, kind, segments, 0, 0, 0, 0]).udp(1, 2).frame()
+    };
+    for kind in [0, 2, 3, 4, 5, 253] {
+        assert_eq!(rig.run(FromPod, &through(from_pod6(), kind, 1)), Err(DropReason::SourceRoute), "{kind}");
+        assert_eq!(rig.run(ToPod, &through(to_pod6(), kind, 1)), Err(DropReason::SourceRoute), "{kind}");
+        let at_the_end = if kind == 0 { Err(DropReason::SourceRoute) } else { Ok(()) };
+        assert_eq!(rig.run(FromPod, &through(from_pod6(), kind, 0)), at_the_end, "{kind}");
+    }
+}
+
+/// Linux reads a packet without a length, but with hop-by-hop options, to the end of the frame; others do not.
+#[test]
+fn a_packet_is_as_long_as_it_says() {
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    let other = Mac([2, 9, 9, 9, 9, 9]);
+    let with_length = |mut frame: Vec<u8>, at: usize, length: u16| {
+        frame[at..at + 2].copy_from_slice(&length.to_be_bytes());
+        frame
+    };
+    let (v4, v6) = (14 + 2, 14 + 4);
+    let padding = [0, 1, 4, 0, 0, 0, 0];
+    let solicitation = || from_pod6().extension(0, &padding).neighbour(135, PEER_V6, &[(1, other)]).frame();
+    let jumbo = |length: u32| {
+        let rest = [&[0, 0xc2, 4][..], &length.to_be_bytes()].concat();
+        with_length(from_pod6().extension(0, &rest).udp(1, 2).frame(), v6, 0)
+    };
+    let cases = [
+        ("no length, with hop-by-hop options", with_length(solicitation(), v6, 0)),
+        (
+            "no length, with destination options",
+            with_length(from_pod6().extension(60, &padding).udp(1, 2).frame(), v6, 0),
+        ),
+        ("no length", with_length(from_pod6().udp(1, 2).frame(), v6, 0)),
+        ("a jumbo option and no jumbogram", jumbo(20)),
+        ("a jumbo option and no such frame", jumbo(70_000)),
+        ("more than there is", with_length(from_pod6().udp(1, 2).frame(), v6, 13)),
+        ("less than a header", with_length(from_pod6().udp(1, 2).frame(), v6, 7)),
+        (
+            "half the extension headers",
+            with_length(from_pod6().extension(60, &padding).payload(59, &[]).frame(), v6, 7),
+        ),
+        ("no length, IPv4", with_length(from_pod().udp(1, 2).frame(), v4, 0)),
+        ("less than an IPv4 header", with_length(from_pod().payload(47, &[]).frame(), v4, 19)),
+        ("more than there is, IPv4", with_length(from_pod().tcp(1, 2, SYN).frame(), v4, 41)),
+        ("less than a TCP header", with_length(from_pod().tcp(1, 2, SYN).frame(), v4, 39)),
+        (
+            "hop-by-hop options in the second place",
+            from_pod6().extension(60, &padding).extension(0, &padding).udp(1, 2).frame(),
+        ),
+    ];
+    for (what, frame) in cases {
+        assert_eq!(rig.run(FromPod, &frame), Err(DropReason::Malformed), "{what}");
+        rig.put(Checks::default());
+        assert_eq!(rig.run(ToPod, &frame), Err(DropReason::Malformed), "{what}");
+        rig.put(Checks { source_mac: true, source_address: true, ..Checks::default() });
+    }
+    assert_eq!(rig.run(FromPod, &solicitation()), Err(DropReason::NdLinkLayer));
+    assert_eq!(rig.run(FromPod, &[from_pod().udp(1, 2).frame(), vec![0; 14]].concat()), Ok(()), "padding");
+    // A mobility header is the last one (RFC 6275).
+    let tcp_only = policy(&[("fd00::/64", 1)], &[(1, port(6, 80))]);
+    rig.enforce(None, Some(&tcp_only));
+    let mobile = from_pod6().extension(135, &padding).tcp(1, 80, SYN).frame();
+    assert_eq!(rig.run(FromPod, &mobile), Err(DropReason::EgressPort));
 }
 
 #[test]
@@ -299,7 +434,7 @@ fn while_pending_only_address_resolution_passes() {
         (ToPod, arp_request(Mac([2; 6]), PEER_V4, POD_V4), Ok(())),
         (FromPod, from_pod6().neighbour(135, PEER_V6, &[(1, POD_MAC)]).frame(), Ok(())),
         (ToPod, to_pod6().neighbour(136, PEER_V6, &[(2, Mac([2; 6]))]).frame(), Ok(())),
-        (ToPod, to_pod6().hop_limit(255).icmp(134, &[0; 12]).frame(), Ok(())),
+        (ToPod, Packet::between("fe80::2", "ff02::1").hop_limit(255).icmp(134, &[0; 12]).frame(), Ok(())),
         (FromPod, report.frame(), Ok(())),
         (FromPod, from_pod().udp(1, 2).frame(), pending),
         (ToPod, to_pod().tcp(80, 1, ACK).frame(), pending),

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use netattach::bpf::{Decline, FastStats, Place, Segment, Uplink};
 use netattach_common::{Seen, StationKey};
-use netattach_tests::packet::PEER_MAC;
 use netattach_tests::traffic::{PATIENCE, eventually};
 
 use super::fast::{BRIDGE, FastRig, PEER};

@@ -1,0 +1,84 @@
+//! Frames that are neither IP's nor ARP's.
+
+use super::*;
+
+/// Somebody else's experiments (IEEE 802, local experimental ethertypes).
+const EXPERIMENT: u16 = 0x88b5;
+/// Spanning tree by LLC, with the length where others have their ethertype.
+const BPDU: [u8; 46] = {
+    let mut bytes = [0; 46];
+    (bytes[0], bytes[1], bytes[2]) = (0x42, 0x42, 3);
+    bytes
+};
+
+fn with_ethertypes(rig: &Rig, ethertypes: &[u16]) {
+    let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
+    let ethertypes = ethertypes.to_vec();
+    rig.dataplane.put_attachment(POD, &Attachment { flags, ethertypes, ..bare() }).unwrap();
+}
+
+/// Rows: C80.
+#[test]
+fn isolation_ends_what_no_rule_can_name_in_its_direction() {
+    let rig = Rig::new();
+    let frames = [EXPERIMENT, 0x8847, 0x8863, 0x8035, 0x88e5, 46].map(other_ethertype);
+    let of = |hook| frames.each_ref().map(|frame| rig.run(hook, frame));
+    let dropped = [Err(DropReason::Ethertype); 6];
+    let allow = allow_all();
+    for (ingress, egress) in [(false, false), (true, false), (false, true), (true, true)] {
+        rig.enforce(ingress.then_some(&allow), egress.then_some(&allow));
+        assert_eq!(
+            of(FromPod),
+            if egress { dropped } else { [Ok(()); 6] },
+            "from the pod, {ingress} {egress}"
+        );
+        assert_eq!(of(ToPod), if ingress { dropped } else { [Ok(()); 6] }, "to the pod, {ingress} {egress}");
+    }
+    assert_eq!(rig.run(FromPod, &arp_request(POD_MAC, POD_V4, PEER_V4)), Ok(()));
+}
+
+#[test]
+fn no_pod_speaks_as_a_bridge_or_a_switch() {
+    let rig = Rig::new();
+    let to = |last: [u8; 6], ethertype, payload: &[u8]| any_frame(Mac(last), POD_MAC, ethertype, payload);
+    let (standard, cisco) = (|last| [1, 0x80, 0xc2, 0, 0, last], |last| [1, 0, 0x0c, 0xcc, 0xcc, last]);
+    let frames = [
+        ("spanning tree", to(standard(0), 38, &BPDU)),
+        ("spanning tree to one", to(PEER_MAC.0, 38, &BPDU)),
+        ("a provider's spanning tree", to(standard(8), 38, &BPDU)),
+        ("Cisco's spanning tree of a VLAN", to(cisco(0xcd), 50, &[0xaa; 46])),
+        ("CDP", to(cisco(0xcc), 50, &[0xaa; 46])),
+        ("registration of VLANs", to(standard(0x21), 38, &BPDU)),
+        ("pause", to(standard(1), 0x8808, &[0; 46])),
+        ("LACP", to(standard(2), 0x8809, &[0; 46])),
+        ("802.1X", to(PEER_MAC.0, 0x888e, &[0; 46])),
+        ("LLDP", to(standard(0xe), 0x88cc, &[0; 46])),
+    ];
+    for (what, frame) in &frames {
+        assert_eq!(rig.run(FromPod, frame), Err(DropReason::LinkProtocol), "{what}");
+        assert_eq!(rig.run(ToPod, frame), Ok(()), "{what}: others may");
+    }
+    assert_eq!(rig.run(FromPod, &to(PEER_MAC.0, 38, &[])), Err(DropReason::Malformed), "no LLC header");
+    rig.put(Checks::default());
+    for (what, frame) in &frames {
+        assert_eq!(rig.run(FromPod, frame), Ok(()), "{what}: unchecked");
+    }
+}
+
+#[test]
+fn a_network_lets_ethertypes_pass_that_it_names() {
+    let rig = Rig::isolated(Some(&deny_all()), Some(&deny_all()));
+    with_ethertypes(&rig, &[0x88cc, 1, 2, EXPERIMENT]);
+    for (ethertype, expected) in [
+        (EXPERIMENT, Ok(())),
+        (0x88cc, Ok(())),
+        (0x88b6, Err(DropReason::Ethertype)),
+        (0, Err(DropReason::Ethertype)),
+    ] {
+        assert_eq!(rig.run(FromPod, &other_ethertype(ethertype)), expected, "{ethertype:#x}");
+        assert_eq!(rig.run(ToPod, &other_ethertype(ethertype)), expected, "{ethertype:#x}");
+    }
+    assert_eq!(rig.run(FromPod, &other_ethertype(0x8809)), Err(DropReason::LinkProtocol));
+    with_ethertypes(&rig, &[]);
+    assert_eq!(rig.run(FromPod, &other_ethertype(EXPERIMENT)), Err(DropReason::Ethertype), "taken away");
+}
