@@ -235,7 +235,8 @@ fn programs_that_somebody_takes_off_are_put_back_counted_and_told() {
     scene.node.check(&scene.server).success();
     assert!(put_back(2));
     let log = scene.node.kill().unwrap();
-    assert_eq!(log.matches("somebody took programs off a device").count(), 2, "{log}");
+    let told = format!("put back device=\"{name}\" attachment=\"shop/server net1 on shop/storage\"");
+    assert_eq!(log.matches(&told).count(), 2, "{log}");
     scene.node.start().unwrap();
     scene.end();
 }

@@ -63,7 +63,8 @@ impl Engine {
         for record in stale {
             let (pod, container) =
                 (record.plan.sandbox.pod.clone(), record.plan.sandbox.container_id.clone());
-            tracing::info!(container, "not in use any more, taking it back");
+            let of = pod.as_ref().map(ToString::to_string);
+            tracing::info!(container, pod = of, "not in use any more, taking it back");
             if collected.note(self.take_back(record)).is_some() {
                 collected.pods.extend(pod);
             }

@@ -329,7 +329,9 @@ impl State {
             if let Err(error) = standing
                 && self.early.get(index) != Some(standing)
             {
-                tracing::warn!(device = index, error, "an uplink does not drop early");
+                let device =
+                    self.wires.get(index).map_or_else(|| index.to_string(), |wire| wire.name.clone());
+                tracing::warn!(device, error, "an uplink does not drop early");
             }
         }
         self.early = early;

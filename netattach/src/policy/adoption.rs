@@ -162,8 +162,15 @@ impl Enforcer {
         let strays: BTreeSet<u32> = entered.filter(|id| !known.contains(id)).collect();
         let hosts = strays.iter().map(|id| self.dataplane.hosts(*id)).collect::<Result<Vec<_>, _>>()?;
         self.flows.purge(hosts.into_iter().flatten())?;
+        let addresses = self.dataplane.addresses_dump();
         for id in strays {
-            tracing::info!(id, "removing an attachment from the maps that is in no record");
+            // Nothing else is known of it.
+            let addresses = addresses.get(&id);
+            tracing::info!(
+                number = id,
+                ?addresses,
+                "removing an attachment from the maps that is in no record"
+            );
             self.dataplane.remove_attachment(id)?;
         }
         self.sweep_pods(known)?;

@@ -13,6 +13,7 @@ use super::guarded::{Guarded, PodDevice};
 use super::hooks::{self, AttachMode};
 use super::level::{Enforcement, Level, Means, enforcement};
 use super::sync::{Enforcer, State};
+use super::upkeep::device_name;
 use crate::bpf::{Dataplane, Device, Hook as Way, Program};
 use crate::netlink::{Filter, Handle, Hook};
 use crate::netns::within;
@@ -71,7 +72,7 @@ impl Enforcer {
             other => other?,
         }
         self.lock().waiting.remove(&id);
-        tracing::info!(attachment = id, "programs run from now on: a policy selects it");
+        tracing::info!(attachment = guarded.whose, "programs run from now on: a policy selects it");
         Ok(true)
     }
 
@@ -97,7 +98,9 @@ impl Enforcer {
     ) -> Result<Option<String>, EnforceError> {
         let missing = match (&guarded.device, &guarded.in_pod) {
             (Device::Own(index), _) => hooks::missing(self.modes.attachments, &self.dataplane, *index, host)?
-                .map(|name| format!("program {name} is not attached to device {index}")),
+                .map(|name| {
+                    format!("program {name} is not attached to device {}", device_name(*index, host))
+                }),
             (Device::InPod, Some(device)) => missing(self.modes.others, &self.dataplane, guarded.id, device)?
                 .map(|name| format!("program {name} is not attached in the pod")),
             _ => None,

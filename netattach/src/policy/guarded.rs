@@ -30,6 +30,8 @@ const DHCP: &str = "dhcp";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guarded {
     pub(super) id: u32,
+    /// Whose it is, for people: `shop/cart net1 on shop/storage`.
+    pub(super) whose: String,
     pub(super) attachment: Attachment,
     pub(super) device: Device,
     /// Where its frames are seen, for people.
@@ -100,8 +102,10 @@ impl Guarded {
         // What other plugins gave no address may be given one by the pod itself.
         let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
         let routed = matches!(veth(attachment), Some(veth) if veth.port.is_none());
+        let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
         Ok(Self {
             id: protect.id,
+            whose: format!("{pod_name} {} on {}", attachment.ifname, attachment.network),
             attachment: Attachment {
                 mac,
                 addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),

@@ -12,6 +12,7 @@ use netattach_common::parent::place;
 use super::error::EnforceError;
 use super::guarded::{Guarded, PodDevice};
 use super::hooks::AttachMode;
+use super::upkeep::device_name;
 use crate::bpf::{Dataplane, Device, Hook as Way, OnParent, Parent, Program};
 use crate::netlink::{Filter, Handle, Hook};
 use crate::netns::Netns;
@@ -131,7 +132,8 @@ impl Parents {
             AttachMode::Clsact => missing_filter(host, parent)?,
             AttachMode::Tcx => dataplane.parent_links().missing(parent)?,
         };
-        Ok(missing.map(|name| format!("program {name} is not attached to device {parent}")))
+        Ok(missing
+            .map(|name| format!("program {name} is not attached to device {}", device_name(parent, host))))
     }
 
     /// Puts the programs of an attachment's parent back where somebody has taken one off, and says whether it did. An

@@ -28,7 +28,7 @@ impl Enforcer {
             let found = Assignment { ingress: ids.ingress, egress: ids.egress };
             let wanted = state.programmed.endpoints.get(id).copied().unwrap_or_default();
             if found != wanted {
-                return Ok(Some(format!("attachment {id} is under other policies in the dataplane")));
+                return Ok(Some("it is under other policies in the dataplane".to_owned()));
             }
         }
         if let Some(on) = guarded.on_parent() {
@@ -41,7 +41,8 @@ impl Enforcer {
         if let Some(pace) = guarded.host_pace().filter(|_| self.passage.paced)
             && host.find_pace(index)? != Some((pace.rate, pace.queue))
         {
-            return Ok(Some(format!("device {index} does not send at the attachment's rate")));
+            let device = device_name(index, host);
+            return Ok(Some(format!("device {device} does not send at the attachment's rate")));
         }
         Ok(None)
     }
@@ -62,7 +63,8 @@ impl Enforcer {
             return Ok(false);
         }
         self.put_back.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(device, attachment = guarded.id, "somebody took programs off a device; put back");
+        let device = device_name(device, host);
+        tracing::warn!(device, attachment = guarded.whose, "somebody took programs off a device; put back");
         Ok(true)
     }
 
@@ -78,4 +80,9 @@ impl Enforcer {
     pub fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
     }
+}
+
+/// What a device is called, or its index if it is gone.
+pub(super) fn device_name(index: u32, host: &mut Handle) -> String {
+    host.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name)
 }
