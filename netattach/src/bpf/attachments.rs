@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path;
 
 use aya::maps::{Array, HashMap, MapData, MapError};
 use ipnet::Ipv6Net;
@@ -11,7 +12,7 @@ use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Prefix, R
 use super::BpfError;
 use super::entries::{absent, insert, keys};
 use super::parents::{Device, OnParent, Parents};
-use super::pin::{Pins, map_name};
+use super::pin::{self, Pins, map_name};
 use super::table::Table;
 use crate::mac::Mac;
 
@@ -450,6 +451,24 @@ impl Attachments {
         forget(&mut self.addresses, id, &address);
         Ok(())
     }
+}
+
+/// How many attachments have a record in the maps pinned below a root, of this layout. None without the pins.
+///
+/// # Errors
+/// The map cannot be read.
+pub fn pinned_attachments(root: &Path) -> Result<usize, BpfError> {
+    let pins = Pins::new(root);
+    if !pin::exists(&pins.map(map_name::ATTACHMENT))? {
+        return Ok(0);
+    }
+    let records: Array<MapData, AttachmentRecord> = pins.open(map_name::ATTACHMENT)?;
+    let failed = |source| BpfError::ReadMap { map: map_name::ATTACHMENT, source };
+    let mut present = 0;
+    for record in records.iter() {
+        present += usize::from(record.map_err(failed)?.has(flag::PRESENT));
+    }
+    Ok(present)
 }
 
 /// Removes one entry of an attachment, and the attachment with its last.

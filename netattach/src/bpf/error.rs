@@ -1,5 +1,6 @@
 //! What can go wrong between the agent and the kernel's BPF.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -7,6 +8,8 @@ use std::path::PathBuf;
 use aya::maps::MapError;
 use aya::pin::PinError;
 use aya::programs::ProgramError;
+
+use crate::report::Chain;
 
 /// Failure of one action on programs, maps or pins.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +22,26 @@ pub enum BpfError {
     /// Pins need a BPF filesystem.
     #[error("{0} is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`")]
     NotBpffs(PathBuf),
+    /// A name that no BPF filesystem takes.
+    #[error(
+        "{path}: names on a BPF filesystem have no dots (the kernel keeps them for itself), and {name:?} has one"
+    )]
+    DottedName {
+        /// The root of the pin tree.
+        path: PathBuf,
+        /// The name in it.
+        name: String,
+    },
+    /// Not a root of ours.
+    #[error(
+        "{path} has {name:?} in it, which is not netattach's: name the directory that netattachd has as `bpffs`"
+    )]
+    ForeignPin {
+        /// What was taken for the root.
+        path: PathBuf,
+        /// What is in it.
+        name: String,
+    },
     /// A directory or file of the pin tree.
     #[error("{action} {path}")]
     PinTree {
@@ -62,7 +85,7 @@ pub enum BpfError {
     },
     /// The object could not be brought into the kernel.
     #[error("load the BPF object")]
-    LoadObject(#[source] Box<aya::EbpfError>),
+    LoadObject(#[source] Refusal),
     /// The object is not the one this agent was written for.
     #[error("the BPF object has no program {0}")]
     NoProgram(&'static str),
@@ -71,8 +94,8 @@ pub enum BpfError {
     LoadProgram {
         /// Its name.
         program: &'static str,
-        /// Why not, with the verifier's words.
-        source: ProgramError,
+        /// Why not, with what the verifier said in short.
+        source: Refusal,
     },
     /// A program could not be pinned.
     #[error("pin program {program} at {path}")]
@@ -163,6 +186,62 @@ impl BpfError {
     }
 }
 
+/// Why the kernel refused a program or a type. The verifier says it in tens or thousands of lines, of which two are shown; all of
+/// them are logged at level debug.
+#[derive(Debug)]
+pub struct Refusal(Box<dyn Error + Send + Sync>);
+
+impl Refusal {
+    /// Logs all of it.
+    pub(super) fn of(what: &str, error: impl Error + Send + Sync + 'static) -> Self {
+        let words = words_of(&error);
+        if words.lines().count() > 1 {
+            tracing::debug!(what, words, "refused by the kernel");
+        }
+        Self(Box::new(error))
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&in_short(&words_of(&*self.0)))
+    }
+}
+
+// What it consists of is shown already.
+impl Error for Refusal {}
+
+/// The whole chain, without a last cause that an outer error has shown in its own words: after a verifier's log it would be the
+/// last line.
+fn words_of(error: &(dyn Error + 'static)) -> String {
+    let words = Chain(error).to_string();
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    let last = last.to_string();
+    match words.strip_suffix(&format!(": {last}")) {
+        Some(rest) if rest.contains(&last) => {
+            rest.trim_end().trim_end_matches("Verifier output:").trim_end_matches([' ', '.']).to_owned()
+        }
+        _ => words,
+    }
+}
+
+/// The first and the last line that say something: a verifier's log ends with statistics.
+fn in_short(words: &str) -> String {
+    const STATISTICS: [&str; 4] = ["processed ", "verification time ", "stack depth ", "max_states"];
+    let is_telling =
+        |line: &&str| !line.is_empty() && !STATISTICS.iter().any(|beginning| line.starts_with(beginning));
+    let lines: Vec<&str> = words.lines().map(str::trim).filter(is_telling).collect();
+    match lines.as_slice() {
+        [first, between @ .., last] if !between.is_empty() => {
+            format!("{first} ... {last} (NETATTACH_LOG=debug logs all {} lines)", lines.len())
+        }
+        few => few.join(" "),
+    }
+}
+
 /// What of a map is compared before it is adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapProperty {
@@ -187,5 +266,39 @@ impl fmt::Display for MapProperty {
             Self::MaxEntries => "capacity",
             Self::Flags => "flags",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the syscall returned {source}. Verifier output: {log}")]
+    struct Refused {
+        log: &'static str,
+        source: io::Error,
+    }
+
+    #[test]
+    fn a_refusal_is_one_line_however_much_the_verifier_says() {
+        let said = |log| {
+            let source = io::Error::from_raw_os_error(libc::EACCES);
+            let source = Refusal::of("na_from_pod", Refused { log, source });
+            Chain(&BpfError::LoadProgram { program: "na_from_pod", source }).to_string()
+        };
+        let beginning = "load program na_from_pod: the syscall returned Permission denied (os error 13)";
+        let log = "0: R1=ctx() R10=fp0\n0: (bf) r6 = r1\n; line of source\n1: (61) r1 = *(u32 *)(r6 +0)\n\
+                   pointer arithmetic on ctx prohibited\nverification time 12 usec\nstack depth 0\n\
+                   processed 2 insns (limit 1000000) max_states_per_insn 0\n\n";
+        assert_eq!(
+            said(log),
+            format!(
+                "{beginning}. Verifier output: 0: R1=ctx() R10=fp0 ... pointer arithmetic on ctx prohibited \
+                 (NETATTACH_LOG=debug logs all 5 lines)"
+            )
+        );
+        assert_eq!(said("a\nb\nprocessed 1 insns\n"), format!("{beginning}. Verifier output: a b"));
+        assert_eq!(said(""), beginning);
     }
 }

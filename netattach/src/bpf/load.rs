@@ -8,7 +8,7 @@ use aya::maps::{MapData, ProgramArray};
 use aya::programs::{Program as AnyProgram, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 
-use super::BpfError;
+use super::error::{BpfError, Refusal};
 use super::object::Object;
 use super::pin::{MapSpec, Pins, Program};
 use super::{probe, sys};
@@ -32,11 +32,12 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
         loader.map_pin_path(spec.name, pins.map(spec.name));
         loader.map_max_entries(spec.name, spec.max_entries);
     }
-    let mut ebpf = loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Box::new(error)))?;
+    let mut ebpf =
+        loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Refusal::of("the object", error)))?;
     load_programs(&mut ebpf)?;
     for which in Program::ALL {
         let name = which.name();
-        let failed = |source| BpfError::LoadProgram { program: name, source };
+        let failed = |source| refused(name, source);
         let program = ebpf.program_mut(name).ok_or(BpfError::NoProgram(name))?;
         if let Some((map, slot)) = which.slot() {
             let mut slots: ProgramArray<MapData> = pins.open(map)?;
@@ -64,7 +65,7 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
                     AnyProgram::Xdp(xdp) => xdp.load(),
                     _ => Err(ProgramError::UnexpectedProgramType),
                 };
-                loaded.map_err(|source| BpfError::LoadProgram { program: name, source })
+                loaded.map_err(|source| refused(name, source))
             };
             let loading: Vec<_> = some.iter_mut().map(|one| scope.spawn(move || load(one))).collect();
             loading.into_iter().try_for_each(|loading| {
@@ -72,6 +73,10 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
             })
         })
     })
+}
+
+fn refused(program: &'static str, error: ProgramError) -> BpfError {
+    BpfError::LoadProgram { program, source: Refusal::of(program, error) }
 }
 
 /// Pins beside, then renames over: at every moment the old or the new program is pinned.

@@ -41,7 +41,7 @@ mod shares;
 pub mod sys;
 mod table;
 
-pub use attachments::{Attachment, Checks};
+pub use attachments::{Attachment, Checks, pinned_attachments};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
 pub use fast::{Early, FastPath, Local, Place, Segment, Uplink};

@@ -322,8 +322,7 @@ impl Pins {
         for entry in fs::read_dir(root).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let version = name.strip_prefix('v').and_then(|version| version.parse::<u32>().ok());
-            if version.is_some_and(|version| version != LAYOUT_VERSION) {
+            if layout_version(&name).is_some_and(|version| version != LAYOUT_VERSION) {
                 others.push(path);
             }
         }
@@ -365,6 +364,7 @@ impl Pins {
 
     /// Makes the directories, if the root is on a BPF filesystem.
     pub(super) fn create(&self, root: &Path) -> Result<(), BpfError> {
+        refuse_dots(root)?;
         if !is_on_bpffs(root)? {
             return Err(BpfError::NotBpffs(root.to_path_buf()));
         }
@@ -435,18 +435,38 @@ impl MapSpec {
 }
 
 /// Removes every pin below a root, of any layout version: programs and maps go when nothing uses them any
-/// more. Programs still attached to devices keep running on their maps. A root that is not there is fine.
+/// more. Programs still attached to devices keep running on their maps. A root that is not there is fine; one that has
+/// something else in it is refused.
 pub fn remove_all_pins(root: &Path) -> Result<(), BpfError> {
+    refuse_dots(root)?;
     match fs::symlink_metadata(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         _ if is_on_bpffs(root)? => {}
         _ => return Err(BpfError::NotBpffs(root.to_path_buf())),
     }
+    refuse_foreign(root)?;
     fs::remove_dir_all(root).map_err(|source| BpfError::PinTree {
         action: "remove",
         path: root.to_path_buf(),
         source,
     })
+}
+
+/// Whoever names the directory above ours would remove what others have pinned.
+fn refuse_foreign(root: &Path) -> Result<(), BpfError> {
+    let failed = |source| BpfError::PinTree { action: "list", path: root.to_path_buf(), source };
+    for entry in fs::read_dir(root).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        if layout_version(&name).is_none() {
+            return Err(BpfError::ForeignPin { path: root.to_path_buf(), name });
+        }
+    }
+    Ok(())
+}
+
+/// The layout that a directory below the root is of.
+fn layout_version(name: &str) -> Option<u32> {
+    name.strip_prefix('v').and_then(|version| version.parse().ok())
 }
 
 pub(super) fn exists(path: &Path) -> Result<bool, BpfError> {
@@ -455,6 +475,26 @@ pub(super) fn exists(path: &Path) -> Result<bool, BpfError> {
         path: path.to_path_buf(),
         source,
     })
+}
+
+/// Looking up a name with a dot on a BPF filesystem is an `EPERM` (`bpf_lookup` of `kernel/bpf/inode.c`), which says nothing.
+fn refuse_dots(root: &Path) -> Result<(), BpfError> {
+    let opened = root.ancestors().find_map(|path| Some((path, fs::File::open(path).ok()?)));
+    let Some((base, directory)) = opened else { return Ok(()) };
+    if !is_bpffs(&directory).unwrap_or(false) {
+        return Ok(());
+    }
+    let below = root.strip_prefix(base).unwrap_or(root);
+    let mut names = below.components().map(|name| name.as_os_str().to_string_lossy());
+    match names.find(|name| name.contains('.')) {
+        Some(name) => Err(BpfError::DottedName { path: root.to_path_buf(), name: name.into_owned() }),
+        None => Ok(()),
+    }
+}
+
+fn is_bpffs(directory: &fs::File) -> io::Result<bool> {
+    let stat = rustix::fs::fstatfs(directory.as_fd())?;
+    Ok(u64::try_from(stat.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
 
 /// Whether a path, or the nearest directory above it that exists, is on a BPF filesystem.
@@ -466,10 +506,7 @@ fn is_on_bpffs(path: &Path) -> Result<bool, BpfError> {
             source,
         };
         match fs::File::open(candidate) {
-            Ok(directory) => {
-                let stat = rustix::fs::fstatfs(directory.as_fd()).map_err(|errno| failed(errno.into()))?;
-                return Ok(u64::try_from(stat.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC));
-            }
+            Ok(directory) => return is_bpffs(&directory).map_err(failed),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
