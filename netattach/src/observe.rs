@@ -14,6 +14,31 @@ pub enum Event {
     Ended(Ended),
 }
 
+impl Event {
+    /// When it was, in nanoseconds of the monotonic clock.
+    fn monotonic_ns(&self) -> u64 {
+        match self {
+            Self::Packet(record) => record.time,
+            Self::Ended(ended) => u64::from(ended.at) * 1_000_000_000,
+        }
+    }
+}
+
+/// The same moment on the kernel's monotonic clock and on the wall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WallClock {
+    /// Nanoseconds since the machine started.
+    pub monotonic_ns: u64,
+    /// Milliseconds since 1970.
+    pub wall_ms: u64,
+}
+
+impl WallClock {
+    fn wall_ms(self, at_ns: u64) -> u64 {
+        self.wall_ms.saturating_sub(self.monotonic_ns.saturating_sub(at_ns) / 1_000_000)
+    }
+}
+
 /// How many events are kept.
 const KEPT: usize = 8192;
 
@@ -25,7 +50,9 @@ pub struct Observer {
 
 #[derive(Debug, Default)]
 struct Recent {
-    events: VecDeque<Event>,
+    /// With the time on the wall, in milliseconds since 1970. It is told once: the two clocks are never read at the same
+    /// moment, and whoever asks twice is to be told of one event, not of two a millisecond apart.
+    events: VecDeque<(u64, Event)>,
     /// Number of the first in `events`.
     first: u64,
     /// Ended flows that were too many to be handed over.
@@ -35,8 +62,8 @@ struct Recent {
 /// Events from some number on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The events, oldest first.
-    pub events: Vec<Event>,
+    /// The events, oldest first, with their times in milliseconds since 1970.
+    pub events: Vec<(u64, Event)>,
     /// What to ask for next.
     pub next: u64,
     /// How many of those asked for are no longer there.
@@ -46,8 +73,8 @@ pub struct Batch {
 }
 
 impl Observer {
-    /// Adds events; the oldest give way. `untold`: ended flows that are not among them.
-    pub fn take_in(&self, events: impl Iterator<Item = Event>, untold: u64) {
+    /// Adds events; the oldest give way. `untold`: ended flows that are not among them. `clock`: now.
+    pub fn take_in(&self, events: impl Iterator<Item = Event>, untold: u64, clock: WallClock) {
         let mut recent = self.lock();
         recent.untold += untold;
         for event in events {
@@ -55,7 +82,7 @@ impl Observer {
                 recent.events.pop_front();
                 recent.first += 1;
             }
-            recent.events.push_back(event);
+            recent.events.push_back((clock.wall_ms(event.monotonic_ns()), event));
         }
     }
 
@@ -66,7 +93,7 @@ impl Observer {
         let from = from.unwrap_or_else(|| end.saturating_sub(most as u64).max(recent.first));
         let start = from.max(recent.first).min(end);
         // Below the length, which is a usize.
-        let events: Vec<Event> =
+        let events: Vec<(u64, Event)> =
             recent.events.iter().skip((start - recent.first) as usize).take(most).copied().collect();
         let (next, missed) = (start + events.len() as u64, start.saturating_sub(from));
         Batch { events, next, missed, untold: recent.untold }
@@ -112,14 +139,21 @@ mod tests {
     #[test]
     fn a_reader_gets_each_record_once_and_is_told_what_it_missed() {
         let observer = Observer::default();
-        let batch = |events: Vec<Event>, next, missed, untold| Batch { events, next, missed, untold };
+        let clock = WallClock { monotonic_ns: 3_500_000, wall_ms: 1_000 };
+        let batch = |events: Vec<(u64, Event)>, next, missed, untold| Batch { events, next, missed, untold };
+        let event_at = |time| (1_000, event(time));
         assert_eq!(observer.from(None, 10), batch(vec![], 0, 0, 0));
-        observer.take_in((0..5).map(event), 0);
-        assert_eq!(observer.from(None, 2), batch(vec![event(3), event(4)], 5, 0, 0));
-        assert_eq!(observer.from(Some(1), 2), batch(vec![event(1), event(2)], 3, 0, 0));
+        observer.take_in((0..5).map(|time| event(3_000_000 + time)), 0, clock);
+        assert_eq!(observer.from(None, 2), batch(vec![event_at(3_000_003), event_at(3_000_004)], 5, 0, 0));
+        assert_eq!(observer.from(Some(1), 2), batch(vec![event_at(3_000_001), event_at(3_000_002)], 3, 0, 0));
         assert_eq!(observer.from(Some(5), 2), batch(vec![], 5, 0, 0));
-        observer.take_in((5..5 + KEPT as u64).map(event), 7);
-        assert_eq!(observer.from(Some(3), 1), batch(vec![event(5)], 6, 2, 7));
+        // What was taken in has its time for good, whatever becomes of the clock.
+        let later = WallClock { monotonic_ns: 4_000_000, wall_ms: 2_000 };
+        observer.take_in(std::iter::once(event(2_000_000)), 0, later);
+        let told = observer.from(Some(4), 2);
+        assert_eq!(told, batch(vec![event_at(3_000_004), (1_998, event(2_000_000))], 6, 0, 0));
+        observer.take_in((0..KEPT as u64).map(|_| event(3_000_000)), 7, clock);
+        assert_eq!(observer.from(Some(3), 1), batch(vec![event_at(3_000_000)], 7, 3, 7));
         assert_eq!(observer.from(Some(u64::MAX), 1).missed, 0, "an agent that was restarted counts anew");
     }
 }

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
+use super::failure;
 use super::handler::Agent;
 use crate::attach::Attached;
 use crate::cni::{CniError, Value, code};
+use crate::journal::Key;
 use crate::plan::AttachmentPlan;
 use crate::rpc::message::{
     AttachCall, AttachmentName, DetachCall, Dynamic, Failure, PodName, Response, SandboxName,
@@ -17,6 +19,8 @@ const LONGEST_BY: usize = 253;
 impl Agent {
     /// Attaches. The status is published after the answer, as after ADD.
     pub(super) async fn attach(self: &Arc<Self>, call: AttachCall) -> Response {
+        let (of, what) = (call.sandbox.clone(), call.selection.to_string());
+        let failed = |error: &CniError| failed("attach", &of, &what, error);
         let asked = check_by(&call.by).and_then(|()| self.sandbox(&call.sandbox));
         let sandbox = match asked {
             Ok(sandbox) => sandbox,
@@ -36,15 +40,18 @@ impl Agent {
         }
     }
 
-    /// Detaches. A sandbox that is not attached has nothing to detach.
+    /// Detaches. What is not attached is as good as detached, unless the call says otherwise; a sandbox has to be there.
     pub(super) async fn detach(self: &Arc<Self>, call: DetachCall) -> Response {
+        let (of, what) = (call.sandbox.clone(), call.ifname.clone());
+        let failed = |error: &CniError| failed("detach", &of, &what, error);
         let key = match self.sandbox(&call.sandbox) {
             Ok(sandbox) => sandbox.key.clone(),
             Err(error) => return failed(&error),
         };
         let sandbox = key.clone();
         let done = self.in_turn(&key.container_id, &self.dels, move |agent| {
-            Ok(agent.engine.detach(&sandbox, &call.ifname)?)
+            let found = agent.engine.detach(&sandbox, &call.ifname)?;
+            if found || !call.must_be_attached { Ok(()) } else { Err(agent.nothing_at(&sandbox, &call)) }
         });
         match done.await {
             Ok(((), turn)) => {
@@ -53,6 +60,18 @@ impl Agent {
             }
             Err(error) => failed(&error),
         }
+    }
+
+    /// That a sandbox has nothing to detach at an interface, and what it has instead.
+    fn nothing_at(&self, sandbox: &Key, call: &DetachCall) -> CniError {
+        let all = self.engine.registry().all();
+        let live = all.iter().filter(|it| it.plan.dynamic.is_some());
+        let of_sandbox = live.filter(|it| it.key.container_id == sandbox.container_id);
+        let names: Vec<&str> = of_sandbox.map(|it| it.key.ifname.as_str()).collect();
+        let names = if names.is_empty() { "nothing was".to_owned() } else { names.join(", ") };
+        let DetachCall { sandbox, ifname, .. } = call;
+        let msg = format!("{sandbox} was not given {ifname} while it was live: {names}");
+        CniError::new(code::UNKNOWN_CONTAINER, msg)
     }
 
     /// The one attached sandbox of that name.
@@ -106,8 +125,8 @@ fn answer(result: Value, attached: &Attached) -> Response {
     }))
 }
 
-fn failed(error: &CniError) -> Response {
-    tracing::info!(code = error.code, msg = error.msg, details = error.details, "request refused");
+fn failed(verb: &str, sandbox: &SandboxName, what: &str, error: &CniError) -> Response {
+    failure::dynamic_failed(verb, sandbox, what, error);
     let separator = if error.details.is_empty() { "" } else { ": " };
     Response::Failed(Failure {
         code: error.code,

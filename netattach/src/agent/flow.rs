@@ -6,32 +6,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use netattach_common::flow::state;
 
 use crate::bpf::{self, DropReason, Ended, Ending, Record};
+use crate::observe::WallClock;
 use crate::rpc::message::{AttachmentName, EndedFlow, FlowRecord, Traffic};
 
-/// The same moment on the kernel's monotonic clock and on the wall.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct WallClock {
-    monotonic_ns: u64,
-    wall_ms: u64,
+/// Both clocks now.
+pub(super) fn wall_clock() -> WallClock {
+    let monotonic = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // Neither clock is ever negative.
+    let monotonic_ns = monotonic.tv_sec.unsigned_abs() * 1_000_000_000 + monotonic.tv_nsec.unsigned_abs();
+    let wall_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    WallClock { monotonic_ns, wall_ms }
 }
 
-impl WallClock {
-    pub(super) fn now() -> Self {
-        let monotonic = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        // Neither clock is ever negative.
-        let monotonic_ns = monotonic.tv_sec.unsigned_abs() * 1_000_000_000 + monotonic.tv_nsec.unsigned_abs();
-        let wall_ms =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        Self { monotonic_ns, wall_ms }
-    }
-
-    fn wall_ms(self, at_ns: u64) -> u64 {
-        self.wall_ms.saturating_sub(self.monotonic_ns.saturating_sub(at_ns) / 1_000_000)
-    }
-}
-
-/// A record of the attachment of this name.
-pub(super) fn describe(record: &Record, name: AttachmentName, clock: WallClock) -> FlowRecord {
+/// A record of the attachment of this name. `time_ms`: since 1970.
+pub(super) fn describe(record: &Record, name: AttachmentName, time_ms: u64) -> FlowRecord {
     let reason = DropReason::from_number(record.reason);
     let parsed = record.parsed != 0;
     let address =
@@ -41,7 +29,7 @@ pub(super) fn describe(record: &Record, name: AttachmentName, clock: WallClock) 
     let some = |number: u32| Some(number).filter(|number| *number != 0);
     FlowRecord {
         name,
-        time_ms: clock.wall_ms(record.time),
+        time_ms,
         verdict: if record.reason == 0 { "allowed" } else { "dropped" }.to_owned(),
         reason: reason.map(|reason| reason.name().to_owned()),
         direction: if record.to_pod == 0 { "from-pod" } else { "to-pod" }.to_owned(),
@@ -63,15 +51,15 @@ pub(super) fn describe_ended(
     ended: &Ended,
     name: AttachmentName,
     addresses: &[IpAddr],
-    clock: WallClock,
+    time_ms: u64,
 ) -> FlowRecord {
-    let Ended { at, entry, ending } = ended;
+    let Ended { entry, ending, .. } = ended;
     let traffic = |counted: bpf::Traffic| Traffic { packets: counted.packets, bytes: counted.bytes };
     let with_ports = has_ports(entry.protocol);
     let some_port = |port: u16| with_ports.then_some(port);
     FlowRecord {
         name,
-        time_ms: clock.wall_ms(u64::from(*at) * 1_000_000_000),
+        time_ms,
         verdict: "ended".to_owned(),
         reason: Some(why(*ending, entry.flow.state).to_owned()),
         direction: if addresses.contains(&entry.opener.0) { "from-pod" } else { "to-pod" }.to_owned(),
@@ -136,6 +124,7 @@ mod tests {
     use netattach_common::Port;
 
     use super::*;
+    use crate::rpc::message::ENDINGS;
 
     #[test]
     fn a_record_is_told_in_words() {
@@ -162,10 +151,9 @@ mod tests {
             responder: 0,
             pad: [0; 2],
         };
-        let clock = WallClock { monotonic_ns: 6_000_000_000, wall_ms: 1_000_000 };
         let name = AttachmentName { id: Some(7), pod: None, network: "a/b".into(), ifname: "net1".into() };
         let told = FlowRecord { time_ms: 999_000, ..FlowRecord::dropped(name.clone()) };
-        assert_eq!(describe(&record, name.clone(), clock), told);
+        assert_eq!(describe(&record, name.clone(), 999_000), told);
         let opened = Record { reason: 0, rule: 4, to_pod: 1, responder: 1, ..record };
         let expected = FlowRecord {
             verdict: "allowed".into(),
@@ -175,7 +163,7 @@ mod tests {
             rule: Some(4),
             ..told.clone()
         };
-        assert_eq!(describe(&opened, name.clone(), clock), expected);
+        assert_eq!(describe(&opened, name.clone(), 999_000), expected);
         let unread = Record { reason: DropReason::Malformed as u8, parsed: 0, ..record };
         let expected = FlowRecord {
             reason: Some("malformed".into()),
@@ -187,7 +175,7 @@ mod tests {
             policy: None,
             ..told
         };
-        assert_eq!(describe(&unread, name, clock), expected);
+        assert_eq!(describe(&unread, name, 999_000), expected);
     }
     #[test]
     fn a_flow_that_has_ended_is_told_as_its_opener_saw_it() {
@@ -212,7 +200,6 @@ mod tests {
             flow,
         };
         let ended = Ended { at: 150, entry, ending: Ending::Expired };
-        let clock = WallClock { monotonic_ns: 151_000_000_000, wall_ms: 1_000_000 };
         let name = AttachmentName { id: Some(7), pod: None, network: "a/b".into(), ifname: "net1".into() };
         let told = FlowRecord {
             name: name.clone(),
@@ -235,11 +222,14 @@ mod tests {
                 backward: Traffic { packets: 4, bytes: 4000 },
             }),
         };
-        assert_eq!(describe_ended(&ended, name.clone(), &[pod], clock), told);
+        assert_eq!(describe_ended(&ended, name.clone(), &[pod], 999_000), told);
         let answered = FlowRecord { direction: "to-pod".into(), ..told };
-        assert_eq!(describe_ended(&ended, name, &[server], clock), answered);
+        assert_eq!(describe_ended(&ended, name, &[server], 999_000), answered);
         assert_eq!(why(Ending::Expired, REPLIED | RST), "reset");
         assert_eq!(why(Ending::Expired, REPLIED | ESTABLISHED), "timeout");
         assert_eq!(why(Ending::Detached, CLOSED), "detached");
+        let all =
+            [(Ending::Expired, RST), (Ending::Expired, 0), (Ending::Expired, CLOSED), (Ending::Detached, 0)];
+        assert!(all.map(|(ending, state)| why(ending, state)).iter().all(|why| ENDINGS.contains(why)));
     }
 }

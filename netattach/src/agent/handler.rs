@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::failure::Asked;
 use super::health::Health;
 use super::report::Reporter;
 use super::serial::{Turn, Turns};
@@ -60,15 +61,11 @@ impl Agent {
     /// One CNI call, answered as the executable has to answer it.
     pub(super) async fn cni(self: &Arc<Self>, call: CniCall) -> CniReply {
         let version = cni::request::error_version(call.stdin.as_bytes());
+        let asked = Asked::of(&call);
         match self.dispatch(call).await {
             Ok(stdout) => CniReply { stdout, exit: 0 },
             Err(error) => {
-                tracing::info!(
-                    code = error.code,
-                    msg = error.msg,
-                    details = error.details,
-                    "request refused"
-                );
+                asked.failed(&error);
                 CniReply { stdout: error.to_json(version), exit: 1 }
             }
         }
@@ -207,7 +204,9 @@ impl Handler for Served {
             Request::PolicyDump(wanted) => {
                 Response::PolicyDump(agent.reporter.policy_dump(wanted.as_deref()))
             }
-            Request::Explain(question) => Response::Explanation(agent.reporter.explain(&question)),
+            Request::Explain(question) => {
+                agent.reporter.explain(&question).map_or_else(Response::Failed, Response::Explanation)
+            }
             Request::Policy => match agent.reporter.policy(&agent.engine) {
                 Ok(report) => Response::Policy(report),
                 Err(error) => Response::Refused(Chain(&error).to_string()),

@@ -3,14 +3,18 @@
 mod cni_conf;
 pub mod config;
 mod dynamic;
+mod failure;
 mod flow;
 mod handler;
 mod health;
+mod log;
 mod policy_settings;
+mod privileges;
 mod report;
 mod run;
 mod serial;
 mod settings_file;
+mod signals;
 
 pub use config::{Arguments, Settings};
 pub use run::{AgentError, main, run};

@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::flow::{self, WallClock};
+use super::flow;
 use super::health::Health;
 use crate::attach::{Attached, Engine};
 use crate::bpf::{self, FastStats, Segment, XdpMode};
+use crate::cni::code;
 use crate::fast::Standing;
 use crate::fast::uplink::Wire;
 use crate::netlink::{Handle, LOOPBACK};
@@ -23,9 +24,9 @@ use crate::policy::model::PolicyName;
 use crate::policy::sync::Enforcer;
 use crate::report::Chain;
 use crate::rpc::message::{
-    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, FastPath, FastPathCount,
-    Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange, PolicyReport,
-    Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Failure, FastPath,
+    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange,
+    PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
 use crate::source::Source;
 
@@ -126,8 +127,7 @@ impl Reporter {
         })
         .into_iter()
         .collect();
-        let clock = WallClock::now();
-        let records = batch.events.iter().map(|event| {
+        let records = batch.events.iter().map(|(time_ms, event)| {
             let attachment = match event {
                 Event::Packet(record) => record.attachment,
                 Event::Ended(ended) => ended.entry.flow.attachment,
@@ -135,8 +135,8 @@ impl Reporter {
             let known = names.get(&attachment).cloned();
             let (name, addresses) = known.unwrap_or_else(|| (nobody(attachment), Vec::new()));
             match event {
-                Event::Packet(record) => flow::describe(record, name, clock),
-                Event::Ended(ended) => flow::describe_ended(ended, name, &addresses, clock),
+                Event::Packet(record) => flow::describe(record, name, *time_ms),
+                Event::Ended(ended) => flow::describe_ended(ended, name, &addresses, *time_ms),
             }
         });
         let records = records.collect();
@@ -155,8 +155,21 @@ impl Reporter {
         self.enforcer.dump(wanted)
     }
 
-    pub(super) fn explain(&self, question: &Question) -> Vec<Path> {
-        self.enforcer.explain(question)
+    /// Every way that the flow can take.
+    ///
+    /// # Errors
+    /// Code 3: a pod that is neither attached nor in any manifest.
+    pub(super) fn explain(&self, question: &Question) -> Result<Vec<Path>, Failure> {
+        match self.enforcer.unknown_pods(question).as_slice() {
+            [] => Ok(self.enforcer.explain(question)),
+            [pod, ..] => Err(Failure {
+                code: code::UNKNOWN_CONTAINER,
+                message: format!(
+                    "pod {pod} is not attached on this node, and no manifest has it; netattachctl attachments lists what is \
+                     attached"
+                ),
+            }),
+        }
     }
 
     pub(super) fn policy(&self, engine: &Engine) -> Result<PolicyReport, EnforceError> {

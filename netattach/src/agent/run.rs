@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use clap::Parser;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
-use tracing_subscriber::EnvFilter;
-
 use super::cni_conf::CniConf;
 use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
+use super::flow::wall_clock;
 use super::handler::{Agent, Served};
 use super::health::Health;
+use super::log::{self, LogError};
+use super::privileges::{self, Unprivileged};
 use super::report::Reporter;
+use super::signals;
 use crate::attach::{
     AttachError, Enforce, Engine, Inheritance, IntentReader, Node, Occupied, Recovery, StatusFileError,
     StatusFiles,
@@ -60,6 +61,12 @@ pub enum AgentError {
     /// The configuration is wrong.
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    /// The variable for the log has no meaning.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The agent may not do what it is for.
+    #[error(transparent)]
+    Unprivileged(#[from] Unprivileged),
     /// The kernel's part could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
@@ -98,11 +105,11 @@ pub enum AgentError {
     Start(#[from] std::io::Error),
 }
 
-/// `netattachd`: reads the command line, logs to standard error (`NETATTACH_LOG` filters, `info` by default), runs.
+/// `netattachd`: reads the command line, logs to standard error (see [`log`]), runs.
 pub fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("NETATTACH_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match Settings::read(Arguments::parse()).map_err(AgentError::from).and_then(run) {
+    let arguments = Arguments::parse();
+    let started = log::start().map_err(AgentError::from).and_then(|()| Ok(Settings::read(arguments)?));
+    match started.and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{}", Chain(&error));
@@ -111,7 +118,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs the agent until it is told to end (SIGTERM, SIGINT). Attachments, programs and maps stay as they are.
+/// Runs the agent until it is told to end (see [`signals`]). Attachments, programs and maps stay as they are.
 ///
 /// # Errors
 /// Why it could not start.
@@ -125,8 +132,10 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
 }
 
 async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    privileges::check()?;
+    let mut ending = signals::Ending::hear()?;
+    let mut background = Background::default();
+    background.start(signals::Others::hear()?.explain());
     // Whoever has the socket's lock owns journal and pins; it is taken first, and answered on last.
     let listener = Listener::bind(&settings.socket())?;
 
@@ -142,7 +151,6 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let conf = CniConf::of(&settings)?;
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), conf));
     let observer = Arc::new(Observer::default());
-    let mut background = Background::default();
     background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?));
     background.start(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
     background.start(collect_flows(Arc::clone(&enforcer)));
@@ -164,13 +172,13 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     background.start(health.keep_looking(source.changes(), FilterWatch::open()));
     tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
 
-    told(&mut terminate, &mut interrupt).await;
-    tracing::info!("ending; attachments stay as they are");
+    let signal = ending.told().await;
+    tracing::info!(signal, "ending; attachments stay as they are");
     drop(stop);
     let ended = tokio::select! {
         ended = serving => ended,
         // A second signal does not wait for operations in flight: the journal has what they did.
-        () = told(&mut terminate, &mut interrupt) => Ok(()),
+        _ = ending.told() => Ok(()),
     };
     if let Err(error) = ended {
         tracing::error!(%error, "the server ended badly");
@@ -265,14 +273,6 @@ fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentError> {
     Ok(choose_all(settings.attach, has_clsact, bpf::probe::has_tcx(LOOPBACK)?)?)
 }
 
-async fn told(terminate: &mut Signal, interrupt: &mut Signal) {
-    // Both are safe to drop: a signal that arrives meanwhile is seen by the next call.
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-}
-
 /// Carries out the DELs that came while no agent ran.
 async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> Result<(), AgentError> {
     for request in pending::list(state_dir)? {
@@ -312,7 +312,7 @@ async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: 
         tick.tick().await;
         let (ended, untold) = enforcer.flows().take_ended();
         let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
-        observer.take_in(packets.chain(ended.into_iter().map(Event::Ended)), untold);
+        observer.take_in(packets.chain(ended.into_iter().map(Event::Ended)), untold, wall_clock());
     }
 }
 

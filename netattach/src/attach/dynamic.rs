@@ -36,11 +36,11 @@ impl Engine {
         self.carry_out(key, plan, numbers, &netns, cni::Version::LATEST)
     }
 
-    /// Takes back what [`Engine::attach`] attached. What is not attached is success.
+    /// Takes back what [`Engine::attach`] attached, and says whether there was anything of it.
     ///
     /// # Errors
     /// It came with its sandbox; or what could not be taken back, and then it can be repeated.
-    pub fn detach(&self, sandbox: &Key, ifname: &str) -> Result<(), AttachError> {
+    pub fn detach(&self, sandbox: &Key, ifname: &str) -> Result<bool, AttachError> {
         let key = Key { container_id: sandbox.container_id.clone(), ifname: ifname.to_owned() };
         let not_dynamic =
             || AttachError::NotDynamic { container: key.container_id.clone(), ifname: ifname.to_owned() };
@@ -50,9 +50,9 @@ impl Engine {
             return Err(not_dynamic());
         }
         match self.journal.load(&key)? {
-            Loaded::Absent | Loaded::Torn => Ok(()),
+            Loaded::Absent | Loaded::Torn => Ok(false),
             Loaded::Whole(record) if record.plan.dynamic.is_none() => Err(not_dynamic()),
-            Loaded::Whole(record) => self.take_back(*record),
+            Loaded::Whole(record) => self.take_back(*record).map(|()| true),
         }
     }
 

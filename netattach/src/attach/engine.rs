@@ -154,7 +154,8 @@ impl Engine {
             }
             Err(error) => {
                 let container = record.key.container_id.clone();
-                tracing::warn!(container, error = %Chain(&error), "ADD failed, taking it back");
+                // The answer says why, and is logged.
+                tracing::debug!(container, error = %Chain(&error), "ADD failed, taking it back");
                 if let Err(undo) = self.take_back(record) {
                     tracing::error!(container, error = %Chain(&undo), "could not take ADD back; DEL will try again");
                 }

@@ -23,18 +23,28 @@ fn main() -> ExitCode {
         let exit = run(&name, std::env::vars_os(), io::stdin().lock(), &mut io::stdout(), &mut io::stderr());
         return ExitCode::from(exit);
     }
-    let arguments: Vec<OsString> = arguments.collect();
-    let words: Vec<&str> = arguments.iter().filter_map(|word| word.to_str()).collect();
-    match words[..] {
-        ["install", directory] | ["install", directory, "--force"] | ["install", "--force", directory]
-            if !directory.starts_with('-') =>
+    command(&arguments.collect::<Vec<OsString>>())
+}
+
+fn command(arguments: &[OsString]) -> ExitCode {
+    let is_option = |word: &&OsString| word.as_encoded_bytes().starts_with(b"-");
+    let (options, words): (Vec<&OsString>, Vec<&OsString>) = arguments.iter().partition(is_option);
+    match (words.as_slice(), options.as_slice()) {
+        ([verb, directory], options)
+            if *verb == "install" && options.iter().all(|option| *option == "--force") =>
         {
-            report(install_into(Path::new(directory), words.contains(&"--force")))
+            report(install_into(Path::new(directory), !options.is_empty()))
         }
-        [] | ["help" | "--help" | "-h"] => say(&mut io::stdout(), &usage()),
+        ([], []) => say(&mut io::stdout(), &usage()),
+        ([], [option]) if *option == "--help" || *option == "-h" => say(&mut io::stdout(), &usage()),
+        ([], [option]) if *option == "--version" || *option == "-V" => {
+            say(&mut io::stdout(), &format!("netattach-cni {}\n", env!("CARGO_PKG_VERSION")))
+        }
+        ([verb], []) if *verb == "help" => say(&mut io::stdout(), &usage()),
         _ => {
             say(&mut io::stderr(), &usage());
-            ExitCode::FAILURE
+            // As argument parsers have it.
+            ExitCode::from(2)
         }
     }
 }

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // There is nowhere else to say it.
             let _ = writeln!(io::stderr(), "netattachctl: {}", Chain(&error));
-            ExitCode::FAILURE
+            ExitCode::from(error.exit().code())
         }
     }
 }

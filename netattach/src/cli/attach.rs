@@ -69,6 +69,17 @@ pub enum WordsError {
     /// Said twice.
     #[error("--with has the key {0}, which the command line gives already")]
     Twice(String),
+    /// `policy dump` of something that is neither.
+    #[error("{0:?} is neither the number of a policy in the maps nor NAMESPACE/NAME of a policy object")]
+    Policy(String),
+    /// Records of that verdict never have that reason.
+    #[error("no flow or packet that is {verdict} has the reason {reason}")]
+    Contradiction {
+        /// `--verdict`.
+        verdict: &'static str,
+        /// `--reason`.
+        reason: String,
+    },
 }
 
 impl Target {
@@ -119,7 +130,8 @@ impl Attach {
 
 impl Detach {
     pub(super) fn request(&self) -> Result<Request, WordsError> {
-        Ok(Request::Detach(DetachCall { sandbox: self.target.name()?, ifname: self.ifname.clone() }))
+        let (sandbox, ifname) = (self.target.name()?, self.ifname.clone());
+        Ok(Request::Detach(DetachCall { sandbox, ifname, must_be_attached: true }))
     }
 
     pub(super) fn confirm(&self) -> String {
@@ -203,11 +215,15 @@ mod tests {
         );
         assert_eq!(
             request(&["detach", "--container-id", "c1", "lan0"]),
-            Ok(Request::Detach(DetachCall { sandbox: container, ifname: "lan0".into() }))
+            Ok(Request::Detach(DetachCall {
+                sandbox: container,
+                ifname: "lan0".into(),
+                must_be_attached: true
+            }))
         );
         assert_eq!(
             request(&["detach", "shop/cart", "net1"]),
-            Ok(Request::Detach(DetachCall { sandbox: pod, ifname: "net1".into() }))
+            Ok(Request::Detach(DetachCall { sandbox: pod, ifname: "net1".into(), must_be_attached: true }))
         );
     }
 

@@ -6,8 +6,10 @@ use std::str::FromStr;
 
 use clap::Args;
 
+use super::CliError;
 use crate::npwg::selection::PortProtocol;
 use crate::policy::explain::{Asked, End, Leg, Limit, Missing, Path, Question};
+use crate::policy::model::Direction;
 use crate::rpc::message::{PodName, Request};
 use crate::source::ObjectName;
 
@@ -68,12 +70,17 @@ impl Explain {
     }
 }
 
+/// An error if there is no way.
+pub(super) fn found(paths: &[Path]) -> Result<(), CliError> {
+    if paths.is_empty() {
+        let why = "no enforced attachment of this node has either end, or the ends share no network and family of addresses";
+        return Err(CliError::NotFound(why.to_owned()));
+    }
+    Ok(())
+}
+
 /// A paragraph for each way that the flow can take.
 pub(super) fn render(paths: &[Path]) -> String {
-    if paths.is_empty() {
-        return "no enforced attachment of this node has either end, or the ends share no network\n"
-            .to_owned();
-    }
     let mut text = String::new();
     for path in paths {
         // Memory takes every byte.
@@ -87,23 +94,12 @@ fn paragraph(text: &mut String, path: &Path) -> std::fmt::Result {
     let on = network.as_ref().map(|network| format!(" on {network}")).unwrap_or_default();
     let verdict = if path.passes() { "passes" } else { "is dropped" };
     writeln!(text, "{traffic} from {from} to {to}{on} {verdict}")?;
-    for (direction, of, peer, leg) in
-        [("egress", from, to, &path.egress), ("ingress", to, from, &path.ingress)]
+    let advice = path.advice();
+    for (which, of, leg) in [(Direction::Egress, from, &path.egress), (Direction::Ingress, to, &path.ingress)]
     {
-        writeln!(text, "  {direction} of {of}: {}", words(leg))?;
-        if let Leg::Denied { selected_by, missing, .. } = leg {
-            let rule = match direction {
-                "egress" => "`to`",
-                _ => "`from`",
-            };
-            let what = match missing {
-                Missing::Peer | Missing::Excepted(_) => {
-                    format!("a rule with {} in {rule} and {traffic}", peer.address)
-                }
-                Missing::Port(_) => format!("{traffic} in `ports` of such a rule"),
-            };
-            let whose = if selected_by.is_empty() { "a policy".to_owned() } else { selected_by.join(" or ") };
-            writeln!(text, "    {what} would allow it, in {whose} or in another policy on {of}")?;
+        writeln!(text, "  {which} of {of}: {}", words(leg))?;
+        for advice in advice.iter().filter(|advice| advice.direction == which) {
+            writeln!(text, "    {advice}")?;
         }
     }
     for Limit { of, enforcement, why } in &path.limits {

@@ -1,16 +1,25 @@
 //! `netattachctl flows`
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{CliError, Filter, PATIENCE, or_dash};
+use super::attach::WordsError;
+use super::{CliError, Filter, PATIENCE, or_dash, time};
+use crate::bpf::DropReason;
 use crate::rpc::client;
-use crate::rpc::message::{AttachmentName, EndedFlow, FlowRecord, FlowsCall, FlowsReport, Request, Response};
+use crate::rpc::message::{
+    AttachmentName, ENDINGS, EndedFlow, FlowRecord, FlowsCall, FlowsReport, Request, Response,
+};
+
+/// What is said where there is no record.
+const NOTHING: &str = "No records. Drops are told, and flows of attachments that a policy isolates; what passes elsewhere is \
+                       counted by netattachctl stats.";
 
 /// How often the agent is asked for more.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -23,8 +32,8 @@ pub(super) struct Flows {
     /// Only packets and flows that became this
     #[arg(long, value_enum)]
     verdict: Option<Verdict>,
-    /// Only what was dropped or ended for this reason, such as ingress-port or timeout
-    #[arg(long)]
+    /// Only what was dropped or ended for this reason
+    #[arg(long, value_parser = reasons())]
     reason: Option<String>,
     /// Go on until interrupted
     #[arg(long, short)]
@@ -52,6 +61,11 @@ impl Verdict {
     }
 }
 
+/// Every reason that a record can have.
+fn reasons() -> PossibleValuesParser {
+    DropReason::ALL.iter().map(|reason| reason.name()).chain(ENDINGS).into()
+}
+
 /// Counts of what was not told, as last heard.
 #[derive(Debug, Default)]
 struct Silence {
@@ -73,10 +87,12 @@ impl Flows {
     /// Writes what the agent knows, and with `--follow` what it hears from then on: a line, or a JSON object, for each
     /// record.
     pub(super) fn run(&self, socket: &Path, json: bool, out: &mut impl Write) -> Result<(), CliError> {
+        self.check()?;
         let mut from = None;
         let mut silence = Silence::default();
         loop {
             let report = ask(socket, from)?;
+            let is_first = from.is_none();
             if report.missed > 0 {
                 let note = format!("{} records came too fast and are not shown", report.missed);
                 let note = if json { serde_json::json!({"missed": report.missed}).to_string() } else { note };
@@ -84,7 +100,7 @@ impl Flows {
             }
             let (missing, ends) = silence.hear(&report);
             // What was not told before somebody followed is in the counters of `stats`.
-            if from.is_some() {
+            if !is_first {
                 for missing in missing.iter().filter(|missing| self.filter.matches(&missing.name)) {
                     let note = if json { serde_json::to_string(missing)? } else { missing_line(missing) };
                     writeln!(out, "{note}")?;
@@ -95,9 +111,14 @@ impl Flows {
                     writeln!(out, "{note}")?;
                 }
             }
+            let mut shown = 0;
             for record in report.records.iter().filter(|record| self.shows(record)) {
                 let line = if json { serde_json::to_string(record)? } else { line(record) };
                 writeln!(out, "{line}")?;
+                shown += 1;
+            }
+            if is_first && shown == 0 {
+                self.explain_nothing(socket, json, out)?;
             }
             out.flush()?;
             if !self.follow {
@@ -107,6 +128,41 @@ impl Flows {
                 std::thread::sleep(PAUSE);
             }
             from = Some(report.next);
+        }
+    }
+
+    /// Whether any record can be both of the verdict and of the reason.
+    fn check(&self) -> Result<(), WordsError> {
+        let (Some(verdict), Some(reason)) = (self.verdict, &self.reason) else { return Ok(()) };
+        let possible = match verdict {
+            Verdict::Allowed => false,
+            Verdict::Ended => ENDINGS.contains(&reason.as_str()),
+            Verdict::Dropped => !ENDINGS.contains(&reason.as_str()),
+        };
+        let contradiction = WordsError::Contradiction { verdict: verdict.name(), reason: reason.clone() };
+        if possible { Ok(()) } else { Err(contradiction) }
+    }
+
+    /// Why nothing is shown: nothing of that name is attached, which whoever follows may be waiting for, or nothing happened.
+    fn explain_nothing(&self, socket: &Path, json: bool, out: &mut impl Write) -> Result<(), CliError> {
+        let missing = if self.filter.is_set() {
+            let Response::Attachments(rows) = client::call(socket, &Request::Attachments, PATIENCE)? else {
+                return Err(CliError::OtherAnswer { request: Request::Attachments.name() });
+            };
+            self.filter.missing(rows.iter().map(|row| &row.name))
+        } else {
+            None
+        };
+        match missing {
+            Some(missing) if !self.follow => Err(CliError::NotFound(missing)),
+            // Standard output is for records.
+            Some(missing) => {
+                // There is nowhere else to say it.
+                let _ = writeln!(io::stderr(), "netattachctl: {missing}; waiting for it");
+                Ok(())
+            }
+            None if json || self.follow => Ok(()),
+            None => Ok(writeln!(out, "{NOTHING}")?),
         }
     }
 
@@ -156,16 +212,9 @@ fn missing_line(missing: &Missing) -> String {
     )
 }
 
-/// `12:00:00.123 shop/cart net1 from-pod dropped egress-port tcp 10.0.0.1:4000 > 10.0.0.2:80`
+/// `2026-01-31T12:00:00.123Z shop/cart net1 from-pod dropped egress-port tcp 10.0.0.1:4000 > 10.0.0.2:80`
 fn line(record: &FlowRecord) -> String {
-    let seconds = record.time_ms / 1000;
-    let time = format!(
-        "{:02}:{:02}:{:02}.{:03}",
-        seconds / 3600 % 24,
-        seconds / 60 % 60,
-        seconds % 60,
-        record.time_ms % 1000
-    );
+    let time = time::rfc3339(record.time_ms);
     let end = |address: Option<std::net::IpAddr>, port: Option<u16>| match (address, port) {
         (Some(address), Some(port)) => std::net::SocketAddr::new(address, port).to_string(),
         (address, _) => or_dash(address),
@@ -220,16 +269,16 @@ mod tests {
     fn a_record_is_a_line() {
         assert_eq!(
             line(&record()),
-            "00:16:40.123 shop/cart net1 from-pod dropped egress-port tcp 10.0.0.1:4000 > 10.0.0.2:80"
+            "1970-01-01T00:16:40.123Z shop/cart net1 from-pod dropped egress-port tcp 10.0.0.1:4000 > 10.0.0.2:80"
         );
         let opened = FlowRecord { verdict: "allowed".into(), reason: None, rule: Some(3), ..record() };
         assert_eq!(
             line(&opened),
-            "00:16:40.123 shop/cart net1 from-pod allowed policy 12 rule 3 tcp 10.0.0.1:4000 > 10.0.0.2:80"
+            "1970-01-01T00:16:40.123Z shop/cart net1 from-pod allowed policy 12 rule 3 tcp 10.0.0.1:4000 > 10.0.0.2:80"
         );
         assert_eq!(
             line(&over()),
-            "00:16:40.123 shop/cart net1 from-pod ended closed tcp 10.0.0.1:4000 > 10.0.0.2:80, 30 s, \
+            "1970-01-01T00:16:40.123Z shop/cart net1 from-pod ended closed tcp 10.0.0.1:4000 > 10.0.0.2:80, 30 s, \
              5 packets 500 bytes, back 4 packets 4000 bytes"
         );
     }
@@ -264,6 +313,30 @@ mod tests {
                 "{flows:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_reason_that_there_is_not_is_refused_with_those_there_are_and_so_is_one_of_another_verdict() {
+        use clap::Parser;
+        let parse = |words: &[&str]| {
+            super::super::Arguments::try_parse_from(["netattachctl", "flows"].iter().chain(words))
+        };
+        let refused = parse(&["--reason", "nonsense"]).unwrap_err().to_string();
+        for reason in DropReason::ALL.iter().map(|reason| reason.name()).chain(ENDINGS) {
+            assert!(refused.contains(reason), "{refused}");
+            assert!(parse(&["--reason", reason]).is_ok(), "{reason}");
+        }
+        let check = |verdict, reason: &str| {
+            let flows = Flows { verdict, reason: Some(reason.to_owned()), ..Flows::default() };
+            flows.check().map_err(|error| error.to_string())
+        };
+        let refused = |text: &str| Err(format!("no flow or packet that is {text}"));
+        assert_eq!(check(None, "timeout"), Ok(()));
+        assert_eq!(check(Some(Verdict::Ended), "timeout"), Ok(()));
+        assert_eq!(check(Some(Verdict::Dropped), "malformed"), Ok(()));
+        assert_eq!(check(Some(Verdict::Dropped), "timeout"), refused("dropped has the reason timeout"));
+        assert_eq!(check(Some(Verdict::Ended), "malformed"), refused("ended has the reason malformed"));
+        assert_eq!(check(Some(Verdict::Allowed), "malformed"), refused("allowed has the reason malformed"));
     }
 
     #[test]

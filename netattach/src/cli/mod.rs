@@ -4,13 +4,16 @@
 
 mod attach;
 mod attachments;
+mod exit;
 mod explain;
 mod flows;
 mod import;
+mod missing;
 mod policy;
 mod stats;
 mod status;
 mod table;
+mod time;
 mod uninstall;
 
 use std::io::{self, Write};
@@ -21,16 +24,20 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use crate::bpf::BpfError;
+use crate::cni::code;
+use crate::journal::JournalError;
 use crate::rpc::DEFAULT_SOCKET;
 use crate::rpc::client::{self, ClientError, Patience};
 use crate::rpc::message::{AttachmentName, Failure, PodName, Request, Response};
 use crate::rpc::shim::ANSWER_PATIENCE;
 
+pub use exit::Exit;
+
 const PATIENCE: Patience = Patience { connect: Duration::from_millis(500), answer: Duration::from_secs(10) };
 
 /// Shows what netattach has attached on this node, what passes and which policies apply.
 #[derive(Debug, Parser)]
-#[command(name = "netattachctl", version)]
+#[command(name = "netattachctl", version, after_help = exit::help())]
 pub struct Arguments {
     /// Socket of the agent
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET)]
@@ -65,6 +72,9 @@ enum Command {
     /// Say whether a flow passes, by which rule, or what would have to allow it
     Explain(explain::Explain),
     /// Show new flows and drops, the latest thousand or as they happen
+    ///
+    /// What is told: drops for any reason, and flows of attachments that a policy isolates in either direction, with their end.
+    /// Traffic of attachments that no policy isolates is not recorded; stats counts it.
     Flows(flows::Flows),
     /// Show how the agent is doing; exit code 1 while it is not ready
     Status,
@@ -73,11 +83,7 @@ enum Command {
     /// Exit code 1 when a key has no equivalent.
     Import(import::Import),
     /// Remove the pinned programs and maps of an agent that has ended, once its pods are detached
-    Uninstall {
-        /// Where they are pinned
-        #[arg(long, value_name = "DIR", default_value = "/sys/fs/bpf/netattach")]
-        bpffs: PathBuf,
-    },
+    Uninstall(uninstall::Uninstall),
 }
 
 /// Which attachments to show.
@@ -112,6 +118,18 @@ pub enum CliError {
     /// `uninstall` under a running agent.
     #[error("an agent serves {0}: end it first, and detach its pods")]
     AgentRuns(PathBuf),
+    /// `uninstall` where pods are attached.
+    #[error(
+        "pods are attached, whose devices would keep programs that nobody looks after: {}; detach them first, or give --force",
+        missing::list(.0)
+    )]
+    Attached(Vec<String>),
+    /// `uninstall` cannot tell whether pods are attached.
+    #[error("look for attached pods; --force does not look")]
+    Journal(#[from] JournalError),
+    /// What the command line names is not there.
+    #[error("{0}")]
+    NotFound(String),
     /// `uninstall` could not remove something.
     #[error("remove pins")]
     Pins(#[from] BpfError),
@@ -132,11 +150,34 @@ pub enum CliError {
     NotReady(Vec<String>),
 }
 
+impl CliError {
+    /// What the command exits with.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Agent(ClientError::Refused { .. } | ClientError::Prepare(_)) => Exit::Failed,
+            Self::Agent(_) => Exit::NoAgent,
+            Self::Failed(failure) if failure.code == code::UNKNOWN_CONTAINER => Exit::NotFound,
+            Self::NotFound(_) => Exit::NotFound,
+            Self::Words(_) => Exit::Usage,
+            Self::AgentRuns(_) | Self::Attached(_) => Exit::InUse,
+            Self::Failed(_)
+            | Self::Import(_)
+            | Self::NoEquivalent(_)
+            | Self::Journal(_)
+            | Self::Pins(_)
+            | Self::OtherAnswer { .. }
+            | Self::Encode(_)
+            | Self::Write(_)
+            | Self::NotReady(_) => Exit::Failed,
+        }
+    }
+}
+
 /// Asks the agent and writes the answer.
 ///
 /// # Errors
-/// See [`CliError`]; nothing has been written then, except for [`CliError::NotReady`] and [`CliError::NoEquivalent`]. A reader that has seen
-/// enough (`| head`) is no error.
+/// See [`CliError`]; nothing has been written then, except for [`CliError::NotReady`], [`CliError::NoEquivalent`], and the empty list of
+/// `-o json` before [`CliError::NotFound`]. A reader that has seen enough (`| head`) is no error.
 pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> {
     if let Command::Flows(flows) = &arguments.command {
         return match flows.run(&arguments.socket, arguments.output == Format::Json, out) {
@@ -158,13 +199,13 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
         Command::Detach(detach) => detach.request()?,
         Command::Attachments(_) => Request::Attachments,
         Command::Stats(_) => Request::Stats,
-        Command::Policy(policy) => policy.request(),
+        Command::Policy(policy) => policy.request()?,
         Command::Explain(explain) => explain.request(),
         Command::Status => Request::Status,
         Command::Import(import) => return import.run(arguments.output == Format::Json),
         // Written as it comes: see `run`.
         Command::Flows(_) => return Ok((String::new(), Ok(()))),
-        Command::Uninstall { bpffs } => return Ok((uninstall::run(&arguments.socket, bpffs)?, Ok(()))),
+        Command::Uninstall(uninstall) => return Ok((uninstall.run(&arguments.socket)?, Ok(()))),
     };
     let patience = match &request {
         // These run plugins, as ADD and DEL do.
@@ -190,33 +231,38 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
             }
         }
         (Command::Attachments(filter), Response::Attachments(rows)) => {
-            let total = rows.len();
+            let found = filter.found(rows.iter().map(|row| &row.name));
             let rows = filter.retain(rows, |row| &row.name);
-            if json { pretty(&rows)? } else { attachments::render(&rows, &filter.explain(total)) }
+            return Ok((
+                if json { pretty(&rows)? } else { attachments::render(&rows, filter.nothing()) },
+                found,
+            ));
         }
         (Command::Stats(filter), Response::Stats(rows)) => {
-            let total = rows.len();
+            let found = filter.found(rows.iter().map(|row| &row.name));
             let rows = filter.retain(rows, |row| &row.name);
-            if json { pretty(&rows)? } else { stats::render(&rows, &filter.explain(total)) }
+            return Ok((if json { pretty(&rows)? } else { stats::render(&rows, filter.nothing()) }, found));
         }
-        (Command::Policy(_), Response::PolicyDump(dumps)) => {
-            if json {
-                pretty(&dumps)?
-            } else {
-                policy::render_dumps(&dumps)
-            }
+        (Command::Policy(policy), Response::PolicyDump(dumps)) => {
+            let found = policy.found(&dumps, &arguments.socket)?;
+            return Ok((if json { pretty(&dumps)? } else { policy::render_dumps(&dumps) }, found));
         }
         (Command::Explain(_), Response::Explanation(paths)) => {
-            if json {
-                pretty(&paths)?
-            } else {
-                explain::render(&paths)
-            }
+            return Ok((
+                if json { pretty(&paths)? } else { explain::render(&paths) },
+                explain::found(&paths),
+            ));
         }
         (Command::Policy(policy::Policy { filter, .. }), Response::Policy(mut report)) => {
-            let total = report.attachments.len();
+            let found = filter.found(report.attachments.iter().map(|row| &row.name));
             report.attachments = filter.retain(report.attachments, |row| &row.name);
-            if json { pretty(&report)? } else { policy::render(&report, &filter.explain(total)) }
+            let text = match &found {
+                _ if json => pretty(&report)?,
+                Ok(()) => policy::render(&report, filter.nothing()),
+                // Rules and problems are not what was asked for.
+                Err(_) => String::new(),
+            };
+            return Ok((text, found));
         }
         (Command::Status, Response::Status(report)) => {
             let text = if json { pretty(&report)? } else { status::render(&report) };
@@ -242,22 +288,20 @@ impl Filter {
         pod && network
     }
 
-    /// What to say when no row is left of `total`.
-    fn explain(&self, total: usize) -> String {
-        match total {
-            0 => "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
-                  through a container runtime that calls netattach.\n\
-                  Whether the agent is ready, and what it could not read: netattachctl status\n"
-                .to_owned(),
-            total => {
-                let pod = self.pod.as_ref().map(|pod| format!(" --pod {pod}")).unwrap_or_default();
-                let network =
-                    self.network.as_ref().map(|network| format!(" --network {network}")).unwrap_or_default();
-                format!("None of the {total} attachments on this node matches{pod}{network}. Leave that out to see all.\n")
-            }
-        }
+    /// An error if the filter names what none of the attachments has.
+    fn found<'n>(&self, names: impl Iterator<Item = &'n AttachmentName> + Clone) -> Result<(), CliError> {
+        self.missing(names).map_or(Ok(()), |missing| Err(CliError::NotFound(missing)))
+    }
+
+    /// What to show where no row is left; an error says it where the filter is why.
+    fn nothing(&self) -> &'static str {
+        if self.is_set() { "" } else { NOTHING }
     }
 }
+
+const NOTHING: &str = "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
+                       through a container runtime that calls netattach.\n\
+                       Whether the agent is ready, and what it could not read: netattachctl status\n";
 
 fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
     serde_json::to_string_pretty(value).map(|text| text + "\n")
@@ -347,7 +391,7 @@ mod tests {
     fn shown(words: &[&str]) -> Vec<u64> {
         let words: Vec<_> = ["-o", "json", "stats"].iter().chain(words).copied().collect();
         let (out, result) = run_against(&stats(), &words);
-        result.unwrap();
+        assert_eq!(result.is_ok(), out != "[]\n");
         let rows: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
         rows.iter().map(|row| row["id"].as_u64().unwrap()).collect()
     }
@@ -404,12 +448,6 @@ mod tests {
 
     #[test]
     fn nothing_to_show_says_what_to_do_next() {
-        let (out, result) = run_against(&stats(), &["stats", "--pod", "a/b", "--network", "c"]);
-        result.unwrap();
-        assert_eq!(
-            out,
-            "None of the 3 attachments on this node matches --pod a/b --network c. Leave that out to see all.\n"
-        );
         let (out, result) = run_against(&Response::Attachments(vec![]), &["attachments"]);
         result.unwrap();
         assert_eq!(
@@ -421,6 +459,30 @@ mod tests {
     }
 
     #[test]
+    fn what_a_filter_names_and_nobody_has_is_an_error_with_a_code_of_its_own_in_either_form() {
+        for (form, shown) in [("table", ""), ("json", "[]\n")] {
+            let (out, result) =
+                run_against(&stats(), &["stats", "--pod", "a/b", "--network", "c", "-o", form]);
+            let error = result.unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "pod a/b is not attached on this node; attached pods: shop/cart-0, shop/cart-1"
+            );
+            assert_eq!((error.exit(), out.as_str()), (Exit::NotFound, shown));
+        }
+        let unknown = Failure { code: code::UNKNOWN_CONTAINER, message: "pod a/b is not known".into() };
+        for words in
+            [&["detach", "a/b", "net1"][..], &["attach", "a/b", "lan"], &["explain", "a/b", "c/d", "80"]]
+        {
+            let (_, result) = run_against(&Response::Failed(unknown.clone()), words);
+            assert_eq!(result.unwrap_err().exit(), Exit::NotFound, "{words:?}");
+        }
+        let other = Failure { code: code::INVALID_CONFIG, message: "no such key".into() };
+        let (_, result) = run_against(&Response::Failed(other), &["attach", "a/b", "lan"]);
+        assert_eq!(result.unwrap_err().exit(), Exit::Failed);
+    }
+
+    #[test]
     fn an_absent_agent_is_one_line() {
         let arguments = arguments(Path::new("/nonexistent/agent.sock"), &["status"]);
         let error = run(&arguments, &mut Vec::new()).unwrap_err();
@@ -429,6 +491,7 @@ mod tests {
             "the agent does not answer at /nonexistent/agent.sock: is netattachd running, and with this socket?: \
              No such file or directory (os error 2)"
         );
+        assert_eq!(error.exit(), Exit::NoAgent);
     }
 
     #[test]

@@ -1,11 +1,17 @@
 //! `netattachctl policy` and `policy dump`
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use clap::{Args, Subcommand};
 
+use super::attach::WordsError;
+use super::missing::list;
 use super::table::{self, Align};
-use super::{Filter, name_cells, or_dash};
+use super::{CliError, Filter, PATIENCE, name_cells, or_dash};
 use crate::policy::dump::{Dump, Use};
-use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, Request, RuleFlows};
+use crate::rpc::client;
+use crate::rpc::message::{AttachmentPolicy, Condition, PodName, PolicyReport, Request, Response, RuleFlows};
 
 /// What to show of policies.
 #[derive(Debug, Args)]
@@ -28,19 +34,52 @@ enum Form {
 }
 
 impl Policy {
-    pub(super) fn request(&self) -> Request {
+    pub(super) fn request(&self) -> Result<Request, WordsError> {
         match &self.form {
-            None => Request::Policy,
-            Some(Form::Dump { name }) => Request::PolicyDump(name.clone()),
+            None => Ok(Request::Policy),
+            Some(Form::Dump { name }) => {
+                let wrong = name.as_ref().filter(|name| !is_policy(name));
+                wrong.map_or(Ok(Request::PolicyDump(name.clone())), |name| {
+                    Err(WordsError::Policy(name.clone()))
+                })
+            }
         }
     }
+
+    /// An error with what there is if a policy is asked for that is not in the maps.
+    pub(super) fn found(&self, dumps: &[Dump], socket: &Path) -> Result<Result<(), CliError>, CliError> {
+        let Some(Form::Dump { name: Some(name) }) = &self.form else { return Ok(Ok(())) };
+        if !dumps.is_empty() {
+            return Ok(Ok(()));
+        }
+        let Response::Policy(report) = client::call(socket, &Request::Policy, PATIENCE)? else {
+            return Err(CliError::OtherAnswer { request: Request::Policy.name() });
+        };
+        Ok(Err(CliError::NotFound(format!("there is no policy {name} in the maps; {}", present(&report)))))
+    }
+}
+
+/// The numbers and objects that `dump` knows.
+fn present(report: &PolicyReport) -> String {
+    let rows = &report.attachments;
+    let numbers: BTreeSet<u32> = rows.iter().flat_map(|row| [row.ingress, row.egress]).flatten().collect();
+    let in_force = rows.iter().filter(|row| row.ingress.is_some() || row.egress.is_some());
+    let objects: BTreeSet<&str> = in_force.flat_map(|row| &row.selected_by).map(String::as_str).collect();
+    if numbers.is_empty() {
+        return "no policy isolates an attachment of this node".to_owned();
+    }
+    let numbers = list(numbers.iter().map(ToString::to_string));
+    format!("there are {numbers}, of {}", list(objects))
+}
+
+/// A number, or `[networkpolicy ]namespace/name`.
+fn is_policy(name: &str) -> bool {
+    let object = name.strip_prefix("networkpolicy ").unwrap_or(name);
+    name.parse::<u32>().is_ok() || object.parse::<PodName>().is_ok()
 }
 
 /// Compiled policies: a heading with the attachments under it, then rules, peers and ports.
 pub(super) fn render_dumps(dumps: &[Dump]) -> String {
-    if dumps.is_empty() {
-        return "no such policy in the maps\n".to_owned();
-    }
     dumps.iter().map(render_dump).collect::<Vec<_>>().join("\n")
 }
 
@@ -203,7 +242,32 @@ CLASS  TRAFFIC  RULE
 5 more entries are in the maps
 "
         );
-        assert_eq!(render_dumps(&[]), "no such policy in the maps\n");
+    }
+
+    #[test]
+    fn what_dump_knows_is_listed_where_it_is_asked_for_something_else() {
+        let row = |ingress, egress, selected_by: &[&str]| AttachmentPolicy {
+            name: name(1, "shop/cart", "shop/lan", "net1"),
+            ingress,
+            egress,
+            enforcement: Level::Full,
+            selected_by: selected_by.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let report = PolicyReport {
+            attachments: vec![
+                row(Some(12), Some(7), &["shop/db", "shop/deny"]),
+                row(Some(7), None, &["shop/deny"]),
+                row(None, None, &["shop/nowhere"]),
+            ],
+            ..PolicyReport::default()
+        };
+        assert_eq!(present(&report), "there are 7, 12, of shop/db, shop/deny");
+        assert_eq!(present(&PolicyReport::default()), "no policy isolates an attachment of this node");
+        for (name, expected) in
+            [("7", true), ("shop/db", true), ("networkpolicy shop/db", true), ("db", false), ("", false)]
+        {
+            assert_eq!(is_policy(name), expected, "{name}");
+        }
     }
 
     #[test]

@@ -85,6 +85,10 @@ pub struct EndpointPolicy {
     pub egress: Option<Arc<CompiledPolicy>>,
     /// The policies that select the attachment, in the order of their names.
     pub policies: Vec<PolicyName>,
+    /// Those of them that isolate it from what comes in: only their rules for that count.
+    pub ingress_by: Vec<PolicyName>,
+    /// The same for what goes out.
+    pub egress_by: Vec<PolicyName>,
 }
 
 /// Something that an object's author should know.

@@ -276,6 +276,11 @@ impl Compiler {
         Some(made)
     }
 
+    fn isolating(&self, by: &[Arc<Policy>], direction: Direction) -> Vec<PolicyName> {
+        let isolating = by.iter().filter(|it| it.isolates(direction, self.options.policy_types_inference));
+        isolating.map(|policy| policy.name.clone()).collect()
+    }
+
     fn desired(&self) -> Desired {
         let mut desired = Desired::default();
         let of_policies = self.policies.values().flat_map(|known| &known.conditions);
@@ -292,6 +297,8 @@ impl Compiler {
                         ingress: tables(&selected.ingress),
                         egress: tables(&selected.egress),
                         policies: selected.by.iter().map(|policy| policy.name.clone()).collect(),
+                        ingress_by: self.isolating(&selected.by, Direction::Ingress),
+                        egress_by: self.isolating(&selected.by, Direction::Egress),
                     };
                     desired.endpoints.insert(*id, policy);
                 }

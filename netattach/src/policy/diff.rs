@@ -160,7 +160,7 @@ mod tests {
             let policies = EndpointPolicy {
                 ingress: ingress.map(policy),
                 egress: egress.map(policy),
-                policies: Vec::new(),
+                ..EndpointPolicy::default()
             };
             (*id, policies)
         };

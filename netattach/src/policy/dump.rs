@@ -1,10 +1,14 @@
 //! Compiled policies as they are in the maps, for people.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::compile::Desired;
 use super::compiled::{ClassId, CompiledPolicy, RuleId};
 use super::diff::{Assignment, PolicyId, Programmed};
+use super::model::PolicyName;
 
 /// Most peers and ports, each, of a policy that are shown: an answer has a largest size.
 const SHOWN: usize = 20_000;
@@ -66,17 +70,33 @@ pub struct Port {
     pub rule: RuleId,
 }
 
-/// The policies in the maps: all of them, that of a number, or those with rules of an object
-/// (`[networkpolicy ]namespace/name`).
-pub fn dump(programmed: &Programmed, wanted: Option<&str>) -> Vec<Dump> {
+/// The policies in the maps: all of them, that of a number, or those that come of an object
+/// (`[networkpolicy ]namespace/name`): by a rule, or by isolating an attachment and allowing nothing.
+pub fn dump(programmed: &Programmed, desired: &Desired, wanted: Option<&str>) -> Vec<Dump> {
+    let of_object = wanted.map(|name| isolating(programmed, desired, name)).unwrap_or_default();
     let is_wanted = |id: &PolicyId, policy: &CompiledPolicy| match wanted {
         None => true,
         Some(name) => {
-            id.to_string() == name || policy.rules.values().any(|origin| is_of(&origin.to_string(), name))
+            id.to_string() == name
+                || of_object.contains(id)
+                || policy.rules.values().any(|origin| is_of(&origin.to_string(), name))
         }
     };
     let policies = programmed.policies.iter().filter(|(id, policy)| is_wanted(id, policy));
     policies.map(|(id, policy)| shown(*id, policy, programmed)).collect()
+}
+
+/// The policies of directions that the object isolates.
+fn isolating(programmed: &Programmed, desired: &Desired, object: &str) -> BTreeSet<PolicyId> {
+    let is_it = |by: &[PolicyName]| by.iter().any(|name| name.to_string() == object);
+    let of_attachment = |(id, assigned): (&u32, &Assignment)| {
+        let Some(desired) = desired.endpoints.get(id) else { return [None, None] };
+        [
+            is_it(&desired.ingress_by).then_some(assigned.ingress),
+            is_it(&desired.egress_by).then_some(assigned.egress),
+        ]
+    };
+    programmed.endpoints.iter().flat_map(of_attachment).flatten().collect()
 }
 
 /// Whether a rule is of the object: `shop/db ingress[0]` is of `shop/db`.
@@ -121,7 +141,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::policy::compile::EndpointPolicy;
     use crate::policy::compiled::{PortPrefix, Traffic};
+    use crate::source::ObjectName;
 
     #[test]
     fn a_policy_is_found_by_its_number_and_by_its_objects() {
@@ -144,9 +166,22 @@ mod tests {
             ports: vec![Port { class: 2, traffic: "tcp/64-127".to_owned(), rule: 1 }],
             left_out: 0,
         };
-        assert_eq!(dump(&programmed, Some("7")), std::slice::from_ref(&seven));
-        assert_eq!(dump(&programmed, Some("shop/db")), [seven]);
-        assert_eq!(dump(&programmed, Some("shop/d")), []);
-        assert_eq!(dump(&programmed, None).iter().map(|dump| dump.policy).collect::<Vec<_>>(), [7, 8]);
+        // `shop/deny` has no rule: what it isolates is its.
+        let name = |name: &str| PolicyName::multi(ObjectName::new("shop", name));
+        let endpoint = EndpointPolicy {
+            policies: vec![name("db"), name("deny")],
+            ingress_by: vec![name("db")],
+            egress_by: vec![name("deny")],
+            ..EndpointPolicy::default()
+        };
+        let desired = Desired { endpoints: BTreeMap::from([(3, endpoint)]), ..Desired::default() };
+        let numbers = |wanted| -> Vec<PolicyId> {
+            dump(&programmed, &desired, wanted).iter().map(|dump| dump.policy).collect()
+        };
+        assert_eq!(dump(&programmed, &desired, Some("7")), std::slice::from_ref(&seven));
+        assert_eq!(dump(&programmed, &desired, Some("shop/db")), [seven]);
+        assert_eq!(numbers(Some("shop/deny")), [8]);
+        assert_eq!(numbers(Some("shop/d")), [] as [PolicyId; 0]);
+        assert_eq!(numbers(None), [7, 8]);
     }
 }

@@ -213,7 +213,13 @@ impl View<'_> {
         let anywhere = from.at.is_empty() || to.at.is_empty();
         let judged = from.endpoint.is_some() || to.endpoint.is_some();
         let same_family = from.named.address.is_ipv4() == to.named.address.is_ipv4();
-        if !same_family || !judged || !(anywhere || shared.is_some()) {
+        // Neither kind of ICMP is spoken in the other family.
+        let spoken = match traffic.protocol {
+            ICMP => from.named.address.is_ipv4(),
+            ICMPV6 => from.named.address.is_ipv6(),
+            _ => true,
+        };
+        if !same_family || !spoken || !judged || !(anywhere || shared.is_some()) {
             return None;
         }
         let egress = self.leg(from.endpoint, Direction::Egress, to.named.address, traffic);
@@ -251,7 +257,11 @@ impl View<'_> {
             return Leg::NotIsolated;
         }
         let desired = self.desired.endpoints.get(&endpoint.id);
-        let selected_by = desired.iter().flat_map(|it| &it.policies).map(ToString::to_string).collect();
+        let isolating = desired.iter().flat_map(|it| match direction {
+            Direction::Ingress => &it.ingress_by,
+            Direction::Egress => &it.egress_by,
+        });
+        let selected_by = isolating.map(ToString::to_string).collect();
         if let Some(Enforcement { level: Level::None, why }) = self.limited.get(&endpoint.id) {
             return Leg::Unenforced { selected_by, why: why.clone() };
         }

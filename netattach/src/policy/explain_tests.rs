@@ -36,7 +36,9 @@ fn legs(passage: Passage, from: End, to: End, traffic: Asked) -> Vec<(Option<Str
         rules: BTreeMap::from([(1, "shop/p ingress[0]".into())]),
     };
     let selected = EndpointPolicy {
-        policies: vec![PolicyName::multi(ObjectName::new("shop", "p"))],
+        policies: ["other", "p"].map(|name| PolicyName::multi(ObjectName::new("shop", name))).into(),
+        ingress_by: vec![PolicyName::multi(ObjectName::new("shop", "p"))],
+        egress_by: vec![PolicyName::multi(ObjectName::new("shop", "other"))],
         ..EndpointPolicy::default()
     };
     let ingress = |ingress| Assignment { ingress, egress: 0 };

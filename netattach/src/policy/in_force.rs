@@ -5,7 +5,7 @@ use super::compiled::RuleFlows;
 use super::diff::{Assignment, PolicyId};
 use super::dump::{Dump, dump};
 use super::error::EnforceError;
-use super::explain::{Path, Question, View, explain};
+use super::explain::{End, Path, Question, View, explain};
 use super::hooks::AttachModes;
 use super::index::Endpoint;
 use super::level::Level;
@@ -15,6 +15,7 @@ use super::sync::Enforcer;
 use super::unenforced;
 use crate::bpf::{self, FlowTable, Records};
 use crate::plan::{AttachmentPlan, PodRef};
+use crate::source::ObjectName;
 
 /// One row of a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,8 +136,20 @@ impl Enforcer {
         explain(&view, question)
     }
 
+    /// The pods of a question that nobody knows: neither attachments of this node nor objects of the source.
+    pub fn unknown_pods(&self, question: &Question) -> Vec<ObjectName> {
+        let pods = [&question.from, &question.to].into_iter().filter_map(|end| match end {
+            End::Pod(name) => Some(name),
+            End::Address(_) => None,
+        });
+        let (state, objects) = (self.lock(), self.source.snapshot());
+        let is_attached = |name: &ObjectName| state.endpoints.values().any(|endpoint| endpoint.pod == *name);
+        pods.filter(|name| !is_attached(name) && !objects.pods.contains_key(name)).cloned().collect()
+    }
+
     /// Compiled policies as they are in the maps; see [`dump`].
     pub fn dump(&self, wanted: Option<&str>) -> Vec<Dump> {
-        dump(&self.lock().programmed, wanted)
+        let state = self.lock();
+        dump(&state.programmed, &state.desired, wanted)
     }
 }

@@ -8,6 +8,7 @@
 //! whose selector is unreadable isolates without allowing.
 
 mod adoption;
+pub mod advice;
 mod changes;
 pub mod compile;
 pub mod compiled;

@@ -22,8 +22,8 @@ pub struct Patience {
 /// The agent did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
-    #[error("the agent does not answer at {socket}: is netattachd running, and with this socket?")]
+    /// Nobody listens, or whoever asks may not.
+    #[error("{}", unconnected(socket, source))]
     Connect {
         /// Where it was looked for.
         socket: PathBuf,
@@ -82,7 +82,22 @@ pub enum ClientError {
     },
 }
 
+fn unconnected(socket: &Path, source: &io::Error) -> String {
+    let socket = socket.display();
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!("only root may talk to the agent at {socket}: run this as root")
+        }
+        _ => format!("the agent does not answer at {socket}: is netattachd running, and with this socket?"),
+    }
+}
+
 impl ClientError {
+    /// Whether nobody listens there, as far as whoever asks may know.
+    pub fn is_nobody_there(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if is_absence(source))
+    }
+
     /// Whether the agent may have begun with the request, so that its outcome is unknown.
     pub fn is_outcome_unknown(&self) -> bool {
         matches!(self, Self::Broken { .. } | Self::Slow { .. } | Self::Garbled { .. })

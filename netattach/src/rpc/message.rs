@@ -63,9 +63,10 @@ pub enum Response {
     Cni(CniReply),
     /// To [`Request::Attach`].
     Attached(Box<Dynamic>),
-    /// To [`Request::Detach`]; what is not attached is as good as detached.
+    /// To [`Request::Detach`]; what is not attached is as good as detached, unless the call says otherwise.
     Detached,
-    /// To [`Request::Attach`] and [`Request::Detach`] that failed; nothing of the attachment is left unless it says so.
+    /// To [`Request::Attach`] and [`Request::Detach`] that failed; nothing of the attachment is left unless it says so. To
+    /// [`Request::Explain`] of a pod that is not known (code 3).
     Failed(Failure),
     /// To [`Request::Attachments`].
     Attachments(Vec<Attachment>),
@@ -122,6 +123,10 @@ pub struct DetachCall {
     pub sandbox: SandboxName,
     /// Its interface in the pod.
     pub ifname: String,
+    /// Whether it is a failure (code 3) if there is nothing to take back, as people expect; a controller that repeats itself
+    /// leaves this out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub must_be_attached: bool,
 }
 
 /// How a live sandbox is named.
@@ -318,6 +323,9 @@ pub struct Untold {
     /// The agent did not read fast enough.
     pub lost: u64,
 }
+
+/// Why flows end: what [`FlowRecord::reason`] says of them.
+pub const ENDINGS: [&str; 4] = ["closed", "reset", "timeout", "detached"];
 
 /// A packet that opened a flow, one that was dropped, or a flow that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

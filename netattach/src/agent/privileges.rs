@@ -1,0 +1,96 @@
+//! What the agent has to be allowed, looked at before anything is done: a capability that is missing shows later as an error
+//! of whatever needs it first, and that error rarely names it.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::thread::CapabilitySet;
+
+/// Inode of the machine's first user namespace (`PROC_USER_INIT_INO` of `linux/proc_ns.h`).
+const FIRST_USER_NAMESPACE: u64 = 0xefff_fffd;
+
+/// The capabilities without which something fails, and what needs them. Since `CAP_SYS_ADMIN` stands for `CAP_BPF` and
+/// `CAP_PERFMON` too (capabilities(7)), these are not needed beside it.
+const NEEDED: [(CapabilitySet, &str, &str); 2] = [
+    (
+        CapabilitySet::SYS_ADMIN,
+        "CAP_SYS_ADMIN",
+        "to enter the network namespaces of pods and to load BPF programs",
+    ),
+    (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", "to make links, addresses, routes and filters"),
+];
+
+/// The agent may not do what it is for.
+#[derive(Debug, thiserror::Error)]
+pub enum Unprivileged {
+    /// The kernel does not tell.
+    #[error("look which capabilities this process has")]
+    Look(#[source] io::Error),
+    /// Capabilities are missing.
+    #[error(
+        "this process (user id {user}) lacks {}: run netattachd as root, or in a container with these capabilities",
+        missing.join(", ")
+    )]
+    Missing {
+        /// Who runs the agent.
+        user: u32,
+        /// Which, each with what it is for.
+        missing: Vec<String>,
+    },
+    /// It has them over a part of the machine only.
+    #[error(
+        "this process is in a user namespace, where no capability reaches the node's devices and BPF: run netattachd as root of \
+         the machine, in a container without `hostUsers: false`"
+    )]
+    UserNamespace,
+}
+
+/// Whether this process may do what an agent does.
+///
+/// # Errors
+/// What is missing, by name.
+pub(super) fn check() -> Result<(), Unprivileged> {
+    let sets = rustix::thread::capabilities(None).map_err(|errno| Unprivileged::Look(errno.into()))?;
+    let namespace = std::fs::metadata("/proc/self/ns/user").map(|metadata| metadata.ino());
+    // Where /proc is not as it should be the capabilities have to do.
+    judge(rustix::process::geteuid().as_raw(), sets.effective, namespace.unwrap_or(FIRST_USER_NAMESPACE))
+}
+
+fn judge(user: u32, has: CapabilitySet, user_namespace: u64) -> Result<(), Unprivileged> {
+    let missing: Vec<String> = NEEDED
+        .iter()
+        .filter(|(capability, ..)| !has.contains(*capability))
+        .map(|(_, name, purpose)| format!("{name} ({purpose})"))
+        .collect();
+    if !missing.is_empty() {
+        return Err(Unprivileged::Missing { user, missing });
+    }
+    if user_namespace != FIRST_USER_NAMESPACE {
+        return Err(Unprivileged::UserNamespace);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_capability_that_is_missing_is_named_with_what_it_is_for() {
+        let judged = |has, namespace| judge(1000, has, namespace).map_err(|error| error.to_string());
+        let both = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+        let lacks = |what: &str| {
+            Err(format!(
+                "this process (user id 1000) lacks {what}: run netattachd as root, or in a container with these capabilities"
+            ))
+        };
+        let admin = "CAP_SYS_ADMIN (to enter the network namespaces of pods and to load BPF programs)";
+        let net = "CAP_NET_ADMIN (to make links, addresses, routes and filters)";
+        assert_eq!(judged(both, FIRST_USER_NAMESPACE), Ok(()));
+        assert_eq!(judged(both | CapabilitySet::BPF, FIRST_USER_NAMESPACE), Ok(()));
+        assert_eq!(judged(CapabilitySet::NET_ADMIN | CapabilitySet::BPF, FIRST_USER_NAMESPACE), lacks(admin));
+        assert_eq!(judged(CapabilitySet::SYS_ADMIN, FIRST_USER_NAMESPACE), lacks(net));
+        assert_eq!(judged(CapabilitySet::empty(), 7), lacks(&format!("{admin}, {net}")));
+        assert!(judged(both, 7).unwrap_err().starts_with("this process is in a user namespace"));
+    }
+}

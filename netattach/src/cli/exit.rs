@@ -1,0 +1,63 @@
+//! Exit codes of `netattachctl`: what a script can tell apart without reading.
+
+/// How a command ended that did not do what it was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// It failed; `status` of an agent that is not ready, `import` of something that has no equivalent.
+    Failed = 1,
+    /// The command line makes no sense; nothing was asked.
+    Usage = 2,
+    /// What the command line names is not there.
+    NotFound = 3,
+    /// The agent could not be asked.
+    NoAgent = 4,
+    /// Something is in the way that has to end first.
+    InUse = 5,
+}
+
+impl Exit {
+    /// Every code but 0.
+    pub const ALL: [Self; 5] = [Self::Failed, Self::Usage, Self::NotFound, Self::NoAgent, Self::InUse];
+
+    /// The number.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// What it says, for help and documents.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Failed => {
+                "it failed; the agent is not ready (status); something has no equivalent (import)"
+            }
+            Self::Usage => "the command line makes no sense; nothing was asked",
+            Self::NotFound => "what the command line names is not there",
+            Self::NoAgent => {
+                "the agent could not be asked: it does not run, does not answer, or permission is missing"
+            }
+            Self::InUse => "an agent serves, or pods are attached (uninstall)",
+        }
+    }
+}
+
+/// The end of `netattachctl --help`.
+pub(super) fn help() -> String {
+    let line = |exit: Exit| format!("  {}  {}\n", exit.code(), exit.meaning());
+    let codes: String = Exit::ALL.into_iter().map(line).collect();
+    format!("Exit codes:\n  0  it was done, or there is an answer\n{}", codes.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_in_the_documents_with_the_same_words() {
+        let documents = include_str!("../../../docs/troubleshooting.md");
+        for exit in Exit::ALL {
+            let row = format!("| {} | {} |", exit.code(), exit.meaning());
+            assert!(documents.lines().any(|line| line == row), "docs/troubleshooting.md lacks\n{row}");
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! What an operator gets who does something wrong: with whom, with what rights, by which words. The real executables.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Output, Stdio};
+
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::executable;
+use netattach_tests::privilege::with_only;
+use netattach_tests::traffic::{PATIENCE, connect, connects, eventually};
+use netattach_tests::{Node, Pod};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::CapabilitySet;
+use serde_json::{Value, json};
+
+/// Nobody in particular.
+const SOMEBODY: u32 = 65_534;
+
+fn ctl(node: &Node) -> Command {
+    let mut command = Command::new(executable("netattachctl").unwrap());
+    command.arg("--socket").arg(node.socket());
+    command
+}
+
+/// Exit code, standard output and standard error.
+fn ended(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr).trim_end().to_owned())
+}
+
+fn asked(node: &Node, words: &[&str]) -> (i32, String, String) {
+    ended(ctl(node).args(words).output().unwrap())
+}
+
+/// `shop/a` and `shop/b` on `storage`, `shop/b` isolated.
+fn scene() -> (Node, [Pod; 2]) {
+    let mut node = Node::new(&[]).unwrap();
+    let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24"])});
+    node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
+    for name in ["a", "b"] {
+        node.write(name, &pod(name, &json!({"app": name}), &json!("storage"))).unwrap();
+    }
+    let web = json!({"podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Ingress"],
+                     "ingress": [{"ports": [{"protocol": "TCP", "port": 80}]}]});
+    node.write("web", &policy("web", "storage", &web)).unwrap();
+    node.start().unwrap();
+    let pods = ["a", "b"].map(|name| {
+        let pod = Pod::new(name).unwrap();
+        node.add(&pod).success();
+        pod
+    });
+    (node, pods)
+}
+
+#[test]
+fn what_is_not_there_is_said_with_what_there_is_and_a_code_of_its_own() {
+    let (node, [a, b]) = scene();
+    let attached = "pod nope/nope is not attached on this node; attached pods: shop/a, shop/b";
+    let unknown = "pod nope/nope is not attached on this node, and no manifest has it; netattachctl attachments lists what is \
+                   attached (code 3)";
+    let no_sandbox =
+        "pod nope/nope is not attached on this node; netattachctl attachments lists what is (code 3)";
+    let number = node.ctl(&["policy", "--pod", "shop/b"]).unwrap()["attachments"][1]["ingress"].clone();
+    let no_policy =
+        |name: &str| format!("there is no policy {name} in the maps; there are {number}, of shop/web");
+    let cases: [(&[&str], String); 11] = [
+        (&["attachments", "--pod", "nope/nope"], attached.into()),
+        (&["stats", "--pod", "nope/nope"], attached.into()),
+        (&["flows", "--pod", "nope/nope"], attached.into()),
+        (&["policy", "--pod", "nope/nope"], attached.into()),
+        (
+            &["attachments", "--network", "wan"],
+            "no pod of this node is attached to network wan; attached networks: kube-system/default, shop/storage".into(),
+        ),
+        (&["policy", "dump", "nope/nope"], no_policy("nope/nope")),
+        (&["policy", "dump", "4000000000"], no_policy("4000000000")),
+        (&["explain", "nope/nope", "shop/b", "80"], unknown.into()),
+        (&["detach", "nope/nope", "net1"], no_sandbox.into()),
+        (&["attach", "nope/nope", "storage"], no_sandbox.into()),
+        (
+            &["detach", "shop/a", "nosuch0"],
+            "pod shop/a was not given nosuch0 while it was live: nothing was (code 3)".into(),
+        ),
+    ];
+    for (words, message) in cases {
+        let expected = format!("netattachctl: {message}");
+        assert_eq!(asked(&node, words), (3, String::new(), expected.clone()), "{words:?}");
+        let (code, shown, told) = asked(&node, &[words, &["-o", "json"]].concat());
+        assert!(shown.is_empty() || serde_json::from_str::<Value>(&shown).is_ok(), "{words:?} {shown}");
+        assert_eq!((code, told), (3, expected), "{words:?}");
+    }
+    for words in [
+        &["flows", "--reason", "nonsense"][..],
+        &["flows", "--reason", "timeout", "--verdict", "dropped"],
+        &["policy", "dump", "nope"],
+        &["explain", "a", "b", "80"],
+        &["stats", "--pod", "a"],
+        &["nonsense"],
+    ] {
+        assert_eq!(asked(&node, words).0, 2, "{words:?}");
+    }
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
+}
+
+#[test]
+fn a_drop_has_one_time_whenever_it_is_asked_for() {
+    let (node, [a, b]) = scene();
+    let to = node.status(&b).unwrap()[1]["ips"][0].as_str().unwrap().to_owned();
+    assert!(!connects(&a.namespace, format!("{to}:81").parse().unwrap(), PATIENCE / 20));
+    let drops = || asked(&node, &["flows", "--verdict", "dropped", "--reason", "ingress-port"]).1;
+    assert!(eventually(PATIENCE, || drops().contains(":81")));
+    let told = drops();
+    let first = told.lines().next().unwrap().to_owned();
+    for _ in 0..50 {
+        assert_eq!(drops().lines().next().unwrap(), first);
+    }
+    let time = first.split(' ').next().unwrap();
+    assert!(time.len() == 24 && time.starts_with("20") && time.ends_with('Z'), "RFC 3339: {time}");
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
+}
+
+#[test]
+fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
+    let (mut node, [a, b]) = scene();
+    let bpffs = node.bpffs().display().to_string();
+    let state = node.path("state").display().to_string();
+    let uninstall = ["uninstall", "--bpffs", &bpffs, "--state-dir", &state];
+    let served = format!(
+        "netattachctl: an agent serves {}: end it first, and detach its pods",
+        node.socket().display()
+    );
+    assert_eq!(asked(&node, &[&uninstall[..], &["--force"]].concat()), (5, String::new(), served));
+    node.stop().unwrap();
+    let attached = |who: &str| {
+        format!(
+            "netattachctl: pods are attached, whose devices would keep programs that nobody looks after: {who}; detach them first, \
+             or give --force"
+        )
+    };
+    assert_eq!(asked(&node, &uninstall), (5, String::new(), attached("shop/a, shop/b")));
+    // Records elsewhere, or lost: the maps know too.
+    let elsewhere = ["uninstall", "--bpffs", &bpffs, "--state-dir", "/nonexistent"];
+    let who = format!("4 attachments in the maps at {bpffs}, of which /nonexistent has no record");
+    assert_eq!(asked(&node, &elsewhere), (5, String::new(), attached(&who)));
+    assert!(node.bpffs().exists());
+    // Whoever names the directory above would remove what others have pinned.
+    let above = node.bpffs().parent().unwrap().display().to_string();
+    let (code, _, said) = asked(&node, &["uninstall", "--force", "--bpffs", &above]);
+    assert!(code == 1 && said.contains("which is not netattach's: name the directory"), "{said}");
+    assert!(node.bpffs().exists());
+
+    node.start().unwrap();
+    node.del(&a).success();
+    node.stop().unwrap();
+    assert_eq!(asked(&node, &uninstall), (5, String::new(), attached("shop/b")));
+    node.start().unwrap();
+    node.del(&b).success();
+    node.stop().unwrap();
+    let removed = format!("Removed the programs and maps pinned at {bpffs}.\n");
+    assert_eq!(asked(&node, &uninstall), (0, removed, String::new()));
+    assert_eq!(asked(&node, &uninstall), (0, format!("Nothing is pinned at {bpffs}.\n"), String::new()));
+
+    node.start().unwrap();
+    node.add(&a).success();
+    node.stop().unwrap();
+    let (code, shown, _) = asked(&node, &[&uninstall[..], &["--force"]].concat());
+    assert!(code == 0 && shown.ends_with("keep theirs until the pods go.\n"), "{shown}");
+    assert!(!node.bpffs().exists());
+    node.start().unwrap();
+    node.del(&a).success();
+}
+
+#[test]
+fn words_that_make_no_command_are_refused_and_none_is_passed_over() {
+    use std::os::unix::ffi::OsStrExt;
+    let directory = tempfile::tempdir().unwrap();
+    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    let install = |words: &[&std::ffi::OsStr]| {
+        Command::new(executable("netattach-cni").unwrap())
+            .arg("install")
+            .args(words)
+            .output()
+            .unwrap()
+            .status
+            .code()
+    };
+    let there = directory.path().join(odd);
+    std::fs::create_dir(&there).unwrap();
+    assert_eq!(install(&[directory.path().as_os_str(), odd]), Some(2));
+    assert_eq!(install(&[directory.path().as_os_str(), "--forse".as_ref()]), Some(2));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing was linked");
+    assert_eq!(install(&[there.as_os_str()]), Some(0));
+    assert!(there.join("bridge").exists());
+    for words in [&[odd][..], &["status".as_ref(), odd], &["stats".as_ref(), "--pod".as_ref(), odd]] {
+        let output = Command::new(executable("netattachctl").unwrap()).args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+    }
+}
+
+#[test]
+fn who_may_not_ask_is_told_so() {
+    let mut node = Node::new(&[]).unwrap();
+    node.start().unwrap();
+    let socket = node.socket().display().to_string();
+    for words in [&["status"][..], &["attachments"], &["uninstall"]] {
+        let output = ctl(&node).args(words).uid(SOMEBODY).gid(SOMEBODY).output().unwrap();
+        let said = format!(
+            "netattachctl: only root may talk to the agent at {socket}: run this as root: Permission denied (os error 13)"
+        );
+        assert_eq!(ended(output), (4, String::new(), said), "{words:?}");
+    }
+}
+
+/// The last line of an agent that does not start, and that there is only one.
+fn refused_to_start(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let log = String::from_utf8(output.stderr).unwrap();
+    let [line] = log.lines().collect::<Vec<_>>()[..] else { panic!("more than a line:\n{log}") };
+    line.split_once("netattach::agent::run: ").unwrap().1.to_owned()
+}
+
+#[test]
+fn an_agent_without_the_capabilities_that_it_needs_names_them_in_a_line() {
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    // A container's root has not all of them.
+    let all = rustix::thread::capabilities(None).unwrap().permitted;
+    let admin = "CAP_SYS_ADMIN (to enter the network namespaces of pods and to load BPF programs)";
+    let net = "CAP_NET_ADMIN (to make links, addresses, routes and filters)";
+    let lacks = |user: u32, what: &str| {
+        format!(
+            "this process (user id {user}) lacks {what}: run netattachd as root, or in a container with these capabilities"
+        )
+    };
+    let agent = executable("netattachd").unwrap();
+    let attempts = [
+        (all - CapabilitySet::SYS_ADMIN, admin.to_owned()),
+        (all - CapabilitySet::SYS_ADMIN - CapabilitySet::PERFMON, admin.to_owned()),
+        (all - CapabilitySet::NET_ADMIN, net.to_owned()),
+        (CapabilitySet::empty(), format!("{admin}, {net}")),
+    ];
+    for (kept, what) in attempts {
+        let command = node.agent_command(&agent).unwrap();
+        let line = node.namespace.run(|| with_only(kept, || Ok(refused_to_start(command)))).unwrap();
+        assert_eq!(line, lacks(0, &what));
+    }
+    let mut command = node.agent_command(&agent).unwrap();
+    std::fs::set_permissions(node.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    command.uid(SOMEBODY).gid(SOMEBODY);
+    assert_eq!(refused_to_start(command), lacks(SOMEBODY, &format!("{admin}, {net}")));
+    // What it names is all that it needs.
+    let (pod, node) = (Pod::new("a").unwrap(), &mut node);
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+    with_only(needed, || node.start()).unwrap();
+    // By a file, as runtimes name it: the directory of a process that may do more is closed to it.
+    let netns = node.path("netns");
+    pod.namespace.bind(&netns).unwrap();
+    let call = |verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
+    for verb in ["ADD", "CHECK", "DEL"] {
+        call(verb).success();
+    }
+    rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::empty()).unwrap();
+}
+
+#[test]
+fn settings_that_cannot_be_meant_are_refused_by_name_in_a_line() {
+    let node = Node::new(&[]).unwrap();
+    let agent = executable("netattachd").unwrap();
+    let with = |variable: &str| {
+        let mut command = node.agent_command(&agent).unwrap();
+        command.env("NETATTACH_LOG", variable);
+        refused_to_start(command)
+    };
+    let form = with("foo=bar=baz");
+    let start = "NETATTACH_LOG=\"foo=bar=baz\" is not LEVEL or MODULE=LEVEL, several separated by commas: ";
+    assert!(form.starts_with(start), "{form}");
+    assert!(with("inf").starts_with("NETATTACH_LOG: \"inf\" would log nothing: say a level ("));
+
+    let dotted = node.bpffs().with_file_name("netattach.test").join("x");
+    let mut command = node.agent_command(&agent).unwrap();
+    command.arg("--bpffs").arg(&dotted);
+    // The option is given twice; clap takes neither.
+    let twice = command.output().unwrap();
+    assert_eq!(twice.status.code(), Some(2));
+    let mut command = Command::new(&agent);
+    command.arg("--source").arg(node.path("source")).arg("--run-dir").arg(node.path("run"));
+    command.arg("--state-dir").arg(node.path("state")).arg("--bpffs").arg(&dotted);
+    assert_eq!(
+        node.namespace.run(|| refused_to_start(command)),
+        format!(
+            "set up the dataplane: {}: names on a BPF filesystem have no dots (the kernel keeps them for itself), and \
+             \"netattach.test\" has one",
+            dotted.display()
+        )
+    );
+}
+
+#[test]
+fn signals_end_the_agent_with_a_line_or_do_nothing_with_a_line() {
+    let mut node = Node::new(&[]).unwrap();
+    node.start().unwrap();
+    let pid = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2, Signal::PIPE] {
+        kill_process(pid, signal).unwrap();
+    }
+    node.ctl(&["status"]).unwrap();
+    kill_process(pid, Signal::QUIT).unwrap();
+    let (status, log) = node.wait_for_end().unwrap();
+    assert!(status.success(), "{status} {log}");
+    for name in ["SIGHUP", "SIGUSR1", "SIGUSR2"] {
+        assert_eq!(
+            log.matches(&format!(
+                "ignored: manifests are followed by themselves; for other settings restart netattachd, \
+                                         which loses nothing signal=\"{name}\""
+            ))
+            .count(),
+            1,
+            "{log}"
+        );
+    }
+    assert!(log.contains("ending; attachments stay as they are signal=\"SIGQUIT\""), "{log}");
+}
+
+#[test]
+fn an_agent_whose_log_nobody_reads_goes_on() {
+    let node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    node.write("b", &pod("b", &json!({}), &json!("nowhere"))).unwrap();
+    let mut agent = node.agent_command(&executable("netattachd").unwrap()).unwrap();
+    let mut child = node.namespace.run(|| agent.spawn()).unwrap();
+    assert!(eventually(PATIENCE, || ctl(&node).arg("status").output().unwrap().status.success()));
+    drop(child.stderr.take());
+    let (a, b) = (Pod::new("a").unwrap(), Pod::new("b").unwrap());
+    // Logged, and then answered.
+    for _ in 0..3 {
+        assert!(node.add(&b).failure().1.contains("shop/nowhere is not defined"));
+    }
+    node.add(&a).success();
+    node.del(&a).success();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_failed_request_is_one_line_that_says_whose_it_was() {
+    let mut node = Node::new(&[]).unwrap();
+    node.write(
+        "lan",
+        &network(NAMESPACE, "lan", &json!({"cniVersion": "1.0.0", "type": "macvlan", "master": "nowhere0"})),
+    )
+    .unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("lan"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).failure();
+    let log = node.stop().unwrap();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("nowhere0")).collect();
+    let [line] = lines[..] else { panic!("not one line:\n{log}") };
+    assert!(
+        line.contains("request failed verb=\"ADD\" container=\"c-a\" ifname=\"eth0\" pod=\"shop/a\" code="),
+        "{line}"
+    );
+}
+
+#[test]
+fn an_agent_that_hangs_is_told_from_one_that_is_not_there_and_a_closed_pipe_is_no_error() {
+    let (node, [a, b]) = scene();
+    // A reader that has seen enough.
+    let mut child = ctl(&node)
+        .args(["attachments", "-o", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(0), ""));
+
+    // Someone who follows ends with his reader, at the next line.
+    let mut follower = ctl(&node).args(["flows", "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(follower.stdout.take());
+    let to = node.status(&b).unwrap()[1]["ips"][0].as_str().unwrap().to_owned();
+    let ended = eventually(PATIENCE, || {
+        drop(connect(&a.namespace, format!("{to}:80").parse().unwrap(), PATIENCE / 50));
+        follower.try_wait().unwrap().is_some()
+    });
+    let status = follower.try_wait().unwrap();
+    if !ended {
+        follower.kill().unwrap();
+    }
+    assert_eq!(status.map(|status| (status.code(), status.signal())), Some((Some(0), None)));
+
+    let agent = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
+    kill_process(agent, Signal::STOP).unwrap();
+    let hangs = asked(&node, &["attachments"]);
+    kill_process(agent, Signal::CONT).unwrap();
+    let said = format!("netattachctl: the agent at {} did not answer within 10s", node.socket().display());
+    assert_eq!(hangs, (4, String::new(), said));
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
+}
