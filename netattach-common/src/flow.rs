@@ -11,9 +11,9 @@ use crate::{Hook, Traffic, protocol};
 
 /// What a packet says about the flow it belongs to.
 ///
-/// Protocols without ports use zeros; an ICMP echo has its identifier as the
-/// requester's port and zero as the responder's, so that two hosts pinging each other with the same
-/// identifier make two flows.
+/// Protocols without ports use zeros. An ICMP echo has its identifier as the requester's port and the next number as the
+/// responder's, so that two hosts pinging each other with the same identifier make two flows; other ICMP messages have the
+/// type of their request plus 256, and 65535.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Tuple<A> {
@@ -140,8 +140,8 @@ pub struct Flow {
     pub opened_by_low: u8,
     /// The bits of [`state`].
     pub state: u8,
-    /// Zero.
-    pub pad: [u8; 2],
+    /// Its place among its attachment's ([`crate::share`]).
+    pub place: u16,
     /// When the flow was entered, seconds of the same clock.
     pub opened: u32,
     /// The attachment at whose hooks the flow was entered; there it is counted.
@@ -263,6 +263,9 @@ impl Signal {
 }
 
 impl Flow {
+    /// [`Flow::place`] of a flow that has not got one yet.
+    pub const UNPLACED: u16 = u16::MAX;
+
     /// A flow whose first packet was just allowed. `opened_by_low`: by the endpoint that sorts lower;
     /// `leg`, `policy`: the leg that was judged, and by which policy (0 when the pod is not isolated there).
     #[inline(always)]
@@ -277,7 +280,7 @@ impl Flow {
             responder_approved_by: responder,
             opened_by_low: opened_by_low as u8,
             state,
-            pad: [0; 2],
+            place: Self::UNPLACED,
             opened: now,
             attachment: 0,
             forward: Traffic { packets: 0, bytes: 0 },
@@ -305,6 +308,23 @@ impl Flow {
     pub const fn is_expired(&self, protocol: u8, now: u32) -> bool {
         // Another CPU may have stored a second that this one has not reached yet.
         (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
+    }
+
+    /// How little the flow would be missed by its attachment. What both ends have confirmed and neither has ended comes after
+    /// everything else; of the same kind, what has had no packet for longest goes first. `now` as in [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn readiness(&self, protocol: u8, now: u32) -> u32 {
+        const NOT_LASTING: u32 = 1 << 31;
+        let idle = now.wrapping_sub(self.last_seen);
+        // Another CPU's second, see `is_expired`.
+        let idle = if idle & NOT_LASTING == 0 { idle } else { 0 };
+        let lasting = match protocol {
+            protocol::TCP | protocol::SCTP => {
+                self.state & (state::ESTABLISHED | state::CLOSED | state::RST) == state::ESTABLISHED
+            }
+            _ => self.state & state::REPLIED != 0,
+        };
+        if lasting { idle } else { idle | NOT_LASTING }
     }
 
     /// Whether a packet belongs to this flow, or opens another one between the same ports.
@@ -414,6 +434,24 @@ mod tests {
             assert!(flow.is_expired(protocol, flow.last_seen.wrapping_add(seconds + 1)));
             assert!(!flow.is_expired(protocol, flow.last_seen - 1));
         }
+    }
+
+    #[test]
+    fn what_is_confirmed_and_not_ended_is_missed_most_and_then_what_had_a_packet_last() {
+        let flow = |seen, state| Flow { last_seen: seen, state, ..Flow::default() };
+        let now = 10_000;
+        let of = |protocol, seen, state| flow(seen, state).readiness(protocol, now);
+        let by_readiness = [
+            of(protocol::TCP, now + 1, ESTABLISHED),
+            of(protocol::SCTP, now - 7000, ESTABLISHED),
+            of(protocol::UDP, now - 7001, state::REPLIED),
+            of(protocol::TCP, now - 1, 0),
+            of(protocol::TCP, now - 2, state::REPLIED),
+            of(protocol::TCP, now - 3, ESTABLISHED | state::OPENER_FIN),
+            of(protocol::UDP, now - 4, 0),
+            of(protocol::TCP, now - 5, ESTABLISHED | state::RST),
+        ];
+        assert!(by_readiness.is_sorted_by(|one, next| one < next), "{by_readiness:?}");
     }
 
     #[test]

@@ -13,8 +13,8 @@ pub const LIFETIME: u32 = 30;
 pub const fn header_len(number: u8) -> u16 {
     match number {
         protocol::TCP => 20,
-        protocol::SCTP => 12,
-        protocol::UDP | protocol::ICMP | protocol::ICMPV6 => 8,
+        protocol::SCTP | protocol::DCCP => 12,
+        protocol::UDP | protocol::UDP_LITE | protocol::ICMP | protocol::ICMPV6 => 8,
         _ => 0,
     }
 }

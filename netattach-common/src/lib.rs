@@ -39,7 +39,7 @@ pub use link::Prefix;
 pub use parent::{ParentEntry, ParentKey};
 pub use reason::DropReason;
 pub use record::Record;
-pub use share::Share;
+pub use share::{PlaceKey, Share};
 pub use stats::{Stats, Traffic};
 pub use wire::{LocalKey, Seen, Uplink};
 
@@ -54,10 +54,14 @@ pub mod protocol {
     pub const TCP: u8 = 6;
     /// UDP.
     pub const UDP: u8 = 17;
+    /// DCCP.
+    pub const DCCP: u8 = 33;
     /// ICMP for IPv6.
     pub const ICMPV6: u8 = 58;
     /// SCTP.
     pub const SCTP: u8 = 132;
+    /// UDP-Lite.
+    pub const UDP_LITE: u8 = 136;
 }
 
 /// Which way a packet goes.

@@ -2,8 +2,8 @@
 
 use crate::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Ip4,
-    Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Rate, Record,
-    RuleKey, Seen, Share, StationKey, Stats, Traffic, Uplink, VlanKey,
+    Ip6, Limits, LocalKey, ParentEntry, ParentKey, PlaceKey, PolicyAddress, PolicyIds, PortKey, PortRule,
+    Rate, Record, RuleKey, Seen, Share, StationKey, Stats, Traffic, Uplink, VlanKey,
 };
 
 macro_rules! pod {
@@ -33,6 +33,7 @@ pod!(
     LocalKey,
     ParentEntry,
     ParentKey,
+    PlaceKey,
     PolicyAddress<Ip4>,
     PolicyAddress<Ip6>,
     PolicyIds,

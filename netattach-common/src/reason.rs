@@ -92,6 +92,8 @@ drop_reasons! {
     29 Ethertype "ethertype" "neither IP nor ARP, which no rule can allow, and policy isolates the pod in this direction",
     /// A protocol of bridges, switches and cards from a pod.
     30 LinkProtocol "link-protocol" "the pod spoke as a bridge or switch: spanning tree, LACP, LLDP, 802.1X, pause frames",
+    /// The flow table is full, beyond what attachments have places for.
+    31 FlowsFull "ct-full" "the flow table has no room for another flow",
 }
 
 impl DropReason {

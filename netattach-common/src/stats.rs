@@ -26,8 +26,8 @@ pub struct Stats {
     pub dropped_to_pod: Traffic,
     /// Flows entered into the flow table.
     pub new_flows: u64,
-    /// Flows allowed but not remembered, because the flow table had no free entry.
-    pub flows_not_stored: u64,
+    /// Flows that were forgotten before their time, because the attachment entered more than it has places for.
+    pub flows_displaced: u64,
     /// Records that were not written because the attachment had more than its share.
     pub records_withheld: u64,
     /// Records that were not written because nobody had read those before.
@@ -47,7 +47,7 @@ impl Default for Stats {
             dropped_from_pod: none,
             dropped_to_pod: none,
             new_flows: 0,
-            flows_not_stored: 0,
+            flows_displaced: 0,
             records_withheld: 0,
             records_lost: 0,
             drops: [0; DropReason::SLOTS],
@@ -68,7 +68,7 @@ impl Stats {
             total.bytes = total.bytes.wrapping_add(part.bytes);
         }
         self.new_flows = self.new_flows.wrapping_add(other.new_flows);
-        self.flows_not_stored = self.flows_not_stored.wrapping_add(other.flows_not_stored);
+        self.flows_displaced = self.flows_displaced.wrapping_add(other.flows_displaced);
         self.records_withheld = self.records_withheld.wrapping_add(other.records_withheld);
         self.records_lost = self.records_lost.wrapping_add(other.records_lost);
         for (total, part) in self.drops.iter_mut().zip(other.drops) {
@@ -93,7 +93,7 @@ mod tests {
     fn adding_sums_every_field() {
         let mut one = Stats {
             new_flows: 1,
-            flows_not_stored: 2,
+            flows_displaced: 2,
             records_withheld: 20,
             records_lost: 30,
             ..Stats::default()
@@ -107,7 +107,7 @@ mod tests {
         two.add(&one);
         let mut expected = Stats {
             new_flows: 2,
-            flows_not_stored: 4,
+            flows_displaced: 4,
             records_withheld: 40,
             records_lost: 60,
             ..Stats::default()

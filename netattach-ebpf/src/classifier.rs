@@ -180,7 +180,10 @@ fn judge_ip<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &mut Packet<A>) -
         Kind::IcmpError if A::is_answer(ctx, scope, packet) => Ok(()),
         Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
         Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
-        _ => A::open(ctx, scope, packet),
+        _ => {
+            A::open(ctx, scope, packet)?;
+            A::settle(scope, packet)
+        }
     }
 }
 

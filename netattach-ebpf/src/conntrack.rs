@@ -21,9 +21,8 @@ pub(crate) fn is_known<A: Stages>(
     let tuple = &packet.tuple;
     let source_is_low = tuple.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else { return Ok(false) };
-    // SAFETY: values of an LRU map stay mapped while the program runs. Other CPUs may change the entry
-    // meanwhile, or the kernel reuse it for another flow: then this packet is judged by that flow's
-    // approval once, as with every LRU flow table; no memory is at risk.
+    // SAFETY: a map's values stay mapped while the program runs, taken out or not: the map is not preallocated. Other CPUs
+    // may change the entry meanwhile, each word as a whole.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
     let now = seconds();
@@ -47,7 +46,6 @@ pub(crate) fn open<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>
         return Err(DropReason::FlowRate.into());
     }
     let leg = Leg::of(scope.hook, forward);
-    record::opened(ctx, scope, packet, leg, rule);
     let source_is_low = packet.tuple.source_is_low();
     let key = FlowKey::new(scope.zone, &packet.tuple, source_is_low);
     let state = packet.signal.first_state(forward);
@@ -55,7 +53,11 @@ pub(crate) fn open<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>
     entry.attachment = scope.id;
     let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
     *traffic = Traffic { packets: 1, bytes: ctx.len().into() };
-    count::new_flow(scope.id, A::remember(&key, &entry));
+    if !A::remember(&key, &entry) {
+        return Err(DropReason::FlowsFull.into());
+    }
+    count::new_flow(scope.id);
+    record::opened(ctx, scope, packet, leg, rule);
     Ok(())
 }
 

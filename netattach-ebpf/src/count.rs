@@ -31,16 +31,16 @@ pub(crate) fn packet(attachment: u32, hook: Hook, bytes: u32, verdict: Result<()
     });
 }
 
-/// Counts a flow that a policy allowed. `stored`: whether the flow table took it.
+/// Counts a flow that a policy allowed.
 #[inline(always)]
-pub(crate) fn new_flow(attachment: u32, stored: bool) {
-    with(attachment, |stats| {
-        if stored {
-            stats.new_flows += 1;
-        } else {
-            stats.flows_not_stored += 1;
-        }
-    });
+pub(crate) fn new_flow(attachment: u32) {
+    with(attachment, |stats| stats.new_flows += 1);
+}
+
+/// Counts a flow that another of its attachment has taken the place of.
+#[inline(always)]
+pub(crate) fn displaced(attachment: u32) {
+    with(attachment, |stats| stats.flows_displaced += 1);
 }
 
 /// Counts a record that was not written because the attachment had its share.

@@ -67,6 +67,7 @@ mod policy;
 mod record;
 #[cfg(target_arch = "bpf")]
 mod route;
+mod share;
 #[cfg(target_arch = "bpf")]
 mod stages;
 #[cfg(target_arch = "bpf")]

@@ -15,8 +15,9 @@
 //! | `na_cidr4`, `na_cidr6` | policy, prefix | class | agent | policy is refused whole |
 //! | `na_l4` | policy, class, protocol, port prefix | [`PortRule`] | agent | policy is refused whole |
 //! | `na_rule` | policy, rule | flows allowed | programs; agent clears | flows of further rules are not counted |
-//! | `na_ct4`, `na_ct6` | [`FlowKey`] | [`Flow`] | programs | least recently used flow is forgotten |
-//! | `na_share` | attachment id | [`Share`] | agent | ids run out |
+//! | `na_ct4`, `na_ct6` | [`FlowKey`] | [`Flow`] | programs; agent takes out | flow is not opened; cannot be while `na_own*` has room |
+//! | `na_own4`, `na_own6` | [`PlaceKey`] | [`FlowKey`] | programs; agent clears | flow is not opened |
+//! | `na_share` | attachment id | [`Share`] | agent; programs count | ids run out |
 //! | `na_frag4`, `na_frag6` | [`FragmentKey`] | [`Fragmented`] | programs | least recently used packet is forgotten |
 //! | `na_par` | [`ParentKey`] | [`ParentEntry`] | agent | attachment is refused |
 //! | `na_vlan` | attachment, VLAN id | 1 | agent | attachment is refused |
@@ -49,8 +50,8 @@ use aya_ebpf::{
 };
 use netattach_common::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Hook,
-    Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PolicyAddress, PolicyIds, PortKey, PortRule, Reading,
-    Record, RuleKey, Seen, Share, StationKey, Stats, Uplink, VlanKey,
+    Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PlaceKey, PolicyAddress, PolicyIds, PortKey,
+    PortRule, Reading, Record, RuleKey, Seen, Share, StationKey, Stats, Uplink, VlanKey,
     attachment::flag,
     capacity::{
         ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, HINTS, PARENTS, PEERS_V4, PEERS_V6, PORTS,
@@ -88,9 +89,13 @@ static PORT: LpmTrie<PortKey, PortRule, PORTS> = LpmTrie::new();
 #[btf_map(name = "na_rule")]
 static RULE: HashMap<RuleKey, u64, RULES, SPARSE> = HashMap::new();
 #[btf_map(name = "na_ct4")]
-static FLOW4: LruHashMap<FlowKey<Ip4>, Flow, FLOWS_V4> = LruHashMap::new();
+static FLOW4: HashMap<FlowKey<Ip4>, Flow, FLOWS_V4, SPARSE> = HashMap::new();
 #[btf_map(name = "na_ct6")]
-static FLOW6: LruHashMap<FlowKey<Ip6>, Flow, FLOWS_V6> = LruHashMap::new();
+static FLOW6: HashMap<FlowKey<Ip6>, Flow, FLOWS_V6, SPARSE> = HashMap::new();
+#[btf_map(name = "na_own4")]
+static OWN4: HashMap<PlaceKey, FlowKey<Ip4>, FLOWS_V4, SPARSE> = HashMap::new();
+#[btf_map(name = "na_own6")]
+static OWN6: HashMap<PlaceKey, FlowKey<Ip6>, FLOWS_V6, SPARSE> = HashMap::new();
 #[btf_map(name = "na_share")]
 static SHARE: Array<Share, ATTACHMENTS> = Array::new();
 #[btf_map(name = "na_frag4")]
@@ -342,6 +347,14 @@ pub(crate) trait Family: Version {
     fn flow(key: &FlowKey<Self>) -> Option<*mut Flow>;
     /// Enters or replaces a flow. `false`: no entry could be had.
     fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool;
+    /// Takes a flow out, if it is there.
+    fn forget(key: &FlowKey<Self>);
+    /// How many places an attachment has, at least one, and the count of those that were asked for.
+    fn places(attachment: u32) -> Option<(u32, *mut u64)>;
+    /// The flow that has taken a place last, in place.
+    fn owned(place: &PlaceKey) -> Option<*mut FlowKey<Self>>;
+    /// Gives a place that nobody has taken to a flow. `false`: somebody has, or no entry could be had.
+    fn own(place: &PlaceKey, key: &FlowKey<Self>) -> bool;
     /// What the first fragment of a packet said, in place.
     fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented>;
     /// Enters or replaces a first fragment. `false`: no entry could be had.
@@ -349,7 +362,7 @@ pub(crate) trait Family: Version {
 }
 
 macro_rules! family {
-    ($address:ty, $own:ident, $exact:ident, $prefix:ident, $flow:ident, $fragment:ident) => {
+    ($address:ty, $own:ident, $exact:ident, $prefix:ident, $flow:ident, $places:ident, $next:ident, $most:ident, $fragment:ident) => {
         impl Family for $address {
             #[inline(always)]
             fn is_own(attachment: u32, address: &Self) -> bool {
@@ -375,7 +388,40 @@ macro_rules! family {
 
             #[inline(always)]
             fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool {
-                $flow.insert(key, flow, 0).is_ok()
+                if $flow.insert(key, flow, NO_EXIST).is_ok() {
+                    return true;
+                }
+                let Some(entry) = $flow.get_ptr_mut(key) else { return false };
+                // SAFETY: a map value, which stays mapped while the program runs: integers. Whoever reads it meanwhile finds a
+                // mixture of two flows of the same key, once.
+                unsafe { *entry = *flow };
+                true
+            }
+
+            #[inline(always)]
+            fn forget(key: &FlowKey<Self>) {
+                // Gone already is as good.
+                let _ = $flow.remove(key);
+            }
+
+            #[inline(always)]
+            fn places(attachment: u32) -> Option<(u32, *mut u64)> {
+                let share = SHARE.get_ptr_mut(attachment)?;
+                // SAFETY: the map's values stay in place as long as the map does; a whole aligned word, which only the agent
+                // writes.
+                Some(unsafe {
+                    (Share::places((&raw const (*share).$most).read_volatile()), &raw mut (*share).$next)
+                })
+            }
+
+            #[inline(always)]
+            fn owned(place: &PlaceKey) -> Option<*mut FlowKey<Self>> {
+                $places.get_ptr_mut(place)
+            }
+
+            #[inline(always)]
+            fn own(place: &PlaceKey, key: &FlowKey<Self>) -> bool {
+                $places.insert(place, key, NO_EXIST).is_ok()
             }
 
             #[inline(always)]
@@ -391,5 +437,5 @@ macro_rules! family {
     };
 }
 
-family!(Ip4, ADDRESS4, PEER4, PREFIX4, FLOW4, FRAGMENT4);
-family!(Ip6, ADDRESS6, PEER6, PREFIX6, FLOW6, FRAGMENT6);
+family!(Ip4, ADDRESS4, PEER4, PREFIX4, FLOW4, OWN4, next_v4, most_v4, FRAGMENT4);
+family!(Ip6, ADDRESS6, PEER6, PREFIX6, FLOW6, OWN6, next_v6, most_v6, FRAGMENT6);

@@ -8,7 +8,7 @@ use netattach_common::{
     attachment::flag,
     flow::{Lane, Signal, Tuple},
     fragment,
-    protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
+    protocol::{DCCP, ICMP, ICMPV6, SCTP, TCP, UDP, UDP_LITE},
 };
 
 use crate::{
@@ -132,7 +132,7 @@ fn answer_ports<A: Version>(
     answer: &mut Tuple<A>,
 ) -> bool {
     match quoted.lane.protocol() {
-        TCP | UDP | SCTP => {
+        TCP | UDP | SCTP | DCCP | UDP_LITE => {
             let Ok(ports) = load::<Ports>(ctx, transport) else {
                 return false;
             };
@@ -577,6 +577,10 @@ fn read_transport<A: Version>(
             let sctp: SctpHeader = header(ctx, place.plain, place.usual, offset)?;
             set_ports(packet, sctp.ports);
             packet.signal = Signal::of_chunk(sctp.chunk);
+        }
+        // No rule speaks of their ports; flows are told apart by them.
+        DCCP | UDP_LITE => {
+            packet.tuple.ports = header(ctx, place.plain, place.usual, offset)?;
         }
         number if number == A::ICMP => {
             packet.holds(fragment::header_len(ICMP))?;

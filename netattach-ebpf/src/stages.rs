@@ -16,6 +16,8 @@
 //! | `na_fragment4`, `na_fragment6` | remember what first fragments say, complete later ones |
 //! | `na_known4`, `na_known6` | judge a packet by its flow |
 //! | `na_open4`, `na_open6` | judge a packet without one by the policy, and enter the flow |
+//! | `na_place4`, `na_place6` | find a place for the flow among the attachment's own |
+//! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about |
 //! | `na_policy4`, `na_policy6` | ask a policy |
 //!
@@ -24,7 +26,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
-    DropReason, Ip4, Ip6,
+    DropReason, FlowKey, Ip4, Ip6,
     flow::{Leg, Tuple},
 };
 
@@ -36,7 +38,7 @@ use crate::{
     icmp,
     maps::Family,
     packet::{self, Packet},
-    policy,
+    policy, share,
     verdict::{Denied, Sort, Word},
 };
 
@@ -55,6 +57,10 @@ pub(crate) trait Stages: Family {
     fn is_known(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
     /// Judges a packet of no known flow, and enters the flow when it is allowed.
     fn open(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied>;
+    /// Gives the flow that a packet has just opened, if it has, a place among its attachment's.
+    fn settle(scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied>;
+    /// Takes a place if no flow that goes on has it; or says how little that would be missed.
+    fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
     fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
     /// Asks the policy for a leg: the rule that allows, which is credited.
@@ -156,7 +162,7 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
 }
 
 macro_rules! stages {
-    ($address:ty, $on_link:ident, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $answer:ident, $policy:ident) => {
+    ($address:ty, $on_link:ident, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $place:ident, $ask:ident, $answer:ident, $policy:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         fn $read(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
@@ -193,6 +199,27 @@ macro_rules! stages {
             let answer = match (reference(scope), reference(packet)) {
                 (Some(scope), Some(packet)) => conntrack::open(&TcContext::new(skb), scope, packet),
                 _ => Err(NOTHING),
+            };
+            answer.to_word()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $place(scope: *const Scope, packet: *const Packet<$address>) -> u32 {
+            let answer = match (reference(scope), reference(packet)) {
+                (Some(scope), Some(packet)) => share::settle(scope, packet),
+                _ => Err(NOTHING),
+            };
+            answer.to_word()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $ask(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32) -> u64 {
+            let answer = match reference(key) {
+                // Copied: the kernel takes no argument of a function for a key or value of a map.
+                Some(key) => share::ask(attachment, place, &{ *key }, now).map_err(Denied::from),
+                None => Err(NOTHING),
             };
             answer.to_word()
         }
@@ -252,6 +279,21 @@ macro_rules! stages {
             }
 
             #[inline(always)]
+            fn settle(scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied> {
+                Word::from_word($place(scope, packet))
+            }
+
+            #[inline(always)]
+            fn ask_for_place(
+                attachment: u32,
+                place: u32,
+                key: &FlowKey<Self>,
+                now: u32,
+            ) -> Result<u32, Denied> {
+                Word::from_word($ask(attachment, place, key, now))
+            }
+
+            #[inline(always)]
             fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool {
                 $answer(ctx.skb.skb, scope, packet) != 0
             }
@@ -273,10 +315,24 @@ stages!(
     na_fragment4,
     na_known4,
     na_open4,
+    na_place4,
+    na_ask4,
     na_answer4,
     na_policy4
 );
-stages!(Ip6, on_link, packet::ipv6, na_read6, na_fragment6, na_known6, na_open6, na_answer6, na_policy6);
+stages!(
+    Ip6,
+    on_link,
+    packet::ipv6,
+    na_read6,
+    na_fragment6,
+    na_known6,
+    na_open6,
+    na_place6,
+    na_ask6,
+    na_answer6,
+    na_policy6
+);
 
 /// No packet of IPv4 says that it keeps the link going: that is ARP's.
 #[inline(always)]

@@ -1,13 +1,16 @@
 //! What is told of flows, from the packet to `netattachctl flows`, and what becomes of them when a pod goes.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
-use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, UdpSocket};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
+use netattach::mac::Mac;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
-use netattach_tests::node::executable;
+use netattach_tests::node::{DEFAULT_NETWORK, executable};
+use netattach_tests::packet::{Packet, tcp};
+use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connect, connects, datagram, eventually};
 use netattach_tests::{Node, Pod};
@@ -180,4 +183,67 @@ fn the_flows_of_a_pod_end_with_it_and_what_they_were_is_told() {
     drop((echo, connection));
     node.del(&server).success();
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
+}
+
+/// A flood from a pod, and one against a pod, at a node where nothing but the table itself keeps a connection: what the table does not
+/// know is dropped, and new flows are not limited.
+#[test]
+fn a_flood_costs_no_other_pod_a_connection() {
+    let mut node = Node::new(&[]).unwrap();
+    node.set("midstream", json!("drop"));
+    node.set("newFlowsPerSecond", json!(0));
+    let names = ["server", "client", "flooder", "stranger"];
+    for name in names {
+        let app = if name == "stranger" { "stranger" } else { "judged" };
+        node.write(name, &pod(name, &json!({"app": app}), &json!([]))).unwrap();
+    }
+    let web = json!([{"ports": [{"protocol": "TCP", "port": 80}]}]);
+    let spec = json!({"podSelector": {"matchLabels": {"app": "judged"}}, "policyTypes": ["Ingress", "Egress"],
+                      "ingress": web, "egress": web});
+    node.write("web", &policy("web", DEFAULT_NETWORK, &spec)).unwrap();
+    node.start().unwrap();
+    let pods = names.map(|name| {
+        let pod = Pod::new(name).unwrap();
+        node.add(&pod).success();
+        pod
+    });
+    let [server, client, ..] = &pods;
+    let address: SocketAddr = "10.50.0.2:80".parse().unwrap();
+    let listener = server.namespace.run(|| TcpListener::bind(address)).unwrap();
+    let mut idle = client.namespace.run(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();
+    idle.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answering = listener.accept().unwrap().0;
+
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let mac = |name: &str| {
+        let mut rows = rows.as_array().unwrap().iter();
+        let row = rows.find(|row| row["pod"]["name"] == name).unwrap();
+        row["mac"].as_str().unwrap().parse::<Mac>().unwrap()
+    };
+    let displaced = |name: &str| {
+        let stats = node.ctl(&["stats", "--pod", &format!("{NAMESPACE}/{name}")]).unwrap();
+        stats[0]["flows_displaced"].as_u64().unwrap_or(0)
+    };
+    // A flow that is opened by a pod without policies is the called one's.
+    for (pod, own, pays) in [(&pods[2], "10.50.0.4", "flooder"), (&pods[3], "10.50.0.5", "server")] {
+        let socket = RawSocket::open(&pod.namespace, "eth0").unwrap();
+        for port in 1024..32_000 {
+            let syn = Packet::between(own, "10.50.0.2").from_mac(mac(&pod.name)).tcp(port, 80, tcp::SYN);
+            let mut frame = syn.frame();
+            frame[..6].copy_from_slice(&mac("server").0);
+            socket.send(&frame).unwrap();
+        }
+        assert!(eventually(PATIENCE, || displaced(pays) > 1000), "{pays}: {}", displaced(pays));
+        assert_eq!(displaced("client"), 0);
+        // Whichever end sends first.
+        answering.write_all(b"x").unwrap();
+        idle.read_exact(&mut [0]).unwrap();
+        idle.write_all(b"x").unwrap();
+        answering.read_exact(&mut [0]).unwrap();
+    }
+    drop((idle, answering, listener));
+    for pod in &pods {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &pods.each_ref()).unwrap().assert_nothing_is_left();
 }

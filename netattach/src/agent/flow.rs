@@ -83,6 +83,7 @@ pub(super) fn describe_ended(
 fn why(ending: Ending, state: u8) -> &'static str {
     match ending {
         Ending::Detached => "detached",
+        Ending::Displaced => "displaced",
         Ending::Expired if state & state::RST != 0 => "reset",
         Ending::Expired if state & state::CLOSED == state::CLOSED => "closed",
         Ending::Expired => "timeout",

@@ -78,7 +78,10 @@ impl Reporter {
     pub(super) fn stats(&self, engine: &Engine) -> Result<Vec<AttachmentStats>, EnforceError> {
         let mut failed = None;
         let census = self.enforcer.flows().census().unwrap_or_default();
-        let flows = |id: u32| census.by_attachment.get(&id).copied().unwrap_or_default();
+        let flows = |id: u32| {
+            let by_family = census.by_attachment.get(&id).copied().unwrap_or_default();
+            by_family.into_iter().map(u64::from).sum()
+        };
         let mut rows = each(engine, |row| match self.stats_of(row.id()?) {
             Ok((stats, fast)) => {
                 Some(AttachmentStats { flows: flows(row.id()?), ..stats_row(row.name(), &stats, &fast) })
@@ -395,7 +398,7 @@ fn stats_row(name: AttachmentName, stats: &bpf::Stats, fast: &FastStats) -> Atta
         records_lost: stats.records_lost,
         flows: 0,
         new_flows: stats.new_flows,
-        flows_not_stored: stats.flows_not_stored,
+        flows_displaced: stats.flows_displaced,
     }
 }
 

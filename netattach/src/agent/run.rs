@@ -47,7 +47,9 @@ const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 const RECORDS_AT_ONCE: usize = 4096;
 
 /// How often the flow table is gone through.
-const COLLECT_INTERVAL: Duration = Duration::from_secs(15);
+const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
+/// The same while an attachment may soon need more places than it has.
+const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Between the rounds of one pass over the flow table.
 const COLLECT_PAUSE: Duration = Duration::from_millis(50);
@@ -318,9 +320,7 @@ async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: 
 
 /// Takes ended flows out of the flow table, a bounded number of entries at a time.
 async fn collect_flows(enforcer: Arc<Enforcer>) {
-    let mut pass = tokio::time::interval(COLLECT_INTERVAL);
     loop {
-        pass.tick().await;
         loop {
             let enforcer = Arc::clone(&enforcer);
             let round = tokio::task::spawn_blocking(move || crate::upkeep(|| enforcer.collect_flows())).await;
@@ -335,6 +335,8 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
                 Err(_) => break,
             }
         }
+        let pressed = enforcer.flows().is_pressed();
+        tokio::time::sleep(if pressed { PRESSED_INTERVAL } else { COLLECT_INTERVAL }).await;
     }
 }
 

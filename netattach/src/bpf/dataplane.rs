@@ -23,7 +23,7 @@ use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
 use super::records::Records;
-use super::shares::Shares;
+use super::shares::{PerFamily, Shares};
 use super::sys::SharedWords;
 use super::{BpfError, load, object};
 use crate::policy::compiled::{CompiledPolicy, RuleId};
@@ -146,7 +146,7 @@ impl Dataplane {
             object_tag: object.tag,
             is_new: found == Found::Nothing || !others.is_empty(),
             lost_flows,
-            shares: Mutex::new(Shares::open(&pins)?),
+            shares: Mutex::new(Shares::open(&pins, [config.max_flows_v4, config.max_flows_v6])?),
             attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
             policies: Mutex::new(policies),
             policy_words,
@@ -235,6 +235,16 @@ impl Dataplane {
     pub fn take_answers(&self, id: u32) -> Result<(), BpfError> {
         self.attachments().check(id)?;
         lock(&self.shares).take_answers(id)
+    }
+
+    /// Gives attachments their places in the flow table, by how many flows of theirs go on ([`share_out`](super::share_out)), and takes
+    /// those of all others back. Returns what each has. Numbers that are no attachment's are left out.
+    pub fn share_out_flows(
+        &self,
+        mut live: BTreeMap<u32, PerFamily>,
+    ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
+        live.retain(|id, _| self.attachments().check(*id).is_ok());
+        lock(&self.shares).share_out(&live)
     }
 
     /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned no

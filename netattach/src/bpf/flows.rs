@@ -1,4 +1,4 @@
-//! The flow table as the agent sees it. The programs enter flows and leave those that have ended where they are, until their room
+//! The flow table as the agent sees it. The programs enter flows and leave those that have ended where they are, until their place
 //! is needed; here they are counted, taken out, and taken out at once when the attachment goes that they belong to.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,11 +10,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData, MapError};
-use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port};
+use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port, Share};
 
 use super::BpfError;
 use super::entries::absent;
 use super::pin::{Pins, map_name};
+use super::shares::PerFamily;
 use super::sys::{self, Batch};
 
 /// Entries that are looked at before others get their turn.
@@ -53,6 +54,8 @@ pub enum Ending {
     Expired,
     /// One of its ends is no longer attached.
     Detached,
+    /// Its attachment has fewer places than it had, and more flows than places.
+    Displaced,
 }
 
 /// A flow that was taken out.
@@ -73,8 +76,8 @@ pub struct Census {
     pub v4: u64,
     /// IPv6 entries.
     pub v6: u64,
-    /// Both, by the attachment at whose hooks they were entered.
-    pub by_attachment: BTreeMap<u32, u64>,
+    /// The same by the attachment at whose hooks they were entered.
+    pub by_attachment: BTreeMap<u32, PerFamily>,
 }
 
 /// Both maps of the flow table.
@@ -84,6 +87,8 @@ pub struct FlowTable {
     gone: Mutex<BTreeSet<Host>>,
     ended: Mutex<Waiting>,
     census: Mutex<Option<Census>>,
+    /// Places of each attachment that has been given some.
+    places: Mutex<BTreeMap<u32, PerFamily>>,
     capacity: [u32; 2],
     /// How often something has become isolated: only then flows are entered. See [`Self::may_hold_flows`].
     expected: AtomicU64,
@@ -104,8 +109,17 @@ struct Passes {
     v6: Table<Ip6>,
     position: Position,
     counting: Census,
+    /// By attachment, its places and how many flows it has beyond their number.
+    beyond: BTreeMap<u32, [Beyond; 2]>,
     /// What [`FlowTable::expected`] was when this pass began.
     begun: u64,
+}
+
+/// What an attachment has too much of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Beyond {
+    places: u32,
+    flows: u32,
 }
 
 /// Where the pass over both maps is.
@@ -124,6 +138,7 @@ impl FlowTable {
             v6: Table::open(pins, map_name::FLOW6)?,
             position: Position::default(),
             counting: Census::default(),
+            beyond: BTreeMap::new(),
             begun: 0,
         };
         Ok(Self {
@@ -132,6 +147,7 @@ impl FlowTable {
             gone: Mutex::default(),
             ended: Mutex::default(),
             census: Mutex::default(),
+            places: Mutex::default(),
             // An earlier agent may have left some.
             expected: AtomicU64::new(1),
             last_pass: AtomicU64::new(0),
@@ -146,9 +162,10 @@ impl FlowTable {
     /// microsecond between has its flow forgotten, as it can always be when the table is full.
     pub fn collect(&self) -> Result<bool, BpfError> {
         let mut passes = lock(&self.passes);
-        let Passes { v4, v6, position, counting, begun } = &mut *passes;
+        let Passes { v4, v6, position, counting, beyond, begun } = &mut *passes;
         if *position == Position::default() {
             *counting = Census::default();
+            *beyond = self.beyond();
             *begun = self.expected.load(Ordering::SeqCst);
         }
         let now = now();
@@ -157,13 +174,21 @@ impl FlowTable {
         while left > 0 {
             let Census { v4: in_v4, v6: in_v6, by_attachment } = &mut *counting;
             let entries = if position.in_v6 { in_v6 } else { in_v4 };
+            let family = usize::from(position.in_v6);
             let mut judge = |protocol: u8, flow: &Flow| {
-                let ended = flow.is_expired(protocol, now);
-                if !ended {
-                    *entries += 1;
-                    *by_attachment.entry(flow.attachment).or_default() += 1;
+                if flow.is_expired(protocol, now) {
+                    return Some(Ending::Expired);
                 }
-                ended.then_some(Ending::Expired)
+                if let Some(beyond) = beyond.get_mut(&flow.attachment).map(|beyond| &mut beyond[family])
+                    && beyond.flows > 0
+                    && u32::from(flow.place) >= beyond.places
+                {
+                    beyond.flows -= 1;
+                    return Some(Ending::Displaced);
+                }
+                *entries += 1;
+                by_attachment.entry(flow.attachment).or_default()[family] += 1;
+                None
             };
             let mut end = |ended: Ended| self.tell(&mut told, ended);
             let batch = if position.in_v6 {
@@ -234,6 +259,41 @@ impl FlowTable {
     /// What the last whole pass has found; `None` before the first.
     pub fn census(&self) -> Option<Census> {
         lock(&self.census).clone()
+    }
+
+    /// Tells how many places attachments have: what is beyond them is taken out by the next pass of who has more flows than places.
+    pub fn set_places(&self, places: BTreeMap<u32, PerFamily>) {
+        *lock(&self.places) = places;
+    }
+
+    /// How many places an attachment has.
+    pub fn places_of(&self, id: u32) -> PerFamily {
+        lock(&self.places).get(&id).copied().unwrap_or_default().map(Share::places)
+    }
+
+    /// Whether an attachment may soon need places that it does not have: half of those that it has are taken.
+    pub fn is_pressed(&self) -> bool {
+        let census = lock(&self.census);
+        let mut attachments = census.iter().flat_map(|census| &census.by_attachment);
+        attachments.any(|(id, live)| {
+            let places = self.places_of(*id);
+            live.iter().zip(places).any(|(live, places)| *live > places / 2)
+        })
+    }
+
+    fn beyond(&self) -> BTreeMap<u32, [Beyond; 2]> {
+        let (census, places) = (lock(&self.census), lock(&self.places));
+        let live = census.iter().flat_map(|census| &census.by_attachment);
+        let beyond = live.filter_map(|(id, live)| {
+            let places = places.get(id)?;
+            let of = |family: usize| Beyond {
+                places: places[family],
+                flows: live[family].saturating_sub(places[family]),
+            };
+            let beyond = [of(0), of(1)];
+            beyond.iter().any(|beyond| beyond.flows > 0).then_some((*id, beyond))
+        });
+        beyond.collect()
     }
 
     /// Capacity of the two maps, IPv4 and IPv6.
@@ -315,7 +375,7 @@ where
         for index in 0..batch.count {
             let (key, flow) = (self.keys[index], self.values[index]);
             let Some(ending) = judge(&key, &flow) else { continue };
-            let still = |flow: &Flow| ending == Ending::Detached || flow.is_expired(key.protocol, now);
+            let still = |flow: &Flow| ending != Ending::Expired || flow.is_expired(key.protocol, now);
             if let Some(flow) = self.take_out(&key, still)? {
                 end(Ended { at: now, entry: entry(&key, flow), ending });
             }

@@ -55,4 +55,5 @@ pub use parent_links::ParentLinks;
 pub use parents::{Device, OnParent, Parent};
 pub use pin::{Program, remove_all_pins};
 pub use records::Records;
+pub use shares::{PerFamily, share_out};
 pub use sys::XdpMode;

@@ -34,6 +34,8 @@ pub(super) mod map_name {
     pub(in super::super) const RULE: &str = "na_rule";
     pub(in super::super) const FLOW4: &str = "na_ct4";
     pub(in super::super) const FLOW6: &str = "na_ct6";
+    pub(in super::super) const OWN4: &str = "na_own4";
+    pub(in super::super) const OWN6: &str = "na_own6";
     pub(in super::super) const SHARE: &str = "na_share";
     pub(in super::super) const FRAGMENT4: &str = "na_frag4";
     pub(in super::super) const FRAGMENT6: &str = "na_frag6";
@@ -71,6 +73,8 @@ pub(super) mod map_name {
         RULE,
         FLOW4,
         FLOW6,
+        OWN4,
+        OWN6,
         SHARE,
         FRAGMENT4,
         FRAGMENT6,
@@ -256,8 +260,10 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
         spec::<Prefix<PolicyAddress<Ip6>>, u32>(name::PREFIX6, MapKind::LpmTrie, config.max_peers_v6),
         spec::<Prefix<common::PortKey>, common::PortRule>(name::PORT, MapKind::LpmTrie, config.max_ports),
         spec::<common::RuleKey, u64>(name::RULE, MapKind::Hash, config.max_rules),
-        spec::<FlowKey<Ip4>, common::Flow>(name::FLOW4, MapKind::LruHash, config.max_flows_v4),
-        spec::<FlowKey<Ip6>, common::Flow>(name::FLOW6, MapKind::LruHash, config.max_flows_v6),
+        spec::<FlowKey<Ip4>, common::Flow>(name::FLOW4, MapKind::Hash, config.max_flows_v4),
+        spec::<FlowKey<Ip6>, common::Flow>(name::FLOW6, MapKind::Hash, config.max_flows_v6),
+        spec::<common::PlaceKey, FlowKey<Ip4>>(name::OWN4, MapKind::Hash, config.max_flows_v4),
+        spec::<common::PlaceKey, FlowKey<Ip6>>(name::OWN6, MapKind::Hash, config.max_flows_v6),
         spec::<u32, common::Share>(name::SHARE, MapKind::Array, config.max_attachments),
         spec::<FragmentKey<Ip4>, common::Fragmented>(name::FRAGMENT4, MapKind::LruHash, config.max_fragments),
         spec::<FragmentKey<Ip6>, common::Fragmented>(name::FRAGMENT6, MapKind::LruHash, config.max_fragments),

@@ -1,18 +1,88 @@
-//! What the flow table owes to each attachment.
+//! Who has how many places in the flow table.
+//!
+//! [`share_out`] decides. Half of the table is everyone's alike; the other half goes to who uses more, the modest first, so that
+//! nobody gets more than another who wants as much. An eighth is kept for attachments that are still to come. Nothing is lent that
+//! could not be taken back: an attachment that has fewer places than before goes on within those, and what of its own flows is
+//! beyond them is taken out of the table while it has more flows than places.
+
+use std::collections::BTreeMap;
 
 use aya::maps::{Array, MapData};
-use netattach_common::Share;
+use netattach_common::{FlowKey, Ip4, Ip6, PlaceKey, Share};
 
 use super::BpfError;
 use super::flows;
 use super::pin::{Pins, map_name};
+use super::table::Table;
 
-/// The map of shares.
-pub(super) struct Shares(Array<MapData, Share>);
+/// Places, or flows, of an attachment: IPv4 and IPv6.
+pub type PerFamily = [u32; 2];
+
+/// The fewest places that an attachment has, however many there are.
+const LEAST: u32 = 16;
+/// Places for each flow that goes on now.
+const HEADROOM: u32 = 4;
+
+/// How many places each attachment has in a table of this capacity. `held`: how many of its flows go on, and how many places it
+/// has so far.
+///
+/// The sum is at most seven eighths of the capacity, unless every attachment has [`LEAST`].
+pub fn share_out(held: &BTreeMap<u32, (u32, u32)>, capacity: u32) -> BTreeMap<u32, u32> {
+    let count = u32::try_from(held.len()).unwrap_or(u32::MAX).max(1);
+    let room = capacity - capacity / 8;
+    let sure = power_below(room / 2 / count).clamp(LEAST, Share::FIRST);
+    let most = power_below(capacity / 4).clamp(sure, Share::LAST);
+    let mut left = room.saturating_sub(sure.saturating_mul(count));
+    let mut wants: Vec<(u32, u32)> = held
+        .iter()
+        .map(|(id, (live, places))| (wanted(*live, *places, most).saturating_sub(sure), *id))
+        .collect();
+    wants.sort_unstable();
+    let mut shares = BTreeMap::new();
+    for (rest, (want, id)) in (1..=count).rev().zip(wants) {
+        let given = want.min(left / rest);
+        left -= given;
+        shares.insert(id, sure + given);
+    }
+    shares
+}
+
+/// What an attachment would have if there were enough: what it has, unless that is far too much.
+fn wanted(live: u32, places: u32, most: u32) -> u32 {
+    let needed = live.saturating_mul(HEADROOM).checked_next_power_of_two().unwrap_or(most).min(most);
+    if (needed..=needed.saturating_mul(HEADROOM)).contains(&places) { places.min(most) } else { needed }
+}
+
+/// The largest power of two that is not above, at least 1.
+fn power_below(number: u32) -> u32 {
+    1 << number.max(1).ilog2()
+}
+
+/// The maps of shares and places.
+pub(super) struct Shares {
+    map: Array<MapData, Share>,
+    places: (Table<PlaceKey, FlowKey<Ip4>>, Table<PlaceKey, FlowKey<Ip6>>),
+    capacity: PerFamily,
+    /// What attachments have been given.
+    given: BTreeMap<u32, PerFamily>,
+    /// Places of attachments that are gone, which nobody has cleared yet.
+    left: BTreeMap<u32, PerFamily>,
+}
 
 impl Shares {
-    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
-        pins.open(map_name::SHARE).map(Self)
+    pub(super) fn open(pins: &Pins, capacity: PerFamily) -> Result<Self, BpfError> {
+        let rows = Table::<u32, Share>::open(pins, map_name::SHARE)?.read()?;
+        let given = |(id, share): (u32, Share)| {
+            let most = [share.most_v4, share.most_v6];
+            (most != [0, 0]).then_some((id, most))
+        };
+        Ok(Self {
+            map: pins.open(map_name::SHARE)?,
+            places: (Table::open(pins, map_name::OWN4)?, Table::open(pins, map_name::OWN6)?),
+            capacity,
+            given: rows.into_iter().filter_map(given).collect(),
+            left: BTreeMap::new(),
+        })
     }
 
     /// See [`super::Dataplane::take_answers`].
@@ -23,21 +93,152 @@ impl Shares {
         }
         // 0 stands for never.
         let until = flows::now().wrapping_add(Share::GRACE).max(1);
-        self.set(id, Share { answers_until: until })
+        self.set(id, Share { answers_until: until, ..share })
     }
 
-    /// Whoever gets the number next is owed nothing yet. Idempotent.
+    /// Whoever gets the number next has no share yet. Idempotent.
     pub(super) fn clear(&mut self, id: u32) -> Result<(), BpfError> {
-        if self.get(id)? == Share::default() { Ok(()) } else { self.set(id, Share::default()) }
+        self.given.remove(&id);
+        let share = self.get(id)?;
+        if share == Share::default() {
+            return Ok(());
+        }
+        let taken = taken(&share);
+        if taken != [0, 0] {
+            self.left.insert(id, taken);
+        }
+        self.set(id, Share::default())
+    }
+
+    /// Gives each attachment its places, and takes those of others back. `live`: how many flows attachments have. Returns what each has.
+    pub(super) fn share_out(
+        &mut self,
+        live: &BTreeMap<u32, PerFamily>,
+    ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
+        let mut shares: BTreeMap<u32, PerFamily> = BTreeMap::new();
+        for family in [0, 1] {
+            let held = |(id, live): (&u32, &PerFamily)| {
+                let places = self.given.get(id).map_or(0, |given| given[family]);
+                (*id, (live[family], places))
+            };
+            let held = live.iter().map(held).collect();
+            for (id, places) in share_out(&held, self.capacity[family]) {
+                shares.entry(id).or_default()[family] = places;
+            }
+        }
+        let gone: Vec<u32> = self.given.keys().filter(|id| !shares.contains_key(id)).copied().collect();
+        for id in gone {
+            self.give(id, [0, 0])?;
+        }
+        for (id, places) in &shares {
+            if self.given.get(id) != Some(places) {
+                self.give(*id, *places)?;
+            }
+        }
+        while let Some((id, taken)) = self.left.pop_first() {
+            // The next attachment of this number finds them in its way and uses them.
+            if !shares.contains_key(&id) {
+                self.clear_places(id, [0, 0], taken)?;
+            }
+        }
+        Ok(shares)
+    }
+
+    /// Sets the places of an attachment. Fewer than before: first nobody takes those beyond, then they are cleared.
+    fn give(&mut self, id: u32, places: PerFamily) -> Result<(), BpfError> {
+        let share = self.get(id)?;
+        let taken = taken(&share);
+        self.set(id, Share { most_v4: places[0], most_v6: places[1], ..share })?;
+        if places == [0, 0] {
+            self.given.remove(&id);
+        } else {
+            self.given.insert(id, places);
+        }
+        self.clear_places(id, places.map(Share::places), taken)
+    }
+
+    fn clear_places(&mut self, id: u32, from: PerFamily, to: PerFamily) -> Result<(), BpfError> {
+        let keys = |family: usize| -> Vec<PlaceKey> {
+            (from[family]..to[family]).map(|place| PlaceKey { attachment: id, place }).collect()
+        };
+        self.places.0.delete(&keys(0))?;
+        self.places.1.delete(&keys(1))
     }
 
     fn get(&self, id: u32) -> Result<Share, BpfError> {
-        self.0.get(&id, 0).map_err(|source| BpfError::ReadMap { map: map_name::SHARE, source })
+        self.map.get(&id, 0).map_err(|source| BpfError::ReadMap { map: map_name::SHARE, source })
     }
 
     fn set(&mut self, id: u32, share: Share) -> Result<(), BpfError> {
-        self.0.set(id, share, 0).map_err(|source| BpfError::WriteMap { map: map_name::SHARE, source })?;
+        self.map.set(id, share, 0).map_err(|source| BpfError::WriteMap { map: map_name::SHARE, source })?;
         crate::crash_point!("map", map_name::SHARE);
         Ok(())
+    }
+}
+
+/// How many places an attachment has ever used, from the first on.
+fn taken(share: &Share) -> PerFamily {
+    let of = |next: u64, most: u32| u32::try_from(next).unwrap_or(u32::MAX).min(Share::places(most));
+    [of(share.next_v4, share.most_v4), of(share.next_v6, share.most_v6)]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CAPACITY: u32 = 262_144;
+
+    fn shares(live: &[u32]) -> Vec<u32> {
+        let held = (1..).zip(live.iter().map(|live| (*live, 0))).collect();
+        share_out(&held, CAPACITY).into_values().collect()
+    }
+
+    #[test]
+    fn who_uses_little_has_the_same_and_who_uses_more_gets_more() {
+        assert_eq!(shares(&[]), Vec::<u32>::new());
+        assert_eq!(shares(&[0, 1, 256]), [1024, 1024, 1024]);
+        assert_eq!(shares(&[0, 1024, 5000]), [1024, 4096, 32_768]);
+        assert_eq!(shares(&[0, u32::MAX]), [1024, 32_768]);
+    }
+
+    #[test]
+    fn of_a_table_that_is_short_the_modest_get_what_they_want() {
+        let many = 1 << 20;
+        let greedy = shares(&[0, 1024, many, many, many, many, many, many, many, many]);
+        assert_eq!(greedy[..2], [1024, 4096]);
+        let others = (CAPACITY - CAPACITY / 8 - 1024 - 4096) / 8;
+        assert_eq!(greedy[2..], [others; 8]);
+    }
+
+    #[test]
+    fn what_was_given_is_kept_while_it_is_not_far_too_much() {
+        let again = |live, places| share_out(&[(1, (live, places))].into(), CAPACITY)[&1];
+        assert_eq!(again(1024, 16_384), 16_384);
+        assert_eq!(again(1023, 16_385), 4096);
+        assert_eq!(again(0, 16_384), 1024);
+    }
+
+    #[test]
+    fn thousands_of_attachments_share_what_there_is() {
+        assert_eq!(shares(&[0; 1000]), [64; 1000]);
+        let mut live = vec![0; 1000];
+        live[7] = 20_000;
+        assert_eq!(shares(&live)[7], 32_768);
+        assert!(shares(&[u32::MAX; 8191]).iter().all(|places| (28..=29).contains(places)));
+    }
+
+    proptest! {
+        #[test]
+        fn the_sum_fits_and_nobody_is_left_out(
+            held in proptest::collection::btree_map(1u32..9000, (any::<u32>(), 0u32..=Share::LAST), 1..400),
+            capacity in 16_384u32..1_048_576,
+        ) {
+            let shares = share_out(&held, capacity);
+            prop_assert_eq!(shares.len(), held.len());
+            prop_assert!(shares.values().all(|places| (LEAST..=Share::LAST).contains(places)));
+            prop_assert!(shares.values().sum::<u32>() <= capacity - capacity / 8);
+        }
     }
 }

@@ -375,7 +375,7 @@ mod tests {
             records_lost: 0,
             flows: 0,
             new_flows: 0,
-            flows_not_stored: 0,
+            flows_displaced: 0,
         }
     }
 

@@ -53,7 +53,7 @@ pub(super) fn render(status: &Status) -> String {
         .map(|f| {
             // The kernel forgets flows before the map is full to the last entry.
             let state =
-                if f.entries * 10 >= f.capacity * 9 { "full: flows are forgotten early" } else { "ok" };
+                if f.entries * 10 >= f.capacity * 9 { "full: new flows may be refused" } else { "ok" };
             [f.family.clone(), f.entries.to_string(), f.capacity.to_string(), state.to_owned()]
         })
         .collect();
@@ -207,7 +207,7 @@ OBJECT                      PROBLEM
 
 FLOWS  ENTRIES  CAPACITY  STATE
 IPv4       100      1000  ok
-IPv6       900      1000  full: flows are forgotten early
+IPv6       900      1000  full: new flows may be refused
 
 FEATURE  PRESENT  DETAIL
 tcx      no       clsact is used instead; since 6.6

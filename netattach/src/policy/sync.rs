@@ -264,12 +264,24 @@ impl Enforcer {
             return Ok(true);
         }
         let whole = self.flows.collect()?;
-        let state = self.lock();
-        let isolated = state.programmed.endpoints.values().any(|assigned| *assigned != Assignment::default());
-        if whole && !isolated && !state.strangers {
+        if !whole {
+            return Ok(false);
+        }
+        let (isolated, strangers) = {
+            let state = self.lock();
+            let assigned = state.programmed.endpoints.iter();
+            let isolated = assigned.filter(|(_, assigned)| **assigned != Assignment::default());
+            (isolated.map(|(id, _)| *id).collect::<Vec<u32>>(), state.strangers)
+        };
+        if isolated.is_empty() && !strangers {
             self.flows.nothing_isolated();
         }
-        Ok(whole)
+        let mut live = self.flows.census().unwrap_or_default().by_attachment;
+        for id in isolated {
+            live.entry(id).or_default();
+        }
+        self.flows.set_places(self.dataplane.share_out_flows(live)?);
+        Ok(true)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

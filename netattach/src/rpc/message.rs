@@ -278,9 +278,9 @@ pub struct AttachmentStats {
     /// Flows that were ever entered at the attachment.
     #[serde(default)]
     pub new_flows: u64,
-    /// Flows that were allowed and not entered, because the flow table had no room.
+    /// Flows that were forgotten before their time, because the attachment entered more than it has places for.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub flows_not_stored: u64,
+    pub flows_displaced: u64,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
@@ -337,7 +337,8 @@ pub struct FlowRecord {
     pub time_ms: u64,
     /// `allowed`, `dropped` or `ended`.
     pub verdict: String,
-    /// Why it was dropped. Of an ended flow: `closed`, `reset`, `timeout`, or `detached` with one of its ends.
+    /// Why it was dropped. Of an ended flow: `closed`, `reset`, `timeout`, `detached` with one of its
+    /// ends, or `displaced` where its attachment has more flows than places.
     pub reason: Option<String>,
     /// `from-pod` or `to-pod`.
     pub direction: String,
@@ -523,7 +524,7 @@ pub struct FlowTableUse {
     pub family: String,
     /// Flows in it, as of the last pass over it.
     pub entries: u64,
-    /// As many as it can hold; then the ones that were not used for longest are forgotten.
+    /// As many as it can hold. Attachments have shares of it, so that it is full for all only where more of them begin at once.
     pub capacity: u64,
 }
 

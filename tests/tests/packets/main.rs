@@ -20,7 +20,7 @@ use netattach::bpf::{
 use netattach::mac::Mac;
 use netattach::policy::compiled::{self, CompiledPolicy, Origin, PortPrefix};
 use netattach_common::decide::NOTHING;
-use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, LAYOUT_VERSION, Port, Share};
+use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, LAYOUT_VERSION, PlaceKey, Port, Share};
 use netattach_tests::packet::{PEER_MAC, POD_MAC, Packet, any_frame, arp_request, other_ethertype, tcp};
 
 use Hook::{FromPod, ToPod};
@@ -37,6 +37,7 @@ mod pins;
 mod policies;
 mod rig;
 mod sender;
+mod shares;
 mod swaps;
 mod vlans;
 mod wire;

@@ -106,7 +106,7 @@ impl Rig {
             .find(|reason| after.drops[*reason as usize] > before.drops[*reason as usize]);
         let mut expected = Stats {
             new_flows: after.new_flows,
-            flows_not_stored: after.flows_not_stored,
+            flows_displaced: after.flows_displaced,
             records_withheld: after.records_withheld,
             records_lost: after.records_lost,
             ..before
@@ -148,6 +148,13 @@ impl Rig {
     fn shares(&self) -> Array<MapData, Share> {
         let data = MapData::from_pin(self.pin("na_share")).unwrap();
         Map::from_map_data(data).unwrap().try_into().unwrap()
+    }
+
+    /// The places in the IPv4 flow table that flows have taken.
+    pub(super) fn places(&self) -> impl Iterator<Item = PlaceKey> {
+        let data = MapData::from_pin(self.pin("na_own4")).unwrap();
+        let map: HashMap<_, PlaceKey, FlowKey<Ip4>> = Map::from_map_data(data).unwrap().try_into().unwrap();
+        map.keys().map(Result::unwrap).collect::<Vec<_>>().into_iter()
     }
 
     /// What the flow table owes to an attachment.

@@ -1,0 +1,90 @@
+//! Places for flows: whoever enters too many loses its own.
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use netattach_common::{DropReason, Flow, FlowKey, PlaceKey, Share};
+
+use crate::{
+    classifier::Scope, conntrack::seconds, count, maps::Family, packet::Packet, stages::Stages,
+    verdict::Denied,
+};
+
+/// What [`ask`] says of a place that the flow now has.
+pub(crate) const TAKEN: u32 = 0;
+
+/// Gives the flow that a packet has just opened, if it has, a place among its attachment's. The body of a stage.
+#[inline(always)]
+pub(crate) fn settle<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
+    let key = FlowKey::new(scope.zone, &packet.tuple, packet.tuple.source_is_low());
+    let Some(entry) = A::flow(&key) else { return Ok(()) };
+    // SAFETY: as in `conntrack::is_known`.
+    let entry = unsafe { &mut *entry };
+    if entry.attachment != scope.id || entry.place != Flow::UNPLACED {
+        return Ok(());
+    }
+    match take(scope.id, &key) {
+        Ok(place) => entry.place = place as u16,
+        Err(denied) => {
+            A::forget(&key);
+            return Err(denied);
+        }
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn take<A: Stages>(attachment: u32, key: &FlowKey<A>) -> Result<u32, Denied> {
+    let Some((most, next)) = A::places(attachment) else { return Err(DropReason::FlowsFull.into()) };
+    let now = seconds();
+    let (mut least_missed, mut chosen) = (0, 0);
+    for _ in 0..Share::TRIED {
+        // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Not relaxed: for that the
+        // compiler takes the instruction that fetches nothing.
+        let turn = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(next, 1) };
+        let place = turn as u32 % most;
+        match A::ask_for_place(attachment, place, key, now)? {
+            TAKEN => return Ok(place),
+            readiness if readiness >= least_missed => (least_missed, chosen) = (readiness, place),
+            _ => {}
+        }
+    }
+    if let Some(held) = A::owned(&PlaceKey { attachment, place: chosen }) {
+        // SAFETY: a map value, which stays mapped while the program runs: bytes and numbers. Another CPU that has gone
+        // through all the places meanwhile may be writing here; then the flow of a mixture of two keys is not found.
+        let held = unsafe { &mut *held };
+        A::forget(held);
+        *held = *key;
+        count::displaced(attachment);
+    }
+    Ok(chosen)
+}
+
+/// Takes a place if no flow that goes on has it: [`TAKEN`], or else how little that flow would be missed, at least 1. The body of a
+/// stage.
+#[inline(always)]
+pub(crate) fn ask<A: Family>(
+    attachment: u32,
+    place: u32,
+    key: &FlowKey<A>,
+    now: u32,
+) -> Result<u32, DropReason> {
+    let owned = PlaceKey { attachment, place };
+    let Some(held) = A::owned(&owned) else {
+        return if A::own(&owned, key) { Ok(TAKEN) } else { Err(DropReason::FlowsFull) };
+    };
+    // SAFETY: as in `take`.
+    let held = unsafe { &mut *held };
+    if let Some(flow) = A::flow(held) {
+        // SAFETY: as in `conntrack::is_known`.
+        let flow = unsafe { &*flow };
+        // A flow that was opened again is another's, or has another place.
+        if flow.attachment == attachment && u32::from(flow.place) == place {
+            if !flow.is_expired(held.protocol, now) {
+                return Ok(flow.readiness(held.protocol, now).saturating_add(1));
+            }
+            A::forget(held);
+        }
+    }
+    *held = *key;
+    Ok(TAKEN)
+}

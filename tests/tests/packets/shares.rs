@@ -1,0 +1,260 @@
+//! The flow table belongs to everyone: who enters too many flows loses its own.
+
+use netattach::bpf::{Ending, PerFamily};
+use netattach_common::flow::state::{ESTABLISHED, REPLIED};
+
+use super::*;
+
+/// An attachment beside [`POD`], with the peer's address.
+const NEIGHBOUR: u32 = 8;
+const PLACES: u32 = 64;
+
+/// Two attachments that may talk with everybody; the one under test has [`PLACES`].
+fn two() -> Rig {
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    let neighbour =
+        Attachment { mac: Mac([2, 0, 0, 0, 0, 2]), addresses: vec![PEER_V4.parse().unwrap()], ..bare() };
+    rig.dataplane.put_attachment(NEIGHBOUR, &neighbour).unwrap();
+    let ids = rig.dataplane.policy(POD).unwrap();
+    rig.dataplane.set_policy(NEIGHBOUR, ids).unwrap();
+    rig.set_share(|share| (share.most_v4, share.most_v6) = (PLACES, PLACES));
+    rig
+}
+
+/// Runs a packet for one of the two.
+fn at(rig: &Rig, attachment: u32, hook: Hook, packet: &Packet) {
+    rig.dataplane.bind_link(DEVICE, attachment).unwrap();
+    assert_eq!(rig.run_as(attachment, hook, &packet.frame()), Ok(()));
+}
+
+/// Opener's and responder's port of each IPv4 flow of an attachment, with its state.
+fn flows_of(rig: &Rig, attachment: u32) -> BTreeSet<(u16, u16, u8)> {
+    let flows = rig.flows();
+    let all = flows.iter().map(|flow| flow.unwrap());
+    all.filter(|(_, flow)| flow.attachment == attachment)
+        .map(|(key, flow)| {
+            let (low, high) = (key.low_port.number(), key.high_port.number());
+            let ports = if flow.opened_by_low != 0 { (low, high) } else { (high, low) };
+            (ports.0, ports.1, flow.state)
+        })
+        .collect()
+}
+
+/// A TCP connection of an attachment's pod with somebody else, which then is idle.
+fn connection(rig: &Rig, attachment: u32, own: &str) {
+    let (there, back) = (Packet::between(own, "10.9.9.9"), Packet::between("10.9.9.9", own));
+    at(rig, attachment, FromPod, &there.clone().tcp(4000, 80, SYN));
+    at(rig, attachment, ToPod, &back.clone().tcp(80, 4000, SYN | ACK));
+    at(rig, attachment, FromPod, &there.tcp(4000, 80, ACK));
+}
+
+const IDLE: (u16, u16, u8) = (4000, 80, REPLIED | ESTABLISHED);
+
+/// Rows: C78.
+#[test]
+fn a_flood_takes_the_flows_of_nobody_else_whichever_way_it_goes() {
+    for hook in [FromPod, ToPod] {
+        let rig = two();
+        rig.put(Checks::default());
+        connection(&rig, POD, POD_V4);
+        connection(&rig, NEIGHBOUR, PEER_V4);
+        for port in 1..100 {
+            at(&rig, NEIGHBOUR, FromPod, &Packet::between(PEER_V4, "10.9.9.9").udp(port, 53));
+        }
+        let neighbours = flows_of(&rig, NEIGHBOUR);
+        assert_eq!(neighbours.len(), 100);
+        assert!(neighbours.contains(&IDLE));
+        rig.age(1);
+        for port in 1..=2000 {
+            let (from, to) = if hook == FromPod { (POD_V4, "10.9.9.8") } else { ("10.9.9.8", POD_V4) };
+            at(&rig, POD, hook, &Packet::between(from, to).tcp(port, 443, SYN));
+        }
+        assert_eq!(flows_of(&rig, NEIGHBOUR), neighbours, "{hook:?}");
+        let own = flows_of(&rig, POD);
+        assert_eq!(own.len(), PLACES as usize, "{hook:?}");
+        assert!(own.contains(&IDLE), "{hook:?}: what is confirmed is displaced last");
+        assert!(own.contains(&(2000, 443, 0)), "{hook:?}: the last of the flood");
+        let stats = rig.dataplane.stats(POD).unwrap();
+        assert_eq!((stats.new_flows, stats.flows_displaced), (2001, 2001 - u64::from(PLACES)));
+        assert_eq!(rig.dataplane.stats(NEIGHBOUR).unwrap().flows_displaced, 0);
+    }
+}
+
+#[test]
+fn ipv6_flows_have_places_of_their_own() {
+    let rig = two();
+    rig.put(Checks::default());
+    connection(&rig, POD, POD_V4);
+    for port in 1..=500 {
+        at(&rig, POD, FromPod, &from_pod6().udp(port, 53));
+    }
+    assert_eq!(flows_of(&rig, POD), [IDLE].into());
+    assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 500 - u64::from(PLACES));
+    let table = rig.dataplane.flows().unwrap();
+    while !table.collect().unwrap() {}
+    assert_eq!(table.census().unwrap().by_attachment, [(POD, [1, PLACES])].into());
+}
+
+#[test]
+fn what_has_ended_makes_room_first_and_what_had_a_packet_last_stays() {
+    let rig = two();
+    rig.put(Checks::default());
+    rig.set_share(|share| share.most_v4 = 4);
+    let query = |port| from_pod().udp(port, 53);
+    for port in 1..=4 {
+        at(&rig, POD, FromPod, &query(port));
+    }
+    rig.age(40);
+    for port in 5..=8 {
+        at(&rig, POD, FromPod, &query(port));
+    }
+    assert_eq!(
+        rig.dataplane.stats(POD).unwrap().flows_displaced,
+        0,
+        "without an agent that takes out what has ended"
+    );
+    let ports = || flows_of(&rig, POD).into_iter().map(|flow| flow.0).collect::<Vec<_>>();
+    assert_eq!(ports(), [5, 6, 7, 8]);
+    rig.age(2);
+    for port in [5, 6, 8] {
+        at(&rig, POD, FromPod, &query(port));
+    }
+    at(&rig, POD, FromPod, &query(9));
+    assert_eq!(ports(), [5, 6, 8, 9]);
+    assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 1);
+}
+
+#[test]
+fn a_flow_that_another_opens_again_is_the_others_and_is_not_taken_from_it() {
+    let rig = two();
+    rig.put(Checks::default());
+    rig.set_share(|share| share.most_v4 = 1);
+    let packet = Packet::between(POD_V4, PEER_V4).udp(1, 2);
+    at(&rig, POD, FromPod, &packet);
+    rig.age(40);
+    // Its end has come; the neighbour is called anew, by a hook where the caller is not judged.
+    at(&rig, NEIGHBOUR, ToPod, &packet);
+    assert_eq!((flows_of(&rig, POD).len(), flows_of(&rig, NEIGHBOUR).len()), (0, 1));
+    // The only place of the first is free, though the flow that it names goes on.
+    at(&rig, POD, FromPod, &from_pod().udp(3, 4));
+    assert_eq!((flows_of(&rig, POD).len(), flows_of(&rig, NEIGHBOUR).len()), (1, 1));
+    assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 0);
+}
+
+/// Goes through the table once, and gives places as the agent does.
+fn pass(rig: &Rig, table: &netattach::bpf::FlowTable) -> Vec<(u32, PerFamily)> {
+    while !table.collect().unwrap() {}
+    let live = table.census().unwrap().by_attachment;
+    let shares = rig.dataplane.share_out_flows(live).unwrap();
+    table.set_places(shares.clone());
+    shares.into_iter().collect()
+}
+
+#[test]
+fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
+    // 896 places of 1024; for each of two 128 for sure.
+    let rig = two();
+    rig.put(Checks::default());
+    let table = rig.dataplane.flows().unwrap();
+    let send = |attachment: u32, from: &str, ports: std::ops::RangeInclusive<u16>| {
+        for port in ports {
+            at(&rig, attachment, FromPod, &Packet::between(from, "10.9.9.9").udp(port, 53));
+        }
+    };
+    connection(&rig, NEIGHBOUR, PEER_V4);
+    send(POD, POD_V4, 1..=60);
+    assert!(!table.is_pressed(), "nothing is known yet");
+    // A quarter of the table at most.
+    assert_eq!(pass(&rig, &table), [(POD, [256, 128]), (NEIGHBOUR, [128, 128])]);
+    assert!(!table.is_pressed());
+    send(POD, POD_V4, 1..=300);
+    assert_eq!(flows_of(&rig, POD).len(), 256);
+    assert_eq!(pass(&rig, &table), [(POD, [256, 128]), (NEIGHBOUR, [128, 128])]);
+    assert!(table.is_pressed());
+    // Thirty more come, and what each has for sure is a sixth of that.
+    let others: Vec<u32> = (20..50).collect();
+    let mut live = table.census().unwrap().by_attachment;
+    live.extend(others.iter().map(|id| (*id, [200, 0])));
+    let shares = rig.dataplane.share_out_flows(live).unwrap();
+    assert!(shares.values().map(|places| places[0]).sum::<u32>() <= 896, "{shares:?}");
+    assert!(shares[&POD][0] < 64 && shares[&NEIGHBOUR][0] < 64, "{shares:?}");
+    table.set_places(shares.clone());
+    while !table.collect().unwrap() {}
+    assert_eq!(flows_of(&rig, POD).len(), shares[&POD][0] as usize);
+    assert_eq!(flows_of(&rig, NEIGHBOUR), [IDLE].into(), "it has no more flows than places");
+    let (ended, _) = table.take_ended();
+    assert!(ended.iter().all(|ended| ended.entry.flow.attachment == POD));
+    assert!(ended.iter().all(|ended| ended.ending == Ending::Displaced), "{ended:?}");
+    assert_eq!(ended.len(), 256 - shares[&POD][0] as usize);
+    // The places beyond are nobody's.
+    let places = |attachment| rig.places().filter(|place| place.attachment == attachment).count();
+    assert_eq!(places(POD), shares[&POD][0] as usize);
+    // Who goes leaves nothing behind.
+    rig.dataplane.remove_attachment(POD).unwrap();
+    rig.dataplane.share_out_flows([(NEIGHBOUR, [1, 0])].into()).unwrap();
+    assert_eq!((places(POD), places(NEIGHBOUR)), (0, 1));
+    assert_eq!([POD, 20].map(|id| rig.share(id)), [Share::default(); 2]);
+}
+
+/// A table that more attachments use at once than it can take: nobody's flows go, and what is new is refused by name.
+#[test]
+fn where_there_is_no_room_at_all_a_flow_is_not_opened() {
+    let rig = Rig::sized(|config| Config { max_flows_v4: 16, ..config });
+    rig.enforce(Some(&allow_all()), Some(&allow_all()));
+    let outcomes: Vec<Outcome> =
+        (1..=40).map(|port| rig.run(FromPod, &from_pod().udp(port, 53).frame())).collect();
+    assert!(outcomes[..16].iter().all(Result::is_ok), "{outcomes:?}");
+    assert_eq!(outcomes[39], Err(DropReason::FlowsFull));
+    assert_eq!(rig.run(FromPod, &from_pod().udp(1, 53).frame()), Ok(()));
+}
+
+/// Rows: C78.
+#[test]
+fn each_type_of_icmp_has_flows_of_its_own() {
+    let none = [0; 4];
+    let rig = Rig::isolated(Some(&deny_all()), None);
+    let denied = Err(DropReason::IngressPeer);
+    // Timestamp, information, address mask, extended echo; node information, extended echo.
+    let pairs4 = [(13, 14), (15, 16), (17, 18), (42, 43)];
+    let pairs6 = [(139, 140), (160, 161)];
+    let families =
+        [(from_pod(), to_pod(), &pairs4[..], 8, 0), (from_pod6(), to_pod6(), &pairs6[..], 128, 129)];
+    for (out, into, pairs, echo, echo_reply) in families {
+        let received = |kind| rig.run(ToPod, &into.clone().icmp(kind, &none).frame());
+        for (request, reply) in pairs {
+            assert_eq!(received(*reply), denied, "{reply} without {request}");
+            assert_eq!(rig.run(FromPod, &out.clone().icmp(*request, &none).frame()), Ok(()));
+            assert_eq!(received(*reply), Ok(()), "{reply} after {request}");
+            assert_eq!(received(*request), denied, "{request} the other way");
+            assert_eq!([echo, echo_reply].map(received), [denied; 2], "echo after {request}");
+            for (other, others_reply) in pairs.iter().filter(|other| other.0 > *request) {
+                assert_eq!([*other, *others_reply].map(received), [denied; 2], "{other} after {request}");
+            }
+        }
+        assert_eq!(rig.run(FromPod, &out.clone().ping(0).frame()), Ok(()));
+        assert_eq!([echo, echo_reply].map(received), [denied, Ok(())], "identifier 0");
+        // A type without answer.
+        assert_eq!(rig.run(FromPod, &out.clone().icmp(200, &none).frame()), Ok(()));
+        assert_eq!(received(200), denied);
+    }
+}
+
+#[test]
+fn udp_lite_and_dccp_answer_from_the_port_that_was_called() {
+    let rig = Rig::isolated(Some(&deny_all()), None);
+    let ports = |source: u16, destination: u16| {
+        let mut header = vec![0; 16];
+        header[..2].copy_from_slice(&source.to_be_bytes());
+        header[2..4].copy_from_slice(&destination.to_be_bytes());
+        header
+    };
+    for protocol in [33, 136] {
+        for (out, into) in [(from_pod(), to_pod()), (from_pod6(), to_pod6())] {
+            let received =
+                |from, to| rig.run(ToPod, &into.clone().payload(protocol, &ports(from, to)).frame());
+            assert_eq!(rig.run(FromPod, &out.payload(protocol, &ports(1000, 53)).frame()), Ok(()));
+            assert_eq!(received(53, 1000), Ok(()), "{protocol}");
+            assert_eq!(received(53, 22), Err(DropReason::IngressPeer), "{protocol}");
+        }
+    }
+}
