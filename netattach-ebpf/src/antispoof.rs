@@ -144,6 +144,9 @@ pub(crate) fn ipv4(
             return Err(DropReason::DhcpServer.into());
         }
         if packet.tuple.lane.protocol() == IGMP && packet.kind != Kind::LaterFragment {
+            if packet.transport == packet.end {
+                return Err(DropReason::Malformed.into());
+            }
             let [message]: [u8; 1] = frame::load(ctx, packet.transport())?;
             if link::is_routers_igmp(message) {
                 return Err(DropReason::RouterMessage.into());
@@ -226,9 +229,13 @@ fn link_layer_options(
     const SOURCE: u8 = 1;
     const TARGET: u8 = 2;
     let mut offset = packet.transport() + skip;
+    let end = packet.end as usize;
     for _ in 0..LIMIT {
-        if offset >= packet.end as usize {
+        if offset == end {
             return Ok(());
+        }
+        if offset + size_of::<LinkLayerOption>() > end {
+            return Err(DropReason::Malformed);
         }
         let option: LinkLayerOption = frame::load(ctx, offset)?;
         if option.eights == 0 {
@@ -239,7 +246,7 @@ fn link_layer_options(
         }
         offset += usize::from(option.eights) * 8;
     }
-    if offset >= packet.end as usize { Ok(()) } else { Err(DropReason::Malformed) }
+    if offset == end { Ok(()) } else { Err(DropReason::Malformed) }
 }
 
 /// The unspecified address, which stands for "none" in the record, is nobody's own.
@@ -298,10 +305,10 @@ pub(crate) fn options(ctx: &TcContext, from: u32, to: u32) -> Result<(), DropRea
             LOOSE | STRICT => return Err(DropReason::SourceRoute),
             _ => {
                 let [length]: [u8; 1] = frame::load(ctx, offset + 1)?;
-                if length < 2 {
+                offset += usize::from(length);
+                if length < 2 || offset > transport {
                     return Err(DropReason::Malformed);
                 }
-                offset += usize::from(length);
             }
         }
     }

@@ -82,7 +82,7 @@ pub(crate) fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<K
             (place.hop_limit == 255).then_some(Kind::LinkControl)
         }
         icmpv6::LISTENER_QUERY..=icmpv6::LISTENER_DONE | icmpv6::LISTENER_REPORT_2
-            if place.hop_limit == 1 =>
+            if place.hop_limit == 1 && place.part == Part::Whole =>
         {
             Some(Kind::LinkControl)
         }
@@ -104,11 +104,14 @@ pub(crate) fn stays_on_link(
         return Ok(false);
     }
     let [kind, code, _, _, flags @ ..]: [u8; 8] = frame::load(ctx, packet.transport())?;
+    let length = packet.end - packet.transport;
     let has_target = matches!(kind, icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT);
+    if has_target && length < 24 {
+        return Ok(false);
+    }
     let target: Ip6 =
         if has_target { frame::load(ctx, packet.transport() + 8)? } else { packet.tuple.source };
     let destination = &packet.tuple.destination;
-    let length = packet.end - packet.transport;
     let message =
         Message { kind, code, flags, length, source: &packet.tuple.source, destination, target: &target };
     let Some(mut offset) = message.options_at() else { return Ok(false) };

@@ -500,6 +500,9 @@ fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Part, 
             return Ok(part);
         }
         // No header is shorter.
+        if packet.transport + 8 > packet.end {
+            return Err(DropReason::Malformed);
+        }
         let [next, length, third, fourth, identification @ ..]: [u8; 8] = load(ctx, packet.transport())?;
         let length = u32::from(length);
         packet.tuple.lane = packet.tuple.lane.of(next);

@@ -8,7 +8,8 @@ use clap::Args;
 
 use super::CliError;
 use crate::npwg::selection::PortProtocol;
-use crate::policy::explain::{Asked, End, Leg, Limit, Missing, Path, Question};
+use crate::plan::ethertypes;
+use crate::policy::explain::{Asked, End, Form, Leg, Limit, Missing, Path, Question};
 use crate::policy::model::Direction;
 use crate::rpc::message::{PodName, Request};
 use crate::source::ObjectName;
@@ -22,8 +23,9 @@ pub(super) struct Explain {
     /// To whom
     #[arg(value_name = "NAMESPACE/POD|ADDRESS", value_parser = end)]
     to: End,
-    /// To which port, by TCP unless told otherwise; or a protocol without ports
-    #[arg(value_name = "PORT[/PROTOCOL]|icmp|icmpv6")]
+    /// To which port, by TCP unless told otherwise; or a protocol without ports. `/segment` asks about segments of no known
+    /// connection, `/fragment` about later fragments; `link` about ARP and neighbour discovery, a number about an ethertype
+    #[arg(value_name = "PORT[/PROTOCOL[/segment|/fragment]]|icmp|icmpv6|link|0xETHERTYPE")]
     traffic: Words,
 }
 
@@ -32,7 +34,9 @@ pub(super) struct Explain {
 pub(super) enum InvalidWord {
     #[error("{0:?} is neither NAMESPACE/POD nor an address")]
     End(String),
-    #[error("{0:?} is neither PORT, nor PORT/tcp, PORT/udp or PORT/sctp, nor icmp, nor icmpv6")]
+    #[error(
+        "{0:?} is neither PORT, nor PORT/tcp, PORT/udp or PORT/sctp, nor one of these with /segment or /fragment, nor icmp, icmpv6, link or an ethertype as 0x88b5"
+    )]
     Traffic(String),
 }
 
@@ -52,15 +56,29 @@ impl FromStr for Words {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || InvalidWord::Traffic(text.to_owned());
-        match text {
-            "icmp" => return Ok(Self(Asked { protocol: 1, port: None })),
-            "icmpv6" => return Ok(Self(Asked { protocol: 58, port: None })),
+        let of = |protocol, form| Ok(Self(Asked { protocol, port: None, form }));
+        if let Some(digits) = text.strip_prefix("0x") {
+            let number = u16::from_str_radix(digits, 16).ok().filter(|number| ethertypes::is_other(*number));
+            return of(0, Form::Ethertype(number.ok_or_else(wrong)?));
+        }
+        let (text, form) = match text.rsplit_once('/') {
+            Some((text, "segment")) => (text, Form::Segment),
+            Some((text, "fragment")) => (text, Form::Fragment),
+            _ => (text, Form::Opening),
+        };
+        match (text, form) {
+            ("link", Form::Opening) => return of(0, Form::Link),
+            ("icmp", Form::Opening | Form::Fragment) => return of(1, form),
+            ("icmpv6", Form::Opening | Form::Fragment) => return of(58, form),
             _ => {}
         }
         let (port, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-        let protocol = PortProtocol::from_name(protocol).ok_or_else(wrong)?.number();
+        let protocol = PortProtocol::from_name(protocol).ok_or_else(wrong)?;
+        if form == Form::Segment && protocol == PortProtocol::Udp {
+            return Err(wrong());
+        }
         let port: u16 = port.parse().map_err(|_| wrong())?;
-        Ok(Self(Asked { protocol, port: Some(port) }))
+        Ok(Self(Asked { protocol: protocol.number(), port: Some(port), form }))
     }
 }
 
@@ -116,6 +134,13 @@ fn words(leg: &Leg) -> String {
             format!("passes: nothing enforces {} ({why})", selected_by.join(", "))
         }
         Leg::AcceptedIcmp => "allowed: the agent's settings accept ICMP".to_owned(),
+        Leg::KeepsLink => "passes: no policy ends what keeps the link going".to_owned(),
+        Leg::Named => "passes: the network's definition names the ethertype".to_owned(),
+        Leg::Infrastructure => "dropped: pods do not speak as bridges or switches".to_owned(),
+        Leg::NotIp { selected_by } => {
+            format!("denied by {}: rules speak of IP, so none can allow it", selected_by.join(", "))
+        }
+        Leg::Midstream => "dropped: it is of no known connection, and midstream is drop".to_owned(),
         Leg::Allowed { policy, peer, class, rule, by } => {
             format!("allowed by {by} (policy {policy}, {peer} is class {class}, rule {rule})")
         }
@@ -154,7 +179,7 @@ mod tests {
             network: Some("shop/storage".to_owned()),
             from: named("cart", "10.89.0.2"),
             to: named("db", "10.89.0.3"),
-            traffic: Asked { protocol: 6, port: Some(81) },
+            traffic: Asked { protocol: 6, port: Some(81), form: Form::Opening },
             egress: Leg::Allowed {
                 policy: 3,
                 peer: "10.89.0.0/24".parse().unwrap(),
@@ -191,7 +216,27 @@ tcp/81 from shop/cart (10.89.0.2) to shop/db (10.89.0.3) on shop/storage is drop
         assert_eq!(read("80"), Ok((6, Some(80))));
         assert_eq!(read("53/UDP"), Ok((17, Some(53))));
         assert_eq!(read("icmpv6"), Ok((58, None)));
-        for wrong in ["", "tcp", "80/gre", "65536", "icmp/8"] {
+        let form =
+            |text: &str| text.parse::<Words>().map(|words| (words.0.protocol, words.0.port, words.0.form));
+        assert_eq!(form("80/segment"), Ok((6, Some(80), Form::Segment)));
+        assert_eq!(form("80/sctp/segment"), Ok((132, Some(80), Form::Segment)));
+        assert_eq!(form("53/udp/fragment"), Ok((17, Some(53), Form::Fragment)));
+        assert_eq!(form("icmp/fragment"), Ok((1, None, Form::Fragment)));
+        assert_eq!(form("link"), Ok((0, None, Form::Link)));
+        assert_eq!(form("0x88b5"), Ok((0, None, Form::Ethertype(0x88b5))));
+        let wrong = [
+            "",
+            "tcp",
+            "80/gre",
+            "65536",
+            "icmp/8",
+            "0x0800",
+            "0x26",
+            "0xq",
+            "80/udp/segment",
+            "icmp/segment",
+        ];
+        for wrong in wrong {
             assert_eq!(read(wrong), Err(InvalidWord::Traffic(wrong.to_owned())));
         }
         assert_eq!(end("shop"), Err(InvalidWord::End("shop".to_owned())));

@@ -13,6 +13,11 @@ pub const MOST: usize = AttachmentRecord::ETHERTYPES;
 /// IPv4, ARP and IPv6, which are judged by what is in them, and VLAN tags, behind which the ethertype is.
 const JUDGED: [u16; 6] = [0x0800, 0x0806, 0x86dd, 0x8100, 0x88a8, 0x9100];
 
+/// Whether a number is that of an ethertype whose frames are not judged by what is in them.
+pub fn is_other(number: u16) -> bool {
+    number >= FIRST_ETHERTYPE && !JUDGED.contains(&number)
+}
+
 /// The annotation cannot be carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEthertypes {

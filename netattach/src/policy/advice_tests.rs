@@ -8,7 +8,7 @@ use super::*;
 use crate::npwg::NetworkRef;
 use crate::policy::compile::{Options, compile};
 use crate::policy::diff::{Programmed, diff};
-use crate::policy::explain::{End, Question, View, explain};
+use crate::policy::explain::{End, Form, Question, View, explain};
 use crate::policy::index::{Endpoint, Place};
 use crate::policy::manifest::{self, POLICY_FOR_ANNOTATION};
 use crate::policy::passage::Passage;
@@ -37,6 +37,7 @@ impl Scene {
                     .map(|address| address.parse().unwrap())
                     .into(),
                 dhcp: false,
+                ethertypes: Vec::new(),
             });
             objects.pods.insert(pod.clone(), self::pod(pod).into());
         }
@@ -142,7 +143,7 @@ fn every_advice_that_is_followed_lets_the_flow_pass_in_any_of_the_policies_that_
         for ((from, to), (protocol, port)) in
             ends.iter().flat_map(|ends| traffic.iter().map(move |traffic| (ends, traffic)))
         {
-            let asked = Asked { protocol: *protocol, port: *port };
+            let asked = Asked { protocol: *protocol, port: *port, form: Form::Opening };
             let paths = Scene::new(specs).explain(from, to, asked);
             for (place, path) in paths.iter().enumerate().filter(|(_, path)| !path.passes()) {
                 let advice = path.advice();
@@ -178,9 +179,9 @@ fn an_advice_is_a_sentence() {
         policies: vec!["shop/a".to_owned(), "shop/b".to_owned()],
         peer: [10, 0, 0, 1].into(),
         is_named: false,
-        traffic: Asked { protocol: 6, port: Some(81) },
+        traffic: Asked { protocol: 6, port: Some(81), form: Form::Opening },
     };
-    let icmp = Asked { protocol: 1, port: None };
+    let icmp = Asked { protocol: 1, port: None, form: Form::Opening };
     let end = "would allow it, in shop/a or shop/b or in another policy on shop/db (10.0.0.2)";
     let setting = "; so would acceptICMP: true in the agent's settings, for all pods";
     let cases = [

@@ -278,7 +278,14 @@ fn any_world() -> impl Strategy<Value = World> {
                         let addresses = addresses.into_iter().collect();
                         let at = BTreeSet::from([Place::Network(network)]);
                         let pod = pod.name.clone();
-                        world.endpoints.push(Endpoint { id, pod, at, addresses, dhcp: false });
+                        world.endpoints.push(Endpoint {
+                            id,
+                            pod,
+                            at,
+                            addresses,
+                            dhcp: false,
+                            ethertypes: Vec::new(),
+                        });
                     }
                 } else {
                     let entries: Vec<Value> = attachments

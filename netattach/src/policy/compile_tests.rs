@@ -73,6 +73,7 @@ impl World {
                 at: BTreeSet::from([Place::Network(NetworkRef::new(network_namespace, network))]),
                 addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
                 dhcp: false,
+                ethertypes: Vec::new(),
             });
         }
         let port = |(name, port): &(&str, u16)| ContainerPort {

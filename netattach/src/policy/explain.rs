@@ -5,7 +5,9 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use netattach_common::Mac;
 use netattach_common::decide::Verdict as Decision;
+use netattach_common::link::is_infrastructure;
 use netattach_common::protocol::{ICMP, ICMPV6};
 use serde::{Deserialize, Serialize};
 
@@ -41,13 +43,47 @@ pub enum End {
     Address(IpAddr),
 }
 
-/// The traffic of a flow. Shown as `tcp/80` or `icmp`.
+/// The traffic of a flow. Shown as `tcp/80` or `icmp`, and what does not open it as `tcp/80 (segment)` or `ethertype 0x88b5`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// IANA number.
+    /// IANA number; 0 for what is not IP.
     pub protocol: u8,
     /// Destination port, for protocols that have ports.
     pub port: Option<u16>,
+    /// What of it.
+    #[serde(default, skip_serializing_if = "Form::is_opening")]
+    pub form: Form,
+}
+
+/// Which packets are asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// The first of a flow.
+    #[default]
+    Opening,
+    /// A segment of TCP or SCTP that asks for no connection, of a connection that the flow table does not know.
+    Segment,
+    /// A later fragment, of a packet whose first fragment was not seen.
+    Fragment,
+    /// ARP, neighbour discovery, multicast listener messages.
+    Link,
+    /// A frame of an ethertype that is neither IP's nor ARP's.
+    Ethertype(u16),
+}
+
+impl Asked {
+    /// The traffic that a rule would have to name: none names segments, and of a later fragment nobody knows the port.
+    pub(super) fn as_a_rule_has_it(self) -> Self {
+        let port = self.port.filter(|_| self.form != Form::Fragment);
+        Self { port, form: Form::Opening, ..self }
+    }
+}
+
+impl Form {
+    fn is_opening(&self) -> bool {
+        *self == Self::Opening
+    }
 }
 
 /// One way that the flow can take.
@@ -120,6 +156,19 @@ pub enum Leg {
     },
     /// The direction is isolated, but the agent's settings let ICMP of this family pass.
     AcceptedIcmp,
+    /// It keeps the link going, which no policy ends.
+    KeepsLink,
+    /// The network's definition names the ethertype.
+    Named,
+    /// Of the protocols of bridges, switches and cards, which pods do not speak.
+    Infrastructure,
+    /// Policies isolate this direction, and what is not IP no rule allows.
+    NotIp {
+        /// The objects that isolate the direction.
+        selected_by: Vec<String>,
+    },
+    /// Policies isolate this direction, and the settings drop segments of no known connection.
+    Midstream,
     /// No rule allows it.
     Denied {
         /// Number of the policy in the maps.
@@ -239,7 +288,10 @@ impl View<'_> {
 
     /// What is to be said besides of an end that a policy has isolated.
     fn limit(&self, of: &Candidate<'_>, leg: &Leg) -> Option<Limit> {
-        if matches!(leg, Leg::NotHere | Leg::NotIsolated | Leg::Unenforced { .. }) {
+        if matches!(
+            leg,
+            Leg::NotHere | Leg::NotIsolated | Leg::Unenforced { .. } | Leg::KeepsLink | Leg::Named
+        ) {
             return None;
         }
         let Enforcement { level, why } = self.limited.get(&of.endpoint?.id)?;
@@ -248,6 +300,17 @@ impl View<'_> {
 
     fn leg(&self, at: Option<&Endpoint>, direction: Direction, peer: IpAddr, traffic: Asked) -> Leg {
         let Some(endpoint) = at else { return Leg::NotHere };
+        match traffic.form {
+            Form::Link => return Leg::KeepsLink,
+            Form::Ethertype(number) if endpoint.ethertypes.contains(&number) => return Leg::Named,
+            // No address: those of bridges are not asked about.
+            Form::Ethertype(number)
+                if direction == Direction::Egress && is_infrastructure(&Mac::default(), number) =>
+            {
+                return Leg::Infrastructure;
+            }
+            _ => {}
+        }
         let assigned = self.programmed.endpoints.get(&endpoint.id).copied().unwrap_or_default();
         let policy = match direction {
             Direction::Ingress => assigned.ingress,
@@ -264,6 +327,11 @@ impl View<'_> {
         let selected_by = isolating.map(ToString::to_string).collect();
         if let Some(Enforcement { level: Level::None, why }) = self.limited.get(&endpoint.id) {
             return Leg::Unenforced { selected_by, why: why.clone() };
+        }
+        match traffic.form {
+            Form::Ethertype(_) => return Leg::NotIp { selected_by },
+            Form::Segment if self.passage.strict_connections => return Leg::Midstream,
+            _ => {}
         }
         let Passage { accept_icmp, accept_icmpv6, .. } = self.passage;
         if (traffic.protocol == ICMP && accept_icmp) || (traffic.protocol == ICMPV6 && accept_icmpv6) {
@@ -295,7 +363,8 @@ fn decided(
     traffic: Asked,
 ) -> Leg {
     let entry = peer_entry(compiled, peer);
-    let missing = match (judge(compiled, peer, traffic.protocol, traffic.port), entry) {
+    let Asked { protocol, port, .. } = traffic.as_a_rule_has_it();
+    let missing = match (judge(compiled, peer, protocol, port), entry) {
         (Decision::Allow { rule }, Some((peer, class))) => {
             let by = compiled.rules.get(&rule).map(ToString::to_string).unwrap_or_default();
             return Leg::Allowed { policy, peer, class, rule, by };
@@ -328,6 +397,8 @@ impl Path {
                     | Leg::NotIsolated
                     | Leg::Unenforced { .. }
                     | Leg::AcceptedIcmp
+                    | Leg::KeepsLink
+                    | Leg::Named
                     | Leg::Allowed { .. }
             )
         })
@@ -336,8 +407,18 @@ impl Path {
 
 impl fmt::Display for Asked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.form {
+            Form::Link => return f.write_str("ARP or neighbour discovery"),
+            Form::Ethertype(number) => return write!(f, "ethertype {number:#06x}"),
+            _ => {}
+        }
         protocol_name(self.protocol, f)?;
-        self.port.map_or(Ok(()), |port| write!(f, "/{port}"))
+        self.port.map_or(Ok(()), |port| write!(f, "/{port}"))?;
+        match self.form {
+            Form::Segment => f.write_str(" (segment of no known connection)"),
+            Form::Fragment => f.write_str(" (later fragment)"),
+            _ => Ok(()),
+        }
     }
 }
 

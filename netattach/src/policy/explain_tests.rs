@@ -18,6 +18,7 @@ fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
         at: BTreeSet::from([Place::Network(NetworkRef::new("shop", network))]),
         addresses: vec![address.parse().unwrap()],
         dhcp: false,
+        ethertypes: if name == "db" { vec![0x88b6] } else { Vec::new() },
     }
 }
 
@@ -75,9 +76,9 @@ fn at(address: &str) -> End {
     End::Address(address.parse().unwrap())
 }
 
-const WEB: Asked = Asked { protocol: 6, port: Some(80) };
-const SSH: Asked = Asked { protocol: 6, port: Some(22) };
-const PING: Asked = Asked { protocol: 1, port: None };
+const WEB: Asked = Asked { protocol: 6, port: Some(80), form: Form::Opening };
+const SSH: Asked = Asked { port: Some(22), ..WEB };
+const PING: Asked = Asked { protocol: 1, port: None, ..WEB };
 
 #[test]
 fn each_end_says_what_decided() {
@@ -117,6 +118,31 @@ fn each_end_says_what_decided() {
         let found = legs(Passage::default(), from.clone(), to.clone(), traffic);
         assert_eq!(found.first(), Some(&expected), "{from:?} {to:?} {traffic}");
     }
+}
+
+#[test]
+fn what_opens_no_flow_is_spoken_of_as_the_programs_judge_it() {
+    let of = |form| Asked { form, ..WEB };
+    let not_ip = Leg::NotIp { selected_by: vec!["shop/p".to_owned()] };
+    let strict = Passage { strict_connections: true, ..Passage::default() };
+    let other_port = || Missing::Port(vec!["shop/p ingress[0] (tcp/80)".to_owned()]);
+    for (passage, traffic, passes, expected) in [
+        (Passage::default(), of(Form::Link), true, Leg::KeepsLink),
+        (strict, of(Form::Segment), false, Leg::Midstream),
+        (Passage::default(), of(Form::Ethertype(0x88b6)), true, Leg::Named),
+        (Passage::default(), of(Form::Ethertype(0x88b5)), false, not_ip),
+    ] {
+        let [(_, found, _, ingress)] = &legs(passage, pod("web"), pod("db"), traffic)[..] else {
+            panic!("{traffic}")
+        };
+        assert_eq!((*found, ingress), (passes, &expected), "{traffic}");
+    }
+    let one = |traffic| legs(Passage::default(), pod("web"), pod("db"), traffic).remove(0);
+    assert_eq!(one(of(Form::Segment)), one(WEB));
+    let fragment = one(of(Form::Fragment));
+    let denied = Leg::Denied { policy: 7, selected_by: vec!["shop/p".to_owned()], missing: other_port() };
+    assert_eq!((fragment.1, fragment.3), (false, denied), "its port is not known");
+    assert_eq!(one(of(Form::Ethertype(0x88cc))).2, Leg::Infrastructure);
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl Guarded {
             pod_index,
             routed,
             kept_off: kept_off(protect, attachment),
-            endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect.id, pod, attachment, leased)),
+            endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect, pod, attachment, leased)),
         })
     }
 
@@ -240,7 +240,12 @@ fn device(attachment: &AttachmentPlan, vantage: &Vantage, ends: Option<&Ends>) -
 }
 
 /// An attachment as policies can mean it: by its definition, as its pod's default network, or not at all.
-fn endpoint(id: u32, pod: &PodRef, attachment: &AttachmentPlan, leased: &Leased) -> Option<Endpoint> {
+fn endpoint(
+    protect: &Protect,
+    pod: &PodRef,
+    attachment: &AttachmentPlan,
+    leased: &Leased,
+) -> Option<Endpoint> {
     let at = places(attachment);
     let by_dhcp = |step: &Step| match step {
         Step::Delegate(ipam) if ipam.role == Role::Ipam => ipam.plugin == DHCP,
@@ -248,11 +253,12 @@ fn endpoint(id: u32, pod: &PodRef, attachment: &AttachmentPlan, leased: &Leased)
         _ => false,
     };
     (!at.is_empty()).then(|| Endpoint {
-        id,
+        id: protect.id,
         pod: ObjectName::new(&pod.namespace, &pod.name),
         at,
         addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
         dhcp: attachment.steps.iter().any(by_dhcp),
+        ethertypes: protect.ethertypes.clone(),
     })
 }
 

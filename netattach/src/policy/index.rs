@@ -26,6 +26,8 @@ pub struct Endpoint {
     pub addresses: Vec<IpAddr>,
     /// Whether its addresses come by DHCP.
     pub dhcp: bool,
+    /// Ethertypes that pass whatever the policies say.
+    pub ethertypes: Vec<u16>,
 }
 
 /// A network as policies mean it. The default network can be both.

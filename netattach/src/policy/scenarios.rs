@@ -40,6 +40,7 @@ impl Cluster {
                         .map(|address| address.parse().unwrap())
                         .into(),
                     dhcp: false,
+                    ethertypes: Vec::new(),
                 });
                 cluster.objects.pods.insert(pod.clone(), self::pod(pod).into());
             }

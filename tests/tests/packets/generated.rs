@@ -35,7 +35,7 @@ struct AnyPod {
 
 /// Pods, counted from 1, of which the first is the one under test; labels of the namespaces; policies of namespace `a`.
 #[derive(Debug, Clone)]
-struct World {
+pub(super) struct World {
     pods: Vec<AnyPod>,
     namespaces: BTreeMap<&'static str, &'static str>,
     policies: Vec<Value>,
@@ -114,7 +114,7 @@ fn any_policy() -> impl Strategy<Value = Value> {
     })
 }
 
-fn any_world() -> impl Strategy<Value = World> {
+pub(super) fn any_world() -> impl Strategy<Value = World> {
     let pod = (prop::sample::select(vec!["a", "b"]), any_label())
         .prop_map(|(namespace, label)| AnyPod { namespace, label });
     let pods = prop::collection::vec(pod, 1..6).prop_map(|mut pods| {
@@ -127,7 +127,7 @@ fn any_world() -> impl Strategy<Value = World> {
 }
 
 impl World {
-    fn objects(&self) -> (Objects, Vec<Endpoint>) {
+    pub(super) fn objects(&self) -> (Objects, Vec<Endpoint>) {
         let mut objects = Objects::default();
         let labels = |label: &str| BTreeMap::from([("x".to_owned(), label.to_owned())]);
         for (name, label) in &self.namespaces {
@@ -144,6 +144,7 @@ impl World {
                     .map(|address| address.parse().unwrap())
                     .into(),
                 dhcp: false,
+                ethertypes: Vec::new(),
             });
             let web = ContainerPort {
                 name: Some("web".to_owned()),
@@ -170,12 +171,27 @@ impl World {
         (objects, endpoints)
     }
 
-    /// The answer from the text alone.
-    fn allows(&self, direction: &str, peer: IpAddr, protocol: u8, port: u16) -> bool {
-        let (kind, peers) = if direction == "ingress" { ("Ingress", "from") } else { ("Egress", "to") };
+    /// The policies that isolate the pod under test in a direction.
+    fn isolating(&self, direction: &str) -> Vec<&Value> {
+        let kind = if direction == "ingress" { "Ingress" } else { "Egress" };
         let selected = |policy: &&Value| selects(&policy["podSelector"], self.pods[0].label);
         let lists = |policy: &&Value| policy["policyTypes"].as_array().unwrap().contains(&json!(kind));
-        let isolating: Vec<&Value> = self.policies.iter().filter(selected).filter(lists).collect();
+        self.policies.iter().filter(selected).filter(lists).collect()
+    }
+
+    pub(super) fn isolates(&self, direction: &str) -> bool {
+        !self.isolating(direction).is_empty()
+    }
+
+    /// The answer from the text alone.
+    fn allows(&self, direction: &str, peer: IpAddr, protocol: u8, port: u16) -> bool {
+        self.allows_one(direction, peer, protocol, Some(port))
+    }
+
+    /// The same about traffic whose port may not be known.
+    pub(super) fn allows_one(&self, direction: &str, peer: IpAddr, protocol: u8, port: Option<u16>) -> bool {
+        let peers = if direction == "ingress" { "from" } else { "to" };
+        let isolating = self.isolating(direction);
         let rules = isolating.iter().flat_map(|policy| policy[direction].as_array().unwrap());
         let mut rules = rules.filter(|rule| none_or_any(&rule[peers], |item| self.is_peer(item, peer)));
         let called = if direction == "ingress" { Some(1) } else { self.number_of(peer) };
@@ -186,9 +202,11 @@ impl World {
     /// The number of the pod that has the address.
     fn number_of(&self, address: IpAddr) -> Option<u16> {
         let last = match address {
-            IpAddr::V4(address) => u16::from(address.octets()[3]),
-            IpAddr::V6(address) => address.segments()[7],
-        };
+            IpAddr::V4(address) => address.octets().strip_prefix(&[10, 0, 0]).map(|rest| u16::from(rest[0])),
+            IpAddr::V6(address) => {
+                address.segments().strip_prefix(&[0xfd00, 0, 0, 0, 0, 0, 0]).map(|rest| rest[0])
+            }
+        }?;
         (1..=self.pods.len()).contains(&usize::from(last)).then_some(last)
     }
 
@@ -231,7 +249,7 @@ fn none_or_any(items: &Value, holds: impl Fn(&Value) -> bool) -> bool {
     }
 }
 
-fn is_port(item: &Value, called: Option<u16>, protocol: u8, port: u16) -> bool {
+fn is_port(item: &Value, called: Option<u16>, protocol: u8, port: Option<u16>) -> bool {
     let wanted = match item.get("protocol").and_then(Value::as_str).unwrap_or("TCP") {
         "TCP" => 6,
         "UDP" => 17,
@@ -239,10 +257,11 @@ fn is_port(item: &Value, called: Option<u16>, protocol: u8, port: u16) -> bool {
     };
     let matches = match item.get("port") {
         None => true,
-        Some(Value::String(_)) => called.is_some_and(|number| port == 10 + number),
+        Some(Value::String(_)) => called.is_some_and(|number| port == Some(10 + number)),
         Some(first) => {
             let first = first.as_u64().unwrap();
-            (first..=item.get("endPort").and_then(Value::as_u64).unwrap_or(first)).contains(&port.into())
+            let last = item.get("endPort").and_then(Value::as_u64).unwrap_or(first);
+            port.is_some_and(|port| (first..=last).contains(&port.into()))
         }
     };
     wanted == protocol && matches

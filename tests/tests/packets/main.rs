@@ -35,6 +35,7 @@ mod limits;
 mod link_control;
 mod pins;
 mod policies;
+mod random;
 mod rig;
 mod sender;
 mod shares;
