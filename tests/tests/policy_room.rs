@@ -242,3 +242,48 @@ fn an_agent_killed_at_any_point_of_an_exchange_leaves_nobody_open() {
     assert!(found[0] >= 2 && found[1] >= 5 && found[2] >= 5, "{points:?}");
     scene.end();
 }
+
+/// More rules than a policy may have (`docs/budgets.md`).
+#[test]
+fn a_policy_beyond_the_budget_of_rules_is_refused_by_name_and_isolates_whom_it_selects() {
+    const RULES: usize = 100_000;
+    let rules = |number: usize| {
+        let spec = json!({
+            "podSelector": {"matchLabels": {"app": "server"}},
+            "policyTypes": ["Ingress"],
+            "ingress": vec![json!({"ports": [{"port": 80}]}); number - 1].into_iter().chain([json!({})]).collect::<Vec<_>>()
+        });
+        policy("many", DEFAULT_NETWORK, &spec)
+    };
+    let mut scene = Scene::new(&[], &[]);
+    let everyone = ["client", "other", "stranger"];
+    scene.await_reach("server", &everyone);
+    scene.node.write("many", &rules(RULES + 1)).unwrap();
+    scene.await_reach("server", &[]);
+    let problem = format!(
+        "spec: has more than {RULES} rules: whom it selects is isolated and none of its rules applies"
+    );
+    let expected = json!([{"object": "multi-networkpolicy shop/many", "problem": problem}]);
+    assert_eq!(scene.conditions(), expected);
+    assert_eq!(scene.node.ctl(&["status"]).unwrap()["source"], expected);
+    assert!(scene.reaches("client", "other"), "whom it does not select is as it was");
+    scene.node.write("many", &rules(RULES)).unwrap();
+    scene.await_reach("server", &everyone);
+    assert_eq!(scene.conditions(), json!([]));
+    for pod in &scene.pods {
+        scene.node.del(pod).success();
+    }
+    let log = scene.node.stop().unwrap();
+    assert!(log.contains("not in force as written") && log.contains("shop/many"), "{log}");
+}
+
+/// A pod is isolated by a policy that cannot be read, if nothing is known of an earlier one.
+#[test]
+fn a_policy_that_cannot_be_read_isolates_from_the_start() {
+    let odd = policy("odd", DEFAULT_NETWORK, &json!({"podSelector": {}, "ingress": 7}));
+    let scene = Scene::new(&[], &[("odd", odd)]);
+    scene.await_reach("server", &[]);
+    scene.node.remove("odd").unwrap();
+    scene.await_reach("server", &["client", "other", "stranger"]);
+    scene.end();
+}

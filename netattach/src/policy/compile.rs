@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use super::budget::{Excess, FINDINGS, Meter, PREFIXES};
 use super::compiled::{CompiledPolicy, Origin, Traffic};
 use super::index::{Peers as KnownPeers, Place};
 use super::model::{
@@ -48,10 +49,11 @@ pub struct Options {
 /// What becomes of attachments whose new policy does not fit into the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnOverflow {
-    /// They keep the policy they had; new ones are isolated completely in the direction that could not be written.
-    #[default]
+    /// In the direction that could not be written those that a policy isolates stay under it, and others are isolated
+    /// completely: what the new policy revokes stays open.
     Keep,
     /// All of them are isolated completely in that direction.
+    #[default]
     Deny,
 }
 
@@ -174,7 +176,7 @@ pub(super) fn tables<'a>(
     peers: &KnownPeers,
     places_of: impl Fn(&Policy) -> &'a BTreeSet<Place>,
     conditions: &mut Vec<Condition>,
-) -> CompiledPolicy {
+) -> Result<CompiledPolicy, Excess> {
     let mut tables = Tables::default();
     for Same(policy) in &key.policies {
         let name = Arc::new(policy.name.clone());
@@ -182,10 +184,13 @@ pub(super) fn tables<'a>(
         for (position, rule) in policy.rules(key.direction).iter().enumerate() {
             let origin = Origin::Policy { name: Arc::clone(&name), direction: key.direction, position };
             let resolving = Resolving { policy, peers, places };
-            tables.add(resolving.resolve(key, origin, rule, conditions));
+            let resolved = resolving.resolve(key, origin, rule, conditions, &mut tables.meter)?;
+            tables.add(resolved)?;
         }
     }
-    beside_policies(options, key).for_each(|rule| tables.add(rule));
+    for rule in beside_policies(options, key) {
+        tables.add(rule)?;
+    }
     tables.finish()
 }
 
@@ -203,13 +208,11 @@ impl Resolving<'_> {
         origin: Origin,
         rule: &Rule,
         conditions: &mut Vec<Condition>,
-    ) -> ResolvedRule {
+        meter: &mut Meter,
+    ) -> Result<ResolvedRule, Excess> {
         let mut resolved = literal(origin, rule);
         if let Peers::Of(peers) = &rule.peers {
-            let of = |peer| self.peers.addresses_of(self.policy, peer, self.places);
-            resolved.hosts = peers.iter().flat_map(of).collect();
-            resolved.hosts.sort_unstable();
-            resolved.hosts.dedup();
+            resolved.hosts = self.hosts(peers, meter)?;
         }
         for (protocol, name) in named_terms(&rule.ports) {
             match key.direction {
@@ -218,26 +221,51 @@ impl Resolving<'_> {
                     resolved.traffic.extend(numbers.map(|port| one_port(protocol, *port)));
                 }
                 Direction::Egress => {
-                    if !self.resolve_at_peers(protocol, name, &mut resolved) {
-                        conditions.push(unresolved(
-                            self.policy,
-                            name,
-                            "is declared by no pod among the peers",
-                        ));
+                    if !self.resolve_at_peers(protocol, name, &mut resolved, meter)? {
+                        let why = "is declared by no pod among the peers";
+                        note(conditions, unresolved(self.policy, name, why));
                     }
                 }
             }
         }
         resolved.traffic.sort_unstable();
         resolved.traffic.dedup();
-        resolved
+        Ok(resolved)
+    }
+
+    /// The addresses of peers that are selectors, in order, each once.
+    fn hosts(&self, peers: &[Peer], meter: &mut Meter) -> Result<Vec<IpAddr>, Excess> {
+        let mut hosts: Vec<IpAddr> = Vec::new();
+        let pods = self.peers.len();
+        for peer in peers.iter().filter(|peer| matches!(peer, Peer::Pods { .. })) {
+            meter.work(1 + pods)?;
+            hosts.extend(self.peers.addresses_of(self.policy, peer, self.places));
+            if hosts.len() > PREFIXES {
+                hosts.sort_unstable();
+                hosts.dedup();
+            }
+            if hosts.len() > PREFIXES {
+                return Err(Excess::Prefixes);
+            }
+        }
+        hosts.sort_unstable();
+        hosts.dedup();
+        Ok(hosts)
     }
 
     /// On the way out a port's name is that of the receiving pod: its number can differ from peer to peer. Whether any
     /// declares it.
-    fn resolve_at_peers(&self, protocol: PortProtocol, name: &str, resolved: &mut ResolvedRule) -> bool {
+    fn resolve_at_peers(
+        &self,
+        protocol: PortProtocol,
+        name: &str,
+        resolved: &mut ResolvedRule,
+        meter: &mut Meter,
+    ) -> Result<bool, Excess> {
         let mut declared = false;
+        let parts: usize = resolved.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
         for (address, pod) in self.peers.pods_on(self.places) {
+            meter.work(1 + parts)?;
             if !resolved.matches(address) {
                 continue;
             }
@@ -248,8 +276,28 @@ impl Resolving<'_> {
                 resolved.traffic_of.entry(address).or_default().extend(traffic);
             }
         }
-        declared
+        Ok(declared)
     }
+}
+
+/// Notes a condition, as long as there are few.
+fn note(conditions: &mut Vec<Condition>, condition: Condition) {
+    if conditions.len() < FINDINGS {
+        conditions.push(condition);
+    }
+}
+
+/// That the rules of a direction lead to more than the budget has.
+pub(super) fn exceeded(key: &Key, excess: Excess) -> Vec<Condition> {
+    let of = |policy: &Same<Policy>| Condition {
+        object: Subject::Policy(policy.0.name.clone()),
+        severity: Severity::Error,
+        message: format!(
+            "{}, with the others of whom it selects: they are isolated for {}",
+            excess, key.direction
+        ),
+    };
+    key.policies.iter().map(of).collect()
 }
 
 /// The numbers of the pod's own ports that ingress rules name. What it does not declare goes to `conditions`.
@@ -263,7 +311,8 @@ pub(super) fn ports_of_target(
         for (protocol, name) in policy.ingress.iter().flat_map(|rule| named_terms(&rule.ports)) {
             let found = declared_ports(pod, protocol, name);
             if found.is_empty() {
-                conditions.push(unresolved(policy, name, &format!("is not declared by pod {}", pod.name)));
+                let why = format!("is not declared by pod {}", pod.name);
+                note(conditions, unresolved(policy, name, &why));
             } else {
                 numbers.insert((protocol, name.to_owned()), found);
             }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::npwg::restriction::Isolation;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::policy::budget::{POLICIES, RULES_OF_NODE};
 use crate::policy::compiled::PortPrefix;
 use crate::policy::evaluate::evaluate;
 use crate::policy::index::Endpoint;
@@ -564,4 +565,117 @@ fn authors_are_told_what_is_not_as_written() {
     );
     assert_eq!(desired.undecided, BTreeSet::from([50]));
     assert!(!desired.endpoints.contains_key(&50));
+}
+
+/// Prefixes that enclose each other, each with an exception of its own, and hosts in all of them.
+#[test]
+fn what_rules_lead_to_is_bounded_and_isolates_beyond() {
+    let hosts = |number: usize| -> Vec<Value> {
+        let host = |it: usize| format!("10.{}.{}.{}/32", it >> 16, it >> 8 & 255, it & 255);
+        (0..number).map(|it| json!({"ipBlock": {"cidr": host(it)}})).collect()
+    };
+    let ports = |number: usize| -> Vec<Value> { (1..=number).map(|port| json!({"port": port})).collect() };
+    // Each host has a class of its own, with the ports that everybody has: hosts x ports.
+    let entries = |each: usize| -> Value {
+        let own = (0..each).map(|it| json!({"from": [hosts(it + 1)[it]], "ports": [{"port": 50_000 + it}]}));
+        let all = json!({"ports": ports(each)});
+        json!({"ingress": std::iter::once(all).chain(own).collect::<Vec<_>>()})
+    };
+    // Each host is looked at once for each of the blocks that hold it.
+    let work = |blocks: usize, single: usize| -> Value {
+        let block = json!({"ipBlock": {"cidr": "10.0.0.0/8"}});
+        let all = json!({"from": vec![block; blocks], "ports": [{"port": 80}]});
+        json!({"ingress": [all, {"from": hosts(single)}]})
+    };
+    let table = [
+        (entries(300), None),
+        (entries(600), Some(Excess::Entries)),
+        (work(1000, 1000), None),
+        (work(7000, 8000), Some(Excess::Work)),
+    ];
+    for (spec, excess) in table {
+        let desired = World::new().with(&[spec, json!({"ingress": [{"ports": [{"port": 7}]}]})]).compile();
+        let conditions: Vec<&str> = desired.conditions.iter().map(|it| it.message.as_str()).collect();
+        match excess {
+            None => {
+                assert!(conditions.iter().all(|it| !it.contains("isolated for")), "{conditions:?}");
+                assert!(allowed(&desired, "in 10.0.0.1 tcp/80") && allowed(&desired, "in 10.0.0.1 tcp/7"));
+            }
+            Some(excess) => {
+                let told =
+                    format!("{excess}, with the others of whom it selects: they are isolated for ingress");
+                assert_eq!(conditions.iter().filter(|it| **it == told).count(), 2, "{conditions:?}");
+                assert!(!allowed(&desired, "in 10.0.0.1 tcp/80") && !allowed(&desired, "in 10.0.0.1 tcp/7"));
+            }
+        }
+        assert!(allowed(&desired, "out 10.0.0.1 tcp/80"), "the other direction is as it was");
+    }
+}
+
+/// Rules for the pods of a node that are more than a node takes: who was there first keeps what it has.
+#[test]
+fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
+    let rules = |number: usize| json!({"ingress": vec![json!({"ports": [{"port": 80}]}); number]});
+    let half = RULES_OF_NODE / 2;
+    let endpoints = |world: &World| world.endpoints.iter().map(|it| (it.id, it.clone())).collect();
+    let mut compiler = super::super::compiler::Compiler::default();
+    let mut update = |world: &World| {
+        compiler.update(&Arc::new(world.objects.clone()), &endpoints(world), &Options::default())
+    };
+    let refused = |desired: &Desired| -> Vec<String> {
+        let of_budget = |it: &&Condition| it.message.contains("none of its rules applies");
+        desired.conditions.iter().filter(of_budget).map(|it| it.object.to_string()).collect()
+    };
+    let full = World::new().with(&[rules(half), rules(half)]);
+    let desired = update(&full);
+    assert_eq!((refused(&desired), allowed(&desired, "in 10.0.0.2 tcp/80")), (vec![], true));
+    let mut more = World { objects: full.objects.clone(), endpoints: full.endpoints.clone() };
+    let db =
+        json!({"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"], "ingress": [{}]});
+    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "net-a".to_owned())]);
+    // By its name it comes first.
+    let late = manifest::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
+    more.objects.policies.insert(late.name.object.clone(), Arc::new(late));
+    let desired = update(&more);
+    assert_eq!(refused(&desired), ["multi-networkpolicy shop/a"]);
+    assert!(!allowed(&desired, "3 in 10.0.0.1 tcp/80"), "isolated");
+    assert!(allowed(&desired, "in 10.0.0.2 tcp/80"), "those that were there go on");
+    more.objects.policies.remove(&ObjectName::new("shop", "p1"));
+    let desired = update(&more);
+    assert_eq!((refused(&desired), allowed(&desired, "3 in 10.0.0.1 tcp/80")), (vec![], true));
+    assert_eq!(
+        update(&more),
+        World { objects: more.objects.clone(), endpoints: more.endpoints.clone() }.compile()
+    );
+    // As many policies as there can be, and one more.
+    let mut many = World::new().with(&vec![json!({"ingress": [{"ports": [{"port": 80}]}]}); POLICIES]);
+    assert_eq!(refused(&update(&many)), Vec::<String>::new());
+    let last = manifest::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
+    many.objects.policies.insert(last.name.object.clone(), Arc::new(last));
+    assert_eq!(refused(&update(&many)), ["multi-networkpolicy shop/a"]);
+}
+
+/// More addresses than one direction may lead to, and selectors that would have to be compared with every pod.
+#[test]
+fn peers_that_are_pods_are_counted_too() {
+    let mut world = World::new();
+    for number in 0..1000 {
+        let addresses: Vec<String> =
+            (0..2).map(|it| format!("10.7.{}.{}", number >> 2, number % 4 * 2 + it)).collect();
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        world.pod("shop", &format!("x{number}"), &[], &[("shop/net-a", &addresses)]);
+    }
+    // The last means everyone; the others nobody, which takes a look at the namespaces and is charged for all pods.
+    let nobody = json!({"namespaceSelector": {"matchLabels": {"no": "such"}}});
+    let last = json!({"podSelector": {}});
+    let peers = |number: usize| -> Vec<Value> {
+        std::iter::repeat_n(nobody.clone(), number).chain([last.clone()]).collect()
+    };
+    let within = World { objects: world.objects.clone(), endpoints: world.endpoints.clone() };
+    let desired = within.with(&[json!({"ingress": [{"from": peers(40_000)}]})]).compile();
+    assert!(allowed(&desired, "in 10.7.0.1 tcp/80"));
+    let desired = world.with(&[json!({"ingress": [{"from": peers(60_000)}]})]).compile();
+    assert!(!allowed(&desired, "in 10.7.0.1 tcp/80"));
+    let message = Excess::Work.to_string();
+    assert!(desired.conditions.iter().any(|it| it.message.starts_with(&message)), "{:?}", desired.conditions);
 }

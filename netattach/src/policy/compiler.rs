@@ -14,10 +14,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
+use super::budget::{Excess, POLICIES, RULES_OF_NODE};
 use super::changes::Changes;
 use super::compile::{
-    Condition, Desired, EndpointPolicy, Key, Options, Same, Subject, conditions_of, names_ports_of_peers,
-    ports_of_target, tables,
+    Condition, Desired, EndpointPolicy, Key, Options, Same, Subject, conditions_of, exceeded,
+    names_ports_of_peers, ports_of_target, tables,
 };
 use super::compiled::CompiledPolicy;
 use super::index::{Endpoint, PeerPod, Peers, Place, selecting, selects, usable_networks};
@@ -32,6 +33,11 @@ pub struct Compiler {
     objects: Arc<Objects>,
     peers: Peers,
     policies: BTreeMap<PolicyName, Known>,
+    /// Those for which the node has no room: what they would be.
+    refused: BTreeMap<PolicyName, Arc<Policy>>,
+    /// How many others there are, and their rules.
+    whole: usize,
+    rules: usize,
     attachments: BTreeMap<u32, Attached>,
     made: HashMap<Key, Arc<Made>>,
     contents: Contents,
@@ -96,7 +102,7 @@ impl Compiler {
         // Policies whose tables have to be made again.
         let mut touched = BTreeSet::new();
         self.relabel(&changes, &mut touched);
-        self.take_policies(&changes);
+        self.take_policies(&changes, &mut touched);
         self.look_at_networks(&changes, &mut touched);
         self.take_pods(&changes, endpoints, &mut touched);
         touched.extend(changes.policies.iter().cloned());
@@ -124,19 +130,50 @@ impl Compiler {
         }
     }
 
-    fn take_policies(&mut self, changes: &Changes) {
+    fn take_policies(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
+        for name in &changes.policies {
+            let was_refused = self.refused.remove(name).is_some();
+            if let Some(known) = self.policies.remove(name).filter(|_| !was_refused) {
+                self.whole -= 1;
+                self.rules -= number_of_rules(&known.policy);
+            }
+        }
         for name in &changes.policies {
             let all = match name.kind {
                 PolicyKind::Multi => &self.objects.policies,
                 PolicyKind::Network => &self.objects.network_policies,
             };
-            match all.get(&name.object) {
-                Some(policy) => {
-                    self.policies.insert(name.clone(), Known::new(policy, &self.objects, &self.options))
-                }
-                None => self.policies.remove(name),
-            };
+            if let Some(policy) = all.get(&name.object).cloned() {
+                self.admit(policy);
+            }
         }
+        for (name, policy) in std::mem::take(&mut self.refused) {
+            if self.admit(policy) {
+                touched.insert(name);
+            }
+        }
+    }
+
+    /// Takes in a policy, without its rules where the node has no room for them: whoever was there before keeps it. Whether it
+    /// is whole.
+    fn admit(&mut self, policy: Arc<Policy>) -> bool {
+        let number = number_of_rules(&policy);
+        let excess = if self.whole >= POLICIES {
+            Some(Excess::Policies)
+        } else {
+            (self.rules + number > RULES_OF_NODE).then_some(Excess::RulesOfNode)
+        };
+        let Some(excess) = excess else {
+            self.whole += 1;
+            self.rules += number;
+            let known = Known::new(&policy, &self.objects, &self.options);
+            self.policies.insert(policy.name.clone(), known);
+            return true;
+        };
+        let bare = Arc::new(policy.without_rules(excess, self.options.policy_types_inference));
+        self.policies.insert(policy.name.clone(), Known::new(&bare, &self.objects, &self.options));
+        self.refused.insert(policy.name.clone(), policy);
+        false
     }
 
     fn look_at_networks(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
@@ -224,7 +261,7 @@ impl Compiler {
         let attached = self.attachments.get_mut(&endpoint.id).filter(|_| !is_new);
         let Some(selected) = attached.and_then(|attached| attached.selected.as_mut()) else {
             let all = selecting(&self.objects, network_policy, pod, &endpoint.at);
-            return Reselected::By(all.cloned().collect());
+            return Reselected::By(all.map(|policy| in_force(&self.policies, policy)).collect());
         };
         let is_touched = |by: &[Arc<Policy>]| by.iter().any(|policy| touched.contains(&policy.name));
         let mut is_concerned = is_touched(&selected.by);
@@ -239,7 +276,8 @@ impl Compiler {
         if !is_concerned {
             return Reselected::AsItWas;
         }
-        let mut by = std::mem::take(&mut selected.by);
+        let mut by: Vec<Arc<Policy>> =
+            selected.by.iter().map(|policy| in_force(&self.policies, policy)).collect();
         by.sort_by(|one, other| one.name.cmp(&other.name));
         Reselected::By(by)
     }
@@ -270,7 +308,12 @@ impl Compiler {
         }
         let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
         let mut unmatched = Vec::new();
-        let tables = tables(&key, &self.options, &self.peers, places_of, &mut unmatched);
+        let made = tables(&key, &self.options, &self.peers, places_of, &mut unmatched);
+        let tables = made.unwrap_or_else(|excess| {
+            unmatched = exceeded(&key, excess);
+            // Nobody gets through.
+            CompiledPolicy::default()
+        });
         let made = Arc::new(Made { tables: self.contents.share(tables), conditions: unmatched });
         self.made.insert(key, Arc::clone(&made));
         Some(made)
@@ -353,6 +396,15 @@ impl Known {
         };
         pod.is_on(&self.places) && (self.names_ports_of_peers || self.selectors.iter().any(selects))
     }
+}
+
+/// A policy as it is in force, which may be without its rules.
+fn in_force(policies: &BTreeMap<PolicyName, Known>, policy: &Arc<Policy>) -> Arc<Policy> {
+    Arc::clone(policies.get(&policy.name).map_or(policy, |known| &known.policy))
+}
+
+fn number_of_rules(policy: &Policy) -> usize {
+    policy.ingress.len() + policy.egress.len()
 }
 
 fn unknown_pod(endpoint: &Endpoint) -> Condition {

@@ -168,6 +168,11 @@ impl Peers {
         })
     }
 
+    /// How many pods there are to look at.
+    pub(super) fn len(&self) -> usize {
+        self.namespaces.values().map(|namespace| namespace.pods.len()).sum()
+    }
+
     /// Every address that a pod has at these places, with the pod.
     pub(super) fn pods_on(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = (IpAddr, &Pod)> {
         let pods = self.namespaces.values().flat_map(|namespace| namespace.pods.values());

@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
 
+use super::budget::shown;
+
 /// A key of an object.
 pub(super) enum Key {
     Known(&'static str),
@@ -33,7 +35,7 @@ impl Visitor<'_> for Keys {
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Key, E> {
         let known = self.0.iter().find(|known| **known == name);
-        Ok(known.map_or_else(|| Key::Unknown(name.to_owned()), |known| Key::Known(known)))
+        Ok(known.map_or_else(|| Key::Unknown(shown(name)), |known| Key::Known(known)))
     }
 }
 
@@ -63,7 +65,9 @@ macro_rules! keyed {
                                 }
                                 Key::Unknown(name) => {
                                     map.next_value::<serde::de::IgnoredAny>()?;
-                                    object.unknown.insert(name);
+                                    if object.unknown.len() < $crate::policy::budget::UNKNOWN_KEYS {
+                                        object.unknown.insert(name);
+                                    }
                                 }
                             }
                         }

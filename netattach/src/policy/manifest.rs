@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
+use super::budget::{Bounded, Excess, FINDINGS, NETWORKS, PEERS, PORTS, RULES, pass_over, shown};
 use super::keyed::keyed;
 use super::model::{
     Direction, Directions, Finding, Peer, Peers, Policy, PolicyName, PortTerm, Ports, Problem, Rule, Severity,
@@ -55,6 +56,32 @@ pub(crate) fn read_multi(name: ObjectName, annotations: &BTreeMap<String, String
     let mut found = Findings::default();
     let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
     read_spec(PolicyName::multi(name), networks, spec, found)
+}
+
+/// A MultiNetworkPolicy of which only the name and the networks can be read: nobody knows whom it means, so it isolates every pod
+/// of its namespace there, and allows nothing.
+pub(crate) fn unreadable_multi(name: ObjectName, annotations: &BTreeMap<String, String>) -> Policy {
+    let mut found = Findings::default();
+    let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
+    unreadable(PolicyName::multi(name), networks, found)
+}
+
+/// As [`unreadable_multi`], for a NetworkPolicy.
+pub(crate) fn unreadable_network(name: ObjectName) -> Policy {
+    unreadable(PolicyName::network(name), BTreeSet::new(), Findings::default())
+}
+
+fn unreadable(name: PolicyName, networks: BTreeSet<NetworkRef>, mut found: Findings) -> Policy {
+    found.fail("spec", Finding::Unreadable);
+    Policy {
+        name,
+        networks,
+        pods: Selector::default(),
+        ingress: Vec::new(),
+        egress: Vec::new(),
+        directions: Directions::Listed { ingress: true, egress: true },
+        problems: found.into_problems(),
+    }
 }
 
 fn shape(name: PolicyName, spec: &Value) -> Result<Spec, ManifestError> {
@@ -101,7 +128,7 @@ pub fn read_common_rules(direction: Direction, rules: &[Value]) -> Result<Vec<Ru
             found.fail(format!("spec.{direction}[{position}]"), Finding::NotForAll);
         }
     }
-    match found.0.into_iter().next() {
+    match found.into_problems().into_iter().next() {
         None => Ok(rules),
         Some(problem) => {
             let path = problem.path.trim_start_matches("spec.").to_owned();
@@ -128,13 +155,34 @@ pub enum CommonRulesError {
 }
 
 fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut found: Findings) -> Policy {
-    for key in spec.unknown {
-        found.warn("spec", Finding::IgnoredKey(key));
-    }
     let (ingress, egress) = (spec.ingress.unwrap_or_default(), spec.egress.unwrap_or_default());
-    found.0.extend(ingress.found.0.into_iter().chain(egress.found.0));
+    // Where it isolates is not left out: that would leave pods open.
+    let too_many_networks = (networks.len() > NETWORKS).then_some(Excess::Networks);
+    let excess = too_many_networks.or_else(|| excess(&ingress.counted, &egress.counted));
+    found.extend(ingress.found);
+    found.extend(egress.found);
     let (mut ingress, mut egress) = (ingress.rules, egress.rules);
-    let mut directions = directions(spec.policy_types.unwrap_or_default(), &ingress, &egress, &mut found);
+    let listed = spec.policy_types.unwrap_or_default();
+    let mut directions = directions(listed, &ingress, &egress, &mut found);
+    // What stands under an unknown key may have been meant as rules of either direction.
+    let is_open = !spec.unknown.is_empty() && directions == Directions::Inferred;
+    if is_open {
+        directions = Directions::Listed { ingress: true, egress: true };
+    }
+    for key in spec.unknown {
+        match is_open {
+            true => found.fail("spec", Finding::UnknownSpecKey(key)),
+            false => found.warn("spec", Finding::IgnoredKey(key)),
+        }
+    }
+    if let Some(excess) = excess {
+        found.fail("spec", Finding::Excess(excess));
+        if directions == Directions::Inferred {
+            directions = Directions::Listed { ingress: true, egress: !egress.is_empty() };
+        }
+        // Not kept either: it is the memory of everybody's agent.
+        (ingress, egress) = (Vec::new(), Vec::new());
+    }
     let pods = match Selector::try_from(spec.pod_selector.unwrap_or_default()) {
         Ok(selector) => selector,
         Err(error) => {
@@ -148,8 +196,11 @@ fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut f
             Selector::default()
         }
     };
-    Policy { name, networks, pods, ingress, egress, directions, problems: found.0 }
+    Policy { name, networks, pods, ingress, egress, directions, problems: found.into_problems() }
 }
+
+/// Entries of `policyTypes` that are looked at: there are two.
+const MOST_TYPES: usize = 16;
 
 /// A policy's `spec` as written in a manifest.
 #[derive(Default)]
@@ -157,7 +208,7 @@ pub(crate) struct Spec {
     pod_selector: Option<selector::Written>,
     ingress: Option<Rules<Incoming>>,
     egress: Option<Rules<Outgoing>>,
-    policy_types: Option<Vec<String>>,
+    policy_types: Option<Bounded<String, MOST_TYPES>>,
     unknown: BTreeSet<String>,
 }
 
@@ -172,8 +223,36 @@ keyed!(Spec {
 /// twice.
 struct Rules<D> {
     rules: Vec<Rule>,
+    counted: Counted,
     found: Findings,
     direction: PhantomData<D>,
+}
+
+/// What the rules of one direction are made of.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    rules: usize,
+    peers: usize,
+    ports: usize,
+}
+
+/// The first bound that a policy of these two directions does not keep.
+fn excess(ingress: &Counted, egress: &Counted) -> Option<Excess> {
+    let bounds = [
+        (ingress.rules + egress.rules, RULES, Excess::Rules),
+        (ingress.peers + egress.peers, PEERS, Excess::Peers),
+        (ingress.ports + egress.ports, PORTS, Excess::Ports),
+    ];
+    bounds.into_iter().find(|(number, most, _)| number > most).map(|(_, _, excess)| excess)
+}
+
+impl Counted {
+    fn add(&mut self, rule: &WrittenRule) {
+        let peers = rule.from.iter().chain(&rule.to);
+        self.rules += 1;
+        self.peers += peers.map(WrittenPeers::count).sum::<usize>();
+        self.ports += rule.ports.as_ref().map_or(0, |ports| ports.items.len() + usize::from(ports.has_more));
+    }
 }
 
 trait Way {
@@ -194,7 +273,8 @@ impl Way for Outgoing {
 
 impl<D> Default for Rules<D> {
     fn default() -> Self {
-        Self { rules: Vec::new(), found: Findings::default(), direction: PhantomData }
+        let (rules, found) = (Vec::new(), Findings::default());
+        Self { rules, counted: Counted::default(), found, direction: PhantomData }
     }
 }
 
@@ -212,23 +292,40 @@ impl<'de, D: Way> Visitor<'de> for Rules<D> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut written: A) -> Result<Self, A::Error> {
-        while let Some(next) = written.next_element()? {
+        while excess(&self.counted, &Counted::default()).is_none() {
+            let Some(next) = written.next_element()? else { return Ok(self) };
+            self.counted.add(&next);
             let read = rule(D::DIRECTION, self.rules.len(), next, &mut self.found);
             self.rules.push(read);
         }
+        self.counted.rules += pass_over(&mut written)?;
         Ok(self)
     }
 }
 
 #[derive(Default)]
 struct WrittenRule {
-    from: Option<Vec<WrittenPeer>>,
-    to: Option<Vec<WrittenPeer>>,
-    ports: Option<Vec<WrittenPort>>,
+    from: Option<WrittenPeers>,
+    to: Option<WrittenPeers>,
+    ports: Option<Bounded<WrittenPort, PORTS>>,
     unknown: BTreeSet<String>,
 }
 
 keyed!(WrittenRule { "from" => from, "to" => to, "ports" => ports });
+
+type WrittenPeers = Bounded<WrittenPeer, PEERS>;
+
+impl WrittenPeers {
+    /// Peers and exceptions; one more than there are where there are more than that.
+    fn count(&self) -> usize {
+        let exceptions = |peer: &WrittenPeer| {
+            let except = peer.ip_block.as_ref().and_then(|block| block.except.as_ref());
+            except.map_or(0, |except| except.items.len() + usize::from(except.has_more))
+        };
+        let of_peers: usize = self.items.iter().map(|peer| 1 + exceptions(peer)).sum();
+        of_peers + usize::from(self.has_more)
+    }
+}
 
 #[derive(Default)]
 struct WrittenPeer {
@@ -247,7 +344,7 @@ keyed!(WrittenPeer {
 #[derive(Default)]
 struct WrittenBlock {
     cidr: Option<String>,
-    except: Option<Vec<String>>,
+    except: Option<Bounded<String, PEERS>>,
     unknown: BTreeSet<String>,
 }
 
@@ -263,16 +360,44 @@ struct WrittenPort {
 
 keyed!(WrittenPort { "protocol" => protocol, "port" => port, "endPort" => end_port });
 
+/// What was found, as far as it is told, and how much more there was.
 #[derive(Default)]
-struct Findings(Vec<Problem>);
+struct Findings {
+    told: Vec<Problem>,
+    untold: usize,
+}
 
 impl Findings {
     fn warn(&mut self, path: impl fmt::Display, finding: Finding) {
-        self.0.push(Problem { severity: Severity::Warning, path: path.to_string(), finding });
+        self.add(Severity::Warning, path, finding);
     }
 
     fn fail(&mut self, path: impl fmt::Display, finding: Finding) {
-        self.0.push(Problem { severity: Severity::Error, path: path.to_string(), finding });
+        self.add(Severity::Error, path, finding);
+    }
+
+    fn add(&mut self, severity: Severity, path: impl fmt::Display, finding: Finding) {
+        // What refuses the whole policy is always told.
+        if self.told.len() < FINDINGS || matches!(finding, Finding::Excess(_)) {
+            self.told.push(Problem { severity, path: path.to_string(), finding });
+        } else {
+            self.untold += 1;
+        }
+    }
+
+    fn extend(&mut self, other: Self) {
+        for problem in other.told {
+            self.add(problem.severity, problem.path, problem.finding);
+        }
+        self.untold += other.untold;
+    }
+
+    fn into_problems(mut self) -> Vec<Problem> {
+        if self.untold > 0 {
+            let finding = Finding::Untold(self.untold);
+            self.told.push(Problem { severity: Severity::Error, path: "spec".to_owned(), finding });
+        }
+        self.told
     }
 }
 
@@ -288,7 +413,7 @@ fn networks(annotation: Option<&String>, namespace: &str, found: &mut Findings) 
         if is_label(namespace) && is_subdomain(name) {
             networks.insert(NetworkRef::new(namespace, name));
         } else {
-            found.fail(&path, Finding::NetworkName(item));
+            found.fail(&path, Finding::NetworkName(shown(&item)));
         }
     }
     if networks.is_empty() {
@@ -297,15 +422,22 @@ fn networks(annotation: Option<&String>, namespace: &str, found: &mut Findings) 
     networks
 }
 
-fn directions(listed: Vec<String>, ingress: &[Rule], egress: &[Rule], found: &mut Findings) -> Directions {
+fn directions(
+    listed: Bounded<String, MOST_TYPES>,
+    ingress: &[Rule],
+    egress: &[Rule],
+    found: &mut Findings,
+) -> Directions {
     const PATH: &str = "spec.policyTypes";
+    let Bounded { items: listed, has_more } = listed;
     if listed.is_empty() {
         if ingress.is_empty() {
             found.warn(PATH, Finding::TypesInferred);
         }
         return Directions::Inferred;
     }
-    let (mut has_ingress, mut has_egress) = (false, false);
+    // What is not looked at may be either.
+    let (mut has_ingress, mut has_egress) = (has_more, has_more);
     for (position, word) in listed.into_iter().enumerate() {
         let path = format!("{PATH}[{position}]");
         let read_as = match word.to_ascii_lowercase().as_str() {
@@ -318,7 +450,7 @@ fn directions(listed: Vec<String>, ingress: &[Rule], egress: &[Rule], found: &mu
                 "Egress"
             }
             _ => {
-                found.fail(path, Finding::PolicyType(word));
+                found.fail(path, Finding::PolicyType(shown(&word)));
                 has_ingress = true;
                 has_egress = true;
                 continue;
@@ -360,8 +492,8 @@ fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut
     }
     let peers = match peers {
         None => Peers::Any,
-        Some(items) if items.is_empty() => Peers::Any,
-        Some(items) => {
+        Some(list) if list.items.is_empty() => Peers::Any,
+        Some(Bounded { items, .. }) => {
             // Not collected: that would keep the memory of what was written, which is several times as much.
             let mut peers = Vec::with_capacity(items.len());
             for (position, item) in items.into_iter().enumerate() {
@@ -372,8 +504,8 @@ fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut
     };
     let ports = match written.ports {
         None => Ports::Any,
-        Some(items) if items.is_empty() => Ports::Any,
-        Some(items) => {
+        Some(list) if list.items.is_empty() => Ports::Any,
+        Some(Bounded { items, .. }) => {
             let mut ports = Vec::with_capacity(items.len());
             for (position, item) in items.into_iter().enumerate() {
                 ports.extend(port(&format_args!("{path}.ports[{position}]"), item, found));
@@ -422,7 +554,7 @@ fn block(path: Path<'_>, written: WrittenBlock, found: &mut Findings) -> Option<
     }
     let net = prefix(&format_args!("{path}.cidr"), &written.cidr.unwrap_or_default(), found)?;
     let mut except = Vec::new();
-    for (position, text) in written.except.unwrap_or_default().iter().enumerate() {
+    for (position, text) in written.except.unwrap_or_default().items.iter().enumerate() {
         let path = &format_args!("{path}.except[{position}]");
         // An unreadable exception may have meant any part of the block.
         let cut = prefix(path, text, found)?;
@@ -440,12 +572,12 @@ fn block(path: Path<'_>, written: WrittenBlock, found: &mut Findings) -> Option<
 
 fn prefix(path: Path<'_>, text: &str, found: &mut Findings) -> Option<IpNet> {
     let Ok(net) = text.parse::<IpNet>() else {
-        found.fail(path, Finding::Cidr(text.to_owned()));
+        found.fail(path, Finding::Cidr(shown(text)));
         return None;
     };
     let canonical = net.trunc();
     if canonical != net {
-        found.warn(path, Finding::HostBits { written: text.to_owned(), read_as: canonical });
+        found.warn(path, Finding::HostBits { written: shown(text), read_as: canonical });
     }
     Some(canonical)
 }
@@ -468,7 +600,7 @@ fn port(path: Path<'_>, written: WrittenPort, found: &mut Findings) -> Option<Po
         Some(value) => match port_number(&value) {
             Some(number) => Some(number),
             None => {
-                found.fail(path, Finding::Port(value.to_string()));
+                found.fail(path, Finding::Port(shown(&value.to_string())));
                 return None;
             }
         },
@@ -486,7 +618,7 @@ fn port(path: Path<'_>, written: WrittenPort, found: &mut Findings) -> Option<Po
 fn protocol(path: Path<'_>, written: Option<String>, found: &mut Findings) -> Option<PortProtocol> {
     let Some(word) = written else { return Some(PortProtocol::Tcp) };
     let Some(protocol) = PortProtocol::from_name(&word) else {
-        found.fail(path, Finding::Protocol(word));
+        found.fail(path, Finding::Protocol(shown(&word)));
         return None;
     };
     let read_as = match protocol {
@@ -501,7 +633,7 @@ fn protocol(path: Path<'_>, written: Option<String>, found: &mut Findings) -> Op
 }
 
 fn bad_end(path: Path<'_>, end: &Value, found: &mut Findings) -> Option<PortTerm> {
-    found.fail(path, Finding::EndPort { end: end.to_string() });
+    found.fail(path, Finding::EndPort { end: shown(&end.to_string()) });
     None
 }
 

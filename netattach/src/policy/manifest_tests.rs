@@ -309,10 +309,79 @@ fn an_unreadable_pod_selector_isolates_and_allows_nothing() {
     assert_eq!(
         policy.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
         [
-            r#"spec: unknown key "color" is ignored"#,
+            r#"spec: unknown key "color", and no policyTypes: both directions are isolated"#,
             r#"spec.podSelector: operator of "a" is "Is", but must be In, NotIn, Exists or DoesNotExist: every pod of the namespace is isolated and no rule of this policy applies"#,
         ]
     );
+}
+
+/// An unknown key may have been `egress`: without policy types nobody knows what it was to isolate.
+#[test]
+fn an_unknown_key_of_the_specification_isolates_both_directions_unless_policy_types_say_which() {
+    let inferred = policy(json!({"podSelector": {}, "ingres": [{}]}));
+    assert_eq!(inferred.directions, Directions::Listed { ingress: true, egress: true });
+    let listed = policy(json!({"podSelector": {}, "ingres": [{}], "policyTypes": ["Ingress"]}));
+    assert_eq!(listed.directions, Directions::Listed { ingress: true, egress: false });
+    assert_eq!(said(&listed), [r#"Warning spec: unknown key "ingres" is ignored"#]);
+}
+
+#[test]
+fn a_policy_takes_as_many_rules_peers_ports_and_networks_as_its_budget_has() {
+    let block = json!({"ipBlock": {"cidr": "10.0.0.0/8"}});
+    let cut =
+        |number: usize| json!({"ipBlock": {"cidr": "10.0.0.0/8", "except": vec!["10.1.0.0/16"; number]}});
+    let rules = |ingress: usize, egress: usize| json!({"ingress": vec![json!({}); ingress], "egress": vec![json!({}); egress]});
+    let of = |key: &str, items: Vec<Value>| json!({"ingress": [{key: items}], "egress": [{}]});
+    let port = json!({"port": 80});
+    let table = [
+        (rules(RULES - 1, 1), rules(RULES, 1), Excess::Rules),
+        (rules(1, RULES - 1), rules(0, RULES + 1), Excess::Rules),
+        (of("from", vec![block.clone(); PEERS]), of("from", vec![block; PEERS + 1]), Excess::Peers),
+        (of("from", vec![cut(PEERS - 1)]), of("from", vec![cut(PEERS)]), Excess::Peers),
+        (of("ports", vec![port.clone(); PORTS]), of("ports", vec![port; PORTS + 1]), Excess::Ports),
+    ];
+    for (mut within, mut beyond, excess) in table {
+        for spec in [&mut within, &mut beyond] {
+            spec["podSelector"] = json!({"matchLabels": {"app": "web"}});
+        }
+        let (within, beyond) = (policy(within), policy(beyond));
+        assert_eq!(
+            within.problems.iter().find(|it| matches!(it.finding, Finding::Excess(_))),
+            None,
+            "{excess}"
+        );
+        assert!(!within.egress.is_empty());
+        let expected = format!("spec: {excess}: whom it selects is isolated and none of its rules applies");
+        assert_eq!(beyond.problems.last().unwrap().to_string(), expected);
+        assert_eq!((beyond.ingress.len(), beyond.egress.len()), (0, 0));
+        assert_eq!(beyond.pods, within.pods, "whom it selects");
+        assert_eq!(beyond.directions, Directions::Listed { ingress: true, egress: true });
+    }
+    let networks = |number: usize| (0..number).map(|it| format!("n{it}")).collect::<Vec<_>>().join(",");
+    let on = |number| policy_for(Some(&networks(number)), json!({"podSelector": {}, "ingress": [{}]}));
+    assert_eq!((on(NETWORKS).ingress.len(), said(&on(NETWORKS))), (1, vec![]));
+    let beyond = on(NETWORKS + 1);
+    assert_eq!((beyond.networks.len(), beyond.ingress.len()), (NETWORKS + 1, 0), "isolated on all of them");
+    assert_eq!(beyond.problems[0].finding, Finding::Excess(Excess::Networks));
+}
+
+#[test]
+fn findings_beyond_the_budget_are_counted() {
+    let wrong =
+        |number: usize| policy(json!({"podSelector": {}, "ingress": vec![json!({"form": []}); number]}));
+    assert_eq!(wrong(FINDINGS).problems.len(), FINDINGS);
+    let more = wrong(FINDINGS + 7);
+    assert_eq!(more.problems.len(), FINDINGS + 1);
+    assert_eq!(more.problems[FINDINGS].to_string(), "spec: 7 more findings are not told");
+    let long = policy(json!({"podSelector": {}, "ingress": [{"x".repeat(1000): 1}]}));
+    assert!(long.problems[0].to_string().len() < 400, "{}", long.problems[0]);
+}
+
+#[test]
+fn more_policy_types_than_there_can_be_isolate_both_directions() {
+    let types = |number: usize| policy(json!({"podSelector": {}, "policyTypes": vec!["Ingress"; number]}));
+    assert_eq!(types(MOST_TYPES).directions, Directions::Listed { ingress: true, egress: false });
+    assert_eq!(types(MOST_TYPES + 1).directions, Directions::Listed { ingress: true, egress: true });
 }
 
 #[test]

@@ -9,6 +9,7 @@
 
 mod adoption;
 pub mod advice;
+pub mod budget;
 mod changes;
 pub mod compile;
 pub mod compiled;

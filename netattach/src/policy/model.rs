@@ -5,6 +5,7 @@ use std::fmt;
 
 use ipnet::IpNet;
 
+use super::budget::Excess;
 use super::selector::{Selector, SelectorError};
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
@@ -186,6 +187,18 @@ pub enum Finding {
     /// A key of the specification that does not exist.
     #[error("unknown key {0:?} is ignored")]
     IgnoredKey(String),
+    /// The same where nothing says which directions the policy isolates.
+    #[error("unknown key {0:?}, and no policyTypes: both directions are isolated")]
+    UnknownSpecKey(String),
+    /// More than the budget has.
+    #[error("{0}: whom it selects is isolated and none of its rules applies")]
+    Excess(Excess),
+    /// The specification does not have the shape that it must have.
+    #[error("cannot be read: every pod of the namespace is isolated")]
+    Unreadable,
+    /// There is more than is told.
+    #[error("{0} more findings are not told")]
+    Untold(usize),
     /// The selector of the policy is unreadable.
     #[error("{0}: every pod of the namespace is isolated and no rule of this policy applies")]
     PodSelector(SelectorError),
@@ -281,6 +294,23 @@ impl Policy {
         match direction {
             Direction::Ingress => &self.ingress,
             Direction::Egress => &self.egress,
+        }
+    }
+
+    /// The policy as it is in force beyond a bound: it isolates whom it did, and allows nothing.
+    pub(super) fn without_rules(&self, excess: Excess, inference: Inference) -> Self {
+        let [ingress, egress] =
+            [Direction::Ingress, Direction::Egress].map(|direction| self.isolates(direction, inference));
+        let problem =
+            Problem { severity: Severity::Error, path: "spec".to_owned(), finding: Finding::Excess(excess) };
+        Self {
+            name: self.name.clone(),
+            networks: self.networks.clone(),
+            pods: self.pods.clone(),
+            ingress: Vec::new(),
+            egress: Vec::new(),
+            directions: Directions::Listed { ingress, egress },
+            problems: vec![problem],
         }
     }
 

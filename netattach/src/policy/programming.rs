@@ -268,7 +268,8 @@ impl Enforcer {
         Ok(self.take_out(state, unread)?)
     }
 
-    /// Says which policies are not in the maps, to who asks and, once, in the log.
+    /// Says which policies are not in the maps, to who asks and, once, in the log; and in the log what is new of what is wrong with
+    /// them otherwise.
     fn tell_refused(
         &self,
         state: &mut State,
@@ -285,6 +286,14 @@ impl Enforcer {
             tracing::error!(object = %condition.object, problem = condition.message, "policy not in force");
         }
         state.over_capacity = told.into_iter().collect();
+        let is_new = |condition: &&Condition| {
+            // Sorted, as the compiler has them.
+            condition.severity == Severity::Error
+                && state.desired.conditions.binary_search(condition).is_err()
+        };
+        for condition in desired.conditions.iter().filter(is_new) {
+            tracing::warn!(object = %condition.object, problem = condition.message, "not in force as written");
+        }
     }
 
     /// Switches an attachment, both directions at once.

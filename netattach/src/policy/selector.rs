@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
+use super::budget::{Bounded, BoundedMap, REQUIREMENTS, VALUES, shown};
 use super::keyed::keyed;
 
 /// Labels of an object.
@@ -77,6 +78,15 @@ pub enum SelectorError {
         /// Operator as written.
         operator: String,
     },
+    /// More requirements than [`REQUIREMENTS`].
+    #[error("has more than {REQUIREMENTS} requirements")]
+    TooMany,
+    /// More values than [`VALUES`].
+    #[error("requirement on {key:?} has more than {VALUES} values")]
+    TooManyValues {
+        /// Label.
+        key: String,
+    },
     /// `In` and `NotIn` need values, the other two have none.
     #[error("{operator} of {key:?} has {found} values, but must have {expected}")]
     Values {
@@ -94,8 +104,8 @@ pub enum SelectorError {
 /// A selector as written in a manifest.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    match_labels: Option<BTreeMap<String, String>>,
-    match_expressions: Option<Vec<WrittenExpression>>,
+    match_labels: Option<BoundedMap<REQUIREMENTS>>,
+    match_expressions: Option<Bounded<WrittenExpression, REQUIREMENTS>>,
     unknown: BTreeSet<String>,
 }
 
@@ -105,7 +115,7 @@ keyed!(Written { "matchLabels" => match_labels, "matchExpressions" => match_expr
 struct WrittenExpression {
     key: String,
     operator: String,
-    values: Option<Vec<String>>,
+    values: Option<Bounded<String, VALUES>>,
 }
 
 impl TryFrom<Written> for Selector {
@@ -115,10 +125,15 @@ impl TryFrom<Written> for Selector {
         if let Some(key) = written.unknown.into_iter().next() {
             return Err(SelectorError::UnknownKey(key));
         }
-        let equalities = written.match_labels.unwrap_or_default().into_iter();
+        let (labels, expressions) = (written.match_labels, written.match_expressions.unwrap_or_default());
+        let has_more = labels.as_ref().is_some_and(|labels| labels.has_more) || expressions.has_more;
+        let equalities = labels.into_iter().flat_map(|labels| labels.entries);
         let mut requirements: Vec<Requirement> =
             equalities.map(|(key, value)| Requirement::In { key, values: vec![value] }).collect();
-        for expression in written.match_expressions.unwrap_or_default() {
+        if has_more || requirements.len() + expressions.items.len() > REQUIREMENTS {
+            return Err(SelectorError::TooMany);
+        }
+        for expression in expressions.items {
             requirements.push(requirement(expression)?);
         }
         Ok(Self { requirements })
@@ -127,15 +142,20 @@ impl TryFrom<Written> for Selector {
 
 fn requirement(expression: WrittenExpression) -> Result<Requirement, SelectorError> {
     let WrittenExpression { key, operator, values } = expression;
-    let values = values.unwrap_or_default();
+    let Bounded { items: values, has_more } = values.unwrap_or_default();
+    if has_more {
+        return Err(SelectorError::TooManyValues { key: shown(&key) });
+    }
     let wants_values = match operator.as_str() {
         "In" | "NotIn" => true,
         "Exists" | "DoesNotExist" => false,
-        _ => return Err(SelectorError::UnknownOperator { key, operator }),
+        _ => {
+            return Err(SelectorError::UnknownOperator { key: shown(&key), operator: shown(&operator) });
+        }
     };
     if wants_values == values.is_empty() {
         let expected = if wants_values { "at least one" } else { "none" };
-        return Err(SelectorError::Values { key, operator, found: values.len(), expected });
+        return Err(SelectorError::Values { key: shown(&key), operator, found: values.len(), expected });
     }
     Ok(match operator.as_str() {
         "In" => Requirement::In { key, values },
@@ -183,6 +203,33 @@ mod tests {
         for (row, written, expected) in table {
             assert_eq!(selector(written.clone()).unwrap().matches(&labels), expected, "{row}: {written}");
         }
+    }
+
+    #[test]
+    fn a_selector_takes_as_many_requirements_and_values_as_its_budget_has() {
+        let expressions = |number: usize, values: usize| {
+            let values: Vec<String> = (0..values).map(|value| value.to_string()).collect();
+            let one = |key| json!({"key": format!("k{key}"), "operator": "NotIn", "values": values});
+            (0..number).map(one).collect::<Vec<_>>()
+        };
+        let labels = |number: usize| -> serde_json::Map<String, Value> {
+            (0..number).map(|key| (format!("l{key}"), json!("v"))).collect()
+        };
+        let whole = selector(json!({"matchLabels": labels(REQUIREMENTS)})).unwrap();
+        assert_eq!(whole.requirements.len(), REQUIREMENTS);
+        let both =
+            json!({"matchLabels": labels(2), "matchExpressions": expressions(REQUIREMENTS - 2, VALUES)});
+        assert_eq!(selector(both).unwrap().requirements.len(), REQUIREMENTS);
+        let too_many = [
+            json!({"matchLabels": labels(REQUIREMENTS + 1)}),
+            json!({"matchExpressions": expressions(REQUIREMENTS + 1, 1)}),
+            json!({"matchLabels": labels(1), "matchExpressions": expressions(REQUIREMENTS, 1)}),
+        ];
+        for written in too_many {
+            assert_eq!(selector(written), Err(SelectorError::TooMany));
+        }
+        let values = json!({"matchExpressions": expressions(1, VALUES + 1)});
+        assert_eq!(selector(values), Err(SelectorError::TooManyValues { key: "k0".to_owned() }));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Rules in addresses and numbers to the tables of one direction: prefixes to classes, classes to ports.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::budget::{ENTRIES, Excess, Meter};
 use super::compiled::{ClassId, CompiledPolicy, Origin, PortPrefix, RuleId, Traffic};
 use super::traffic::wider;
 
@@ -46,9 +48,16 @@ impl ResolvedRule {
 /// Number of a grant: one rule's traffic, for all of its peers or for some.
 type GrantId = usize;
 
-/// Collects rules and works out the tables of one direction.
+/// Grants of all sets of several that are remembered; what others allow is worked out each time.
+const REMEMBERED: usize = 1 << 20;
+
+/// Blocks that all enclosing prefixes together may have: each knows its own.
+const ENCLOSING: usize = 1 << 20;
+
+/// Collects rules and works out the tables of one direction, within the budget.
 #[derive(Default)]
 pub(super) struct Tables {
+    pub(super) meter: Meter,
     rules: Vec<Origin>,
     /// Traffic in order, each once.
     grants: Vec<(RuleId, Vec<Traffic>)>,
@@ -78,7 +87,12 @@ struct Enclosing {
 
 impl Tables {
     /// Adds the next rule.
-    pub(super) fn add(&mut self, rule: ResolvedRule) {
+    pub(super) fn add(&mut self, rule: ResolvedRule) -> Result<(), Excess> {
+        let cuts: usize = rule.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
+        self.meter.prefixes(rule.traffic_of.len() + rule.hosts.len() + cuts)?;
+        if rule.traffic.len() > ENTRIES {
+            return Err(Excess::Entries);
+        }
         let id = RuleId::try_from(self.rules.len() + 1).unwrap_or(RuleId::MAX);
         for (address, traffic) in rule.traffic_of {
             let grant = self.grant(id, traffic.into_iter().collect());
@@ -92,6 +106,7 @@ impl Tables {
             }
         }
         self.rules.push(rule.origin);
+        Ok(())
     }
 
     fn grant(&mut self, rule: RuleId, traffic: Vec<Traffic>) -> GrantId {
@@ -117,8 +132,9 @@ impl Tables {
     /// Goes through the prefixes from wide to narrow, keeping those that enclose the current one on a stack.
     ///
     /// A prefix whose class is that of the next wider one is left out: the lookup finds the same without it.
-    pub(super) fn finish(mut self) -> CompiledPolicy {
+    pub(super) fn finish(mut self) -> Result<CompiledPolicy, Excess> {
         let mut classes = Classes::new(&self.grants);
+        let mut in_enclosing = 0;
         let mut peers = Vec::with_capacity(self.marks.len());
         let mut enclosing: Vec<Enclosing> = Vec::new();
         // Most prefixes are single addresses, which need neither any longer: their memory is used again.
@@ -127,8 +143,8 @@ impl Tables {
         self.marks.sort_by_key(|(net, _)| *net);
         for marks in self.marks.chunk_by(|(one, _), (next, _)| one == next) {
             let Some((net, _)) = marks.first() else { continue };
-            while enclosing.last().is_some_and(|outer| !outer.net.contains(net)) {
-                enclosing.pop();
+            while let Some(outer) = enclosing.pop_if(|outer| !outer.net.contains(net)) {
+                in_enclosing -= outer.blocks.len();
             }
             blocks.clear();
             grants.clear();
@@ -143,25 +159,35 @@ impl Tables {
                     Mark::Grant(grant) => grants.push(*grant),
                 }
             }
+            self.meter.work(marks.len() + blocks.len())?;
             for (_, mark) in marks {
                 if let Mark::Cut(cut) = mark {
+                    self.meter.work(blocks.len())?;
                     blocks.retain(|block| block != cut);
                 }
             }
             grants.extend(blocks.iter().map(|block| self.blocks[*block]));
             grants.sort_unstable();
             grants.dedup();
-            let class = classes.number(&grants);
+            let class = classes.number(&grants, &mut self.meter)?;
             if class != outer_class {
                 peers.push((*net, class));
             }
             // A single address holds nothing.
             if net.prefix_len() < net.max_prefix_len() {
+                in_enclosing += blocks.len();
+                if in_enclosing > ENCLOSING {
+                    return Err(Excess::Work);
+                }
                 enclosing.push(Enclosing { net: *net, blocks: blocks.clone(), class });
             }
         }
         let ports = classes.into_ports(&peers);
-        CompiledPolicy { peers: peers.into_iter().collect(), ports, rules: (1..).zip(self.rules).collect() }
+        Ok(CompiledPolicy {
+            peers: peers.into_iter().collect(),
+            ports,
+            rules: (1..).zip(self.rules).collect(),
+        })
     }
 }
 
@@ -177,6 +203,7 @@ struct Classes<'a> {
     /// The class of each grant alone, which is what most addresses have; 0: not known yet.
     of_one: Vec<ClassId>,
     of_several: HashMap<Vec<GrantId>, ClassId>,
+    remembered: usize,
     by_content: HashMap<Content, ClassId>,
 }
 
@@ -186,6 +213,7 @@ impl<'a> Classes<'a> {
             grants,
             of_one: vec![0; grants.len()],
             of_several: HashMap::new(),
+            remembered: 0,
             by_content: Self::room_for(grants.len()),
         }
     }
@@ -197,29 +225,40 @@ impl<'a> Classes<'a> {
     }
 
     /// The class of grants, given in order, each once.
-    fn number(&mut self, grants: &[GrantId]) -> ClassId {
+    fn number(&mut self, grants: &[GrantId], meter: &mut Meter) -> Result<ClassId, Excess> {
+        meter.work(grants.len())?;
         match *grants {
-            [] => NOTHING,
-            [one] if self.of_one[one] != 0 => self.of_one[one],
+            [] => Ok(NOTHING),
+            [one] if self.of_one[one] != 0 => Ok(self.of_one[one]),
             [one] => {
-                self.of_one[one] = self.of_content(grants);
-                self.of_one[one]
+                self.of_one[one] = self.of_content(grants, meter)?;
+                Ok(self.of_one[one])
             }
             _ => match self.of_several.get(grants) {
-                Some(class) => *class,
+                Some(class) => Ok(*class),
                 None => {
-                    let class = self.of_content(grants);
-                    self.of_several.insert(grants.to_vec(), class);
-                    class
+                    let class = self.of_content(grants, meter)?;
+                    if self.remembered + grants.len() <= REMEMBERED {
+                        self.remembered += grants.len();
+                        self.of_several.insert(grants.to_vec(), class);
+                    }
+                    Ok(class)
                 }
             },
         }
     }
 
-    fn of_content(&mut self, grants: &[GrantId]) -> ClassId {
+    fn of_content(&mut self, grants: &[GrantId], meter: &mut Meter) -> Result<ClassId, Excess> {
+        meter.work(grants.iter().map(|grant| self.grants[*grant].1.len()).sum())?;
         let content = self.content(grants);
         let next = ClassId::try_from(self.by_content.len() + 1).unwrap_or(ClassId::MAX);
-        *self.by_content.entry(content).or_insert(next)
+        match self.by_content.entry(content) {
+            Entry::Occupied(known) => Ok(*known.get()),
+            Entry::Vacant(new) => {
+                meter.entries(new.key().len())?;
+                Ok(*new.insert(next))
+            }
+        }
     }
 
     /// What a set of grants allows, by the first rule that does; without what something wider allows as well.

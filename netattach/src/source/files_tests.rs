@@ -10,6 +10,7 @@ use notify::event::{AccessKind, AccessMode, ModifyKind, RenameMode};
 use tempfile::TempDir;
 
 use super::*;
+use crate::policy::model::Directions;
 use crate::source::ObjectName;
 use crate::source::catalogue::Contents;
 use crate::source::tree::{Read, read_file};
@@ -343,4 +344,32 @@ fn a_settled_file_is_not_read_again() {
     fs::write(directory.path().join("next"), pod("two")).unwrap();
     fs::rename(directory.path().join("next"), &path).unwrap();
     assert_eq!(read(&before), Some(1), "another file");
+}
+
+#[test]
+fn a_policy_that_cannot_be_read_isolates_unless_an_earlier_one_is_known() {
+    let directory = TempDir::new().unwrap();
+    let broken = policy("a").replace("podSelector: {}", "podSelector: 7");
+    write(directory.path(), "a.yaml", &format!("{broken}---\n{}", pod("x")));
+    let mut tree = tree(directory.path());
+    let known = |tree: &Tree| {
+        let objects = tree.objects();
+        let policy = objects.policies[&ObjectName::new("default", "a")].clone();
+        let problems: Vec<String> = policy.problems.iter().map(ToString::to_string).collect();
+        (policy.networks.len(), policy.directions, problems, objects.problems.len(), pods(&objects).len())
+    };
+    let both = Directions::Listed { ingress: true, egress: true };
+    let isolating =
+        (1, both, vec!["spec: cannot be read: every pod of the namespace is isolated".to_owned()], 1, 1);
+    assert_eq!(known(&tree), isolating);
+    tree.read(&Touched::Anything).unwrap();
+    assert_eq!(known(&tree), isolating);
+    let ingress = Directions::Listed { ingress: true, egress: false };
+    let readable = |problems| (1, ingress, vec![], problems, 1);
+    write(directory.path(), "a.yaml", &format!("{}---\n{}", policy("a"), pod("x")));
+    tree.read(&Touched::Anything).unwrap();
+    assert_eq!(known(&tree), readable(0));
+    write(directory.path(), "a.yaml", &format!("{broken}---\n{}", pod("x")));
+    tree.read(&Touched::Anything).unwrap();
+    assert_eq!(known(&tree), readable(1), "what it was stays");
 }

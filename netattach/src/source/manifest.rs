@@ -63,6 +63,8 @@ pub(super) enum ManifestError {
         kind: &'static str,
         #[source]
         source: policy::ManifestError,
+        /// What stands in for it where nothing is known of an earlier one.
+        isolating: Arc<Policy>,
     },
     #[error("items[{index}]")]
     Item {
@@ -70,6 +72,17 @@ pub(super) enum ManifestError {
         #[source]
         source: Box<ManifestError>,
     },
+}
+
+impl ManifestError {
+    /// What is in force in the place of an object that cannot be read, and of which nothing was known before.
+    pub(super) fn isolating(&self) -> Option<Object> {
+        match self {
+            Self::Policy { isolating, .. } => Some(Object::Policy(Arc::clone(isolating))),
+            Self::Item { source, .. } => source.isolating(),
+            _ => None,
+        }
+    }
 }
 
 impl Object {

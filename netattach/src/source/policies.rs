@@ -31,8 +31,10 @@ pub(super) fn multi_network_policy(document: &Value) -> Result<Object, ManifestE
     let WrittenPolicy { metadata, spec } = shape(KIND, document)?;
     let name = metadata.object_name(KIND)?;
     let annotations = metadata.annotations.unwrap_or_default();
-    let policy = policy::read(name, &annotations, &spec);
-    let policy = policy.map_err(|source| ManifestError::Policy { kind: KIND, source })?;
+    let policy = policy::read(name.clone(), &annotations, &spec).map_err(|source| {
+        let isolating = Arc::new(policy::unreadable_multi(name, &annotations));
+        ManifestError::Policy { kind: KIND, source, isolating }
+    })?;
     Ok(Object::Policy(Arc::new(policy)))
 }
 
@@ -78,8 +80,11 @@ fn policy_of(document: WholePolicy) -> Option<Object> {
 pub(super) fn network_policy(document: &Value) -> Result<Object, ManifestError> {
     const KIND: &str = NETWORK_POLICY;
     let WrittenPolicy { metadata, spec } = shape(KIND, document)?;
-    let policy = policy::read_network_policy(metadata.object_name(KIND)?, &spec);
-    let policy = policy.map_err(|source| ManifestError::Policy { kind: KIND, source })?;
+    let name = metadata.object_name(KIND)?;
+    let policy = policy::read_network_policy(name.clone(), &spec).map_err(|source| {
+        let isolating = Arc::new(policy::unreadable_network(name));
+        ManifestError::Policy { kind: KIND, source, isolating }
+    })?;
     Ok(Object::Policy(Arc::new(policy)))
 }
 

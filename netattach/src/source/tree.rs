@@ -223,7 +223,7 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
         return Read::AsItWas;
     }
     let before = before.map_or(&[][..], |before| before.objects.as_slice());
-    let mut now = Contents::default();
+    let (mut now, mut isolating) = (Contents::default(), Vec::new());
     match read_text(path) {
         Err(error) if is_absence(&error) => return Read::Gone,
         Err(error) => now.problems.push(whole_file(path, format!("read file: {error}"))),
@@ -234,7 +234,7 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
             }
         }
         Ok(text) => {
-            now = parse(path, &text);
+            (now, isolating) = parse(path, &text);
             keep_unchanged(&mut now, before);
         }
     }
@@ -244,6 +244,8 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
         let given: BTreeSet<Key> = now.objects.iter().map(|(_, object)| object.key()).collect();
         let kept = before.iter().filter(|(_, object)| !given.contains(&object.key()));
         now.objects.extend(kept.cloned());
+        let known: BTreeSet<Key> = now.objects.iter().map(|(_, object)| object.key()).collect();
+        now.objects.extend(isolating.into_iter().filter(|(_, object)| !known.contains(&object.key())));
     }
     Read::Now(now)
 }
@@ -266,17 +268,21 @@ fn read_text(path: &Path) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-fn parse(path: &Path, text: &str) -> Contents {
-    let mut contents = Contents::default();
+/// What a text gives, and what stands in for policies in it that cannot be read.
+fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
+    let (mut contents, mut isolating) = (Contents::default(), Vec::new());
     let mut take = |index, objects: Vec<Result<Object, ManifestError>>| {
         for object in objects {
             match object {
                 Ok(object) => contents.objects.push((Some(index), object)),
-                Err(error) => contents.problems.push(Problem {
-                    file: path.to_owned(),
-                    document: Some(index),
-                    message: Chain(&error).to_string(),
-                }),
+                Err(error) => {
+                    isolating.extend(error.isolating().map(|object| (Some(index), object)));
+                    contents.problems.push(Problem {
+                        file: path.to_owned(),
+                        document: Some(index),
+                        message: Chain(&error).to_string(),
+                    });
+                }
             }
         }
     };
@@ -297,7 +303,7 @@ fn parse(path: &Path, text: &str) -> Contents {
             }
         }
     }
-    contents
+    (contents, isolating)
 }
 
 fn whole_file(path: &Path, message: String) -> Problem {
