@@ -15,6 +15,7 @@ mod run;
 mod serial;
 mod settings_file;
 mod signals;
+mod trouble;
 
 pub use config::{Arguments, Settings};
 pub use run::{AgentError, main, run};

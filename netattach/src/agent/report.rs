@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::flow;
 use super::health::Health;
+use super::trouble::Troubles;
 use crate::attach::{Attached, Engine};
 use crate::bpf::{self, FastStats, Segment, XdpMode};
 use crate::cni::code;
@@ -35,6 +36,7 @@ pub(super) struct Reporter {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
     health: Arc<Health>,
+    troubles: Arc<Troubles>,
     observer: Arc<Observer>,
 }
 
@@ -50,9 +52,10 @@ impl Reporter {
         source: Arc<dyn Source>,
         enforcer: Arc<Enforcer>,
         health: Arc<Health>,
+        troubles: Arc<Troubles>,
         observer: Arc<Observer>,
     ) -> Self {
-        Self { source, enforcer, health, observer }
+        Self { source, enforcer, health, troubles, observer }
     }
 
     pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
@@ -234,7 +237,7 @@ impl Reporter {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready,
-            source: problems.chain(self.health.unusable_files()).collect(),
+            source: problems.chain(self.health.unusable_files()).chain(self.troubles.rows()).collect(),
             kernel: Kernel { release: kernel_release(), features: features() },
             attach_mode: self.enforcer.attach_modes().attachments.name().into(),
             attach_mode_others: self.enforcer.attach_modes().others.name().into(),

@@ -18,6 +18,7 @@ use super::log::{self, LogError};
 use super::privileges::{self, Unprivileged};
 use super::report::Reporter;
 use super::signals;
+use super::trouble::Troubles;
 use crate::attach::{
     AttachError, Enforce, Engine, Inheritance, IntentReader, Node, Occupied, Recovery, StatusFileError,
     StatusFiles,
@@ -156,7 +157,16 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?));
     background.start(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
     background.start(collect_flows(Arc::clone(&enforcer)));
-    let reporter = Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), observer);
+    let troubles = Arc::new(Troubles::new(
+        Arc::clone(&source),
+        Arc::clone(&enforcer),
+        Arc::clone(&intents),
+        Arc::clone(&engine),
+        settings.network_policy,
+    ));
+    background.start(Arc::clone(&troubles).keep_looking(source.changes()));
+    let reporter =
+        Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), troubles, observer);
     let parallel_adds = settings.parallel_adds;
     let agent =
         Agent::new(Arc::clone(&engine), intents, status, reporter, Arc::clone(&health), parallel_adds);

@@ -37,6 +37,14 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether the network's configuration makes a plan, whatever the node has of what the plan needs.
+    ///
+    /// # Errors
+    /// Code 50 and what is wrong with it.
+    pub fn check_plan(&self, network: &Network) -> Result<(), CniError> {
+        self.rehearsed(network).map(drop)
+    }
+
     /// Whether every attachment is enforced as it was set up.
     ///
     /// # Errors

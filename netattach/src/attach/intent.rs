@@ -395,7 +395,11 @@ impl IntentReader {
         not_itself(network)
     }
 
-    fn network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
+    /// A network, whoever may use it.
+    ///
+    /// # Errors
+    /// There is none, or its configuration is unusable.
+    pub fn network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
         let definition = objects
             .definitions
             .get(reference)

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::Source;
-use super::objects::Objects;
+use super::objects::{Objects, Problem};
 use super::tree::Tree;
 use super::watched::{Signal, Touched, Watched, identity};
 
@@ -109,8 +109,10 @@ impl Files {
             .map_err(|source| FilesError::Watch { path: directory.clone(), source })?;
         let mut tree = Tree::new(directory.clone());
         tree.read(&Touched::Anything).map_err(|source| FilesError::Read { path: directory, source })?;
+        let objects = tree.objects();
+        tell(&objects, &[]);
         let published = Arc::new(Published {
-            snapshot: RwLock::new(Arc::new(tree.objects())),
+            snapshot: RwLock::new(Arc::new(objects)),
             reading: AtomicU64::new(0),
             version: watch::Sender::new(0),
         });
@@ -127,6 +129,13 @@ impl Files {
             .spawn(move || follower.run(&received))
             .map_err(FilesError::Thread)?;
         Ok(Self { published, signals, thread: Some(thread) })
+    }
+}
+
+/// Says in the log what could not be read, but for what was told before.
+fn tell(objects: &Objects, before: &[Problem]) {
+    for problem in objects.problems.iter().filter(|problem| !before.contains(problem)) {
+        tracing::warn!(%problem, "manifest not in force");
     }
 }
 
@@ -242,9 +251,7 @@ impl Follower {
         if **snapshot == objects {
             return;
         }
-        for problem in objects.problems.iter().filter(|problem| !snapshot.problems.contains(problem)) {
-            tracing::warn!(%problem, "manifest not in force");
-        }
+        tell(&objects, &snapshot.problems);
         *snapshot = Arc::new(objects);
         drop(snapshot);
         let reading = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);

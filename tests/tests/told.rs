@@ -1,0 +1,101 @@
+//! What is wrong with objects, told before a pod suffers from it: in `status` and in the log.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use netattach_tests::Node;
+use netattach_tests::manifest::{NAMESPACE, network, network_policy, policy};
+use netattach_tests::traffic::{PATIENCE, eventually};
+use serde_json::{Value, json};
+
+/// What `status` tells, by object; manifest files by their names.
+fn rows(node: &Node) -> Vec<(String, String)> {
+    let status = node.ctl(&["status"]).unwrap();
+    let text = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
+    let row = |row: &Value| (text(row, "object"), text(row, "problem"));
+    let mut rows: Vec<_> = status["source"].as_array().unwrap().iter().map(row).collect();
+    rows.sort();
+    rows
+}
+
+fn await_rows(node: &Node, expected: &[(&str, &str)]) {
+    let expected: Vec<_> =
+        expected.iter().map(|(object, problem)| ((*object).to_owned(), (*problem).to_owned())).collect();
+    let mut found = Vec::new();
+    assert!(
+        eventually(PATIENCE, || {
+            found = rows(node);
+            found == expected
+        }),
+        "{found:#?} in place of {expected:#?}"
+    );
+}
+
+const NO_NETWORK: (&str, &str) = (
+    "multi-networkpolicy shop/lost",
+    "is for network shop/lam, which is not defined: it selects nothing there",
+);
+const OFF: (&str, &str) = (
+    "networkpolicies",
+    "1 of networking.k8s.io do not hold: networkPolicy is off, which is right only beside a primary network that enforces them itself",
+);
+
+#[test]
+fn what_is_not_in_force_is_told_before_a_pod_suffers_from_it() {
+    let isolate = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+    let mut broken = network(NAMESPACE, "broken", &json!({}));
+    broken["spec"]["config"] = json!("{");
+    let subnet =
+        json!({"cniVersion": "1.0.0", "type": "veth", "ipam": {"type": "host-local", "subnet": "10.1.0.0"}});
+    let mut node = Node::new(&[]).unwrap();
+    for (file, manifest) in [
+        ("lost", policy("lost", "lam", &isolate)),
+        ("network-policy", network_policy("web", &isolate)),
+        ("broken", broken),
+        ("subnet", network(NAMESPACE, "subnet", &subnet)),
+    ] {
+        node.write(file, &manifest).unwrap();
+    }
+    node.start().unwrap();
+    let found = rows(&node);
+    let objects: Vec<&str> = found.iter().map(|(object, _)| object.as_str()).collect();
+    let (one, two) =
+        ("network-attachment-definition shop/broken", "network-attachment-definition shop/subnet");
+    assert_eq!(objects, [NO_NETWORK.0, one, two, OFF.0], "{found:#?}");
+    assert_eq!((found[0].1.as_str(), found[3].1.as_str()), (NO_NETWORK.1, OFF.1));
+    assert!(found[1].1.starts_with("network shop/broken: spec.config: "), "{found:#?}");
+    assert!(found[2].1.contains("10.1.0.0"), "{found:#?}");
+    // Mended one after the other.
+    node.remove("broken").unwrap();
+    node.remove("subnet").unwrap();
+    await_rows(&node, &[NO_NETWORK, OFF]);
+    node.write(
+        "lam",
+        &network(NAMESPACE, "lam", &json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br9"})),
+    )
+    .unwrap();
+    await_rows(&node, &[OFF]);
+    node.remove("network-policy").unwrap();
+    await_rows(&node, &[]);
+    let log = node.stop().unwrap();
+    for object in objects {
+        let told = log.lines().filter(|line| line.contains("not in force") && line.contains(object));
+        assert_eq!(told.count(), 1, "{object}: {log}");
+    }
+}
+
+/// Policies whose specification cannot be read, from the first time that their file is looked at.
+#[test]
+fn a_policy_that_cannot_be_read_is_told() {
+    let mut node = Node::new(&[]).unwrap();
+    node.write("odd", &policy("odd", "kube-system/default", &json!({"podSelector": 7}))).unwrap();
+    node.start().unwrap();
+    let found = rows(&node);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(
+        found[0].0.ends_with("source/odd.yaml") && found[0].1.contains("read spec of shop/odd"),
+        "{found:#?}"
+    );
+    let isolates = "spec: cannot be read: every pod of the namespace is isolated";
+    assert_eq!(found[1], ("multi-networkpolicy shop/odd".to_owned(), isolates.to_owned()));
+    let log = node.stop().unwrap();
+    assert!(log.contains("manifest not in force") && log.contains("not in force as written"), "{log}");
+}
