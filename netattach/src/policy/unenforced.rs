@@ -17,9 +17,9 @@ pub const UNENFORCEABLE_ANNOTATION: &str = "netattach.dev/unenforceable";
 #[serde(rename_all = "kebab-case")]
 pub enum Demand {
     /// The pod is attached and the policy reported.
-    #[default]
     Warn,
     /// It fails where nothing is enforced.
+    #[default]
     Refuse,
     /// It fails where a policy does not hold whatever the pod does.
     RefuseUnlessFull,
