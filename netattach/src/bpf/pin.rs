@@ -521,6 +521,10 @@ fn is_on_bpffs(path: &Path) -> Result<bool, BpfError> {
 }
 
 #[cfg(test)]
+#[path = "pin_memory.rs"]
+mod memory;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
