@@ -104,7 +104,7 @@ fn a_live_pod_is_given_a_network_and_its_status_says_so_and_by_whom() {
     detach_again(&node);
     assert_eq!(
         refused(&node, &["detach", "shop/a", "net2"]),
-        "pod shop/a was not given net2 while it was live: nothing was (code 3)"
+        "pod shop/a was given no net2 while it was live; it was given nothing (code 3)"
     );
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();

@@ -80,7 +80,7 @@ fn what_is_not_there_is_said_with_what_there_is_and_a_code_of_its_own() {
         (&["attach", "nope/nope", "storage"], no_sandbox.into()),
         (
             &["detach", "shop/a", "nosuch0"],
-            "pod shop/a was not given nosuch0 while it was live: nothing was (code 3)".into(),
+            "pod shop/a was given no nosuch0 while it was live; it was given nothing (code 3)".into(),
         ),
     ];
     for (words, message) in cases {
@@ -95,6 +95,9 @@ fn what_is_not_there_is_said_with_what_there_is_and_a_code_of_its_own() {
         &["flows", "--reason", "timeout", "--verdict", "dropped"],
         &["policy", "dump", "nope"],
         &["explain", "a", "b", "80"],
+        &["explain", "shop/a", "shop/b", "0"],
+        &["stats", "--network", ""],
+        &["detach", "shop/a", ""],
         &["stats", "--pod", "a"],
         &["nonsense"],
     ] {

@@ -68,9 +68,9 @@ impl Agent {
         let live = all.iter().filter(|it| it.plan.dynamic.is_some());
         let of_sandbox = live.filter(|it| it.key.container_id == sandbox.container_id);
         let names: Vec<&str> = of_sandbox.map(|it| it.key.ifname.as_str()).collect();
-        let names = if names.is_empty() { "nothing was".to_owned() } else { names.join(", ") };
+        let names = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
         let DetachCall { sandbox, ifname, .. } = call;
-        let msg = format!("{sandbox} was not given {ifname} while it was live: {names}");
+        let msg = format!("{sandbox} was given no {ifname} while it was live; it was given {names}");
         CniError::new(code::UNKNOWN_CONTAINER, msg)
     }
 

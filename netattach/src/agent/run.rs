@@ -182,7 +182,7 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     };
     let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
     background.start(health.keep_looking(source.changes(), FilterWatch::open()));
-    tracing::info!(socket = %settings.socket().display(), attachments = engine.registry().len(), "ready");
+    tracing::info!(socket = %settings.socket().display(), sandboxes = engine.registry().len(), "ready");
 
     let signal = ending.told().await;
     tracing::info!(signal, "ending; attachments stay as they are");

@@ -1,6 +1,7 @@
 //! `netattachctl attach` and `detach`: one more network for a live pod.
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
@@ -16,7 +17,7 @@ struct Target {
     #[arg(value_name = "NAMESPACE/POD", required_unless_present = "container_id")]
     pod: Option<PodName>,
     /// The container, instead of the pod
-    #[arg(long, value_name = "ID", conflicts_with = "pod")]
+    #[arg(long, value_name = "ID", conflicts_with = "pod", value_parser = NonEmptyStringValueParser::new())]
     container_id: Option<String>,
 }
 
@@ -27,7 +28,7 @@ pub(super) struct Attach {
     #[command(flatten)]
     target: Target,
     /// The network; without a namespace, in the pod's
-    #[arg(value_name = "[NAMESPACE/]NETWORK")]
+    #[arg(value_name = "[NAMESPACE/]NETWORK", value_parser = NonEmptyStringValueParser::new())]
     network: String,
     /// Name of the interface in the pod [default: the first free one of net1, net2, ...]
     #[arg(long, value_name = "NAME")]
@@ -53,7 +54,7 @@ pub(super) struct Detach {
     #[command(flatten)]
     target: Target,
     /// Its interface in the pod
-    #[arg(value_name = "INTERFACE")]
+    #[arg(value_name = "INTERFACE", value_parser = NonEmptyStringValueParser::new())]
     ifname: String,
 }
 
@@ -229,7 +230,11 @@ mod tests {
 
     #[test]
     fn words_that_make_no_request_are_refused() {
-        let table: [(&[&str], &str); 5] = [
+        let empty = "one of the values isn't valid for an argument";
+        let table: [(&[&str], &str); 8] = [
+            (&["attach", "shop/cart", ""], empty),
+            (&["detach", "shop/cart", ""], empty),
+            (&["detach", "--container-id", "", "net1"], empty),
             (&["attach", "lan"], "one or more required arguments were not provided"),
             (&["attach", "cart", "lan"], "invalid value for one of the arguments"),
             (

@@ -77,7 +77,8 @@ impl FromStr for Words {
         if form == Form::Segment && protocol == PortProtocol::Udp {
             return Err(wrong());
         }
-        let port: u16 = port.parse().map_err(|_| wrong())?;
+        // Nothing listens at port 0.
+        let port: u16 = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
         Ok(Self(Asked { protocol: protocol.number(), port: Some(port), form }))
     }
 }
@@ -228,6 +229,8 @@ tcp/81 from shop/cart (10.89.0.2) to shop/db (10.89.0.3) on shop/storage is drop
             "",
             "tcp",
             "80/gre",
+            "0",
+            "0/udp",
             "65536",
             "icmp/8",
             "0x0800",

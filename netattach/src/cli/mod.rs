@@ -20,6 +20,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -93,7 +94,7 @@ struct Filter {
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pod: Option<PodName>,
     /// Only those to this network; without a namespace, to every network of that name
-    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = NonEmptyStringValueParser::new())]
     network: Option<String>,
 }
 
