@@ -38,6 +38,9 @@ pub(super) const APPEND: u16 = 0x800;
 /// A datagram from the kernel is at most this long (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
 const RECEIVE_BUFFER: usize = 64 * 1024;
 const DUMP_TRIES: u32 = 5;
+/// Most requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue of 208 KiB by default
+/// (`net.core.rmem_default`), and counts a kilobyte for the shortest; what does not fit is lost (ENOBUFS).
+const AT_ONCE: usize = 64;
 /// `asm-generic/socket.h`.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
@@ -96,8 +99,17 @@ impl Socket {
         if result == 0 { cookie } else { 0 }
     }
 
-    /// Sends `requests` in one datagram and waits for all their acknowledgements.
+    /// Sends `requests`, [`AT_ONCE`] in one datagram, and waits for all their acknowledgements.
     pub(super) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
+        let mut replies = Vec::with_capacity(requests.len());
+        let mut requests = requests.into_iter().peekable();
+        while requests.peek().is_some() {
+            replies.extend(self.datagram(requests.by_ref().take(AT_ONCE).collect())?);
+        }
+        Ok(replies)
+    }
+
+    fn datagram(&mut self, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         let name = request_name(&first.message);
         let names: Vec<_> = requests.iter().map(|request| request_name(&request.message)).collect();
