@@ -17,12 +17,17 @@
 //! | [`fast`] | who takes the fast path between pods: follows links and filters | by `netlink` and `bpf` |
 //! | [`observe`] | what the programs told lately | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
-//! | `durable` | files that are replaced whole | files |
 //! | `sync` | locks and threads, by names that a model checker can stand behind | no |
+//! | [`budget`] | how large what others write may be | no |
+//! | `cidr` | networks as text | no |
+//! | `bounded`, `durable` | files of others, read up to a bound; files that are replaced whole | files |
 
 pub mod agent;
 pub mod attach;
+mod bounded;
 pub mod bpf;
+pub mod budget;
+mod cidr;
 pub mod cli;
 pub mod cni;
 pub mod delegate;

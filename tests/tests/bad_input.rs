@@ -282,8 +282,8 @@ fn nested(depth: usize) -> Value {
 }
 
 #[test]
-fn a_configuration_of_a_mebibyte_is_carried_out_and_a_key_given_twice_has_its_last_value() {
-    let large = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br0", "org.example.x": "x".repeat(1 << 20)});
+fn a_large_configuration_is_carried_out_and_a_key_given_twice_has_its_last_value() {
+    let large = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br0", "org.example.x": "x".repeat(250 << 10)});
     let mut twice = network(NAMESPACE, "twice", &json!({}));
     twice["spec"]["config"] =
         json!(r#"{"cniVersion": "1.0.0", "type": "odd", "type": "bridge", "bridge": "br0"}"#);

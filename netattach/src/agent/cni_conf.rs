@@ -76,7 +76,7 @@ impl CniConf {
         let failed = |action| move |source| CniConfError::Io { action, path: self.path.clone(), source };
         let mut wanted = cni::json::pretty(&self.render(default));
         wanted.push('\n');
-        match std::fs::read(&self.path) {
+        match crate::bounded::read(&self.path, crate::budget::CONFIG.most) {
             Ok(present) if present == wanted.as_bytes() => return Ok(false),
             // An empty file is the rest of a write by somebody without a sync.
             Ok(present) if !present.is_empty() && !is_managed(&present) => {

@@ -20,8 +20,8 @@ use super::report::Reporter;
 use super::signals;
 use super::trouble::Troubles;
 use crate::attach::{
-    AttachError, Enforce, Engine, Inheritance, IntentReader, Node, Occupied, Recovery, StatusFileError,
-    StatusFiles,
+    AttachError, Bridges, Enforce, Engine, Inheritance, IntentReader, Node, Occupied, Recovery,
+    StatusFileError, StatusFiles,
 };
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, ResultCache};
@@ -232,6 +232,7 @@ fn engine(settings: &Settings, enforcer: &Arc<Enforcer>) -> Result<Arc<Engine>, 
         leases: Leases::default(),
         delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
         cache: ResultCache::new(&settings.delegation.cache_dir),
+        bridges: Bridges::default(),
         occupied: Occupied::default(),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
     };

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
+use super::bridges::Entered;
 use super::occupied::{Address, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{AttachError, Doing, Node, Progress, StepError, device_info};
@@ -18,11 +19,14 @@ use crate::netns::{Netns, within};
 use crate::plan::undo::inverse;
 use crate::plan::vantage::{self, Sight};
 use crate::plan::{
-    AttachmentPlan, Delegate, Interface, LeasedAddress, Output, Parent, Plan, Protect, Role, Sandbox, Step,
-    StepRef, Style, addressing, remember, result, routing,
+    AttachmentPlan, Bridge, Delegate, Interface, LeasedAddress, Output, Parent, Plan, Protect, Role, Sandbox,
+    Step, StepRef, Style, addressing, remember, result, routing,
 };
 use crate::policy::guarded::Guarded;
 use crate::sysctl;
+
+/// The smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
+const IPV6_MIN_MTU: u32 = 1280;
 
 /// Carries out every step of `plan`.
 ///
@@ -42,6 +46,7 @@ pub fn apply(
         host: Handle::open().map_err(|error| AttachError::Open(error.into()))?,
         pod: Handle::open_in(netns)?,
         parents: Vec::new(),
+        entered: node.bridges.begin(),
         progress,
     };
     executor.check_it_can_begin(plan)?;
@@ -69,6 +74,8 @@ struct Executor<'a> {
     /// The parents of macvlans by the names they were asked for by.
     parents: Vec<(Option<String>, LinkState)>,
     progress: &'a mut dyn Progress,
+    /// The bridges that this plan is about to use.
+    entered: Entered<'a>,
 }
 
 impl Executor<'_> {
@@ -138,6 +145,10 @@ impl Executor<'_> {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
                 let (host, pod) = self.link(at, attachment)?;
+                let has_v6 = addressing.addresses.iter().any(|address| address.addr().is_ipv6());
+                if has_v6 && (1..IPV6_MIN_MTU).contains(&pod.mtu) {
+                    return Err(StepError::SmallMtu(pod.mtu));
+                }
                 if configure.style == Style::Subnet {
                     self.announce_v6(&pod, &addressing)?;
                 }
@@ -149,12 +160,13 @@ impl Executor<'_> {
     }
 
     fn bridge(&mut self, bridge: &spec::Bridge) -> Result<Output, StepError> {
+        self.entered.enter(&bridge.name);
         let ensured = self.host.ensure_bridge(bridge)?;
         if ensured.created {
             // The node must not take addresses or routes from what pods announce.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
         }
-        Ok(Output::Bridge(interface(&ensured.link)))
+        Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made: ensured.created }))
     }
 
     fn veth(
@@ -456,7 +468,7 @@ impl Executor<'_> {
         // Step numbers fit: see `Plan::steps`.
         (0..attachment.steps.len())
             .find_map(|step| match outputs.get(&StepRef(at.0, step as u16)) {
-                Some(Output::Bridge(bridge)) => Some(bridge.index),
+                Some(Output::Bridge(bridge)) => Some(bridge.link.index),
                 _ => None,
             })
             .ok_or(StepError::Missing("a bridge"))

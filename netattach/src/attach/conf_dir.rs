@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::intent::IntentError;
 use crate::cni::load::{self, Directory};
+use crate::{bounded, budget};
 
 /// The files that may hold a CNI configuration, those in a network's own folder included. No directory is none.
 pub(super) fn read(path: &Path) -> Result<Directory, IntentError> {
@@ -22,18 +23,30 @@ fn files(path: &Path) -> io::Result<Directory> {
         let entry = entry?;
         let Ok(name) = entry.file_name().into_string() else { continue };
         // A link to a file is a file: configuration is often linked into place.
-        let kind = std::fs::metadata(entry.path())?;
+        let kind = match std::fs::metadata(entry.path()) {
+            // Gone meanwhile, or a link that leads nowhere.
+            Err(error) if bounded::is_nothing(&error) => continue,
+            other => other?,
+        };
         if kind.is_dir() {
             for inner in std::fs::read_dir(entry.path())? {
                 let inner = inner?;
                 let Ok(file) = inner.file_name().into_string() else { continue };
                 if file.ends_with(".conf") && inner.path().is_file() {
-                    files.insert(format!("{name}/{file}"), std::fs::read(inner.path())?);
+                    files.insert(format!("{name}/{file}"), whole(&inner.path())?);
                 }
             }
         } else if kind.is_file() && load::is_candidate(&name) {
-            files.insert(name, std::fs::read(entry.path())?);
+            files.insert(name, whole(&entry.path())?);
         }
     }
     Ok(files)
+}
+
+/// One byte more than a configuration may have is enough to be refused by whoever parses it, and hinders nobody else.
+fn whole(path: &Path) -> io::Result<Vec<u8>> {
+    match bounded::read(path, budget::CONFIG.most) {
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Ok(vec![b' '; budget::CONFIG.most + 1]),
+        other => other,
+    }
 }

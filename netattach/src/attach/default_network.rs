@@ -63,7 +63,7 @@ fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
 
 fn of_file(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
     let read = |source| IntentError::Read { path: path.to_owned(), source };
-    let bytes = std::fs::read(path).map_err(read)?;
+    let bytes = crate::bounded::read(path, crate::budget::CONFIG.most).map_err(read)?;
     // The folder of plugins that may stand beside a list.
     let mut directory = match path.parent() {
         Some(parent) => conf_dir::read(parent)?,

@@ -1,7 +1,7 @@
 //! The files of device information.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -9,9 +9,7 @@ use super::StepError;
 use crate::npwg::device_info;
 use crate::plan::{DeviceInfoFiles, Output};
 use crate::report::Chain;
-
-/// Longest file that is read, in bytes: a description is a few lines.
-const LONGEST: u64 = 64 * 1024;
+use crate::{bounded, budget};
 
 /// Copies what the device plugin says to where the attachment's plugins look, and makes sure that nothing else is
 /// there. Without a device plugin's file there is none: a plugin may write one.
@@ -23,7 +21,7 @@ pub(super) fn prepare(files: &DeviceInfoFiles) -> Result<Output, StepError> {
     }
     remove(path)?;
     if let Some(described) = &files.device_plugin {
-        match bounded(described) {
+        match whole(described) {
             Ok(text) => {
                 write_read_only(path, &text).map_err(|source| failed(path, source))?;
                 crate::crash_point!("device-info", "copied");
@@ -38,7 +36,7 @@ pub(super) fn prepare(files: &DeviceInfoFiles) -> Result<Output, StepError> {
 /// What the attachment's file says after its plugins have run. Information that is not of the specified form is
 /// not published: nobody could rely on it.
 pub(super) fn read(path: &Path) -> Output {
-    let text = match bounded(path) {
+    let text = match whole(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Output::Nothing,
         Err(error) => {
@@ -58,7 +56,7 @@ pub(super) fn read(path: &Path) -> Output {
 /// The file is gone.
 pub(super) fn remove(path: &Path) -> Result<(), StepError> {
     match fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+        Err(source) if !bounded::is_nothing(&source) => {
             Err(StepError::DeviceInfo { path: path.to_owned(), source })
         }
         _ => {
@@ -68,13 +66,8 @@ pub(super) fn remove(path: &Path) -> Result<(), StepError> {
     }
 }
 
-fn bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    File::open(path)?.take(LONGEST + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > LONGEST {
-        return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
-    }
-    Ok(text)
+fn whole(path: &Path) -> io::Result<Vec<u8>> {
+    bounded::read(path, budget::DEVICE_INFO.most)
 }
 
 fn write_read_only(path: &Path, text: &[u8]) -> io::Result<()> {

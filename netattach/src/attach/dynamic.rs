@@ -30,7 +30,9 @@ impl Engine {
         let ifname = self.name_for(&record, &netns, &wanted.0)?;
         let dynamic = Dynamic { sandbox: sandbox.ifname.clone(), by: by.to_owned() };
         let named = Sandbox { ifname: ifname.clone(), ..record.plan.sandbox.clone() };
-        let mut numbers = self.registry.reserve();
+        let of_pod = self.registry.with_dynamic(sandbox);
+        let held = of_pod.iter().map(|attached| attached.plan.attachments.len()).sum();
+        let mut numbers = self.registry.reserve_more(held);
         let plan = one_more(named, dynamic, wanted, &self.options, self.numbers(&mut numbers))?;
         let key = Key { container_id: sandbox.container_id.clone(), ifname };
         self.carry_out(key, plan, numbers, &netns, cni::Version::LATEST)

@@ -304,6 +304,7 @@ impl Engine {
     }
 
     pub(super) fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
+        let never_attached = record.state == State::Applying;
         if record.state != State::Removing
             && let Err(error) = record.removing()
         {
@@ -313,6 +314,9 @@ impl Engine {
         crate::crash_point!("undo", "begun");
         let netns = self.netns_of(&record);
         undo(&self.node, &record.plan, netns.as_ref(), &record)?;
+        if never_attached && let Err(error) = self.node.bridges.remove_made(&record.outputs) {
+            tracing::warn!(error = %Chain(&error), "a bridge that was made for an ADD that failed stays");
+        }
         self.registry.remove(&record.key, &record.plan);
         crate::crash_point!("undo", "record");
         record.remove()?;

@@ -169,6 +169,9 @@ pub enum StepError {
         /// Whose.
         holder: Holder,
     },
+    /// A link without IPv6 is to have addresses of it.
+    #[error("mtu {0} is below 1280, and IPv6 needs as much")]
+    SmallMtu(u32),
     /// Another gateway address is on the bridge.
     #[error(
         "bridge {bridge} has the address {present} and {wanted} is needed; forceAddress would replace it"
@@ -360,6 +363,7 @@ fn step_code(error: &StepError) -> u32 {
         StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
         StepError::Mtu { .. }
         | StepError::AddressTaken { .. }
+        | StepError::SmallMtu(_)
         | StepError::Unenforceable(_)
         | StepError::GatewayConflict { .. }
         | StepError::Gateway { .. }
@@ -370,6 +374,16 @@ fn step_code(error: &StepError) -> u32 {
         ) => code::INVALID_CONFIG,
         StepError::Lease(error) if error.is_retryable() => code::TRY_AGAIN_LATER,
         StepError::Lease(error) if error.is_wrong_request() => code::INVALID_CONFIG,
+        StepError::Lease(
+            host_local::Error::Create { .. }
+            | host_local::Error::Open { .. }
+            | host_local::Error::Lock { .. }
+            | host_local::Error::Read { .. }
+            | host_local::Error::Reserve { .. }
+            | host_local::Error::WriteCursor { .. }
+            | host_local::Error::Remove { .. },
+        ) => code::IO_FAILURE,
+        StepError::Netlink(error) if error.errno().is_some() => errno_code(error),
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
         StepError::InProcess { source, .. } => source.code,
@@ -383,6 +397,20 @@ fn step_code(error: &StepError) -> u32 {
         | StepError::Enforce(_)
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
+    }
+}
+
+/// What the kernel's refusal of a link, an address or a route says about the request.
+fn errno_code(error: &netlink::Error) -> u32 {
+    use rustix::io::Errno;
+    match error.errno() {
+        // Another has the address, or a limit is reached for now.
+        Some(Errno::ADDRINUSE | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::XFULL) => {
+            code::TRY_AGAIN_LATER
+        }
+        // A gateway that no route leads to, or something that is none.
+        Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::RANGE) => code::INVALID_CONFIG,
+        _ => code::INTERNAL,
     }
 }
 

@@ -16,6 +16,7 @@ use crate::cni::{self, CniArgs, Command, Map, PluginConf, Value};
 use crate::delegate::{CacheError, Call, Listing, ResultCache};
 use crate::multus::{Attachment, ScratchError, scratch};
 use crate::netns::Netns;
+use crate::{bounded, budget};
 
 /// What Multus has left in its state directory.
 #[derive(Debug)]
@@ -262,16 +263,9 @@ fn key(request: &cni::Request, attachment: &Attachment) -> Key {
 
 /// `None` for no file, and for the directory of results, which a container may be named like.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, InheritanceError> {
-    match std::fs::read(path) {
+    match bounded::read(path, budget::MULTUS_STATE.most) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
-            ) =>
-        {
-            Ok(None)
-        }
+        Err(error) if bounded::is_nothing(&error) || error.kind() == ErrorKind::IsADirectory => Ok(None),
         Err(source) => Err(InheritanceError::Read { path: path.to_owned(), source }),
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod apply;
 mod available;
+mod bridges;
 mod check;
 mod conf_dir;
 mod default_network;
@@ -26,6 +27,7 @@ pub mod standalone;
 pub mod status;
 pub mod undo;
 
+pub use bridges::Bridges;
 pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
@@ -59,6 +61,8 @@ pub struct Node {
     pub delegate: delegate::Delegate,
     /// Where others look for what was attached.
     pub cache: delegate::ResultCache,
+    /// Bridges that are about to be used.
+    pub bridges: Bridges,
     /// Whose addresses are whose.
     pub occupied: Occupied,
     /// The dataplane; absent in the plain CNI executables.

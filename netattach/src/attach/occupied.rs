@@ -160,7 +160,7 @@ pub(super) fn segment(
     outputs: &BTreeMap<StepRef, Output>,
 ) -> Option<Segment> {
     attachment.steps.iter().zip(0..).find_map(|(step, at)| match (step, outputs.get(&StepRef(number, at))?) {
-        (_, Output::Bridge(bridge)) => Some(bridge.index),
+        (_, Output::Bridge(bridge)) => Some(bridge.link.index),
         (_, Output::Link { parent: Some(parent), .. }) => Some(parent.device.index),
         (Step::CreateVeth(veth), _) if veth.port.is_none() => Some(0),
         _ => None,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
 use crate::journal::{Key, Record};
 use crate::plan::resolve::Numbers;
@@ -115,7 +116,12 @@ impl Registry {
 
     /// Numbers for one plan; given back unless [`Reservation::keep`] is called.
     pub fn reserve(&self) -> Reservation<'_> {
-        Reservation { registry: self, taken: Vec::new(), pending: None }
+        self.reserve_more(0)
+    }
+
+    /// The same for a pod that has some already.
+    pub fn reserve_more(&self, held: usize) -> Reservation<'_> {
+        Reservation { registry: self, taken: Vec::new(), pending: None, held }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -152,9 +158,16 @@ pub struct Reservation<'a> {
     registry: &'a Registry,
     taken: Vec<(String, u32)>,
     pending: Option<u32>,
+    /// How many the same pod has already.
+    held: usize,
 }
 
 impl Reservation<'_> {
+    /// How many numbers one pod may take: half of them.
+    fn share(&self) -> usize {
+        self.registry.limit.div_ceil(2) as usize
+    }
+
     /// The numbers belong to the plan from here on; [`Registry::remove`] frees them.
     pub fn keep(mut self) {
         self.taken.clear();
@@ -163,6 +176,9 @@ impl Reservation<'_> {
 
 impl Numbers for Reservation<'_> {
     fn attachment(&mut self) -> Result<u32, CniError> {
+        // Somebody else needs one, too.
+        let most = Budget { most: budget::ATTACHMENTS.most.min(self.share()), ..budget::ATTACHMENTS };
+        most.check(self.held + self.taken.len() + 1)?;
         let mut inner = self.registry.lock();
         let free = (1..self.registry.limit).find(|id| !inner.attachments.contains(id));
         let id = free.ok_or_else(|| {

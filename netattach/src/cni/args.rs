@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::{CniError, code};
+use crate::budget;
 
 /// The pairs of `CNI_ARGS`, in order, with the text they came from. Stored and sent as that text.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -18,6 +19,7 @@ impl CniArgs {
     /// # Errors
     /// Code 4, naming the pair that has no `=` or no key.
     pub fn parse(raw: &str) -> Result<Self, CniError> {
+        budget::CNI_ARGS.check(raw.len()).map_err(|error| invalid(error.to_string()))?;
         let body = raw.strip_suffix(';').unwrap_or(raw);
         let mut pairs = Vec::new();
         if !body.is_empty() {

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use super::error::{CniError, code};
 use super::json::{self, KeyError, Map, Value};
 use super::version::{Number, Version, VersionError};
+use crate::budget::{self, Exceeded};
 use crate::report::Chain;
 
 /// A network: a name, a version and the plugins that set it up in order.
@@ -39,6 +40,9 @@ pub struct PluginConf {
 /// Why a network configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// It is too large, or something in it is.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// Not JSON.
     #[error("parse network configuration")]
     Json(#[source] serde_json::Error),
@@ -160,6 +164,7 @@ impl NetworkList {
             None => Vec::new(),
             Some(Value::Array(entries)) if entries.is_empty() => return Err(ConfigError::NoPlugins),
             Some(Value::Array(entries)) => {
+                budget::PLUGINS.check(entries.len())?;
                 entries.iter().enumerate().map(plugin_at).collect::<Result<_, _>>()?
             }
             Some(other) => return Err(wrong_type("plugins", "an array", other)),
@@ -299,6 +304,7 @@ impl ConfigError {
             Self::Version { source: VersionError::Unsupported(_), .. } => code::INCOMPATIBLE_VERSION,
             Self::Version { source: VersionError::Malformed(_), .. } => code::DECODING_FAILURE,
             Self::Type { .. }
+            | Self::Exceeded(_)
             | Self::MissingName
             | Self::Value { .. }
             | Self::Shapeless
@@ -324,6 +330,7 @@ pub(super) fn peek_name(bytes: &[u8]) -> Option<String> {
 }
 
 pub(super) fn object(bytes: &[u8]) -> Result<Map, ConfigError> {
+    budget::CONFIG.check(bytes.len())?;
     match serde_json::from_slice(bytes).map_err(ConfigError::Json)? {
         Value::Object(map) => Ok(map),
         other => Err(ConfigError::Type { key: ".".into(), expected: "an object", found: json::kind(&other) }),

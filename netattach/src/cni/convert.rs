@@ -15,6 +15,7 @@ use super::error::{CniError, code};
 use super::json::{self, KeyError, Value, null_is_default};
 use super::result::{CniResult, Dns, Interface, IpConfig, Route, blank_is_no_address, undecodable};
 use super::version::Version;
+use crate::budget;
 
 /// Versions whose results have the same shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +38,7 @@ impl Family {
 /// Reads an object that has the shape of `version`.
 pub(super) fn read(value: &Value, version: Version) -> Result<CniResult, CniError> {
     let in_result = |KeyError { key, source }| undecodable(format!("CNI result: key {key}: {source}"));
-    match Family::of(version) {
+    let result = match Family::of(version) {
         Family::Oldest => json::read_value(value).map(OldestResult::into_newest).map_err(in_result),
         // The family of an address is written down in the middle shape, but follows from the address too.
         Family::Middle => json::read_value(value)
@@ -49,7 +50,15 @@ pub(super) fn read(value: &Value, version: Version) -> Result<CniResult, CniErro
             })
             .map_err(in_result),
         Family::Newest => json::read_value(value).map_err(in_result),
+    }?;
+    for (found, budget) in [
+        (result.interfaces.len(), &budget::RESULT_INTERFACES),
+        (result.ips.len(), &budget::RESULT_IPS),
+        (result.routes.len(), &budget::RESULT_ROUTES),
+    ] {
+        budget.check(found).map_err(|error| undecodable(error.to_string()))?;
     }
+    Ok(result)
 }
 
 /// Writes a result in the shape of `version`.

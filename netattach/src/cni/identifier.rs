@@ -58,6 +58,10 @@ pub fn check_ifname(name: &str) -> Result<(), CniError> {
             invalid("interface name contains / or : or white space").with_details(format!("{name:?}"))
         );
     }
+    // The kernel would put a number in its place (`dev_alloc_name`): the link would have another name.
+    if name.contains('%') {
+        return Err(invalid("interface name contains %").with_details(format!("{name:?}")));
+    }
     Ok(())
 }
 

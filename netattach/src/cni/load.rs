@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::config::{self, ConfigError, NetworkList, PluginConf};
+use crate::budget;
 
 /// The files of a configuration directory by name. Files of a folder named after a network stand under
 /// `<network>/<file>`; nothing deeper is looked at.
@@ -148,6 +149,7 @@ fn read(directory: &Directory, bytes: &[u8], is_list: bool) -> Result<NetworkLis
             let in_folder = file.strip_prefix(&prefix).filter(|rest| !rest.contains('/'));
             if in_folder.and_then(extension) == Some("conf") {
                 let index = list.plugins.len();
+                budget::PLUGINS.check(index + 1)?;
                 let plugin = PluginConf::parse(bytes)
                     .map_err(|source| ConfigError::Plugin { index, source: Box::new(source) })?;
                 list.plugins.push(plugin);

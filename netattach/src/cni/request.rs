@@ -95,6 +95,9 @@ impl Request {
             return Err(CniError::new(code::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {word}")));
         };
         let version = gate_version(command, &config)?;
+        if let Err(error) = check_runtime_config(&config) {
+            tolerate(command, error, &mut tolerated)?;
+        }
         let args = match CniArgs::parse(var("CNI_ARGS")) {
             Ok(args) => args,
             Err(error) => {
@@ -288,6 +291,17 @@ fn read_config(stdin: &[u8]) -> Result<Map, CniError> {
             Err(undecodable(format!("network configuration is {}, not an object", json::kind(&other))))
         }
         Err(error) => Err(undecodable(format!("network configuration is not JSON: {error}"))),
+    }
+}
+
+/// What the runtime asks for must not be passed over because it cannot be read.
+fn check_runtime_config(config: &Map) -> Result<(), CniError> {
+    match config.get("runtimeConfig") {
+        None | Some(Value::Null | Value::Object(_)) => Ok(()),
+        Some(other) => {
+            let msg = format!("key runtimeConfig: expected an object, found {}", json::kind(other));
+            Err(CniError::new(code::INVALID_CONFIG, msg))
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::cni::cache::{self, CacheFormatError, Entry, Key};
+use crate::{bounded, budget};
 
 /// Where libcni keeps its files unless it is told otherwise.
 pub const DEFAULT_DIRECTORY: &str = "/var/lib/cni";
@@ -228,9 +229,9 @@ fn read(path: &Path) -> Result<Option<Entry>, CacheError> {
 }
 
 fn bytes(path: &Path) -> Result<Option<Vec<u8>>, CacheError> {
-    match fs::read(path) {
+    match bounded::read(path, budget::CACHED.most) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) if bounded::is_nothing(&error) => Ok(None),
         Err(source) => Err(CacheError::Read { path: path.to_owned(), source }),
     }
 }
@@ -242,14 +243,9 @@ fn temporary_of(path: &Path) -> PathBuf {
     path.with_file_name(format!("{TEMPORARY_PREFIX}{name}"))
 }
 
-/// Whether there is nothing of that name: what is no directory has nothing in it.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-}
-
 fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if !is_absent(&error) => Err(error),
+        Err(error) if !bounded::is_nothing(&error) => Err(error),
         _ => Ok(()),
     }
 }

@@ -17,7 +17,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 /// The most that a plugin may write to stdout, in bytes.
-pub const STDOUT_LIMIT: usize = 1 << 20;
+pub const STDOUT_LIMIT: usize = crate::budget::RESULT.most;
 
 /// How much of a plugin's stderr is kept, in bytes: its end.
 pub const STDERR_LIMIT: usize = 16 << 10;

@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, check_mtu, spec};
+use super::{Driver, PlanError, Request, check_link_name, check_mtu, spec};
 use crate::cni::json::null_is_default;
 use crate::plan::{Configure, Step, Style};
 
@@ -69,7 +69,7 @@ impl Driver for Bridge {
             return Err(PlanError::Value { key: "macspoofchk", reason });
         }
         let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
-        check_bridge_name(&name)?;
+        check_link_name("bridge", &name)?;
         let mtu = check_mtu(config.mtu)?;
         let gateway = config.is_gateway || config.is_default_gateway;
         let ipam = request.ipam()?;
@@ -104,9 +104,4 @@ impl Driver for Bridge {
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
         request.veth_remains()
     }
-}
-
-fn check_bridge_name(name: &str) -> Result<(), PlanError> {
-    crate::cni::identifier::check_ifname(name)
-        .map_err(|error| PlanError::Value { key: "bridge", reason: format!("{name:?}: {}", error.msg) })
 }

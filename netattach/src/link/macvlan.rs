@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, check_mtu, spec};
+use super::{Driver, PlanError, Request, check_link_name, check_mtu, spec};
 use crate::plan::{Configure, Step, Style};
 
 pub(super) struct Macvlan;
@@ -39,9 +39,13 @@ impl Driver for Macvlan {
             request.refuse(self.kind(), &[("bandwidth", json!({}))])?;
         }
         let config: Config = request.read()?;
+        let parent = config.master.filter(|name| !name.is_empty());
+        if let Some(parent) = &parent {
+            check_link_name("master", parent)?;
+        }
         let mut steps = vec![Step::CreateMacvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),
-            parent: config.master.filter(|name| !name.is_empty()),
+            parent,
             mode: mode(config.mode.as_deref())?,
             mtu: check_mtu(config.mtu)?,
             mac: request.mac()?,

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::budget::{self, Exceeded};
 use crate::cni::json::{KeyError, read_object};
 use crate::cni::{CniArgs, CniError, Dns, code};
 use crate::ipam::host_local;
@@ -77,6 +78,9 @@ pub struct Request<'a> {
 /// Why an interface cannot be planned.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
+    /// There is more of something than there may be.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// A key has the wrong type.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -245,6 +249,9 @@ impl Request<'_> {
             dns: Option<Members>,
         }
         let Members { nameservers, domain, search, options } = self.read::<Holder>()?.dns.unwrap_or_default();
+        for list in [&nameservers, &search, &options].into_iter().flatten() {
+            budget::DNS.check(list.len())?;
+        }
         let domain = domain.filter(|domain| !domain.is_empty());
         if nameservers.is_none() && domain.is_none() && search.is_none() && options.is_none() {
             return Ok(None);
@@ -350,6 +357,12 @@ pub fn host_name(container_id: &str, ifname: &str) -> String {
         .chain(['a'])
         .chain(digits.filter_map(|digit| char::from_digit(digit.into(), 16)))
         .collect()
+}
+
+/// A name that a link can have, as itself.
+fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
+    crate::cni::identifier::check_ifname(name)
+        .map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
 }
 
 /// Bounds of an MTU that both address families can live with below, and that a packet length can express.

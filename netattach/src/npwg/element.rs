@@ -15,6 +15,7 @@ use super::selection::{
     Bandwidth, PortMapping, PortProtocol, RequestedIp, Selection, SelectionError, SelectionWarning, kind_of,
     warn_of_long_names,
 };
+use crate::budget;
 use crate::mac::Mac;
 
 /// Every key of an element that is understood.
@@ -49,6 +50,7 @@ pub(super) fn parse_element(
     };
     let keys = Keys::sort(index, String::new(), object, KEYS, warnings)?;
     let network = network(&keys, pod_namespace)?;
+    budget::NAME.check(network.name.len().max(network.namespace.len()))?;
     warn_of_long_names(index, &network, warnings);
     let selection = Selection {
         network,
@@ -115,6 +117,7 @@ fn ips(keys: &Keys<'_>) -> Result<Vec<RequestedIp>, SelectionError> {
     if items.is_empty() {
         return Err(keys.wrong("ips", "a list of at least one address"));
     }
+    budget::IPS.check(items.len())?;
     items
         .iter()
         .enumerate()
@@ -143,7 +146,10 @@ fn infiniband_guid(keys: &Keys<'_>) -> Result<Option<Guid>, SelectionError> {
 fn cni_args(keys: &Keys<'_>) -> Result<Option<Map<String, Value>>, SelectionError> {
     match keys.get("cni-args") {
         None => Ok(None),
-        Some(Value::Object(args)) => Ok(Some(args.clone())),
+        Some(Value::Object(args)) => {
+            budget::ARGUMENTS.check(keys.get("cni-args").map_or(0, |args| args.to_string().len()))?;
+            Ok(Some(args.clone()))
+        }
         Some(_) => Err(keys.wrong("cni-args", "an object")),
     }
 }
@@ -156,6 +162,7 @@ fn port_mappings(
     if items.is_empty() {
         return Err(keys.wrong("portMappings", "a list of at least one object"));
     }
+    budget::PORT_MAPPINGS.check(items.len())?;
     let mut mappings = Vec::with_capacity(items.len());
     for (position, item) in items.iter().enumerate() {
         let path = format!("portMappings[{position}]");
@@ -226,6 +233,7 @@ fn bandwidth(
 
 fn default_route(keys: &Keys<'_>) -> Result<Option<Vec<IpAddr>>, SelectionError> {
     let Some(items) = keys.list("default-route", "a list of gateway addresses")? else { return Ok(None) };
+    budget::GATEWAYS.check(items.len())?;
     let mut gateways: Vec<IpAddr> = Vec::with_capacity(items.len());
     for (position, item) in items.iter().enumerate() {
         let wrong = |expected| keys.wrong_at(&format!("default-route[{position}]"), item, expected);

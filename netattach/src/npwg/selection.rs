@@ -11,6 +11,7 @@ use super::element::parse_element;
 use super::guid::Guid;
 use super::ifname::is_interface_name;
 use super::network::{NetworkRef, is_label};
+use crate::budget::{self, Exceeded};
 use crate::mac::Mac;
 
 /// One request of a pod for one attachment. Serialized as the JSON form of the annotation.
@@ -244,6 +245,9 @@ impl fmt::Display for SelectionWarning {
 /// Why an annotation is invalid as a whole. Positions count from 0.
 #[derive(Debug, thiserror::Error)]
 pub enum SelectionError {
+    /// It is too large, or something in it is.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// It has the characters of JSON but is not JSON.
     #[error("read networks annotation as json")]
     Json(#[source] serde_json::Error),
@@ -335,6 +339,7 @@ pub enum SelectionError {
 /// # Errors
 /// The whole annotation is invalid as soon as one element is (section 4.1).
 pub fn parse_networks(annotation: &str, pod_namespace: &str) -> Result<Parsed, SelectionError> {
+    budget::ANNOTATION.check(annotation.len())?;
     let mut parsed = Parsed::default();
     if annotation.trim().is_empty() {
         return Ok(parsed);
@@ -344,11 +349,13 @@ pub fn parse_networks(annotation: &str, pod_namespace: &str) -> Result<Parsed, S
             Value::Array(elements) => elements,
             other => return Err(SelectionError::NotAList { found: kind_of(&other) }),
         };
+        budget::SELECTIONS.check(elements.len())?;
         for (index, element) in elements.iter().enumerate() {
             let selection = parse_element(index, element, pod_namespace, &mut parsed.warnings)?;
             parsed.selections.push(selection);
         }
     } else {
+        budget::SELECTIONS.check(annotation.split(',').count())?;
         for (index, item) in annotation.split(',').enumerate() {
             let selection = parse_short(index, item.trim(), pod_namespace)?;
             warn_of_long_names(index, &selection.network, &mut parsed.warnings);
@@ -397,6 +404,7 @@ pub fn parse_selection(
 /// `[namespace/]name[@interface]`; the interface is an extension that Multus introduced.
 fn parse_short(index: usize, item: &str, pod_namespace: &str) -> Result<Selection, SelectionError> {
     let malformed = || SelectionError::ShortForm { index, text: item.to_owned() };
+    budget::NAME.check(item.split(['/', '@']).map(str::len).max().unwrap_or(0))?;
     let (namespace, rest) = match item.split_once('/') {
         Some((namespace, rest)) => (namespace.trim(), rest),
         None => (pod_namespace, item),

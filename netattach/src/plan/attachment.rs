@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::device::Device;
 use super::resolve::{Network, Numbers, Options};
 use super::{AttachmentPlan, Delegate, Protect, Remembered, Role, Sandbox, Step, When};
+use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{self, Driver, PlanError};
 use crate::npwg::{self, Selection, device_info};
@@ -56,6 +57,8 @@ fn planned(
     let Wanted { network, ifname, asked, .. } = *wanted;
     let list = &network.list;
     cni::identifier::check_network_name(&list.name)?;
+    // The longest name that is made of it: libcni's cache.
+    budget::FILE_NAME.check(list.name.len() + sandbox.container_id.len() + ifname.len() + 2)?;
     let mut capabilities = wanted.capabilities()?;
     wanted.check_mac_is_permitted(cni_args)?;
     let device = Device::of(network, asked)?;

@@ -192,7 +192,7 @@ mod tests {
             routes: vec![],
         };
         let all = [
-            Output::Bridge(made("br0", 1)),
+            Output::Bridge(crate::plan::Bridge { link: made("br0", 1), made: false }),
             Output::Link { host: Some(made("na0", 2)), pod: made("eth0", 3), parent: None },
             lease,
             Output::Nothing,

@@ -287,7 +287,7 @@ pub enum Output {
     /// Nothing that later steps need.
     Nothing,
     /// A bridge.
-    Bridge(Interface),
+    Bridge(Bridge),
     /// A link into the pod.
     Link {
         /// The node's end, if there is one.
@@ -370,6 +370,17 @@ pub struct Parent {
     /// Cookie of the pod's namespace (`SO_NETNS_COOKIE`): how programs on the parent know what the pod's sockets send.
     /// 0 where the kernel gives none.
     pub netns_cookie: u64,
+}
+
+/// A bridge that an attachment is on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bridge {
+    /// Itself.
+    #[serde(flatten)]
+    pub link: Interface,
+    /// It was not there before: when the ADD fails, it goes again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub made: bool,
 }
 
 /// An address with its subnet's prefix length and gateway.

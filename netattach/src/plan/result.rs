@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
-    AttachmentPlan, Configure, Interface, LeasedAddress, Output, Parent, Role, Sandbox, Step, StepRef, Style,
-    addressing, routing,
+    AttachmentPlan, Bridge, Configure, Interface, LeasedAddress, Output, Parent, Role, Sandbox, Step,
+    StepRef, Style, addressing, routing,
 };
 use crate::cni::{self, CniError, CniResult, Value};
 
@@ -39,7 +39,7 @@ pub fn result(
                     }
                 }
             }
-            (_, Output::Bridge(bridge)) => result.interfaces.push(interface(bridge, None)),
+            (_, Output::Bridge(bridge)) => result.interfaces.push(interface(&bridge.link, None)),
             (_, Output::Link { host, pod: end, .. }) => {
                 result.interfaces.extend(host.iter().map(|host| interface(host, None)));
                 pod = Some(result.interfaces.len());
@@ -173,7 +173,7 @@ pub fn read_back(
             Some(Output::Link { host, pod, parent: None })
         };
         let output = match step {
-            Step::EnsureBridge(_) => on_node(true).map(Output::Bridge),
+            Step::EnsureBridge(_) => on_node(true).map(|link| Output::Bridge(Bridge { link, made: false })),
             Step::CreateVeth(_) => link(on_node(false)),
             Step::CreateMacvlan(_) => link(None),
             Step::RaiseLoopback => {

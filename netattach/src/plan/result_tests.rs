@@ -47,7 +47,9 @@ fn made(name: &str, mac: &str) -> Interface {
 /// What the steps of a plan would bring, were they carried out; two addresses, one of them without gateway.
 fn outputs(attachment: &AttachmentPlan) -> BTreeMap<StepRef, Output> {
     let brought = |step: &Step| match step {
-        Step::EnsureBridge(bridge) => Output::Bridge(made(&bridge.name, "02:00:00:00:00:01")),
+        Step::EnsureBridge(bridge) => {
+            Output::Bridge(crate::plan::Bridge { link: made(&bridge.name, "02:00:00:00:00:01"), made: true })
+        }
         Step::CreateVeth(veth) => Output::Link {
             parent: None,
             host: Some(made(&veth.host_name, "02:00:00:00:00:02")),

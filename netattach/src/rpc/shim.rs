@@ -20,7 +20,7 @@ use super::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
 use crate::report::Chain;
 
 /// Longest standard input in bytes.
-pub const MAX_STDIN: u64 = 4 << 20;
+pub const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
 
 /// How long an absent agent is looked for. Container runtimes wait, so it stays well below a second.
 pub const CONNECT_PATIENCE: Duration = Duration::from_millis(700);

@@ -17,9 +17,7 @@ use super::policies::{policy, yaml_policy};
 use super::version::Version;
 use super::watched::Touched;
 use crate::report::Chain;
-
-/// Largest file that is read, in bytes: several times what an API server would take in one request.
-const LARGEST_FILE: u64 = 16 << 20;
+use crate::{bounded, budget};
 
 /// What the files of the directory gave when they were last read.
 #[derive(Debug)]
@@ -224,7 +222,7 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
     }
     let before = before.map_or(&[][..], |before| before.objects.as_slice());
     let (mut now, mut isolating) = (Contents::default(), Vec::new());
-    match read_text(path) {
+    match bounded::read_text(path, budget::MANIFEST.most) {
         Err(error) if is_absence(&error) => return Read::Gone,
         Err(error) => now.problems.push(whole_file(path, format!("read file: {error}"))),
         Ok(text) if text.trim().is_empty() => {
@@ -261,19 +259,15 @@ fn keep_unchanged(now: &mut Contents, before: &[(Option<usize>, Object)]) {
     }
 }
 
-fn read_text(path: &Path) -> io::Result<String> {
-    if fs::metadata(path)?.len() > LARGEST_FILE {
-        return Err(io::Error::from(io::ErrorKind::FileTooLarge));
-    }
-    fs::read_to_string(path)
-}
-
 /// What a text gives, and what stands in for policies in it that cannot be read.
 fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
     let (mut contents, mut isolating) = (Contents::default(), Vec::new());
+    let mut found = 0;
     let mut take = |index, objects: Vec<Result<Object, ManifestError>>| {
         for object in objects {
+            found += 1;
             match object {
+                _ if found > budget::OBJECTS.most => {}
                 Ok(object) => contents.objects.push((Some(index), object)),
                 Err(error) => {
                     isolating.extend(error.isolating().map(|object| (Some(index), object)));
@@ -302,6 +296,12 @@ fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
                 None => take(index, read(yaml(document))),
             }
         }
+    }
+    if let Err(error) = budget::OBJECTS.check(found) {
+        // Not a part of it: nobody knows what the others would have said.
+        contents = Contents::default();
+        contents.problems.push(whole_file(path, error.to_string()));
+        isolating.clear();
     }
     (contents, isolating)
 }

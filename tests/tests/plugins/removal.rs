@@ -124,7 +124,7 @@ fn a_failed_add_leaves_nothing() {
         let mut unroutable = rig.config("1.0.0", kind);
         unroutable["ipam"]["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "192.0.2.1"}]);
         let (code, said) = rig.refusal("ADD", &unroutable);
-        assert_eq!(code, 999, "{said}");
+        assert_eq!(code, 7, "{said}");
         assert!(said.contains("configure the pod's interface: RTM_NEWROUTE"), "{said}");
         assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
     }

@@ -243,7 +243,7 @@ fn host_local_reserves_checks_and_releases_in_every_version() {
         assert_eq!(result, expected, "{version}");
         assert_eq!(rig.reserved(), ["10.1.0.2", "fd00:1::2"]);
         // A second address for the same attachment is not given, and the first is not lost over it.
-        assert_eq!(rig.refusal("ADD", &config).0, 999);
+        assert_eq!(rig.refusal("ADD", &config).0, 11);
         assert_eq!(rig.reserved(), ["10.1.0.2", "fd00:1::2"]);
         if version >= "0.4.0" {
             rig.after("CHECK", &config, &result);

@@ -81,7 +81,11 @@ impl Interface<'_> {
                 };
                 result.to_value(request.version)
             });
-        carried_out.map_err(|error| match undo(self.node, &plan, Some(&netns), &progress) {
+        let take_back = || {
+            undo(self.node, &plan, Some(&netns), &progress)?;
+            self.node.bridges.remove_made(&progress.outputs).map_err(|error| AttachError::Open(error.into()))
+        };
+        carried_out.map_err(|error| match take_back() {
             Ok(()) => error,
             Err(left) => {
                 // The error that counts goes to the runtime; DEL, which follows, tries this again.

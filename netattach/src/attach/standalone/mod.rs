@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use super::{Node, Occupied, Progress};
+use super::{Bridges, Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
@@ -22,7 +22,7 @@ use crate::link::{self, HOST_LOCAL};
 use crate::plan::{Output, Plan, StepRef};
 
 /// Longest standard input in bytes.
-const MAX_STDIN: u64 = 4 << 20;
+const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
 
 /// How long the address management plugin of a configuration may take.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,6 +88,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT },
         // The runtime's own.
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
+        bridges: Bridges::default(),
         occupied: Occupied::default(),
         enforcer: None,
     };

@@ -346,9 +346,8 @@ mod tests {
     fn the_last_addresses_of_both_families_do_not_overflow() {
         for subnet in ["255.255.255.252/30", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffc/126"] {
             let subnet: IpNet = subnet.parse().unwrap();
-            let limits =
-                Limits { start: Some(subnet.broadcast()), end: Some(subnet.broadcast()), gateway: None };
-            let config = config(vec![RangeSet(vec![Range::new(subnet, limits).unwrap()])]);
+            let (last, gateway) = (subnet.broadcast(), subnet.network());
+            let config = config(vec![RangeSet(vec![Range { subnet, start: last, end: last, gateway }])]);
             assert_eq!(drain(&config, &mut Fake::default()), [subnet.broadcast()]);
         }
     }

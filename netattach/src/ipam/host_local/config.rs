@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::range::{Limits, Range, RangeError, RangeSet};
+use crate::budget::{self, Budget, Exceeded};
+use crate::cidr;
 
 /// `ipam.dataDir` when absent.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
@@ -35,6 +37,9 @@ pub struct Config {
 /// What is wrong with a configuration. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
+    /// There is more of something than there may be.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// A key that must be there is not.
     #[error("{key} is missing")]
     Missing {
@@ -133,6 +138,7 @@ impl Config {
         let ipam = root.object("ipam")?.ok_or_else(|| ConfigError::Missing { key: "ipam".to_owned() })?;
         let runtime = root.object("runtimeConfig")?;
 
+        budget::FILE_NAME.check(network.len())?;
         let sets = range_sets(&ipam, runtime.as_ref())?;
         let version = root.text("cniVersion")?.unwrap_or_default();
         let ipv4 = sets.iter().filter(|set| set.is_ipv4()).count();
@@ -144,11 +150,14 @@ impl Config {
             data_dir: ipam.path("dataDir")?.unwrap_or_else(|| DEFAULT_DATA_DIR.into()),
             sets,
             exclude: ipam
-                .items("exclude")?
+                .few("exclude", &budget::EXCLUDED)?
                 .map(|item| item.network_or_address())
                 .collect::<Result<_, _>>()?,
             requested: requested(&root, runtime.as_ref(), cni_args_ip)?,
-            routes: ipam.items("routes")?.map(|item| item.route()).collect::<Result<_, _>>()?,
+            routes: ipam
+                .few("routes", &budget::ROUTES)?
+                .map(|item| item.route())
+                .collect::<Result<_, _>>()?,
             resolv_conf: ipam.path("resolvConf")?,
         })
     }
@@ -211,6 +220,8 @@ fn range_sets(ipam: &Object, runtime: Option<&Object>) -> Result<Vec<RangeSet>, 
     if sets.is_empty() {
         return Err(ConfigError::NoRanges);
     }
+    // Before they are compared with each other.
+    budget::RANGES.check(sets.iter().map(|(_, set)| set.ranges().len()).sum())?;
     for (position, (first_key, first)) in sets.iter().enumerate() {
         let within = first.own_overlap().map(|pair| (first_key, pair));
         let between =
@@ -241,7 +252,7 @@ fn requested(
         None => None,
     };
     for holder in [cni.as_ref(), runtime].into_iter().flatten() {
-        for item in holder.items("ips")? {
+        for item in holder.few("ips", &budget::IPS)? {
             let address = address_without_prefix(&item.key, item.text()?)?;
             if !requested.contains(&address) {
                 requested.push(address);
@@ -253,9 +264,9 @@ fn requested(
 
 /// `10.0.0.5` or `10.0.0.5/24`, the prefix length being ignored as the Go plugin does.
 fn address_without_prefix(key: &str, text: &str) -> Result<IpAddr, ConfigError> {
-    let address = match text.parse::<IpNet>() {
-        Ok(network) => network.addr(),
-        Err(_) => parse_address(key, text)?,
+    let address = match cidr::parse(text) {
+        Some(network) => network.addr(),
+        None => parse_address(key, text)?,
     };
     Ok(address.to_canonical())
 }
@@ -265,7 +276,7 @@ fn parse_address(key: &str, text: &str) -> Result<IpAddr, ConfigError> {
 }
 
 fn parse_network(key: &str, text: &str) -> Result<IpNet, ConfigError> {
-    text.parse().map_err(|_| ConfigError::Network { key: key.to_owned(), value: text.to_owned() })
+    cidr::parse(text).ok_or_else(|| ConfigError::Network { key: key.to_owned(), value: text.to_owned() })
 }
 
 /// A JSON object and the path that leads to it, for messages. `null` counts as absent, as in Go.
@@ -300,9 +311,21 @@ impl<'a> Object<'a> {
         Ok(list.into_iter().flatten())
     }
 
+    fn few(
+        &self,
+        name: &str,
+        budget: &Budget,
+    ) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, ConfigError> {
+        let found = self.map.get(name).and_then(Value::as_array).map_or(0, Vec::len);
+        budget.check(found)?;
+        self.items(name)
+    }
+
     fn path(&self, name: &str) -> Result<Option<PathBuf>, ConfigError> {
         let Some(item) = self.get(name) else { return Ok(None) };
         let path = PathBuf::from(item.text()?);
+        budget::PATH.check(path.as_os_str().len())?;
+        budget::FILE_NAME.check(path.iter().map(|part| part.len()).max().unwrap_or(0))?;
         match path.as_os_str().is_empty() {
             true => Ok(None),
             false if path.is_absolute() => Ok(Some(path)),

@@ -31,6 +31,7 @@ use rustix::io::Errno;
 
 use super::Owner;
 use super::store::Error;
+use crate::{bounded, budget};
 
 const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
@@ -106,10 +107,11 @@ impl Opened {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
             Ok(directory) => directory,
-            Err(Errno::NOENT) => return Ok(None),
+            Err(error) if bounded::is_nothing(&error.into()) => return Ok(None),
             Err(error) => return Err(Error::Open { path: path.to_owned(), source: error.into() }),
         };
-        let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        // Not blocking: somebody may have put a FIFO there.
+        let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let lock = rustix::fs::openat(&directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| Error::Lock { path: path.join(LOCK), source: error.into() })?;
         Ok(Some(Self { path: path.to_owned(), directory, lock }))
@@ -290,7 +292,7 @@ impl Locked<'_> {
         let (file, length) = match contents.cursors.remove(&set) {
             Some(cursor) => (cursor.file, cursor.length),
             None => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let mode = Mode::RUSR | Mode::WUSR;
                 let file = rustix::fs::openat(&self.0.directory, cursor_name(set), flags, mode)?;
                 let length = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(usize::MAX);
@@ -316,7 +318,11 @@ impl Locked<'_> {
     fn open_file(&self, name: &str) -> Result<OwnedFd, Errno> {
         // Not blocking: a FIFO of that name must not hold up the directory.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.0.directory, name, flags, Mode::empty())
+        let file = rustix::fs::openat(&self.0.directory, name, flags, Mode::empty())?;
+        match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
+            FileType::RegularFile => Ok(file),
+            _ => Err(Errno::INVAL),
+        }
     }
 
     fn read_reservation(&self, name: &str) -> File {
@@ -410,6 +416,9 @@ fn read_to_end(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
     loop {
         let count = rustix::io::retry_on_intr(|| rustix::io::read(file, &mut buffer))?;
         content.extend_from_slice(&buffer[..count]);
+        if content.len() > budget::LEASE.most {
+            return Err(Errno::FBIG);
+        }
         // A short read of a regular file is its end.
         if count < buffer.len() {
             return Ok(content);

@@ -65,6 +65,9 @@ pub enum RangeError {
         /// The subnet it should be in.
         subnet: IpNet,
     },
+    /// Nobody's address is in it.
+    #[error("subnet {0} is multicast: no interface has an address of it")]
+    Multicast(IpNet),
     /// The limits are the wrong way round.
     #[error("rangeStart {start} is after rangeEnd {end}")]
     StartAfterEnd {
@@ -89,6 +92,9 @@ impl Range {
         }
         if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
             return Err(RangeError::TooSmall(subnet));
+        }
+        if subnet.addr().is_multicast() {
+            return Err(RangeError::Multicast(subnet));
         }
         if subnet.trunc() != subnet {
             return Err(RangeError::HostBits { subnet, network: subnet.trunc() });

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::{bounded, budget};
+
 /// The `dns` object of a CNI result.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Dns {
@@ -38,7 +40,7 @@ impl Dns {
     /// # Errors
     /// When the file cannot be read as text.
     pub fn read(path: &Path) -> Result<Self, ReadResolvConfError> {
-        match std::fs::read_to_string(path) {
+        match bounded::read_text(path, budget::RESOLV_CONF.most) {
             Ok(text) => Ok(Self::parse(&text)),
             Err(source) => Err(ReadResolvConfError { path: path.to_owned(), source }),
         }

@@ -138,7 +138,13 @@ impl Error {
             Self::Busy { .. } => true,
             // An address becomes free when some pod goes.
             Self::Allocate { source, .. } => {
-                matches!(source, AllocateError::Exhausted { .. } | AllocateError::RequestedTaken { .. })
+                // The owner's own is there until a DEL that has not come yet, or has failed.
+                matches!(
+                    source,
+                    AllocateError::Exhausted { .. }
+                        | AllocateError::RequestedTaken { .. }
+                        | AllocateError::Duplicate { .. }
+                )
             }
             _ => false,
         }

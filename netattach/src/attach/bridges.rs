@@ -1,0 +1,84 @@
+//! Bridges that ADDs make: one that an ADD has made, and that failed, goes again.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::netlink::{self, Handle};
+use crate::plan::{Output, StepRef};
+
+/// The bridges that plans in the making are about to use, and by how many of them each is. A bridge stays for them.
+#[derive(Debug, Default)]
+pub struct Bridges {
+    users: Mutex<BTreeMap<String, u32>>,
+}
+
+/// The bridges of one plan while it is being carried out.
+#[derive(Debug)]
+pub(super) struct Entered<'a> {
+    bridges: &'a Bridges,
+    names: Vec<String>,
+}
+
+impl Bridges {
+    /// For a plan that uses none yet.
+    pub(super) fn begin(&self) -> Entered<'_> {
+        Entered { bridges: self, names: Vec::new() }
+    }
+
+    /// Deletes the bridges that an ADD has made and that have no port, unless another is about to use them.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub(super) fn remove_made(&self, outputs: &BTreeMap<StepRef, Output>) -> Result<(), netlink::Error> {
+        let made = |output: &Output| match output {
+            Output::Bridge(bridge) if bridge.made => Some(bridge.link.clone()),
+            _ => None,
+        };
+        let made: Vec<_> = outputs.values().filter_map(made).collect();
+        if made.is_empty() {
+            return Ok(());
+        }
+        // Held until they are gone: who comes meanwhile makes it again.
+        let users = self.lock();
+        let mut host = Handle::open()?;
+        let links = host.links()?;
+        for bridge in made.iter().filter(|bridge| !users.contains_key(&bridge.name)) {
+            let is_it = links
+                .iter()
+                .any(|link| link.index == bridge.index && link.name == bridge.name && link.kind == "bridge");
+            let has_ports = links.iter().any(|link| link.controller == Some(bridge.index));
+            if is_it && !has_ports {
+                tracing::info!(bridge = bridge.name, "made for an ADD that failed; gone again");
+                host.ensure_link_absent(&bridge.name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
+        // Every change is one.
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entered<'_> {
+    /// The plan is about to use a bridge.
+    pub(super) fn enter(&mut self, name: &str) {
+        *self.bridges.lock().entry(name.to_owned()).or_default() += 1;
+        self.names.push(name.to_owned());
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut users = self.bridges.lock();
+        for name in &self.names {
+            if let Some(count) = users.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    users.remove(name);
+                }
+            }
+        }
+    }
+}

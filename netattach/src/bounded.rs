@@ -1,0 +1,90 @@
+//! Files under paths that others chose: read whole, and never for longer or more than is allowed.
+//!
+//! Somebody may have put a FIFO there, which would hold its reader for ever, or a device without end. So nothing is waited for,
+//! only regular files are read, and no more of them than a bound.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+/// Reads a regular file of at most `most` bytes. A link to one is one.
+///
+/// # Errors
+/// It is not there, is no regular file, is longer, or cannot be read.
+pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    // Looked at first: opening a device may do something.
+    check_kind(FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode))?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+    // It may have been replaced since.
+    check_kind(FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode))?;
+    let mut content = Vec::new();
+    File::from(file).take(most as u64 + 1).read_to_end(&mut content)?;
+    if content.len() > most {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {most} bytes")));
+    }
+    Ok(content)
+}
+
+/// As [`read`], text in UTF-8.
+///
+/// # Errors
+/// As there, and other bytes than text.
+pub(crate) fn read_text(path: &Path, most: usize) -> io::Result<String> {
+    String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Whether nothing can be under a path, now or later: it is not there, or cannot be because of what is on the way to it or
+/// because of what it is called. For who is to remove what is there.
+pub(crate) fn is_nothing(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG, Errno::LOOP]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+fn check_kind(kind: FileType) -> io::Result<()> {
+    match kind {
+        FileType::RegularFile => Ok(()),
+        FileType::Directory => Err(rustix::io::Errno::ISDIR.into()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "is no regular file")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn regular_files_are_read_up_to_the_bound_and_nothing_else_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let said = |name: &str| read(&at(name), 4).map_err(|error| error.to_string());
+        std::fs::write(at("fits"), "1234").unwrap();
+        std::fs::write(at("long"), "12345").unwrap();
+        symlink("fits", at("link")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        symlink("/dev/zero", at("zeros")).unwrap();
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(CWD, at("fifo"), FileType::Fifo, mode, 0).unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        assert_eq!(said("fits"), Ok(b"1234".to_vec()));
+        assert_eq!(said("link"), Ok(b"1234".to_vec()));
+        assert_eq!(said("long"), Err("longer than 4 bytes".to_owned()));
+        for name in ["fifo", "zeros"] {
+            assert_eq!(said(name), Err("is no regular file".to_owned()), "{name}");
+        }
+        assert_eq!(said("directory"), Err("Is a directory (os error 21)".to_owned()));
+        let nothing = ["absent", "fits/below", "loop", &"x".repeat(300)];
+        for name in nothing {
+            assert!(is_nothing(&read(&at(name), 4).unwrap_err()), "{name}");
+        }
+        for name in ["fifo", "directory", "long"] {
+            assert!(!is_nothing(&read(&at(name), 4).unwrap_err()), "{name}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! How large what others write may be: one table. Pure.
+//!
+//! Whoever writes a pod's annotation, a definition, a configuration or a plugin can make it large. Each of it has a bound, which
+//! is checked before anything is looked up or kept, and which is refused by name. `docs/budgets.md` has the same table.
+
+use crate::cni::{CniError, code};
+
+/// One bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// What is bounded, as messages name it.
+    pub what: &'static str,
+    /// How much or how many there may be.
+    pub most: usize,
+    /// Of what.
+    pub unit: &'static str,
+    /// Who can make it large.
+    pub whose: &'static str,
+    /// What refuses more.
+    pub refused: &'static str,
+    /// The CNI code of the refusal; `None`: nobody asks by CNI.
+    pub code: Option<u32>,
+}
+
+/// There is more than there may be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {found} {unit}, and at most {most} are allowed")]
+pub struct Exceeded {
+    /// What.
+    pub what: &'static str,
+    /// How much there is.
+    pub found: usize,
+    /// How much there may be.
+    pub most: usize,
+    /// Of what.
+    pub unit: &'static str,
+}
+
+impl Budget {
+    /// Refuses more than there may be.
+    ///
+    /// # Errors
+    /// [`Exceeded`].
+    pub fn check(&self, found: usize) -> Result<(), Exceeded> {
+        let Self { what, most, unit, .. } = *self;
+        if found > most { Err(Exceeded { what, found, most, unit }) } else { Ok(()) }
+    }
+}
+
+impl From<Exceeded> for CniError {
+    fn from(error: Exceeded) -> Self {
+        Self::new(code::INVALID_CONFIG, error.to_string())
+    }
+}
+
+const POD: &str = "pod's author";
+const DEFINITION: &str = "definition's author";
+const RUNTIME: &str = "container runtime";
+const PLUGIN: &str = "another plugin";
+const NODE: &str = "who writes files on the node";
+
+const fn of(what: &'static str, most: usize, unit: &'static str, whose: &'static str) -> Budget {
+    Budget { what, most, unit, whose, refused: "ADD", code: Some(code::INVALID_CONFIG) }
+}
+
+const fn file(what: &'static str, most: usize, refused: &'static str, code: Option<u32>) -> Budget {
+    Budget { what, most, unit: "bytes", whose: NODE, refused, code }
+}
+
+/// A pod's annotation that names networks.
+pub const ANNOTATION: Budget = of("networks annotation", 64 << 10, "bytes", POD);
+/// Its elements.
+pub const SELECTIONS: Budget = of("networks of a pod", 64, "networks", POD);
+/// All that a pod has of one node, those attached while it lives included; and never more than half of the node's numbers.
+pub const ATTACHMENTS: Budget = of("attachments of a pod", 65, "attachments", POD);
+/// `ips` of a selection, `args.cni.ips`, `runtimeConfig.ips`.
+pub const IPS: Budget = of("addresses asked for", 32, "addresses", POD);
+/// `default-route` of a selection.
+pub const GATEWAYS: Budget = of("default-route", 8, "gateways", POD);
+/// `portMappings` of a selection.
+pub const PORT_MAPPINGS: Budget = of("portMappings", 256, "mappings", POD);
+/// `cni-args` of a selection, as JSON.
+pub const ARGUMENTS: Budget = of("cni-args", 8 << 10, "bytes", POD);
+/// A name or namespace of a network.
+pub const NAME: Budget = of("name of a network", 253, "bytes", POD);
+
+/// A CNI configuration: `spec.config`, or a file.
+pub const CONFIG: Budget = of("network configuration", 256 << 10, "bytes", DEFINITION);
+/// Plugins of a list, those of a folder beside it included.
+pub const PLUGINS: Budget = of("plugins of a network", 16, "plugins", DEFINITION);
+/// Ranges of `host-local`, in all sets.
+pub const RANGES: Budget = of("ranges of host-local", 256, "ranges", DEFINITION);
+/// `ipam.exclude`.
+pub const EXCLUDED: Budget = of("ipam.exclude", 256, "networks", DEFINITION);
+/// `ipam.routes`.
+pub const ROUTES: Budget = of("ipam.routes", 4096, "routes", DEFINITION);
+/// Each list of `dns`.
+pub const DNS: Budget = of("dns", 64, "entries", DEFINITION);
+/// The name of a lease file or of an entry in libcni's cache.
+pub const FILE_NAME: Budget = of("name of a file", 255, "bytes", DEFINITION);
+/// A path of a directory that a configuration names.
+pub const PATH: Budget = of("path of a directory", 3584, "bytes", DEFINITION);
+
+/// Standard input of a CNI call.
+pub const STDIN: Budget = Budget {
+    code: Some(code::DECODING_FAILURE),
+    refused: "every verb",
+    ..of("standard input", 4 << 20, "bytes", RUNTIME)
+};
+/// `CNI_ARGS`.
+pub const CNI_ARGS: Budget =
+    Budget { code: Some(code::INVALID_ENVIRONMENT), ..of("CNI_ARGS", 16 << 10, "bytes", RUNTIME) };
+
+/// What a plugin prints.
+pub const RESULT: Budget = Budget {
+    code: Some(code::DECODING_FAILURE),
+    refused: "the call; the plugin is killed",
+    ..of("output of a plugin", 1 << 20, "bytes", PLUGIN)
+};
+/// `interfaces` of a result.
+pub const RESULT_INTERFACES: Budget = result("interfaces of a result", 256, "interfaces");
+/// `ips` of a result.
+pub const RESULT_IPS: Budget = result("ips of a result", 256, "addresses");
+/// `routes` of a result.
+pub const RESULT_ROUTES: Budget = result("routes of a result", 4096, "routes");
+
+const fn result(what: &'static str, most: usize, unit: &'static str) -> Budget {
+    Budget { code: Some(code::DECODING_FAILURE), ..of(what, most, unit, PLUGIN) }
+}
+
+/// A manifest.
+pub const MANIFEST: Budget = file("manifest", 16 << 20, "the file; what it gave before stays", None);
+/// Documents and items of a manifest.
+pub const OBJECTS: Budget = Budget {
+    unit: "objects",
+    ..file("objects of a manifest", 16 << 10, "the file; what it gave before stays", None)
+};
+/// `ipam.resolvConf`.
+pub const RESOLV_CONF: Budget = file("ipam.resolvConf", 64 << 10, "ADD", Some(code::IO_FAILURE));
+/// A file of device information.
+pub const DEVICE_INFO: Budget = file("device information", 64 << 10, "ADD", Some(code::IO_FAILURE));
+/// A file of Multus's memory of a pod.
+pub const MULTUS_STATE: Budget = file("file of multusStateDir", 1 << 20, "DEL", Some(code::IO_FAILURE));
+/// An entry in libcni's cache: a configuration, a result, and both escaped.
+pub const CACHED: Budget = file("entry of libcni's cache", 4 << 20, "the entry", None);
+/// A lease.
+pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
+
+/// All of them, in the order of `docs/budgets.md`.
+pub const TABLE: [&Budget; 29] = [
+    &ANNOTATION,
+    &SELECTIONS,
+    &ATTACHMENTS,
+    &NAME,
+    &IPS,
+    &GATEWAYS,
+    &PORT_MAPPINGS,
+    &ARGUMENTS,
+    &CONFIG,
+    &PLUGINS,
+    &RANGES,
+    &EXCLUDED,
+    &ROUTES,
+    &DNS,
+    &FILE_NAME,
+    &PATH,
+    &STDIN,
+    &CNI_ARGS,
+    &RESULT,
+    &RESULT_INTERFACES,
+    &RESULT_IPS,
+    &RESULT_ROUTES,
+    &MANIFEST,
+    &OBJECTS,
+    &RESOLV_CONF,
+    &DEVICE_INFO,
+    &MULTUS_STATE,
+    &CACHED,
+    &LEASE,
+];
+
+#[cfg(test)]
+#[path = "budget_tests.rs"]
+mod tests;

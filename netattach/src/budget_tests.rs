@@ -1,0 +1,135 @@
+//! Each bound at itself and one past it, through the functions that refuse.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cni::{CniArgs, CniResult, NetworkList, Version};
+use crate::ipam::host_local::Config;
+use crate::npwg::{parse_networks, parse_selection};
+
+/// What a bound answers to as much as there may be, and to one more.
+fn both(budget: &Budget, of: impl Fn(usize) -> Result<(), String>) {
+    assert_eq!(of(budget.most), Ok(()), "{}", budget.what);
+    let more = of(budget.most + 1).unwrap_err();
+    let said = budget.check(budget.most + 1).unwrap_err().to_string();
+    assert!(more.contains(&said), "{}: {more}", budget.what);
+}
+
+fn said<T, E: std::error::Error + 'static>(result: Result<T, E>) -> Result<(), String> {
+    result.map(drop).map_err(|error| crate::report::Chain(&error).to_string())
+}
+
+fn many(count: usize, item: impl Fn(usize) -> Value) -> Value {
+    (0..count).map(item).collect()
+}
+
+#[test]
+fn an_annotation_is_refused_beyond_each_of_its_bounds() {
+    let networks = |text: String| said(parse_networks(&text, "shop"));
+    both(&ANNOTATION, |bytes| networks(padded("[]", bytes)));
+    both(&SELECTIONS, |count| networks(many(count, |_| json!({"name": "a"})).to_string()));
+    both(&SELECTIONS, |count| networks(vec!["a"; count].join(",")));
+    let element = |mut element: Value| {
+        element["name"] = "a".into();
+        said(parse_selection(&element, "shop"))
+    };
+    both(&NAME, |bytes| said(parse_selection(&json!({"name": long_name(bytes)}), "shop")));
+    both(&NAME, |bytes| networks("a".repeat(bytes)));
+    both(&IPS, |count| element(json!({"ips": many(count, |number| format!("10.0.0.{number}").into())})));
+    both(&GATEWAYS, |count| {
+        element(json!({"default-route": many(count, |number| format!("10.0.0.{}", number + 1).into())}))
+    });
+    both(&PORT_MAPPINGS, |count| {
+        element(
+            json!({"portMappings": many(count, |number| json!({"hostPort": number + 1, "containerPort": 80}))}),
+        )
+    });
+    both(&ARGUMENTS, |bytes| element(json!({"cni-args": {"a": "x".repeat(bytes - r#"{"a":""}"#.len())}})));
+}
+
+fn padded(text: &str, bytes: usize) -> String {
+    format!("{text}{}", " ".repeat(bytes - text.len()))
+}
+
+/// A name of labels that are short enough.
+fn long_name(bytes: usize) -> String {
+    let mut name: String = "a".repeat(bytes);
+    for dot in (50..bytes - 1).step_by(50) {
+        name.replace_range(dot..=dot, ".");
+    }
+    name
+}
+
+#[test]
+fn a_configuration_is_refused_beyond_each_of_its_bounds() {
+    let list = |text: String| said(NetworkList::parse(text.as_bytes()));
+    both(&CONFIG, |bytes| list(padded(r#"{"name": "a", "type": "bridge"}"#, bytes)));
+    both(&PLUGINS, |count| {
+        list(json!({"name": "a", "plugins": many(count, |_| json!({"type": "x"}))}).to_string())
+    });
+    let pool = |name: &str, ipam: Value, args: Value| {
+        let mut config = json!({
+            "cniVersion": "1.0.0", "name": name, "args": {"cni": args},
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/24"}]]}
+        });
+        config["ipam"].as_object_mut().unwrap().extend(ipam.as_object().unwrap().clone());
+        said(Config::parse(config.as_object().unwrap(), None))
+    };
+    let ipam = |ipam: Value| pool("a", ipam, json!({}));
+    let subnet = |number: usize| json!({"subnet": format!("10.{}.{}.0/24", number / 256, number % 256)});
+    both(&RANGES, |count| ipam(json!({"ranges": many(count, |number| json!([subnet(number)]))})));
+    both(&RANGES, |count| ipam(json!({"ranges": [many(count, subnet)]})));
+    both(&EXCLUDED, |count| ipam(json!({"exclude": many(count, |_| "10.0.0.7".into())})));
+    both(&ROUTES, |count| ipam(json!({"routes": many(count, |_| json!({"dst": "10.9.0.0/24"}))})));
+    let address = |number: usize| format!("10.0.0.{}", number + 1).into();
+    both(&IPS, |count| pool("a", json!({}), json!({"ips": many(count, address)})));
+    both(&FILE_NAME, |bytes| pool(&"a".repeat(bytes), json!({}), json!({})));
+    both(&FILE_NAME, |bytes| ipam(json!({"dataDir": format!("/{}", "a".repeat(bytes))})));
+    both(&PATH, |bytes| ipam(json!({"dataDir": format!("/{}", "a/".repeat(bytes).split_at(bytes - 1).0)})));
+}
+
+#[test]
+fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
+    both(&CNI_ARGS, |bytes| said(CniArgs::parse(&format!("A={}", "x".repeat(bytes - 2)))));
+    let result = |key: &str, items: Value| {
+        said(CniResult::parse(&json!({"cniVersion": "1.0.0", key: items}), Version::LATEST))
+    };
+    both(&RESULT_INTERFACES, |count| result("interfaces", many(count, |_| json!({"name": "a"}))));
+    both(&RESULT_IPS, |count| result("ips", many(count, |_| json!({"address": "10.0.0.7/24"}))));
+    both(&RESULT_ROUTES, |count| result("routes", many(count, |_| json!({"dst": "10.0.0.0/24"}))));
+}
+
+#[test]
+fn deep_json_is_refused_wherever_it_stands() {
+    let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    let annotation = |depth| format!(r#"[{{"name": "a", "cni-args": {{"a": {}}}}}]"#, deep(depth));
+    assert!(parse_networks(&annotation(100), "shop").is_ok());
+    assert!(parse_networks(&annotation(200), "shop").is_err());
+    let config = |depth| format!(r#"{{"name": "a", "type": "b", "c": {}}}"#, deep(depth));
+    assert!(NetworkList::parse(config(100).as_bytes()).is_ok());
+    assert!(NetworkList::parse(config(200).as_bytes()).is_err());
+}
+
+/// The documents have this table, and nothing else in its place.
+#[test]
+fn the_documents_have_the_table() {
+    let page = include_str!("../../docs/budgets.md");
+    let amount = |budget: &Budget| match (budget.unit, budget.most) {
+        ("bytes", most) if most % (1 << 20) == 0 => format!("{} MiB", most >> 20),
+        ("bytes", most) if most % (1 << 10) == 0 => format!("{} KiB", most >> 10),
+        (unit, most) => format!("{most} {unit}"),
+    };
+    let row = |budget: &&Budget| {
+        let code = budget.code.map_or("".to_owned(), |code| code.to_string());
+        format!(
+            "| {} | {} | {} | {} | {} |\n",
+            budget.what,
+            amount(budget),
+            budget.whose,
+            budget.refused,
+            code
+        )
+    };
+    let table: String = TABLE.iter().map(row).collect();
+    assert!(page.contains(&table), "docs/budgets.md lacks:\n{table}");
+}

@@ -1,0 +1,46 @@
+//! Networks as text, read as Go's `net.ParseCIDR` reads them. Pure.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// Reads an address with a prefix length. Host bits are kept. Octets with leading zeros are refused: to some they are octal.
+pub(crate) fn parse(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    let digits =
+        !length.is_empty() && length.len() <= 3 && length.bytes().all(|digit| digit.is_ascii_digit());
+    let length = length.parse().ok().filter(|_| digits)?;
+    IpNet::new(address.parse::<IpAddr>().ok()?, length).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_go_refuses_is_refused() {
+        for (text, same) in
+            [("10.3.0.7/24", "10.3.0.7/24"), ("fd00::7/64", "fd00::7/64"), ("10.3.0.0/024", "10.3.0.0/24")]
+        {
+            assert_eq!(parse(text).map(|net| net.to_string()), Some(same.to_owned()), "{text}");
+        }
+        for text in [
+            "010.3.0.0/24",
+            "10.03.0.0/24",
+            "10.3.0.0",
+            "10.3.0.0/",
+            "10.3.0.0/33",
+            "10.3.0.0/+8",
+            "10.3.0.0/-1",
+            "10.3.0/24",
+            "fd00::/129",
+            " 10.3.0.0/24",
+            "10.3.0.0/24 ",
+            "fd00::1%eth0/64",
+            "/24",
+            "10.3.0.0/0008",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}
