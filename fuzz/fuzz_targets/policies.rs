@@ -1,0 +1,435 @@
+//! Policies, which their authors write, compiled and compared with a reading of what they wrote that knows no classes, no
+//! prefixes and no index.
+//!
+//! The input is a choice of pods, attachments and policies with few names and addresses, so that everything meets everything;
+//! some items are not as they should be and must allow nothing. A difference in what passes is a finding, and so is a panic.
+#![no_main]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use netattach::npwg::NetworkRef;
+use netattach::policy::compile::Options;
+use netattach::policy::compiler::Compiler;
+use netattach::policy::evaluate::evaluate;
+use netattach::policy::index::{Endpoint, Place};
+use netattach::policy::manifest;
+use netattach::source::objects::{ContainerPort, Phase, Pod};
+use netattach::source::{ObjectName, Objects};
+use serde_json::{Map, Value, json};
+
+const NAMESPACES: [&str; 2] = ["a", "b"];
+const NETWORKS: [&str; 2] = ["a/m", "a/n"];
+const PORT_NAMES: [&str; 2] = ["p", "q"];
+const PROTOCOLS: [(&str, u8); 3] = [("TCP", 6), ("UDP", 17), ("SCTP", 132)];
+
+/// Choices out of the input; at its end always the first.
+struct Choices<'a>(&'a [u8]);
+
+impl Choices<'_> {
+    fn below(&mut self, number: usize) -> usize {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        usize::from(*first) % number
+    }
+
+    fn rarely(&mut self) -> bool {
+        self.below(16) == 15
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+
+    fn some<T>(&mut self, most: usize, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        let number = self.below(most + 1);
+        (0..number).map(|_| one(self)).collect()
+    }
+}
+
+/// A policy as it is written, and whose it is.
+struct Written {
+    namespace: &'static str,
+    networks: BTreeSet<&'static str>,
+    spec: Value,
+}
+
+/// A pod's attachment: the network and the address.
+struct World {
+    pods: Vec<Pod>,
+    addresses: Vec<(usize, &'static str, IpAddr)>,
+    policies: Vec<Written>,
+}
+
+fuzz_target!(|data: &[u8]| {
+    let world = world(&mut Choices(data));
+    let mut objects = Objects::default();
+    for pod in &world.pods {
+        objects.pods.insert(pod.name.clone(), Arc::new(pod.clone()));
+    }
+    for (number, policy) in world.policies.iter().enumerate() {
+        let name = ObjectName::new(policy.namespace, format!("p{number}"));
+        let networks: Vec<&str> = policy.networks.iter().copied().collect();
+        let annotations = [("k8s.v1.cni.cncf.io/policy-for".to_owned(), networks.join(","))].into();
+        let policy = manifest::read(name, &annotations, &policy.spec).expect("has the shape of a policy");
+        objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
+    }
+    let endpoints: BTreeMap<u32, Endpoint> = (1..)
+        .zip(&world.addresses)
+        .map(|(id, (pod, network, address))| {
+            let at = BTreeSet::from([Place::Network(reference(network))]);
+            let pod = world.pods[*pod].name.clone();
+            (
+                id,
+                Endpoint {
+                    id,
+                    pod,
+                    at,
+                    addresses: vec![*address],
+                    dhcp: false,
+                    ethertypes: Default::default(),
+                },
+            )
+        })
+        .collect();
+    let desired = Compiler::default().update(&Arc::new(objects), &endpoints, &Options::default());
+    for (id, (pod, network, _)) in (1..).zip(&world.addresses) {
+        let policies = &desired.endpoints[&id];
+        for (direction, tables) in [("ingress", &policies.ingress), ("egress", &policies.egress)] {
+            for peer in (0..16).flat_map(|low| [v4(low), v6(low)]) {
+                for (protocol, port) in [(6, 0), (6, 9), (6, 80), (17, 80), (132, 81), (17, 1000), (1, 0)] {
+                    let port = (protocol != 1).then_some(port);
+                    let expected = read_text(&world, *pod, network, direction, peer, protocol, port);
+                    let found =
+                        tables.as_ref().map(|tables| evaluate(tables, peer, protocol, port).is_some());
+                    assert_eq!(found, expected, "{direction} of {id}, {peer}, {protocol}/{port:?}");
+                }
+            }
+        }
+    }
+});
+
+fn reference(network: &str) -> NetworkRef {
+    let (namespace, name) = network.split_once('/').expect("has a namespace");
+    NetworkRef::new(namespace, name)
+}
+
+fn v4(low: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, low).into()
+}
+
+fn v6(low: u8) -> IpAddr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, low.into()).into()
+}
+
+// What is written.
+
+fn world(choices: &mut Choices<'_>) -> World {
+    let mut pods = Vec::new();
+    for number in 0..=choices.below(4) {
+        let port = |choices: &mut Choices<'_>| ContainerPort {
+            name: Some(choices.of(&PORT_NAMES).to_owned()),
+            protocol: netattach::npwg::selection::PortProtocol::from_name(choices.of(&PROTOCOLS).0)
+                .expect("is a protocol"),
+            port: choices.of(&[9, 80, 81]),
+        };
+        pods.push(Pod {
+            name: ObjectName::new(choices.of(&NAMESPACES), format!("pod{number}")),
+            uid: None,
+            labels: labels(choices),
+            annotations: BTreeMap::new(),
+            phase: if choices.rarely() { Phase::Failed } else { Phase::Running },
+            host_network: choices.rarely(),
+            ports: choices.some(2, port),
+            powers: Default::default(),
+        });
+    }
+    let mut addresses = Vec::new();
+    for pod in 0..pods.len() {
+        for network in NETWORKS {
+            if choices.below(3) > 0 {
+                let low = choices.below(16) as u8;
+                addresses.push((pod, network, if choices.below(2) == 0 { v4(low) } else { v6(low) }));
+            }
+        }
+    }
+    let policies = choices.some(4, |choices| Written {
+        namespace: choices.of(&NAMESPACES),
+        networks: choices.some(2, |choices| choices.of(&NETWORKS)).into_iter().collect(),
+        spec: spec(choices),
+    });
+    World { pods, addresses, policies }
+}
+
+fn labels(choices: &mut Choices<'_>) -> BTreeMap<String, String> {
+    let label = |choices: &mut Choices<'_>| (choices.of(&["x", "y"]).into(), choices.of(&["1", "2"]).into());
+    choices.some(2, label).into_iter().collect()
+}
+
+fn spec(choices: &mut Choices<'_>) -> Value {
+    let mut spec = Map::new();
+    spec.insert("podSelector".into(), selector(choices));
+    if choices.below(3) > 0 {
+        let word = |choices: &mut Choices<'_>| choices.of(&["Ingress", "Egress", "egress", "Both"]);
+        spec.insert("policyTypes".into(), json!(choices.some(2, word)));
+    }
+    for (direction, key) in [("ingress", "from"), ("egress", "to")] {
+        if choices.below(4) > 0 {
+            spec.insert(direction.into(), choices.some(3, |choices| rule(choices, key)).into());
+        }
+    }
+    if choices.rarely() {
+        spec.insert("ingres".into(), json!([]));
+    }
+    spec.into()
+}
+
+fn selector(choices: &mut Choices<'_>) -> Value {
+    let expression = |choices: &mut Choices<'_>| {
+        let operator = choices.of(&["In", "NotIn", "Exists", "DoesNotExist", "In", "NotIn", "Gt"]);
+        let values = choices.some(2, |choices| choices.of(&["1", "2"]));
+        json!({"key": choices.of(&["x", "y"]), "operator": operator, "values": values})
+    };
+    match choices.below(8) {
+        0..3 => json!({}),
+        3..6 => json!({"matchLabels": labels(choices)}),
+        6 => json!({"matchLabels": labels(choices), "matchExpressions": choices.some(2, expression)}),
+        _ => json!({"matchExpressions": choices.some(2, expression), "matchLabel": {"x": "1"}}),
+    }
+}
+
+fn rule(choices: &mut Choices<'_>, key: &str) -> Value {
+    let mut rule = Map::new();
+    if choices.below(4) > 0 {
+        rule.insert(key.into(), choices.some(3, peer).into());
+    }
+    if choices.below(3) > 0 {
+        rule.insert("ports".into(), choices.some(3, port).into());
+    }
+    if choices.rarely() {
+        rule.insert(choices.of(&["form", "from", "to"]).into(), json!([]));
+    }
+    rule.into()
+}
+
+fn block(choices: &mut Choices<'_>) -> String {
+    let (address, longest) = (choices.below(16) as u8, choices.below(2));
+    let host_bits = choices.of(&[0, 0, 1, 2, 3, 4, 5, 32]);
+    match (choices.rarely(), longest) {
+        (true, _) => choices.of(&["10.0.0.1", "10.0.0.0/33", "", "10.0.0/24", "fd00::/129"]).to_owned(),
+        (false, 0) => format!("10.0.0.{address}/{}", 32 - host_bits),
+        (false, _) => format!("fd00::{address:x}/{}", 128 - host_bits),
+    }
+}
+
+fn peer(choices: &mut Choices<'_>) -> Value {
+    let mut peer = Map::new();
+    if choices.below(2) == 0 {
+        let except = choices.some(2, block);
+        peer.insert("ipBlock".into(), json!({"cidr": block(choices), "except": except}));
+    }
+    if choices.below(3) == 0 {
+        peer.insert("podSelector".into(), selector(choices));
+    }
+    if choices.below(4) == 0 {
+        peer.insert("namespaceSelector".into(), selector(choices));
+    }
+    peer.into()
+}
+
+fn port(choices: &mut Choices<'_>) -> Value {
+    let mut port = Map::new();
+    if choices.below(3) > 0 {
+        port.insert("protocol".into(), choices.of(&["TCP", "UDP", "SCTP", "tcp", "ICMP"]).into());
+    }
+    if choices.below(4) > 0 {
+        let number = choices.of(&[9, 80, 81, 1, 0, 70_000]);
+        let name = choices.of(&PORT_NAMES);
+        port.insert("port".into(), if choices.below(3) == 0 { json!(name) } else { json!(number) });
+    }
+    if choices.below(4) == 0 {
+        port.insert("endPort".into(), choices.of(&[80, 65535, 9, 0]).into());
+    }
+    port.into()
+}
+
+// What it means.
+
+/// `None`: not isolated.
+fn read_text(
+    world: &World,
+    target: usize,
+    network: &str,
+    direction: &str,
+    peer: IpAddr,
+    protocol: u8,
+    port: Option<u16>,
+) -> Option<bool> {
+    let pod = &world.pods[target];
+    let selecting = world.policies.iter().filter(|policy| {
+        policy.namespace == pod.name.namespace
+            && policy.networks.contains(network)
+            && !pod.host_network
+            // Whom an unreadable selector means nobody knows.
+            && selects(&policy.spec["podSelector"], &pod.labels).unwrap_or(true)
+            && isolates(&policy.spec, direction)
+    });
+    let mut isolating = selecting.peekable();
+    isolating.peek()?;
+    let allows = |policy: &Written| {
+        let owners: Vec<&Pod> = world
+            .addresses
+            .iter()
+            .filter(|(_, network, address)| *address == peer && policy.networks.contains(network))
+            .map(|(pod, ..)| &world.pods[*pod])
+            .filter(|pod| !pod.host_network && pod.phase != Phase::Failed)
+            .collect();
+        selects(&policy.spec["podSelector"], &pod.labels).is_some()
+            && list(&policy.spec, direction).unwrap_or(&[]).iter().any(|rule| {
+                let key = if direction == "ingress" { "from" } else { "to" };
+                let known =
+                    rule.as_object().is_some_and(|rule| rule.keys().all(|it| it == key || it == "ports"));
+                let peers = list(rule, key).unwrap_or(&[]);
+                let ports = list(rule, "ports").unwrap_or(&[]);
+                known
+                    && (peers.is_empty()
+                        || peers.iter().any(|it| is_peer(it, policy.namespace, peer, &owners)))
+                    && (ports.is_empty()
+                        || ports.iter().any(|it| fits(it, direction, pod, &owners, protocol, port)))
+            })
+    };
+    Some(isolating.any(allows))
+}
+
+fn list<'v>(object: &'v Value, key: &str) -> Option<&'v [Value]> {
+    object.get(key).and_then(Value::as_array).map(Vec::as_slice)
+}
+
+fn isolates(spec: &Value, direction: &str) -> bool {
+    let rules = |direction| list(spec, direction).is_some_and(|rules| !rules.is_empty());
+    match list(spec, "policyTypes").filter(|types| !types.is_empty()) {
+        Some(types) => types.iter().filter_map(Value::as_str).any(|word| {
+            let word = word.to_lowercase();
+            word == direction || !["ingress", "egress"].contains(&word.as_str())
+        }),
+        // Nobody knows what was meant by it.
+        None if spec.get("ingres").is_some() => true,
+        // Whom it isolates is unknown, and where.
+        None if selects(&spec["podSelector"], &BTreeMap::new()).is_none() => {
+            direction == "ingress" || rules("egress")
+        }
+        None => rules(direction),
+    }
+}
+
+/// `None`: it cannot be read.
+fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> Option<bool> {
+    if selector.get("matchLabel").is_some() {
+        return None;
+    }
+    let wanted = selector.get("matchLabels").and_then(Value::as_object);
+    let mut all = wanted
+        .into_iter()
+        .flatten()
+        .all(|(key, value)| labels.get(key).map(String::as_str) == value.as_str());
+    for expression in list(selector, "matchExpressions").unwrap_or(&[]) {
+        let has = labels.get(expression["key"].as_str()?);
+        let values: Vec<&str> = list(expression, "values")?.iter().filter_map(Value::as_str).collect();
+        let is_among = has.is_some_and(|has| values.contains(&has.as_str()));
+        let holds = match (expression["operator"].as_str()?, values.is_empty()) {
+            ("In", false) => is_among,
+            ("NotIn", false) => !is_among,
+            ("Exists", true) => has.is_some(),
+            ("DoesNotExist", true) => has.is_none(),
+            _ => return None,
+        };
+        all &= holds;
+    }
+    Some(all)
+}
+
+fn is_peer(item: &Value, namespace: &str, peer: IpAddr, owners: &[&Pod]) -> bool {
+    if let Some(block) = item.get("ipBlock") {
+        let Some(net) = block["cidr"].as_str().and_then(parse) else { return false };
+        let mut cuts = Vec::new();
+        for except in list(block, "except").unwrap_or(&[]) {
+            let Some(cut) = except.as_str().and_then(parse) else { return false };
+            cuts.push(cut);
+        }
+        return holds(net, peer) && !cuts.iter().any(|cut| holds(*cut, peer) && within(*cut, net));
+    }
+    let selectors = [item.get("namespaceSelector"), item.get("podSelector")];
+    let [None, None] = selectors else {
+        let [namespaces, pods] = selectors;
+        return owners.iter().any(|owner| {
+            let name = [("kubernetes.io/metadata.name".to_owned(), owner.name.namespace.clone())].into();
+            let in_scope = match namespaces {
+                None => Some(owner.name.namespace == namespace),
+                Some(selector) => selects(selector, &name),
+            };
+            let selected = pods.map_or(Some(true), |selector| selects(selector, &owner.labels));
+            in_scope == Some(true) && selected == Some(true)
+        });
+    };
+    false
+}
+
+/// Address and length of a prefix.
+fn parse(text: &str) -> Option<(IpAddr, u32)> {
+    let (address, length) = text.split_once('/')?;
+    let (address, length) = (address.parse::<IpAddr>().ok()?, length.parse::<u32>().ok()?);
+    (length <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, length))
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        // At the upper end, so that prefixes of both families are upper bits.
+        IpAddr::V4(address) => u128::from(u32::from(address)) << 96,
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+fn holds((net, length): (IpAddr, u32), address: IpAddr) -> bool {
+    let upper = |address| number(address).checked_shr(128 - length).unwrap_or(0);
+    net.is_ipv4() == address.is_ipv4() && upper(net) == upper(address)
+}
+
+/// Whether an exception is of a block: one outside is left out, one around it covers it.
+fn within(cut: (IpAddr, u32), net: (IpAddr, u32)) -> bool {
+    holds(net, cut.0) && cut.1 >= net.1 || holds(cut, net.0) && cut.1 <= net.1
+}
+
+fn fits(
+    item: &Value,
+    direction: &str,
+    target: &Pod,
+    owners: &[&Pod],
+    protocol: u8,
+    port: Option<u16>,
+) -> bool {
+    let word = item.get("protocol").and_then(Value::as_str).unwrap_or("TCP").to_uppercase();
+    let Some((_, wanted)) = PROTOCOLS.iter().find(|(name, _)| *name == word) else { return false };
+    if *wanted != protocol {
+        return false;
+    }
+    let declares = |pod: &Pod, name: &str| {
+        let is_it = |it: &ContainerPort| {
+            it.protocol.number() == protocol && it.name.as_deref() == Some(name) && Some(it.port) == port
+        };
+        pod.ports.iter().any(is_it)
+    };
+    match (item.get("port"), item.get("endPort").and_then(Value::as_u64)) {
+        (None, None) => true,
+        (Some(Value::String(name)), None) if direction == "ingress" => declares(target, name),
+        (Some(Value::String(name)), None) => owners.iter().any(|owner| declares(owner, name)),
+        (Some(first), last) => first.as_u64().is_some_and(|first| {
+            let last = last.unwrap_or(first);
+            (1..=65535).contains(&first)
+                && (first..=65535).contains(&last)
+                && port.is_some_and(|port| (first..=last).contains(&u64::from(port)))
+        }),
+        (None, Some(_)) => false,
+    }
+}
