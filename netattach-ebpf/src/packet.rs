@@ -583,6 +583,7 @@ fn read_transport<A: Version>(
         }
         // No rule speaks of their ports; flows are told apart by them.
         DCCP | UDP_LITE => {
+            packet.holds(fragment::header_len(protocol))?;
             packet.tuple.ports = header(ctx, place.plain, place.usual, offset)?;
         }
         number if number == A::ICMP => {
