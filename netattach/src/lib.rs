@@ -21,6 +21,8 @@
 //! | [`budget`] | how large what others write may be | no |
 //! | `cidr` | networks as text | no |
 //! | `bounded`, `durable` | files of others, read up to a bound; files that are replaced whole | files |
+//! | [`waits`] | what an operation may have to wait for that others own | no |
+//! | `descriptors` | how many files may be open, and are | limits |
 
 pub mod agent;
 pub mod attach;
@@ -31,6 +33,7 @@ mod cidr;
 pub mod cli;
 pub mod cni;
 pub mod delegate;
+mod descriptors;
 mod durable;
 pub mod fast;
 pub mod ipam;
@@ -52,6 +55,7 @@ pub mod rpc;
 pub mod source;
 mod sync;
 pub mod sysctl;
+pub mod waits;
 
 /// Ends the process, as `kill -9` would, when the environment asks for it at this point. Exists only with the
 /// feature `crash-points`, which only tests enable: they enumerate every point of an operation.

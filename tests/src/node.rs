@@ -214,7 +214,8 @@ impl Node {
         self.path("run").join("netattach.sock")
     }
 
-    /// Starts the agent inside the node's namespace and waits until it serves.
+    /// Starts the agent inside the node's namespace and waits until it serves and has carried out what an earlier one
+    /// has left.
     ///
     /// # Errors
     /// It does not; the error has its log.
@@ -227,6 +228,23 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_as(&mut self, executable: &Path, variables: &[(&str, &str)]) -> Result<()> {
+        self.start_until(executable, variables, " nothing is left over of earlier agents")
+    }
+
+    /// Starts the agent, and waits until it serves, but not until it has carried out what an earlier one has left.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_serving(&mut self) -> Result<()> {
+        self.start_until(&executable("netattachd")?, &[], " ready socket=")
+    }
+
+    fn start_until(
+        &mut self,
+        executable: &Path,
+        variables: &[(&str, &str)],
+        said: &'static str,
+    ) -> Result<()> {
         let mut command = self.agent_command(executable)?;
         command.envs(variables.iter().copied());
         let mut child = self.namespace.run(|| command.spawn()).context("start the agent")?;
@@ -235,7 +253,7 @@ impl Node {
         let log = std::thread::Builder::new().name("agent-log".into()).spawn(move || {
             let mut log = String::new();
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                if line.contains(" ready socket=") {
+                if line.contains(said) {
                     // Nobody listens after the start.
                     let _ = ready.send(());
                 }

@@ -355,7 +355,7 @@ fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
         }
         node.start().unwrap();
         let log = node.stop().unwrap();
-        assert!(log.contains(&format!("adopted=0 taken_back={}", lengths.len())), "{log}");
+        assert!(log.contains(&format!("taken_back={} failed=0", lengths.len())), "{log}");
         assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
     }
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
@@ -391,7 +391,7 @@ fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off()
         }
         node.start().unwrap();
         let log = node.stop().unwrap();
-        assert!(log.contains(&format!("adopted=0 taken_back={}", lengths.len())), "{log}");
+        assert!(log.contains(&format!("taken_back={} failed=0", lengths.len())), "{log}");
         assert_eq!(Snapshot::take(&node, &[]).unwrap().files, [].into());
     }
     drop(a);

@@ -26,7 +26,8 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let delegate = Delegate { search: vec![directory.path().to_owned()], timeout: PATIENT };
+        let delegate =
+            Delegate { search: vec![directory.path().to_owned()], timeout: PATIENT, owner: String::new() };
         Self { directory, delegate }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::failure;
 use super::handler::Agent;
+use super::lanes::Class;
 use crate::attach::Attached;
 use crate::cni::{CniError, Value, code};
 use crate::journal::Key;
@@ -27,7 +28,7 @@ impl Agent {
             Err(error) => return failed(&error),
         };
         let key = sandbox.key.clone();
-        let done = self.in_turn(&key.container_id, &self.adds, move |agent| {
+        let done = self.in_turn(&key.container_id, Class::Add, move |agent| {
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection)?;
             Ok(agent.engine.attach(&sandbox.key, &call.by, &wanted)?)
         });
@@ -49,7 +50,7 @@ impl Agent {
             Err(error) => return failed(&error),
         };
         let sandbox = key.clone();
-        let done = self.in_turn(&key.container_id, &self.dels, move |agent| {
+        let done = self.in_turn(&key.container_id, Class::Del, move |agent| {
             let found = agent.engine.detach(&sandbox, &call.ifname)?;
             if found || !call.must_be_attached { Ok(()) } else { Err(agent.nothing_at(&sandbox, &call)) }
         });

@@ -1,25 +1,34 @@
 //! Answers requests: CNI calls by way of the engine, questions from memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::failure::Asked;
 use super::health::Health;
+use super::lanes::{Class, Full};
 use super::report::Reporter;
-use super::serial::{Turn, Turns};
+use super::serial::{MOST_ADDS, MOST_CHECKS, MOST_DELS, Traffic, Turn, Turns};
 use crate::attach::{Engine, IntentReader, StatusFiles};
 use crate::cni::{self, CniError, Command, code};
 use crate::journal::Key;
 use crate::plan::PodRef;
+use crate::policy::error::EnforceError;
 use crate::report::Chain;
-use crate::rpc::message::{CniCall, CniReply, Request, Response};
+use crate::rpc::message::{CniCall, CniReply, Condition, Request, Response};
 use crate::rpc::server::Handler;
+use crate::waits;
 
-/// How many DELs run at a time. They mostly wait for the kernel, and share its grace periods when they do so
-/// together, so there may be many; ADDs never wait for them.
-const PARALLEL_DELS: usize = 64;
+/// How many questions are answered or wait at a time; further ones are refused.
+pub(super) const MOST_QUESTIONS: usize = 32;
+
+/// How long requests may be at a plugin or pool before the status shows it.
+const LONG_STANDING: Duration = Duration::from_secs(3);
+
+/// How many threads publish statuses at a time.
+pub(super) const MOST_PUBLISHERS: usize = 8;
 
 /// How long the status waits, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
@@ -32,9 +41,18 @@ pub(super) struct Agent {
     pub(super) status: StatusFiles,
     pub(super) reporter: Reporter,
     health: Arc<Health>,
-    turns: Turns,
-    pub(super) adds: Semaphore,
-    pub(super) dels: Semaphore,
+    pub(super) turns: Arc<Turns>,
+    pub(super) traffic: Arc<Traffic>,
+    /// One GC at a time.
+    pub(super) collections: Semaphore,
+    /// Containers that something of earlier agents is still left to do for.
+    pub(super) left_over: AtomicUsize,
+    /// Who may be waiting or served, by kind.
+    adds: Semaphore,
+    dels: Semaphore,
+    checks: Semaphore,
+    questions: Semaphore,
+    publishers: Semaphore,
 }
 
 impl Agent {
@@ -52,9 +70,15 @@ impl Agent {
             status,
             reporter,
             health,
-            turns: Turns::default(),
-            adds: Semaphore::new(parallel_adds),
-            dels: Semaphore::new(PARALLEL_DELS),
+            turns: Arc::default(),
+            traffic: Traffic::new(parallel_adds),
+            collections: Semaphore::new(1),
+            left_over: AtomicUsize::new(0),
+            adds: Semaphore::new(MOST_ADDS),
+            dels: Semaphore::new(MOST_DELS),
+            checks: Semaphore::new(MOST_CHECKS),
+            questions: Semaphore::new(MOST_QUESTIONS),
+            publishers: Semaphore::new(MOST_PUBLISHERS),
         }
     }
 
@@ -73,16 +97,17 @@ impl Agent {
 
     async fn dispatch(self: &Arc<Self>, call: CniCall) -> Result<String, CniError> {
         let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
-        let lane = match request.command {
+        let class = match request.command {
             Command::Version => return Ok(cni::json::pretty(&cni::request::version_reply())),
             Command::Status => return self.health.answer(&request.path).map(|()| String::new()),
             Command::Gc => return self.gc(request).await,
-            Command::Del => &self.dels,
-            Command::Add | Command::Check => &self.adds,
+            Command::Del => Class::Del,
+            Command::Add => Class::Add,
+            Command::Check => Class::Check,
         };
         let container = request.container_id.clone();
         let ((stdout, publish), turn) =
-            self.in_turn(&container, lane, move |agent| agent.blocking(&request)).await?;
+            self.in_turn(&container, class, move |agent| agent.blocking(&request)).await?;
         if let Some(sandbox) = publish {
             self.publish_later(sandbox, turn);
         }
@@ -91,29 +116,93 @@ impl Agent {
 
     /// Works in the container's turn, when there is a place in the lane. The turn is handed on, for what belongs to
     /// the operation and need not be waited for.
+    ///
+    /// # Errors
+    /// Code 11 at once where too many of the kind wait already, or what the work says.
     pub(super) async fn in_turn<T: Send + 'static>(
         self: &Arc<Self>,
         container: &str,
-        lane: &Semaphore,
-        work: impl FnOnce(&Self) -> Result<T, CniError> + Send + 'static,
+        class: Class,
+        work: impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static,
     ) -> Result<(T, Turn), CniError> {
+        let _admitted = self.admit(class)?;
         let turn = self.turns.wait(container).await;
-        let _permit: SemaphorePermit<'_> = lane
-            .acquire()
-            .await
-            .map_err(|_| CniError::new(code::TRY_AGAIN_LATER, "the agent is shutting down"))?;
+        Ok((self.in_lane(class, work).await?, turn))
+    }
+
+    /// Works when there is a place in the lane. Work that is sent back has had no effect, and is begun anew.
+    ///
+    /// # Errors
+    /// Code 11 where too many wait, or what the work says.
+    pub(super) async fn in_lane<T: Send + 'static>(
+        self: &Arc<Self>,
+        class: Class,
+        work: impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static,
+    ) -> Result<T, CniError> {
+        let slot = self.traffic.enter(class).map_err(|Full| too_many(class))?;
+        let work = Arc::new(work);
+        loop {
+            slot.begin().await;
+            let (agent, place, work) = (Arc::clone(self), Arc::clone(&slot), Arc::clone(&work));
+            let worked = blocking(move || waits::within(place, || work(&agent))).await;
+            if worked.is_ok() || !slot.was_sent_back() {
+                return worked;
+            }
+        }
+    }
+
+    fn admit(&self, class: Class) -> Result<SemaphorePermit<'_>, CniError> {
+        let places = match class {
+            Class::Add => &self.adds,
+            Class::Del => &self.dels,
+            Class::Check => &self.checks,
+        };
+        places.try_acquire().map_err(|_| too_many(class))
+    }
+
+    /// What is wrong with single networks, pools and attachments, as was seen last.
+    fn troubles(&self) -> Vec<Condition> {
+        let mut troubles = self.health.troubles();
+        troubles.extend(self.traffic.held(LONG_STANDING).into_iter().map(|held| Condition {
+            object: held.resource.to_string(),
+            problem: format!(
+                "{} requests have been there for up to {} s, {} more wait for it",
+                held.standing,
+                held.longest.as_secs(),
+                held.waiting
+            ),
+        }));
+        let left_over = self.left_over.load(Ordering::Relaxed);
+        troubles.extend((left_over > 0).then(|| Condition {
+            object: "earlier agents".to_owned(),
+            problem: format!("what they left of {left_over} containers is being taken back"),
+        }));
+        troubles
+    }
+
+    /// Answers a question on a thread that may block: the one that takes in requests does not.
+    async fn question(self: &Arc<Self>, answer: impl FnOnce(&Self) -> Response + Send + 'static) -> Response {
+        let Ok(_asked) = self.questions.try_acquire() else {
+            return Response::Refused(format!("{MOST_QUESTIONS} questions are being answered; ask again"));
+        };
         let agent = Arc::clone(self);
-        let worked = blocking(move || work(&agent)).await?;
-        Ok((worked, turn))
+        tokio::task::spawn_blocking(move || answer(&agent)).await.unwrap_or_else(|panic| {
+            Response::Refused(format!(
+                "the agent failed in an unforeseen way; its log has the place: {panic}"
+            ))
+        })
     }
 
     /// Publishes the status of the sandbox within its turn: whoever asked does not wait for it, the container's next
     /// operation does.
     pub(super) fn publish_later(self: &Arc<Self>, sandbox: Key, turn: Turn) {
+        turn.finish();
         let agent = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(PUBLISH_AFTER).await;
-            let published = tokio::task::spawn_blocking(move || agent.publish(&sandbox)).await;
+            let Ok(_publisher) = agent.publishers.acquire().await else { return };
+            let publisher = Arc::clone(&agent);
+            let published = tokio::task::spawn_blocking(move || publisher.publish(&sandbox)).await;
             if let Err(error) = published {
                 tracing::error!(%error, "network-status not published");
             }
@@ -122,7 +211,7 @@ impl Agent {
     }
 
     /// What goes to standard output, and whose status is to be published.
-    fn blocking(&self, request: &cni::Request) -> Result<(String, Option<Key>), CniError> {
+    pub(super) fn blocking(&self, request: &cni::Request) -> Result<(String, Option<Key>), CniError> {
         let done = |()| (String::new(), None);
         match request.command {
             Command::Add => {
@@ -150,7 +239,7 @@ impl Agent {
     }
 
     /// Pods that were detached have no network-status, unless they have another sandbox already.
-    fn withdraw<'p>(&self, pods: impl IntoIterator<Item = &'p PodRef>) {
+    pub(super) fn withdraw<'p>(&self, pods: impl IntoIterator<Item = &'p PodRef>) {
         for pod in pods {
             let is_same = |other: &PodRef| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
             if self.engine.registry().all().iter().any(|it| it.plan.sandbox.pod.as_ref().is_some_and(is_same))
@@ -162,24 +251,25 @@ impl Agent {
             }
         }
     }
+}
 
-    async fn gc(self: &Arc<Self>, request: cni::Request) -> Result<String, CniError> {
-        let _alone = self.turns.wait_for_all().await;
-        let agent = Arc::clone(self);
-        blocking(move || {
-            let collected = agent.engine.gc(&request, &agent.intents.defined());
-            agent.withdraw(&collected.pods);
-            collected.outcome().map(|()| String::new())
-        })
-        .await
-    }
+fn too_many(class: Class) -> CniError {
+    let verb = match class {
+        Class::Add => "ADD",
+        Class::Del => "DEL",
+        Class::Check => "CHECK",
+    };
+    CniError::new(code::TRY_AGAIN_LATER, format!("too many requests of the kind wait already: {verb}"))
 }
 
 /// Netlink, files and other plugins block; a thread that may block does it.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
 ) -> Result<T, CniError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| {
+        if panic.is_cancelled() {
+            return Err(CniError::new(code::TRY_AGAIN_LATER, "the agent is shutting down"));
+        }
         Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place")
             .with_details(panic.to_string()))
     })
@@ -196,26 +286,37 @@ impl Handler for Served {
             Request::Cni(call) => Response::Cni(agent.cni(call).await),
             Request::Attach(call) => agent.attach(call).await,
             Request::Detach(call) => agent.detach(call).await,
-            Request::Attachments => Response::Attachments(agent.reporter.attachments(&agent.engine)),
-            Request::Stats => match agent.reporter.stats(&agent.engine) {
-                Ok(rows) => Response::Stats(rows),
-                Err(error) => Response::Refused(Chain(&error).to_string()),
-            },
+            Request::Attachments => {
+                agent.question(|it| Response::Attachments(it.reporter.attachments(&it.engine))).await
+            }
+            Request::Stats => {
+                agent.question(|it| told(it.reporter.stats(&it.engine).map(Response::Stats))).await
+            }
             Request::PolicyDump(wanted) => {
-                Response::PolicyDump(agent.reporter.policy_dump(wanted.as_deref()))
+                let dump = move |it: &Agent| Response::PolicyDump(it.reporter.policy_dump(wanted.as_deref()));
+                agent.question(dump).await
             }
             Request::Explain(question) => {
-                agent.reporter.explain(&question).map_or_else(Response::Failed, Response::Explanation)
+                let explain = move |it: &Agent| {
+                    it.reporter.explain(&question).map_or_else(Response::Failed, Response::Explanation)
+                };
+                agent.question(explain).await
             }
-            Request::Policy => match agent.reporter.policy(&agent.engine) {
-                Ok(report) => Response::Policy(report),
-                Err(error) => Response::Refused(Chain(&error).to_string()),
-            },
-            Request::Flows(call) => match agent.reporter.flows(&agent.engine, call) {
-                Ok(report) => Response::Flows(report),
-                Err(error) => Response::Refused(Chain(&error).to_string()),
-            },
-            Request::Status => Response::Status(Box::new(agent.reporter.status(&agent.engine))),
+            Request::Policy => {
+                agent.question(|it| told(it.reporter.policy(&it.engine).map(Response::Policy))).await
+            }
+            Request::Flows(call) => {
+                agent.question(move |it| told(it.reporter.flows(&it.engine, call).map(Response::Flows))).await
+            }
+            Request::Status => {
+                agent
+                    .question(|it| Response::Status(Box::new(it.reporter.status(&it.engine, it.troubles()))))
+                    .await
+            }
         }
     }
+}
+
+fn told(answer: Result<Response, EnforceError>) -> Response {
+    answer.unwrap_or_else(|error| Response::Refused(Chain(&error).to_string()))
 }

@@ -1,9 +1,14 @@
 //! What STATUS answers and `netattachctl status` shows of the node's readiness: the outcome of looks that are taken
 //! beside the requests, so that nothing that hangs, a disk or another plugin, holds an answer up. The same looks keep
 //! the runtime's configuration file.
+//!
+//! STATUS fails for what would fail every ADD of the node, and for nothing else: a runtime that is told so lets no pod
+//! come and has those that are there evicted. What is wrong with one network, one pool or one attachment is shown
+//! beside ([`Health::troubles`]).
 
 use std::convert::Infallible;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,10 +18,12 @@ use tokio::sync::{Notify, watch};
 use super::cni_conf::CniConf;
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
+use crate::descriptors;
 use crate::netlink::FilterWatch;
 use crate::plan::resolve::Network;
 use crate::report::Chain;
 use crate::rpc::message::{Condition, Readiness};
+use crate::source::Source;
 
 /// How often is looked without being asked.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -27,20 +34,38 @@ const FILE_INTERVAL: Duration = Duration::from_secs(1);
 const FRESH: Duration = Duration::from_secs(1);
 /// Longest that one plugin is waited for. STATUS is to be cheap; a plugin that takes longer is not well.
 const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
-/// A look that takes longer hangs, and what was seen before it counts no more.
+/// A look that takes longer hangs, and what was seen before it counts no more. Other plugins may take it all.
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
+/// The same of a look that is a few system calls.
+const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
+/// How often networks and attachments are looked at one by one.
+const SINGLE_INTERVAL: Duration = Duration::from_secs(10);
+/// How many troubles are kept of each kind.
+const MOST_TROUBLES: usize = 100;
+/// An ADD takes some twenty descriptors; with fewer left than this, ADDs fail.
+const FEWEST_DESCRIPTORS: u64 = 32;
+/// What a look writes into the journal's directory, in bytes: more than any inode holds by itself.
+const PROBE: usize = 4096;
 
 /// What there is to say of a dataplane that is well.
 const ALL_PINNED: &str = "programs and maps are pinned";
 
 /// What was seen last.
-#[derive(Debug)]
 pub(super) struct Health {
     engine: Arc<Engine>,
     intents: Arc<IntentReader>,
     /// The runtime's file, if the agent keeps one.
     conf: Option<CniConf>,
+    source: Arc<dyn Source>,
+    /// The directory of the journal takes records.
+    journal: Look,
+    /// Files can be opened.
+    descriptors: Look,
     dataplane: Look,
+    /// Attachments, one by one.
+    attachments: Look,
+    /// Networks, one by one.
+    networks: Look,
     /// Configuration, pools, parents and executables of the default network.
     network: Look,
     /// What the default network's other plugins say.
@@ -48,6 +73,9 @@ pub(super) struct Health {
     file: Look,
     /// Files that the last look at the default network found unusable.
     unusable: Mutex<Vec<Condition>>,
+    /// What the last looks at single attachments and at single networks found.
+    not_enforced: Mutex<Vec<Condition>>,
+    not_attachable: Mutex<Vec<Condition>>,
     /// `CNI_PATH` of the runtime, as far as it was heard of.
     cni_path: Mutex<Vec<PathBuf>>,
 }
@@ -60,27 +88,42 @@ type Seen = Result<String, CniError>;
 struct Look {
     what: &'static str,
     every: Duration,
+    longest: Duration,
     last: Mutex<Option<(Instant, Seen)>>,
+    /// Since when a look is being taken.
+    begun: Mutex<Option<Instant>>,
     wanted: Notify,
 }
 
 impl Health {
-    pub(super) fn new(engine: Arc<Engine>, intents: Arc<IntentReader>, conf: Option<CniConf>) -> Self {
+    pub(super) fn new(
+        engine: Arc<Engine>,
+        intents: Arc<IntentReader>,
+        source: Arc<dyn Source>,
+        conf: Option<CniConf>,
+    ) -> Self {
         let network_interval = if conf.is_some() { FILE_INTERVAL } else { INTERVAL };
         Self {
             engine,
             intents,
             conf,
-            dataplane: Look::new("dataplane", INTERVAL),
+            source,
+            journal: Look::short("journal"),
+            descriptors: Look::short("descriptors"),
+            dataplane: Look::short("dataplane"),
+            attachments: Look::new("attachments", INTERVAL),
+            networks: Look::new("networks", SINGLE_INTERVAL),
             network: Look::new("default network", network_interval),
             plugins: Look::new("the default network's plugins", INTERVAL),
             file: Look::new("CNI configuration", network_interval),
             unusable: Mutex::default(),
+            not_enforced: Mutex::default(),
+            not_attachable: Mutex::default(),
             cni_path: Mutex::default(),
         }
     }
 
-    /// STATUS, from memory. A limited dataplane comes first: it concerns the pods that are there.
+    /// STATUS, from memory.
     ///
     /// # Errors
     /// Code 50 or 51 with the reason, or what a plugin answered; how long ago that was is in the details.
@@ -91,19 +134,27 @@ impl Health {
             cni_path.clone_into(&mut known);
             is_new
         };
-        let answers = [&self.dataplane, &self.network, &self.plugins].map(|look| look.answer(is_new));
-        answers.into_iter().collect()
+        self.source.standing().map_err(|why| CniError::new(code::NOT_AVAILABLE, format!("source: {why}")))?;
+        let looks = [&self.journal, &self.descriptors, &self.dataplane, &self.network, &self.plugins];
+        looks.map(|look| look.answer(is_new)).into_iter().collect()
+    }
+
+    /// What is wrong with single attachments and networks.
+    pub(super) fn troubles(&self) -> Vec<Condition> {
+        [lock(&self.not_enforced).clone(), lock(&self.not_attachable).clone()].concat()
     }
 
     /// The same for people, and the runtime's file.
     pub(super) fn conditions(&self) -> Vec<Readiness> {
-        let [dataplane, network, plugins, file] = [&self.dataplane, &self.network, &self.plugins, &self.file]
-            .map(|look| look.seen(false).and_then(|(_, seen)| seen));
+        let seen = |look: &Look| look.seen(false).and_then(|(_, seen)| seen);
+        let [network, plugins, file] = [&self.network, &self.plugins, &self.file].map(seen);
+        let own =
+            [&self.journal, &self.descriptors, &self.dataplane].map(|look| condition(look.what, seen(look)));
         // Nothing is written for a network that cannot be attached: the reason is the network's.
         let file = self.conf.as_ref().map(|_| condition(self.file.what, network.clone().and(file)));
         let network = network.and_then(|name| plugins.map(|_| name));
-        let mut conditions =
-            vec![condition(self.dataplane.what, dataplane), condition(self.network.what, network)];
+        let mut conditions: Vec<Readiness> = own.into();
+        conditions.push(condition(self.network.what, network));
         conditions.extend(file);
         conditions
     }
@@ -116,6 +167,8 @@ impl Health {
     /// The first look, before anything is served. The runtime's file waits until then. A dataplane that was just taken over
     /// without a failure has been looked at.
     pub(super) fn look_first(&self, taken_over: bool) {
+        self.journal.take(|| self.look_at_journal());
+        self.descriptors.take(|| self.look_at_descriptors());
         self.dataplane.take(|| if taken_over { Ok(ALL_PINNED.to_owned()) } else { self.look_at_dataplane() });
         self.network.take(|| self.usable_network().map(|network| network.name));
         if !self.default_network().is_ok_and(|network| self.engine.has_plugins_to_ask(&network)) {
@@ -129,12 +182,16 @@ impl Health {
         changes: watch::Receiver<u64>,
         filters: io::Result<FilterWatch>,
     ) {
-        let [dataplane, network, plugins] = [Arc::clone(&self), Arc::clone(&self), Arc::clone(&self)];
+        let this = || Arc::clone(&self);
         tokio::join!(
             self.look_when_filters_go(filters),
-            follow(changes.clone(), dataplane, |health| &health.dataplane, Self::look_at_dataplane),
-            follow(changes.clone(), network, |health| &health.network, Self::look_at_network),
-            follow(changes, plugins, |health| &health.plugins, Self::ask_plugins),
+            follow(changes.clone(), this(), |health| &health.journal, Self::look_at_journal),
+            follow(changes.clone(), this(), |health| &health.descriptors, Self::look_at_descriptors),
+            follow(changes.clone(), this(), |health| &health.dataplane, Self::look_at_dataplane),
+            follow(changes.clone(), this(), |health| &health.attachments, Self::look_at_attachments),
+            follow(changes.clone(), this(), |health| &health.network, Self::look_at_network),
+            follow(changes.clone(), this(), |health| &health.networks, Self::look_at_networks),
+            follow(changes.clone(), this(), |health| &health.plugins, Self::ask_plugins),
         );
     }
 
@@ -145,6 +202,7 @@ impl Health {
             loop {
                 filters.removed().await?;
                 self.dataplane.wanted.notify_one();
+                self.attachments.wanted.notify_one();
             }
         };
         let ended: io::Result<Infallible> = failed.await;
@@ -154,6 +212,60 @@ impl Health {
 
     fn look_at_dataplane(&self) -> Seen {
         self.engine.check_dataplane().map(|()| ALL_PINNED.to_owned())
+    }
+
+    /// Whether a record could be written: into a file that nobody can see.
+    fn look_at_journal(&self) -> Seen {
+        let directory = self.engine.journal_directory();
+        let written = std::fs::OpenOptions::new()
+            .write(true)
+            .mode(0o600)
+            .custom_flags(rustix::fs::OFlags::TMPFILE.bits().cast_signed())
+            .open(directory)
+            .and_then(|mut file| file.write_all(&[0; PROBE]));
+        match written {
+            // A file system without such files; what is wrong with it shows when a record is written.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(directory.display().to_string()),
+            Err(error) => Err(not_available(format!("journal {}: {error}", directory.display()))),
+            Ok(()) => Ok(directory.display().to_string()),
+        }
+    }
+
+    fn look_at_descriptors(&self) -> Seen {
+        let (open, most) = descriptors::used()
+            .map_err(|error| not_available(format!("descriptors: they cannot be counted: {error}")))?;
+        let used = format!("{open} of {most} are open");
+        if most.saturating_sub(open) < FEWEST_DESCRIPTORS {
+            return Err(not_available(format!("descriptors: {used}")));
+        }
+        Ok(used)
+    }
+
+    /// Puts programs back, and notes which attachments lack theirs all the same.
+    fn look_at_attachments(&self) -> Seen {
+        let missing = self.engine.restore_attachments().map_err(|error| {
+            CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error)))
+        })?;
+        let rows = missing.into_iter().map(|(object, problem)| Condition { object, problem });
+        note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
+        Ok(String::new())
+    }
+
+    /// Notes which networks could not be attached, and which have no address left.
+    fn look_at_networks(&self) -> Seen {
+        let cni_path = lock(&self.cni_path).clone();
+        let rows = self.intents.defined().into_iter().filter_map(|defined| {
+            // What else is wrong with the default network is in a look of its own.
+            let found = match defined.default {
+                true => Ok(()),
+                false => self.engine.check_network(&defined.network, &cni_path),
+            };
+            let found = found.and_then(|()| self.engine.check_pools(&defined.network));
+            let problem = found.err()?.to_string();
+            Some(Condition { object: format!("network {}", defined.network.name), problem })
+        });
+        note("network cannot be attached", &self.not_attachable, rows.take(MOST_TROUBLES).collect());
+        Ok(String::new())
     }
 
     /// Looks at the default network and brings the runtime's file up to date. The file is never taken away: a runtime
@@ -204,6 +316,24 @@ impl Health {
     }
 }
 
+fn not_available(msg: String) -> CniError {
+    CniError::new(code::NOT_AVAILABLE, msg)
+}
+
+/// Keeps what was found, and tells of what was not there before.
+fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Condition>) {
+    let before = std::mem::replace(&mut *lock(kept), found.clone());
+    for Condition { object, problem } in found.iter().filter(|row| !before.contains(row)) {
+        tracing::warn!(object, problem, "{what}");
+    }
+}
+
+impl std::fmt::Debug for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Health").finish_non_exhaustive()
+    }
+}
+
 fn condition(what: &str, seen: Seen) -> Readiness {
     Readiness {
         condition: what.to_owned(),
@@ -214,11 +344,19 @@ fn condition(what: &str, seen: Seen) -> Readiness {
 
 impl Look {
     fn new(what: &'static str, every: Duration) -> Self {
-        Self { what, every, last: Mutex::default(), wanted: Notify::new() }
+        let longest = LONGEST_LOOK;
+        Self { what, every, longest, last: Mutex::default(), begun: Mutex::default(), wanted: Notify::new() }
+    }
+
+    /// One that is a few system calls.
+    fn short(what: &'static str) -> Self {
+        Self { longest: LONGEST_SHORT_LOOK, ..Self::new(what, INTERVAL) }
     }
 
     fn take(&self, look: impl FnOnce() -> Seen) {
+        *lock(&self.begun) = Some(Instant::now());
         let seen = look();
+        *lock(&self.begun) = None;
         let mut last = lock(&self.last);
         let before = last.replace((Instant::now(), seen)).map(|(_, seen)| seen);
         let Some((_, now)) = &*last else { return };
@@ -246,7 +384,8 @@ impl Look {
         if look_again || age > FRESH {
             self.wanted.notify_one();
         }
-        if age > self.every + LONGEST_LOOK {
+        let hangs = lock(&self.begun).is_some_and(|begun| begun.elapsed() > self.longest);
+        if hangs || age > self.every + LONGEST_LOOK {
             return not_known(format!("for {} s", age.as_secs()));
         }
         Ok((age, seen.clone()))

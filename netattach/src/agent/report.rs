@@ -218,7 +218,7 @@ impl Reporter {
         Ok(PolicyReport { attachments, rules: rules.collect(), conditions: conditions.collect() })
     }
 
-    pub(super) fn status(&self, engine: &Engine) -> Status {
+    pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {
         let objects = self.source.snapshot();
         let found = [
             counted(objects.pods.len(), "pod", "pods"),
@@ -232,12 +232,18 @@ impl Reporter {
                 None => problem.message.clone(),
             },
         });
-        let source = Readiness { condition: "source".into(), met: true, detail: found.join(", ") };
+        let standing = self.source.standing();
+        let source = Readiness {
+            condition: "source".into(),
+            met: standing.is_ok(),
+            detail: standing.err().unwrap_or_else(|| found.join(", ")),
+        };
         let ready = std::iter::once(source).chain(self.health.conditions()).collect();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready,
             source: problems.chain(self.health.unusable_files()).chain(self.troubles.rows()).collect(),
+            troubles,
             kernel: Kernel { release: kernel_release(), features: features() },
             attach_mode: self.enforcer.attach_modes().attachments.name().into(),
             attach_mode_others: self.enforcer.attach_modes().others.name().into(),

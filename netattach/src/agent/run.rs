@@ -1,9 +1,9 @@
 //! From settings to a serving agent, in the order in which things have to be there.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use clap::Parser;
 use tokio::sync::{oneshot, watch};
@@ -12,11 +12,13 @@ use tokio::task::AbortHandle;
 use super::cni_conf::CniConf;
 use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::flow::wall_clock;
-use super::handler::{Agent, Served};
+use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Served};
 use super::health::Health;
+use super::left_over::LeftOver;
 use super::log::{self, LogError};
 use super::privileges::{self, Unprivileged};
 use super::report::Reporter;
+use super::serial;
 use super::signals;
 use super::trouble::Troubles;
 use crate::attach::{
@@ -24,9 +26,10 @@ use crate::attach::{
     StatusFileError, StatusFiles,
 };
 use crate::bpf::{self, BpfError, Dataplane};
-use crate::delegate::{Delegate, ResultCache};
+use crate::delegate::{Delegate, Orphan, ResultCache, end_orphans};
+use crate::descriptors;
 use crate::ipam::host_local::Leases;
-use crate::journal::{JournalError, Key, Store};
+use crate::journal::{JournalError, Store};
 use crate::netlink::{self, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
@@ -35,8 +38,7 @@ use crate::policy::error::EnforceError;
 use crate::policy::hooks::{AttachModes, NoHook, choose_all};
 use crate::policy::sync::Enforcer;
 use crate::report::Chain;
-use crate::rpc::message::CniCall;
-use crate::rpc::pending::{self, PendingError};
+use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
 use crate::source::{Files, Source};
@@ -126,12 +128,24 @@ pub fn main() -> ExitCode {
 /// # Errors
 /// Why it could not start.
 pub fn run(settings: Settings) -> Result<(), AgentError> {
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(256)
+        .max_blocking_threads(most_threads(settings.parallel_adds))
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
-    runtime.block_on(serve_until_told(settings))
+    let ended = runtime.block_on(serve_until_told(settings));
+    // What still blocks ends with the process: the journal has what it did.
+    runtime.shutdown_background();
+    ended
+}
+
+/// Threads that may block: for operations, GC with the looks and the upkeep of policies, questions, statuses.
+const fn most_threads(parallel_adds: usize) -> usize {
+    const UPKEEP: usize = 16;
+    serial::most_threads(parallel_adds) + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
 }
 
 async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
@@ -142,17 +156,16 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     // Whoever has the socket's lock owns journal and pins; it is taken first, and answered on last.
     let listener = Listener::bind(&settings.socket())?;
 
-    let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
-    let enforcer = enforcer(&settings, &source)?;
-    let engine = engine(&settings, &enforcer)?;
-    let intents = Arc::new(intents(&settings, &source)?);
-    let recovery = recover(&engine)?;
-    let status = StatusFiles::new(settings.run_dir.join("network-status"), settings.network_status);
-    if let Err(error) = publish_again(&status, &engine) {
-        tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
-    }
-    let conf = CniConf::of(&settings)?;
-    let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), conf));
+    let settings = Arc::new(settings);
+    let start_with = Arc::clone(&settings);
+    let starting = tokio::task::spawn_blocking(move || start(&start_with));
+    let started = tokio::select! {
+        started = starting => started.map_err(|panic| AgentError::Start(std::io::Error::other(panic)))??,
+        // What was begun goes on at the next start.
+        _ = ending.told() => return Ok(()),
+    };
+    let Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner } = started;
+    let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), Arc::clone(&source), conf));
     let observer = Arc::new(Observer::default());
     background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?));
     background.start(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
@@ -171,16 +184,22 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let agent =
         Agent::new(Arc::clone(&engine), intents, status, reporter, Arc::clone(&health), parallel_adds);
     let agent = Arc::new(agent);
-    carry_out_pending(&agent, &settings.state_dir).await?;
 
-    health.look_first(recovery.failed.is_empty());
+    let taken_over = recovery.failed.is_empty();
+    let first_look = Arc::clone(&health);
+    // A panic has been reported by the panic hook; the next look is another try.
+    let _ = tokio::task::spawn_blocking(move || first_look.look_first(taken_over)).await;
     background.start(follow_policies(enforcer, source.changes()));
+    // Their turns are taken before anybody else can ask for one.
+    let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
+    agent.left_over.store(left_over.len(), Ordering::Relaxed);
+    background.start(left_over.finish(Arc::clone(&agent)));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
         // A sender that is gone says the same.
         let _ = stopped.await;
     };
-    let serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
+    let mut serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
     background.start(health.keep_looking(source.changes(), FilterWatch::open()));
     tracing::info!(socket = %settings.socket().display(), sandboxes = engine.registry().len(), "ready");
 
@@ -188,14 +207,68 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     tracing::info!(signal, "ending; attachments stay as they are");
     drop(stop);
     let ended = tokio::select! {
-        ended = serving => ended,
+        ended = &mut serving => ended,
         // A second signal does not wait for operations in flight: the journal has what they did.
-        _ = ending.told() => Ok(()),
+        _ = ending.told() => {
+            serving.abort();
+            Ok(())
+        }
     };
     if let Err(error) = ended {
         tracing::error!(%error, "the server ended badly");
     }
+    drop(background);
+    // Of what is broken off no plugin is to go on.
+    let _ = tokio::task::spawn_blocking(move || end_orphans(&owner)).await;
     Ok(())
+}
+
+/// What there is before anything is served.
+struct Started {
+    source: Arc<dyn Source>,
+    enforcer: Arc<Enforcer>,
+    engine: Arc<Engine>,
+    intents: Arc<IntentReader>,
+    recovery: Recovery,
+    pending: Vec<Pending>,
+    status: StatusFiles,
+    conf: Option<CniConf>,
+    /// By which its plugins are known.
+    owner: String,
+}
+
+/// Makes all of it. Waits for the kernel and the disk, and for nothing else.
+fn start(settings: &Settings) -> Result<Started, AgentError> {
+    let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
+    let enforcer = enforcer(settings, &source)?;
+    let journal = Store::open(settings.state_dir.join("journal"))?;
+    let owner = owner(settings);
+    let engine = engine(settings, journal, owner.clone(), &enforcer)?;
+    let intents = Arc::new(intents(settings, &source)?);
+    // Before anything is taken back that they may still be making, and before anybody has what they may take back.
+    for Orphan { pid, command, container_id, gone } in end_orphans(&owner) {
+        tracing::warn!(
+            pid,
+            command,
+            container_id,
+            gone,
+            "a plugin that an earlier agent had called was ended"
+        );
+    }
+    let recovery = adopt(&engine)?;
+    let status = StatusFiles::new(settings.run_dir.join("network-status"), settings.network_status);
+    if let Err(error) = publish_again(&status, &engine) {
+        tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
+    }
+    let conf = CniConf::of(settings)?;
+    let pending = pending::list(&settings.state_dir)?;
+    Ok(Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner })
+}
+
+/// By which the agent's plugins are known: its state directory, which no two agents share.
+fn owner(settings: &Settings) -> String {
+    let path = std::fs::canonicalize(&settings.state_dir);
+    path.unwrap_or_else(|_| settings.state_dir.clone()).to_string_lossy().into_owned()
 }
 
 /// What the agent does beside its requests, until this is dropped.
@@ -226,18 +299,26 @@ fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforce
     Ok(Arc::new(Enforcer::new(dataplane, Arc::clone(source), options, passage, modes, demand)?))
 }
 
-/// Opens the journal, and what carries out what is written there.
-fn engine(settings: &Settings, enforcer: &Arc<Enforcer>) -> Result<Arc<Engine>, AgentError> {
+/// What carries out what is written in the journal.
+fn engine(
+    settings: &Settings,
+    journal: Store,
+    owner: String,
+    enforcer: &Arc<Enforcer>,
+) -> Result<Arc<Engine>, AgentError> {
     let node = Node {
         leases: Leases::default(),
-        delegate: Delegate { search: settings.cni_bin_dirs.clone(), timeout: settings.plugin_timeout() },
+        delegate: Delegate {
+            search: settings.cni_bin_dirs.clone(),
+            timeout: settings.plugin_timeout(),
+            owner,
+        },
         cache: ResultCache::new(&settings.delegation.cache_dir),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
     };
     let inheritance = Inheritance::new(&settings.multus_state_dir);
-    let journal = Store::open(settings.state_dir.join("journal"))?;
     let options = Options {
         exec: settings.delegation.exec.clone(),
         device_info_dir: settings.device_info_dir.clone(),
@@ -260,10 +341,10 @@ fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader
     })
 }
 
-/// Adopts what is attached and takes back what was interrupted.
-fn recover(engine: &Engine) -> Result<Recovery, AttachError> {
-    let recovery = engine.recover()?;
-    tracing::info!(adopted = recovery.adopted, taken_back = recovery.undone, "journal read");
+/// Adopts what is attached, and finds what was interrupted.
+fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
+    let recovery = engine.adopt()?;
+    tracing::info!(adopted = recovery.adopted, unfinished = recovery.unfinished.len(), "journal read");
     for failed in &recovery.failed {
         tracing::error!(record = failed, "not recovered; DEL will try again");
     }
@@ -284,38 +365,6 @@ fn publish_again(status: &StatusFiles, engine: &Engine) -> Result<(), StatusFile
 fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentError> {
     let has_clsact = Handle::open().and_then(|mut node| node.has_clsact()).map_err(AgentError::Clsact)?;
     Ok(choose_all(settings.attach, has_clsact, bpf::probe::has_tcx(LOOPBACK)?)?)
-}
-
-/// Carries out the DELs that came while no agent ran.
-async fn carry_out_pending(agent: &Arc<Agent>, state_dir: &std::path::Path) -> Result<(), AgentError> {
-    for request in pending::list(state_dir)? {
-        let path: PathBuf = request.path;
-        match request.call {
-            Ok(call) if is_outdated(agent, &call, request.recorded) => {
-                tracing::info!(request = %path.display(), "DEL that waited for the agent is older than the attachment; dropped");
-            }
-            Ok(call) => {
-                let reply = agent.cni(call).await;
-                if reply.exit != 0 {
-                    tracing::error!(request = %path.display(), answer = reply.stdout, "DEL that waited for the agent failed; it stays for the next start");
-                    continue;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(request = %path.display(), error = %Chain(&error), "unreadable request dropped")
-            }
-        }
-        pending::remove(&path)?;
-    }
-    Ok(())
-}
-
-/// Whether the container was attached again after the request was recorded: some runtimes use ids again.
-fn is_outdated(agent: &Agent, call: &CniCall, recorded: SystemTime) -> bool {
-    let variable = |name| call.variable(name).unwrap_or_default().to_owned();
-    let key = Key { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
-    // A record that cannot be read is the DEL's business.
-    agent.engine.attached_since(&key, recorded).unwrap_or(false)
 }
 
 /// Takes in what the programs tell, several times a second: they wake nobody.

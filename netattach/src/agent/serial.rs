@@ -1,57 +1,399 @@
-//! One operation at a time for each container, and none at all during GC.
+//! Puts operations to sleep and wakes them, as [`turns`](super::turns) and [`lanes`](super::lanes) decide.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use tokio::sync::{
-    Mutex as AsyncMutex, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock,
-};
+use tokio::sync::{Notify, oneshot};
 
-/// Hands out turns. A container's attachments never overlap; different containers do not wait for each other. GC
-/// waits for all that began before it, and what comes after it waits for GC.
+use super::lanes::{Class, Full, Lanes, Limits, Ticket};
+use super::turns::{Asker, Order};
+use crate::waits::{Crowded, Footprint, Place, Resource};
+
+/// How many DELs work at a time. They mostly wait for the kernel, and share its grace periods when they do so
+/// together, so there may be many; ADDs never wait for them.
+const PARALLEL_DELS: usize = 64;
+
+/// How many CHECKs work at a time.
+const PARALLEL_CHECKS: usize = 4;
+
+/// The bounds of all operations: see docs/architecture.md, Threads and locks.
+pub(super) const fn limits(parallel_adds: usize) -> [Limits; 3] {
+    [
+        Limits {
+            working: parallel_adds,
+            standing: parallel_adds,
+            shared: parallel_adds + 40,
+            begun: parallel_adds + 88,
+            queued: MOST_ADDS,
+        },
+        Limits { working: PARALLEL_DELS, standing: 32, shared: 64, begun: 96, queued: MOST_DELS },
+        Limits { working: PARALLEL_CHECKS, standing: 4, shared: 8, begun: 16, queued: MOST_CHECKS },
+    ]
+}
+
+/// How many ADDs may wait or run; a further one is answered at once.
+pub(super) const MOST_ADDS: usize = 512;
+/// How many DELs may.
+pub(super) const MOST_DELS: usize = 1024;
+/// How many CHECKs may.
+pub(super) const MOST_CHECKS: usize = 128;
+
+/// How many threads all operations may have at the same time.
+pub(super) const fn most_threads(parallel_adds: usize) -> usize {
+    let [adds, dels, checks] = limits(parallel_adds);
+    adds.begun + dels.begun + checks.begun
+}
+
+/// Hands out turns. A container's operations never overlap; different containers do not wait for each other.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
-    /// Shared by the containers' operations.
-    everything: Arc<RwLock<()>>,
-    containers: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
+pub(super) struct Turns(Mutex<Asking>);
+
+#[derive(Debug, Default)]
+struct Asking {
+    order: Order,
+    waiting: HashMap<Asker, oneshot::Sender<()>>,
+    /// Who has answered and has his turn only for what need not be waited for.
+    finishing: HashSet<Asker>,
+    /// Who had or asked for a turn since [`Turns::watch`].
+    watched: Option<HashSet<String>>,
 }
 
 /// A container's turn. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
-    _container: OwnedMutexGuard<()>,
-    _not_gc: OwnedRwLockReadGuard<()>,
+    turns: Arc<Turns>,
+    container: String,
+    asker: Asker,
 }
 
+/// Sees whose turns are taken, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Watch(Arc<Turns>);
+
 impl Turns {
-    /// Waits for the turn of GC: no other operation runs until the guard is dropped.
-    pub(super) async fn wait_for_all(&self) -> OwnedRwLockWriteGuard<()> {
-        Arc::clone(&self.everything).write_owned().await
+    /// Waits for the container's turn, in the order of asking.
+    pub(super) async fn wait(self: &Arc<Self>, container: &str) -> Turn {
+        let (turn, granted) = {
+            let mut asking = self.lock();
+            asking.note(container);
+            self.ask(&mut asking, container)
+        };
+        given(turn, granted).await
     }
 
-    /// Waits for the container's turn, in the order of asking.
-    pub(super) async fn wait(&self, container_id: &str) -> Turn {
-        // First this one: a container's turn is then never held by who waits for GC.
-        let not_gc = Arc::clone(&self.everything).read_owned().await;
-        let turn = {
-            let mut containers = self.containers.lock().unwrap_or_else(PoisonError::into_inner);
-            containers.retain(|_, turn| turn.strong_count() > 0);
-            match containers.get(container_id).and_then(Weak::upgrade) {
-                Some(turn) => turn,
-                None => {
-                    let turn = Arc::new(AsyncMutex::new(()));
-                    containers.insert(container_id.to_owned(), Arc::downgrade(&turn));
-                    turn
+    fn ask(self: &Arc<Self>, asking: &mut Asking, container: &str) -> (Turn, Option<oneshot::Receiver<()>>) {
+        let (asker, has_it) = asking.order.ask(container);
+        let granted = (!has_it).then(|| {
+            let (grant, granted) = oneshot::channel();
+            asking.waiting.insert(asker, grant);
+            granted
+        });
+        (Turn { turns: Arc::clone(self), container: container.to_owned(), asker }, granted)
+    }
+
+    /// The container's turn, if nobody has it.
+    pub(super) fn take(self: &Arc<Self>, container: &str) -> Option<Turn> {
+        let asker = self.lock().order.ask_if_free(container)?;
+        Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
+    }
+
+    /// From now on, sees which containers have or ask for a turn. One watch at a time.
+    pub(super) fn watch(self: &Arc<Self>) -> Watch {
+        let mut asking = self.lock();
+        let busy = asking.order.containers(&asking.finishing).map(str::to_owned).collect();
+        asking.watched = Some(busy);
+        Watch(Arc::clone(self))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Asking> {
+        // Every change is complete before anything that could panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Asking {
+    fn note(&mut self, container: &str) {
+        if let Some(watched) = self.watched.as_mut().filter(|watched| !watched.contains(container)) {
+            watched.insert(container.to_owned());
+        }
+    }
+}
+
+async fn given(turn: Turn, granted: Option<oneshot::Receiver<()>>) -> Turn {
+    if let Some(granted) = granted {
+        // The sender goes only with this turn.
+        let _ = granted.await;
+    }
+    turn
+}
+
+impl Turn {
+    /// The operation is about to be answered: what is left to do is nobody's business.
+    pub(super) fn finish(&self) {
+        self.turns.lock().finishing.insert(self.asker);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut asking = self.turns.lock();
+        asking.finishing.remove(&self.asker);
+        asking.waiting.remove(&self.asker);
+        if let Some(next) = asking.order.leave(&self.container, self.asker)
+            && let Some(grant) = asking.waiting.remove(&next)
+        {
+            // Whoever waits no more gives the turn back by itself.
+            let _ = grant.send(());
+        }
+    }
+}
+
+impl Watch {
+    /// The containers that had a turn or asked for one since the watch began.
+    pub(super) fn seen(&self) -> HashSet<String> {
+        self.0.lock().watched.clone().unwrap_or_default()
+    }
+
+    /// The turn of a container that nobody has asked for since the watch began: there is nothing to wait for but what
+    /// somebody finishes.
+    pub(super) async fn take(&self, container: &str) -> Option<Turn> {
+        let (turn, granted) = {
+            let mut asking = self.0.lock();
+            if asking.watched.as_ref().is_some_and(|watched| watched.contains(container)) {
+                return None;
+            }
+            self.0.ask(&mut asking, container)
+        };
+        Some(given(turn, granted).await)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.lock().watched = None;
+    }
+}
+
+/// The lanes of all operations.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    state: Mutex<State>,
+    /// Threads whose operation may go on, perhaps.
+    woken: Condvar,
+    /// Somebody has left a resource.
+    left: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    lanes: Lanes,
+    waiting: HashMap<Ticket, oneshot::Sender<()>>,
+    /// Since when operations stand where they stand.
+    since: HashMap<Ticket, Instant>,
+    /// Threads that sleep on `woken`.
+    asleep: usize,
+}
+
+/// A place in the lanes. It is left when this is dropped.
+#[derive(Debug)]
+pub(super) struct Slot {
+    traffic: Arc<Traffic>,
+    class: Class,
+    ticket: Ticket,
+    sent_back: AtomicBool,
+}
+
+/// A resource that nobody else comes to until this is dropped.
+#[derive(Debug)]
+pub(super) struct Closed {
+    traffic: Arc<Traffic>,
+    resource: Resource,
+}
+
+/// A resource that operations have stood at for a while, or wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) resource: Resource,
+    pub(super) standing: usize,
+    pub(super) waiting: usize,
+    /// How long the first of them has stood there.
+    pub(super) longest: Duration,
+}
+
+impl Traffic {
+    pub(super) fn new(parallel_adds: usize) -> Arc<Self> {
+        let state = State {
+            lanes: Lanes::new(limits(parallel_adds)),
+            waiting: HashMap::new(),
+            since: HashMap::new(),
+            asleep: 0,
+        };
+        Arc::new(Self { state: Mutex::new(state), woken: Condvar::new(), left: Notify::new() })
+    }
+
+    /// A place in the queue of that class.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub(super) fn enter(self: &Arc<Self>, class: Class) -> Result<Arc<Slot>, Full> {
+        let ticket = self.lock().lanes.enter(class)?;
+        let slot = Slot { traffic: Arc::clone(self), class, ticket, sent_back: AtomicBool::new(false) };
+        Ok(Arc::new(slot))
+    }
+
+    /// Waits until nobody stands at the resource, and keeps everybody from it then. Nobody waits for this one
+    /// meanwhile. `None`: it did not come to that in time.
+    pub(super) async fn close(self: &Arc<Self>, resource: &Resource, until: Instant) -> Option<Closed> {
+        loop {
+            // Registered before looking: who leaves in between is not missed.
+            let mut left = std::pin::pin!(self.left.notified());
+            left.as_mut().enable();
+            {
+                let mut state = self.lock();
+                if state.lanes.is_clear(resource) && state.lanes.close(resource) {
+                    return Some(Closed { traffic: Arc::clone(self), resource: resource.clone() });
                 }
             }
+            tokio::time::timeout_at(until.into(), left).await.ok()?;
+        }
+    }
+
+    /// What operations have stood at for longer than that, or wait for.
+    pub(super) fn held(&self, longer_than: Duration) -> Vec<Held> {
+        let state = self.lock();
+        let rows = state.lanes.held().into_iter().map(|held| {
+            let since = held.standing.iter().filter_map(|ticket| state.since.get(ticket));
+            Held {
+                resource: held.resource,
+                standing: held.standing.len(),
+                waiting: held.waiting,
+                longest: since.map(Instant::elapsed).max().unwrap_or_default(),
+            }
+        });
+        rows.filter(|held| held.longest > longer_than).collect()
+    }
+
+    /// Lets go on who may.
+    fn advance(&self, state: &mut State, class: Class) {
+        for ticket in state.lanes.advance(class) {
+            match state.waiting.remove(&ticket) {
+                // Whoever waits no more leaves by itself.
+                Some(grant) => drop(grant.send(())),
+                None if state.asleep > 0 => self.woken.notify_all(),
+                None => {}
+            }
+        }
+    }
+
+    fn sleep_until_it_goes_on<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        ticket: Ticket,
+    ) -> MutexGuard<'a, State> {
+        state.asleep += 1;
+        while !state.lanes.goes_on(ticket) {
+            state = self.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.asleep -= 1;
+        state
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is complete before anything that could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    /// Waits until the operation may begin. To be called again when it was sent back.
+    pub(super) async fn begin(&self) {
+        self.sent_back.store(false, Ordering::Relaxed);
+        let granted = {
+            let mut state = self.traffic.lock();
+            self.traffic.advance(&mut state, self.class);
+            if state.lanes.goes_on(self.ticket) {
+                return;
+            }
+            let (grant, granted) = oneshot::channel();
+            state.waiting.insert(self.ticket, grant);
+            granted
         };
-        Turn { _container: turn.lock_owned().await, _not_gc: not_gc }
+        // The sender goes only with this slot.
+        let _ = granted.await;
+    }
+
+    /// Whether the operation was sent back to the queue since it began.
+    pub(super) fn was_sent_back(&self) -> bool {
+        self.sent_back.load(Ordering::Relaxed)
+    }
+}
+
+impl Place for Slot {
+    fn admit(&self, needs: &Footprint) -> Result<(), Crowded> {
+        let mut state = self.traffic.lock();
+        if state.lanes.admit(self.ticket, needs) {
+            return Ok(());
+        }
+        self.sent_back.store(true, Ordering::Relaxed);
+        self.traffic.advance(&mut state, self.class);
+        Err(Crowded)
+    }
+
+    fn arrive(&self, resource: &Resource) {
+        let mut state = self.traffic.lock();
+        let is_open = state.lanes.arrive(self.ticket, resource);
+        state.since.insert(self.ticket, Instant::now());
+        self.traffic.advance(&mut state, self.class);
+        if !is_open {
+            drop(self.traffic.sleep_until_it_goes_on(state, self.ticket));
+        }
+    }
+
+    fn depart(&self) {
+        let mut state = self.traffic.lock();
+        let has_place = state.lanes.depart(self.ticket);
+        state.since.remove(&self.ticket);
+        self.traffic.advance(&mut state, self.class);
+        if !has_place {
+            state = self.traffic.sleep_until_it_goes_on(state, self.ticket);
+        }
+        drop(state);
+        self.traffic.left.notify_waiters();
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.traffic.lock();
+        state.lanes.leave(self.ticket);
+        state.waiting.remove(&self.ticket);
+        state.since.remove(&self.ticket);
+        self.traffic.advance(&mut state, self.class);
+        drop(state);
+        self.traffic.left.notify_waiters();
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        let mut state = self.traffic.lock();
+        if !state.lanes.open(&self.resource).is_empty() {
+            self.traffic.woken.notify_all();
+        }
+        for class in Class::ALL {
+            self.traffic.advance(&mut state, class);
+        }
+        drop(state);
+        self.traffic.left.notify_waiters();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::waits::{at, within};
 
     async fn is_pending<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
         let mut future = future;
@@ -59,35 +401,110 @@ mod tests {
             .await
     }
 
-    /// Rows: ADD-09, GCC-08.
-    #[tokio::test]
-    async fn gc_runs_alone_and_in_its_turn() {
-        let turns = Turns::default();
-        let before = turns.wait("a").await;
-        let gc = turns.wait_for_all();
-        tokio::pin!(gc);
-        assert!(is_pending(gc.as_mut()).await);
-        let after = turns.wait("b");
-        tokio::pin!(after);
-        assert!(is_pending(after.as_mut()).await, "what comes after GC waits for it");
-        drop(before);
-        let gc = gc.await;
-        assert!(is_pending(after.as_mut()).await);
-        drop(gc);
-        after.await;
-    }
-
     /// Rows: ADD-09.
     #[tokio::test]
     async fn one_container_waits_and_another_does_not() {
-        let turns = Turns::default();
+        let turns = Arc::new(Turns::default());
         let first = turns.wait("a").await;
         let _other = turns.wait("b").await;
+        {
+            let given_up = turns.wait("a");
+            tokio::pin!(given_up);
+            assert!(is_pending(given_up.as_mut()).await);
+        }
         let waiting = turns.wait("a");
         tokio::pin!(waiting);
         assert!(is_pending(waiting.as_mut()).await);
+        assert!(turns.take("a").is_none() && turns.take("c").is_some());
         drop(first);
         waiting.await;
-        assert_eq!(turns.containers.lock().unwrap().len(), 2);
+        assert_eq!(turns.lock().order.containers(&HashSet::new()).collect::<Vec<_>>(), ["b"]);
+    }
+
+    /// Rows: GCC-08.
+    #[tokio::test]
+    async fn a_watch_sees_whoever_had_a_turn_since() {
+        let turns = Arc::new(Turns::default());
+        let before = turns.wait("before").await;
+        let answered = turns.wait("answered").await;
+        answered.finish();
+        let watch = turns.watch();
+        drop(before);
+        drop(turns.wait("since").await);
+        assert_eq!(watch.seen(), ["before", "since"].map(str::to_owned).into());
+        assert!(watch.take("since").await.is_none() && watch.take("never").await.is_some());
+        {
+            let finished = watch.take("answered");
+            tokio::pin!(finished);
+            assert!(is_pending(finished.as_mut()).await);
+            drop(answered);
+            assert!(finished.await.is_some());
+        }
+        drop(watch);
+        assert!(turns.lock().finishing.is_empty());
+        assert!(turns.lock().watched.is_none());
+    }
+
+    fn pool(name: &str) -> Resource {
+        Resource::Pool { data_dir: "/leases".into(), network: name.to_owned() }
+    }
+
+    /// An operation that has begun and stands at the pool until it is told to go on; then it has worked.
+    async fn standing(traffic: &Arc<Traffic>, class: Class, name: &'static str) -> oneshot::Sender<()> {
+        let slot = traffic.enter(class).unwrap();
+        slot.begin().await;
+        let ((go, gone), (stand, stands)) = (oneshot::channel(), oneshot::channel());
+        std::thread::spawn(move || {
+            within(slot, || {
+                at(&pool(name), || {
+                    stand.send(()).unwrap();
+                    let _ = gone.blocking_recv();
+                });
+            });
+        });
+        stands.await.unwrap();
+        go
+    }
+
+    #[tokio::test]
+    async fn an_operation_that_needs_nothing_crowded_begins_beside_all_that_hang() {
+        let traffic = Traffic::new(1);
+        let hanging = standing(&traffic, Class::Add, "a").await;
+        let crowded = traffic.enter(Class::Add).unwrap();
+        crowded.begin().await;
+        assert_eq!(crowded.admit(&[pool("a")].into()), Err(Crowded));
+        assert!(crowded.was_sent_back());
+        let again = crowded.begin();
+        tokio::pin!(again);
+        assert!(is_pending(again.as_mut()).await);
+        assert_eq!(
+            traffic.held(Duration::ZERO).iter().map(|held| (held.standing, held.waiting)).collect::<Vec<_>>(),
+            [(1, 1)]
+        );
+        let other = traffic.enter(Class::Add).unwrap();
+        other.begin().await;
+        assert_eq!(other.admit(&[pool("b")].into()), Ok(()));
+        drop((other, hanging));
+        again.await;
+        assert_eq!(crowded.admit(&[pool("a")].into()), Ok(()));
+    }
+
+    /// Rows: GCC-08.
+    #[tokio::test]
+    async fn a_resource_is_closed_when_nobody_stands_there_and_nobody_waits_until_then() {
+        let traffic = Traffic::new(2);
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let inside = standing(&traffic, Class::Del, "a").await;
+        assert!(traffic.close(&pool("a"), soon()).await.is_none());
+        let beside = standing(&traffic, Class::Add, "a").await;
+        drop((inside, beside));
+        let closed = traffic.close(&pool("a"), Instant::now() + Duration::from_secs(60)).await.unwrap();
+        let slot = traffic.enter(Class::Add).unwrap();
+        slot.begin().await;
+        let door = std::thread::spawn(move || within(slot, || at(&pool("a"), || ())));
+        drop(standing(&traffic, Class::Add, "b").await);
+        assert!(!door.is_finished());
+        drop(closed);
+        door.join().unwrap();
     }
 }

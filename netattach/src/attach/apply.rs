@@ -24,6 +24,7 @@ use crate::plan::{
 };
 use crate::policy::guarded::Guarded;
 use crate::sysctl;
+use crate::waits::{self, Resource};
 
 /// The smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
 const IPV6_MIN_MTU: u32 = 1280;
@@ -81,7 +82,7 @@ struct Executor<'a> {
 impl Executor<'_> {
     fn carry_out(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<(), StepError> {
         if matches!(step, Step::Delegate(_)) {
-            self.progress.wait_durable()?;
+            waits::at(&Resource::Sync, || self.progress.wait_durable())?;
         }
         // Of what is never taken back nobody needs to know that it began.
         if inverse(self.sandbox, attachment, step).is_some() {
@@ -134,7 +135,7 @@ impl Executor<'_> {
                 let entry =
                     remember::entry(self.sandbox, at.0, attachment, remember, self.progress.outputs())
                         .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
-                self.node.cache.write(&entry)?;
+                waits::at(&Resource::Cache, || self.node.cache.write(&entry))?;
                 Ok(Output::Nothing)
             }
             Step::PrepareDeviceInfo(files) => device_info::prepare(files),
@@ -277,8 +278,10 @@ impl Executor<'_> {
         let call =
             DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
         let stdin = call.stdin(before);
-        let added = runner(self.node, &self.sandbox.cni_path)
-            .add(&call.call(self.sandbox, &stdin), attachment.version)?;
+        let added = waits::at(&waits::plugin(attachment, &delegate.plugin), || {
+            runner(self.node, &self.sandbox.cni_path)
+                .add(&call.call(self.sandbox, &stdin), attachment.version)
+        })?;
         if delegate.role == Role::Ipam {
             if added.result.ips.is_empty() {
                 return Err(StepError::NoAddress(delegate.plugin.clone()));
@@ -505,7 +508,7 @@ pub(super) fn lease(
     };
     let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
     let routes = routes.collect::<Result<_, _>>().map_err(StepError::Routes)?;
-    let lease = leases.allocate(config, owner)?;
+    let lease = waits::at(&waits::pool(config), || leases.allocate(config, owner))?;
     let addresses =
         lease.addresses.into_iter().map(|(address, gateway)| LeasedAddress { address, gateway }).collect();
     Ok(Output::Lease { addresses, dns, routes })
@@ -528,7 +531,9 @@ impl<'a> DelegateCall<'a> {
         prev_result: Option<Value>,
     ) -> Result<(), DelegateError> {
         let stdin = self.stdin(prev_result);
-        runner(node, &sandbox.cni_path).run(&self.call(sandbox, &stdin)).map(drop)
+        waits::at(&waits::plugin(self.attachment, &self.delegate.plugin), || {
+            runner(node, &sandbox.cni_path).run(&self.call(sandbox, &stdin)).map(drop)
+        })
     }
 
     fn stdin(&self, prev_result: Option<Value>) -> String {
@@ -568,7 +573,7 @@ pub(super) fn check_plugins(node: &Node, plan: &Plan) -> Result<(), AttachError>
 pub(super) fn runner(node: &Node, cni_path: &[PathBuf]) -> delegate::Delegate {
     let mut search = cni_path.to_vec();
     search.extend(node.delegate.search.iter().filter(|path| !cni_path.contains(path)).cloned());
-    delegate::Delegate { search, timeout: node.delegate.timeout }
+    delegate::Delegate { search, ..node.delegate.clone() }
 }
 
 /// Whether nothing has made anything of the attachment yet.

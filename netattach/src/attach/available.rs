@@ -14,20 +14,21 @@ use crate::netlink::Handle;
 use crate::netns::NetnsId;
 use crate::plan::resolve::{Network, rehearse};
 use crate::plan::{AttachmentPlan, Sandbox, Step};
+use crate::policy::error::EnforceError;
 use crate::report::Chain;
 
 /// Name that interfaces of pods usually have. STATUS is about none.
 const ANY_INTERFACE: &str = "eth0";
 
 impl Engine {
-    /// Whether an attachment to the network could be planned, and has on this node what it builds on: a parent, an
-    /// address left, the executables of other plugins. Starts nothing.
+    /// Whether an attachment to the network could be planned, and has on this node what it builds on: a parent, the
+    /// executables of other plugins. Starts nothing.
     ///
     /// # Errors
     /// Code 50 and why not.
     pub fn check_network(&self, network: &Network, cni_path: &[PathBuf]) -> Result<(), CniError> {
         let Some(plan) = self.rehearsed(network)? else { return Ok(()) };
-        check_node(&self.node, &plan)?;
+        check_parents(&plan)?;
         let runner = runner(&self.node, cni_path);
         for (_, plugin) in plugins(&plan) {
             runner.find(&plugin.plugin).map_err(|error| {
@@ -45,18 +46,38 @@ impl Engine {
         self.rehearsed(network).map(drop)
     }
 
-    /// Whether every attachment is enforced as it was set up.
+    /// Whether the network's pools have an address left.
+    ///
+    /// # Errors
+    /// Code 50 and which has none, or why that could not be seen.
+    pub fn check_pools(&self, network: &Network) -> Result<(), CniError> {
+        // What cannot be planned is told by `check_network`.
+        let Ok(Some(plan)) = self.rehearsed(network) else { return Ok(()) };
+        check_pools(&self.node, &plan)
+    }
+
+    /// Whether there is what all attachments share of the dataplane.
     ///
     /// # Errors
     /// Code 51 and what is missing.
     pub fn check_dataplane(&self) -> Result<(), CniError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
         let limited = |msg: String| CniError::new(code::LIMITED_CONNECTIVITY, format!("dataplane: {msg}"));
-        match guard::restore(enforcer.as_ref(), &self.registry.all()) {
+        match enforcer.verify_shared() {
             Ok(None) => Ok(()),
             Ok(Some(missing)) => Err(limited(missing)),
             Err(error) => Err(limited(Chain(&error).to_string())),
         }
+    }
+
+    /// Puts programs back that somebody took off their devices. Which attachments are not enforced as they were set up
+    /// then, and what they lack.
+    ///
+    /// # Errors
+    /// They could not be looked at.
+    pub fn restore_attachments(&self) -> Result<Vec<(String, String)>, EnforceError> {
+        let Some(enforcer) = &self.node.enforcer else { return Ok(Vec::new()) };
+        guard::restore(enforcer.as_ref(), &self.registry.all())
     }
 
     /// Whether STATUS of the network means asking other plugins.
@@ -135,17 +156,27 @@ fn told(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
 /// # Errors
 /// Code 50 and what is missing, or why that could not be seen.
 pub(super) fn check_node(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {
+    check_parents(attachment)?;
+    check_pools(node, attachment)
+}
+
+fn check_parents(attachment: &AttachmentPlan) -> Result<(), CniError> {
     for step in &attachment.steps {
-        match step {
-            Step::CreateMacvlan(Macvlan { parent: Some(parent), .. }) => {
-                let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-                host.link(parent).map_err(|error| not_available(&Chain(&error)))?;
-            }
-            Step::Lease(config) => node.leases.check_room(config).map_err(|error| match error {
+        if let Step::CreateMacvlan(Macvlan { parent: Some(parent), .. }) = step {
+            let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+            host.link(parent).map_err(|error| not_available(&Chain(&error)))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_pools(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {
+    for step in &attachment.steps {
+        if let Step::Lease(config) = step {
+            node.leases.check_room(config).map_err(|error| match error {
                 LeaseError::Allocate { .. } => not_available(&Chain(&error)),
                 error => lease_error(error),
-            })?,
-            _ => {}
+            })?;
         }
     }
     Ok(())

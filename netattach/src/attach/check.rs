@@ -12,6 +12,7 @@ use crate::netns::Netns;
 use crate::plan::expect::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
+use crate::waits;
 
 /// Compares the kernel with the record, and asks every other plugin.
 ///
@@ -78,7 +79,9 @@ pub(super) fn compare(
     }
     if let Some(config) = &want.lease {
         let held: Vec<IpAddr> = want.addresses.iter().map(|address| address.addr()).collect();
-        node.leases.check(&config.data_dir, &config.network, &owner(sandbox, attachment), &held)?;
+        waits::at(&waits::pool(config), || {
+            node.leases.check(&config.data_dir, &config.network, &owner(sandbox, attachment), &held)
+        })?;
     }
     Ok(None)
 }

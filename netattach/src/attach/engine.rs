@@ -1,6 +1,7 @@
 //! One function per CNI verb.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::Inheritance;
@@ -16,8 +17,9 @@ use crate::cni;
 use crate::journal::{Key, Loaded, Pool, Record, State, Store};
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Numbers, Options, resolve};
-use crate::plan::{Plan, PodRef, Sandbox, Step, result};
+use crate::plan::{AttachmentPlan, Plan, PodRef, Sandbox, Step, result};
 use crate::report::Chain;
+use crate::waits::{self, Resource};
 
 /// Attaches and detaches sandboxes. One operation per (container, interface) at a time: callers serialise by
 /// container.
@@ -37,8 +39,8 @@ pub struct Engine {
 pub struct Recovery {
     /// Sandboxes that are attached and go on as they are.
     pub adopted: usize,
-    /// Sandboxes that were half attached or half detached, or of an earlier boot, and are gone now.
-    pub undone: usize,
+    /// Records of sandboxes that are half attached or half detached, or of an earlier boot: to be taken back.
+    pub unfinished: Vec<Key>,
     /// What could not be recovered; the records are kept.
     pub failed: Vec<String>,
 }
@@ -63,6 +65,11 @@ impl Engine {
     /// What is attached.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// Where records are.
+    pub fn journal_directory(&self) -> &Path {
+        self.journal.directory()
     }
 
     /// What attachments share.
@@ -101,7 +108,7 @@ impl Engine {
         match self.journal.load(&key)? {
             Loaded::Absent => {}
             Loaded::Torn => self.clear_torn(&key)?,
-            Loaded::Whole(record) if record.state == State::Attached && !record.is_of_earlier_boot() => {
+            Loaded::Whole(record) if is_whole(&record) => {
                 return self.repeat(&record, sandbox, request, intent, &netns);
             }
             // Left half done by a crash and not yet taken back.
@@ -133,6 +140,7 @@ impl Engine {
                     .map_err(|source| AttachError::step(Doing::Attach, attachment, "", source))?;
             }
         }
+        waits::admit(&waits::footprint(&plan))?;
         for (_, _, step) in plan.steps() {
             if let Step::Lease(config) = step {
                 self.journal
@@ -179,7 +187,7 @@ impl Engine {
         let result = default.transpose()?.unwrap_or_default();
         // A version that cannot express the result fails here, while everything can still be taken back.
         let reply = cni::result::in_version(&result, version)?;
-        record.wait_durable()?;
+        waits::at(&Resource::Sync, || record.wait_durable())?;
         record.attached(cni::result::in_version(&result, cni::Version::LATEST)?)?;
         crate::crash_point!("add", "attached");
         Ok(reply)
@@ -235,8 +243,10 @@ impl Engine {
 
     /// Compares the kernel with the record of a sandbox and of what was attached to it while it was live.
     pub(super) fn check_sandbox(&self, record: &Record, netns: &Netns) -> Result<(), AttachError> {
+        waits::admit(&waits::footprint(&record.plan))?;
         check(&self.node, record, netns)?;
         for record in self.dynamic_of(&record.key)?.iter().rev() {
+            waits::admit(&waits::footprint(&record.plan))?;
             check(&self.node, record, netns)?;
         }
         Ok(())
@@ -254,47 +264,51 @@ impl Engine {
         Ok((record, netns))
     }
 
-    /// Brings the journal and the machine together after a start: whole sandboxes are adopted, the others are
-    /// taken back.
+    /// Brings the journal and the machine together after a start: whole sandboxes are adopted. Of the others, those
+    /// that had a part in the dataplane are known to it as they were, so that what is left of them stays judged, until
+    /// [`Engine::finish`] has taken them back.
     ///
     /// # Errors
     /// The journal cannot be listed.
-    pub fn recover(&self) -> Result<Recovery, AttachError> {
+    pub fn adopt(&self) -> Result<Recovery, AttachError> {
         let mut recovery = Recovery::default();
-        let mut guarded = Vec::new();
+        let (mut guarded, mut unfinished) = (Vec::new(), Vec::new());
+        let enforcer = self.node.enforcer.as_ref();
+        let recorded: BTreeSet<u32> =
+            enforcer.map(|it| it.recorded()).unwrap_or_default().into_iter().collect();
         for key in self.journal.keys()? {
-            let name = format!("{}@{}", key.container_id, key.ifname);
             match self.journal.load(&key) {
                 Ok(Loaded::Absent) => {}
-                Ok(Loaded::Torn) => match self.clear_torn(&key) {
-                    Ok(()) => recovery.undone += 1,
-                    Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
-                },
-                Ok(Loaded::Whole(record))
-                    if record.state == State::Attached && !record.is_of_earlier_boot() =>
-                {
-                    guarded.extend(guards(&record.plan, &record.outputs).map(|(_, guarded)| guarded));
-                    let attached = Attached::from(&*record);
-                    self.node.occupied.adopt(&attached);
-                    self.registry.insert(attached);
-                    recovery.adopted += 1;
-                }
+                Ok(Loaded::Torn) => recovery.unfinished.push(key),
                 Ok(Loaded::Whole(record)) => {
-                    // Until it is taken back, nobody else gets its numbers.
-                    self.registry.hold(&record.plan);
-                    match self.take_back(*record) {
-                        Ok(()) => recovery.undone += 1,
-                        Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
+                    let begun = known_ids(&record, &recorded);
+                    let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
+                    let of_record = guards(&record.plan, &record.outputs).filter(|(of, _)| is_begun(of));
+                    guarded.extend(of_record.map(|(_, guarded)| guarded));
+                    let attached = Attached::from(&*record);
+                    if is_whole(&record) {
+                        self.node.occupied.adopt(&attached);
+                        self.registry.insert(attached);
+                        recovery.adopted += 1;
+                    } else {
+                        // Until it is taken back, nobody else gets its numbers, nor its addresses if it has them still.
+                        self.registry.hold(&record.plan);
+                        unfinished.extend((!begun.is_empty()).then_some(attached));
+                        recovery.unfinished.push(key);
                     }
                 }
-                Err(error) => recovery.failed.push(format!("{name}: {}", Chain(&error))),
+                Err(error) => {
+                    let name = format!("{}@{}", key.container_id, key.ifname);
+                    recovery.failed.push(format!("{name}: {}", Chain(&error)));
+                }
             }
         }
+        unfinished.iter().for_each(|attached| self.node.occupied.adopt(attached));
         if let Some(enforcer) = &self.node.enforcer {
             // Something unknown may be attached: then nothing is a stray, and no number in the maps is free.
             let all_known = recovery.failed.is_empty();
             if !all_known {
-                self.registry.hold_numbers(enforcer.recorded());
+                self.registry.hold_numbers(recorded);
             }
             for error in enforcer.adopt(&guarded, all_known) {
                 recovery.failed.push(Chain(&error).to_string());
@@ -303,7 +317,22 @@ impl Engine {
         Ok(recovery)
     }
 
+    /// Takes back what an earlier agent has left half done, and says whether there was anything. The caller has the
+    /// container's turn.
+    ///
+    /// # Errors
+    /// What could not be taken back. The record is kept, and DEL may be repeated.
+    pub fn finish(&self, key: &Key) -> Result<bool, AttachError> {
+        match self.journal.load(key)? {
+            Loaded::Absent => Ok(false),
+            Loaded::Torn => self.clear_torn(key).map(|()| true),
+            Loaded::Whole(record) if is_whole(&record) => Ok(false),
+            Loaded::Whole(record) => self.take_back(*record).map(|()| true),
+        }
+    }
+
     pub(super) fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
+        waits::admit(&waits::footprint(&record.plan))?;
         let never_attached = record.state == State::Applying;
         if record.state != State::Removing
             && let Err(error) = record.removing()
@@ -338,10 +367,11 @@ impl Engine {
             }
         }
         for pool in self.journal.pools() {
-            self.node
-                .leases
-                .release_container(&pool.data_dir, &pool.network, &key.container_id, &keep)
-                .map_err(AttachError::TornLease)?;
+            let resource = Resource::Pool { data_dir: pool.data_dir.clone(), network: pool.network.clone() };
+            waits::at(&resource, || {
+                self.node.leases.release_container(&pool.data_dir, &pool.network, &key.container_id, &keep)
+            })
+            .map_err(AttachError::TornLease)?;
         }
         self.journal.discard(key)?;
         Ok(())
@@ -355,6 +385,24 @@ impl Engine {
         (netns.id() == sandbox.netns_id && netns.id() != self.own && !record.is_of_earlier_boot())
             .then_some(netns)
     }
+}
+
+/// Whether the sandbox is attached and goes on as it is.
+fn is_whole(record: &Record) -> bool {
+    record.state == State::Attached && !record.is_of_earlier_boot()
+}
+
+/// The numbers of a record that the dataplane is to know. Devices of an earlier boot are somebody else's by now. What is
+/// being taken back and is `recorded` no more may have lost its addresses to others.
+fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let of_this_boot = !record.is_of_earlier_boot();
+    let is_there = |id: &u32| record.state != State::Removing || recorded.contains(id);
+    let begun = record.plan.steps().filter(|(at, ..)| of_this_boot && record.has_begun(*at));
+    let ids = begun.filter_map(|(_, _, step)| match step {
+        Step::Protect(protect) => Some(protect.id),
+        _ => None,
+    });
+    ids.filter(is_there).collect()
 }
 
 fn key(request: &cni::Request) -> Key {

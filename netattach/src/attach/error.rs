@@ -16,6 +16,7 @@ use crate::policy::error::EnforceError;
 use crate::policy::unenforced::Unenforceable;
 use crate::report::Chain;
 use crate::sysctl::SysctlError;
+use crate::waits::Crowded;
 
 /// Why an operation on a sandbox failed.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +118,9 @@ pub enum AttachError {
     /// Plugins before this one took all the time that one GC has.
     #[error("GC of network {0}: not asked, as no time was left; the next GC asks again")]
     OutOfTime(String),
+    /// Too many wait for what it needs: it has had no effect and is begun anew.
+    #[error(transparent)]
+    Crowded(#[from] Crowded),
     /// Inverses failed: the record is kept, and DEL may be repeated.
     #[error("{}", join(.0))]
     Undo(Vec<AttachError>),
@@ -339,7 +343,7 @@ impl AttachError {
         match self {
             Self::Netns(_) | Self::HostNetns { .. } => code::INVALID_NETNS,
             Self::Journal(error) => journal_code(error),
-            Self::OutOfTime(_) => code::TRY_AGAIN_LATER,
+            Self::OutOfTime(_) | Self::Crowded(_) => code::TRY_AGAIN_LATER,
             Self::AlreadyAttached(_)
             | Self::AttachedOtherwise { .. }
             | Self::AttachedAndChanged { .. }

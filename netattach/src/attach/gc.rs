@@ -1,8 +1,12 @@
 //! GC: takes back the sandboxes that the runtime does not know any more, then has every pool and every other
 //! plugin do the same for what they hold.
+//!
+//! It goes on beside everything else. A container that somebody has been at work on since the request came is in use;
+//! the others are taken back each in its own turn. A pool or a plugin is asked while nobody else is at it, and told
+//! what is in use only then: whoever has something of it has a record by then.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::apply::runner;
@@ -11,7 +15,7 @@ use crate::cni::outgoing::insert_in_use;
 use crate::cni::{self, AttachmentId, CniError, Command, Value};
 use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::host_local::Owner;
-use crate::journal::{Loaded, Record};
+use crate::journal::{Key, Loaded};
 use crate::plan::collect::{Defined, Holder, Place, holders, in_use};
 use crate::plan::{self, Plan, PodRef};
 use crate::report::Chain;
@@ -35,78 +39,62 @@ impl Collected {
         Err(CniError::joined(self.errors.iter().map(CniError::from)))
     }
 
+    /// Adds what another part came to.
+    pub fn add(&mut self, other: Self) {
+        self.pods.extend(other.pods);
+        self.errors.extend(other.errors);
+    }
+
     fn note<T>(&mut self, outcome: Result<T, AttachError>) -> Option<T> {
         outcome.map_err(|error| self.errors.push(error)).ok()
     }
 }
 
-/// The journal, divided by what the runtime has in use.
-#[derive(Default)]
-struct Divided {
-    stale: Vec<Record>,
-    kept: Vec<Plan>,
+/// The records that one GC has found, and what it makes of them.
+#[derive(Debug, Default)]
+pub struct Census {
+    /// What is to be taken back, by container; the youngest of a container first.
+    pub stale: BTreeMap<String, Vec<Stale>>,
+    /// Every record, but for the stale ones.
+    kept: BTreeMap<Key, Plan>,
     /// In use, says the runtime, and in no record: nobody knows which interfaces these containers have beside.
     strangers: Vec<AttachmentId>,
     /// Every record could be read.
     complete: bool,
 }
 
-impl Engine {
-    /// GC of one configuration of the runtime: takes back every sandbox that was added by it and is not among the
-    /// request's valid attachments; then has every pool and other plugin of the networks that are `defined` or
-    /// attached release what no remaining sandbox has. Without a list of valid attachments nothing is done. The
-    /// caller sees to it that nothing is attached or detached meanwhile.
-    pub fn gc(&self, request: &cni::Request, defined: &[Defined]) -> Collected {
-        let mut collected = Collected::default();
-        let Some(valid) = &request.valid_attachments else { return collected };
-        let Divided { stale, kept, strangers, complete } = self.divide(request, valid, &mut collected);
-        for record in stale {
-            let (pod, container) =
-                (record.plan.sandbox.pod.clone(), record.plan.sandbox.container_id.clone());
-            let of = pod.as_ref().map(ToString::to_string);
-            tracing::info!(container, pod = of, "not in use any more, taking it back");
-            if collected.note(self.take_back(record)).is_some() {
-                collected.pods.extend(pod);
-            }
-        }
-        if !complete {
-            // What such a record has in use would be taken for stale.
-            return collected;
-        }
-        let until = Instant::now() + self.node.delegate.timeout;
-        for holder in holders(defined, &kept, &self.options.exec) {
-            if !strangers.is_empty() && !holder.default {
-                let containers: BTreeSet<&str> = strangers.iter().map(|id| &*id.container_id).collect();
-                tracing::warn!(
-                    network = holder.network,
-                    ?containers,
-                    "no GC: the runtime has containers in use of which it is not known whether they have this network"
-                );
-                continue;
-            }
-            let mut ids = in_use(&kept, &holder.config_name);
-            ids.extend(strangers.iter().cloned());
-            let left = until.saturating_duration_since(Instant::now());
-            collected.note(self.release_others(request, &holder, &ids, left));
-        }
-        collected
-    }
+/// A record that is to be taken back, as it was when GC began.
+#[derive(Debug, Clone)]
+pub struct Stale {
+    key: Key,
+    plan: Plan,
+}
 
-    fn divide(&self, request: &cni::Request, valid: &[AttachmentId], collected: &mut Collected) -> Divided {
-        let valid: BTreeSet<&AttachmentId> = valid.iter().collect();
+impl Census {
+    /// Containers whose records are in use after all: somebody is at work on them.
+    pub fn keep(&mut self, container: &str) {
+        let kept = self.stale.remove(container).unwrap_or_default();
+        self.kept.extend(kept.into_iter().map(|stale| (stale.key, stale.plan)));
+    }
+}
+
+impl Engine {
+    /// What GC of one configuration of the runtime concerns: every sandbox that was added by it and is not among the
+    /// request's valid attachments is stale. Nothing is changed, and others may be at work. Without a list of valid
+    /// attachments there is nothing to do.
+    pub fn census(&self, request: &cni::Request, collected: &mut Collected) -> Option<Census> {
+        let valid: BTreeSet<&AttachmentId> = request.valid_attachments.as_ref()?.iter().collect();
+        let mut census = Census { complete: true, ..Census::default() };
         let mut recorded = BTreeSet::new();
-        let mut divided = Divided { complete: true, ..Divided::default() };
-        let Some(keys) = collected.note(self.journal.keys().map_err(AttachError::from)) else {
-            return Divided::default();
-        };
-        for key in keys {
+        let mut stale = Vec::new();
+        for key in collected.note(self.journal.keys().map_err(AttachError::from))? {
             let id = |ifname: &str| AttachmentId {
                 container_id: key.container_id.clone(),
                 ifname: ifname.to_owned(),
             };
             recorded.insert(id(&key.ifname));
-            match collected.note(self.journal.load(&key).map_err(AttachError::from)) {
-                None => divided.complete = false,
+            match collected.note(self.journal.peek(&key).map_err(AttachError::from)) {
+                None => census.complete = false,
                 // Nothing was done for it.
                 Some(Loaded::Absent | Loaded::Torn) => {}
                 Some(Loaded::Whole(record)) => {
@@ -115,20 +103,93 @@ impl Engine {
                     let sandbox =
                         record.plan.dynamic.as_ref().map_or(&key.ifname, |dynamic| &dynamic.sandbox);
                     if is_ours && !valid.contains(&id(sandbox)) {
-                        divided.stale.push(*record);
+                        stale.push(record);
                     } else {
-                        divided.kept.push(record.plan);
+                        census.kept.insert(key, record.plan);
                     }
                 }
             }
         }
-        divided.stale.sort_by_key(|record| Reverse((record.plan.dynamic.is_some(), record.planned)));
-        divided.strangers = valid.into_iter().filter(|id| !recorded.contains(id)).cloned().collect();
-        divided
+        stale.sort_by_key(|record| Reverse((record.plan.dynamic.is_some(), record.planned)));
+        for record in stale {
+            let of_container = census.stale.entry(record.key.container_id.clone()).or_default();
+            of_container.push(Stale { key: record.key, plan: record.plan });
+        }
+        census.strangers = valid.into_iter().filter(|id| !recorded.contains(id)).cloned().collect();
+        Some(census)
+    }
+
+    /// Takes back the stale records of one container, unless they are others by now. The caller has the container's
+    /// turn.
+    pub fn collect(&self, stale: &[Stale]) -> Collected {
+        let mut collected = Collected::default();
+        for Stale { key, plan } in stale {
+            let loaded = collected.note(self.journal.load(key).map_err(AttachError::from));
+            let Some(Loaded::Whole(record)) = loaded else { continue };
+            if record.plan != *plan {
+                continue;
+            }
+            let pod = plan.sandbox.pod.as_ref().map(ToString::to_string);
+            tracing::info!(container = key.container_id, pod, "not in use any more, taking it back");
+            if collected.note(self.take_back(*record)).is_some() {
+                collected.pods.extend(plan.sandbox.pod.clone());
+            }
+        }
+        collected
+    }
+
+    /// Every pool and other plugin of the networks that are `defined` or attached which has to release what no remaining
+    /// sandbox has. None where a record cannot be read: what it has in use would be taken for stale.
+    pub fn holders(&self, census: &Census, defined: &[Defined]) -> Vec<Holder> {
+        if !census.complete {
+            return Vec::new();
+        }
+        let kept: Vec<Plan> = census.kept.values().cloned().collect();
+        let mut holders = holders(defined, &kept, &self.options.exec);
+        if census.strangers.is_empty() {
+            return holders;
+        }
+        let containers: BTreeSet<&str> = census.strangers.iter().map(|id| &*id.container_id).collect();
+        holders.retain(|holder| {
+            if !holder.default {
+                tracing::warn!(
+                    network = holder.network,
+                    ?containers,
+                    "no GC: the runtime has containers in use of which it is not known whether they have this network"
+                );
+            }
+            holder.default
+        });
+        holders
+    }
+
+    /// Has one pool or plugin release what nobody has in use, before `until`. Nobody else is at it meanwhile.
+    /// `busy` are the containers that somebody was at work on since the census: their records are read again, as are
+    /// those that came since.
+    pub fn release_others(
+        &self,
+        request: &cni::Request,
+        census: &Census,
+        holder: &Holder,
+        busy: &HashSet<String>,
+        until: Instant,
+    ) -> Result<(), AttachError> {
+        let mut plans: Vec<Plan> = census.kept.values().cloned().collect();
+        for key in self.journal.keys()? {
+            let is_known = census.kept.contains_key(&key) && !busy.contains(&key.container_id);
+            if !is_known && let Loaded::Whole(record) = self.journal.peek(&key)? {
+                plans.push(record.plan);
+            }
+        }
+        let mut ids = in_use(&plans, &holder.config_name);
+        ids.extend(census.strangers.iter().cloned());
+        ids.sort();
+        ids.dedup();
+        self.release_at(request, holder, &ids, until.saturating_duration_since(Instant::now()))
     }
 
     /// Has one pool or plugin release what is not `in_use`, within `left`.
-    fn release_others(
+    fn release_at(
         &self,
         request: &cni::Request,
         holder: &Holder,

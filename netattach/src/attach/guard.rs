@@ -39,16 +39,12 @@ pub(super) fn difference(
     }
 }
 
-/// Puts programs back that somebody took off their devices. What is missing of the dataplane then, in words: what all
-/// share, else how many of the `attached` are not enforced and the first of them. Attachments whose device is gone are
-/// those of pods that are going.
+/// Puts programs back that somebody took off their devices. Which of the `attached` are not enforced then, and what they
+/// lack, in words. Attachments whose device is gone are those of pods that are going.
 pub(super) fn restore(
     enforcer: &dyn Enforce,
     attached: &[std::sync::Arc<Attached>],
-) -> Result<Option<String>, EnforceError> {
-    if let Some(missing) = enforcer.verify_shared()? {
-        return Ok(Some(missing));
-    }
+) -> Result<Vec<(String, String)>, EnforceError> {
     let mut host = Handle::open()?;
     let mut missing = Vec::new();
     for attached in attached {
@@ -68,11 +64,8 @@ pub(super) fn restore(
             let sandbox = &attached.plan.sandbox;
             let whose =
                 sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
-            missing.push(format!("{whose} {}: {what}", attachment.ifname));
+            missing.push((format!("{whose} {}", attachment.ifname), what));
         }
     }
-    Ok(missing.first().map(|first| match missing.len() {
-        1 => first.clone(),
-        many => format!("{many} attachments are not enforced as they should be; {first}"),
-    }))
+    Ok(missing)
 }

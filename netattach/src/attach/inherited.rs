@@ -16,6 +16,7 @@ use crate::cni::{self, CniArgs, Command, Map, PluginConf, Value};
 use crate::delegate::{CacheError, Call, Listing, ResultCache};
 use crate::multus::{Attachment, ScratchError, scratch};
 use crate::netns::Netns;
+use crate::waits::{self, Resource};
 use crate::{bounded, budget};
 
 /// What Multus has left in its state directory.
@@ -181,6 +182,9 @@ impl Engine {
         if found.is_empty() {
             return Ok(());
         }
+        let plugins =
+            |of: &Inherited| of.attachment.list.plugins.iter().map(|it| resource(of, it)).collect::<Vec<_>>();
+        waits::admit(&found.iter().flat_map(plugins).collect())?;
         let container = &request.container_id;
         tracing::info!(container, attachments = found.len(), "attached by Multus, taking it back");
         let mut errors = Vec::new();
@@ -239,7 +243,7 @@ impl Engine {
         }
         let told = told.as_ref().filter(|_| version.has_prev_result_at_del());
         let stdin = Value::Object(config(told)).to_string();
-        runner.run(&Call {
+        let call = Call {
             command: Command::Del,
             plugin_type,
             container_id: &request.container_id,
@@ -248,8 +252,16 @@ impl Engine {
             args,
             netns_override: false,
             stdin: stdin.as_bytes(),
-        })?;
+        };
+        waits::at(&resource(inherited, plugin), || runner.run(&call))?;
         Ok(())
+    }
+}
+
+fn resource(inherited: &Inherited, plugin: &PluginConf) -> Resource {
+    Resource::Plugin {
+        plugin: plugin.plugin_type().to_owned(),
+        network: inherited.attachment.list.name.clone(),
     }
 }
 

@@ -31,7 +31,7 @@ pub use bridges::Bridges;
 pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
-pub use gc::Collected;
+pub use gc::{Census, Collected, Stale};
 pub use inherited::{Inheritance, InheritanceError};
 pub use intent::{IntentError, IntentReader};
 pub use occupied::{Address, Holder, Occupied};

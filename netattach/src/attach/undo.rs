@@ -6,6 +6,7 @@ use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, inverse};
 use crate::plan::{AttachmentPlan, Plan, StepRef, remember};
+use crate::waits::{self, Resource};
 
 /// Takes back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
@@ -51,7 +52,10 @@ pub fn undo(
         crate::crash_point!("release", at);
         let undone = match inverse {
             Inverse::Release { data_dir, network, owner } => {
-                node.leases.release(data_dir, network, owner).map(drop).map_err(StepError::from)
+                let pool =
+                    Resource::Pool { data_dir: data_dir.to_path_buf(), network: (*network).to_owned() };
+                let released = waits::at(&pool, || node.leases.release(data_dir, network, owner));
+                released.map(drop).map_err(StepError::from)
             }
             Inverse::Unprotect { id } => match &node.enforcer {
                 Some(enforcer) => enforcer.detach(*id).map_err(StepError::from),
@@ -76,7 +80,8 @@ pub fn undo(
     if errors.is_empty() {
         for (at, attachment, _) in inverses.iter().filter(|(.., inverse)| *inverse == Inverse::Forget) {
             crate::crash_point!("forget", at);
-            let undone = node.cache.remove(&remember::key(&plan.sandbox, attachment));
+            let undone =
+                waits::at(&Resource::Cache, || node.cache.remove(&remember::key(&plan.sandbox, attachment)));
             let failed = |source| {
                 AttachError::step(Doing::Detach, attachment, "remove it from libcni's cache", source)
             };

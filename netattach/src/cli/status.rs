@@ -70,6 +70,7 @@ pub(super) fn render(status: &Status) -> String {
                 [("UPLINK", Left), ("LEADS-TO", Left), ("FAST-PATH", Left), ("XDP", Left), ("DETAIL", Left)];
             table::render(columns, &uplinks)
         }),
+        (!status.troubles.is_empty()).then(|| problems(&status.troubles)),
         (!status.source.is_empty()).then(|| problems(&status.source)),
         (!flows.is_empty()).then(|| table::render(flows_header, &flows)),
         (!features.is_empty())
@@ -144,6 +145,10 @@ mod tests {
                 object: "/etc/netattach/pods/a.yaml".to_owned(),
                 problem: "no kind".to_owned(),
             }],
+            troubles: vec![Condition {
+                object: "network shop/db".to_owned(),
+                problem: "no address is available".to_owned(),
+            }],
             kernel: Kernel {
                 release: "5.15.0".to_owned(),
                 features: vec![
@@ -201,6 +206,9 @@ plugin               3  by the stack
 
 UPLINK  LEADS-TO  FAST-PATH  XDP     DETAIL
 eth1    bridge    programs   native  others look
+
+OBJECT           PROBLEM
+network shop/db  no address is available
 
 OBJECT                      PROBLEM
 /etc/netattach/pods/a.yaml  no kind

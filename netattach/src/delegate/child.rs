@@ -109,7 +109,10 @@ fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildE
     let mut pause = Duration::from_millis(5);
     loop {
         match command.spawn() {
-            Ok(child) => return Ok(child),
+            Ok(child) => {
+                crate::descriptors::lower_for(Pid::from_child(&child));
+                return Ok(child);
+            }
             // An installer is writing the file, or another thread of ours is between fork and exec while
             // it holds one open for writing (containernetworking/cni#763).
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {

@@ -8,6 +8,7 @@ mod cache;
 mod child;
 mod error;
 mod find;
+mod orphans;
 mod probe;
 
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 pub use cache::{CacheError, Cached, DEFAULT_DIRECTORY, Listing, ResultCache};
 pub use child::{STDERR_LIMIT, STDOUT_LIMIT};
 pub use error::{DelegateError, VersionReplyError};
+pub use orphans::{Orphan, end_orphans};
 pub use probe::{UnfitPlugin, UnfitPlugins};
 
 use crate::cni::{CniError, CniResult, Command, NetworkList, Value, Version};
@@ -29,6 +31,8 @@ pub struct Delegate {
     pub search: Vec<PathBuf>,
     /// How long one call may take from start to exit. Then the plugin and its process group are killed.
     pub timeout: Duration,
+    /// Whose plugins these are, for [`end_orphans`] of a later agent; empty: of nobody who comes back.
+    pub owner: String,
 }
 
 /// One call of a plugin.
@@ -163,6 +167,9 @@ impl Delegate {
             ("CNI_PATH", find::join(&self.search)),
             ("CNI_NETNS_OVERRIDE", if call.netns_override { "1" } else { "" }.into()),
         ];
+        if !self.owner.is_empty() {
+            env.push((orphans::VARIABLE, OsString::from(&self.owner)));
+        }
         if call.command == Command::Version {
             for (_, value) in env.iter_mut().filter(|(name, _)| probe::DUMMIES.contains(name)) {
                 *value = "dummy".into();

@@ -444,6 +444,9 @@ pub struct Status {
     pub ready: Vec<Readiness>,
     /// Problems with what it reads: manifests, watches.
     pub source: Vec<Condition>,
+    /// What is wrong with single networks, pools and attachments: of no concern to others.
+    #[serde(default)]
+    pub troubles: Vec<Condition>,
     /// What this kernel can do, as probed.
     pub kernel: Kernel,
     /// How programs are attached to the node's ends of attachments and to parents of macvlans: `tcx` or `clsact`.

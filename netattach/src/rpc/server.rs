@@ -1,7 +1,9 @@
 //! The agent's end of the socket.
 //!
-//! One request per connection, a bounded number of connections at a time, and a deadline for everything that
-//! a client must do: one that is slow, or sends something else than a request, holds nothing up but itself.
+//! One request per connection, a bounded number of connections whose request has not arrived, and a deadline for
+//! everything that a client must do: one that is slow, or sends something else than a request, holds nothing up but
+//! itself. How many requests of which kind are served at a time is the handler's to decide: connections are accepted
+//! whatever is being served.
 
 use std::future::Future;
 use std::io;
@@ -15,7 +17,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::codec::Decoder;
 
@@ -38,8 +40,8 @@ pub trait Handler: Send + Sync + 'static {
 /// What clients are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections served at a time; further ones wait in the kernel's queue.
-    pub connections: usize,
+    /// Connections whose request has not arrived yet; further ones wait in the kernel's queue.
+    pub unread: usize,
     /// Until the whole request has arrived.
     pub request: Duration,
     /// Until the client has taken the answer.
@@ -48,7 +50,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 256, request: Duration::from_secs(5), answer: Duration::from_secs(5) }
+        Self { unread: 256, request: Duration::from_secs(5), answer: Duration::from_secs(5) }
     }
 }
 
@@ -133,7 +135,7 @@ pub async fn serve<H: Handler>(
     limits: Limits,
     stop: impl Future<Output = ()>,
 ) {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let places = Arc::new(Semaphore::new(limits.unread));
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {
@@ -146,10 +148,9 @@ pub async fn serve<H: Handler>(
             Ok((stream, place)) => {
                 let handler = handler.clone();
                 connections.spawn(async move {
-                    if let Err(error) = converse(stream, &*handler, limits).await {
+                    if let Err(error) = converse(stream, place, &*handler, limits).await {
                         tracing::warn!("client: {}", Chain(&error));
                     }
-                    drop(place);
                 });
             }
             Err(error) => {
@@ -177,7 +178,7 @@ fn report_panic(ended: Result<(), JoinError>) {
 async fn accept(
     listener: &Listener,
     places: &Arc<Semaphore>,
-) -> io::Result<(UnixStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(UnixStream, OwnedSemaphorePermit)> {
     let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.socket.accept().await?;
     Ok((stream, place))
@@ -202,11 +203,13 @@ enum ConnectionError {
 
 async fn converse(
     mut stream: UnixStream,
+    unread: OwnedSemaphorePermit,
     handler: &impl Handler,
     limits: Limits,
 ) -> Result<(), ConnectionError> {
     let received = tokio::time::timeout(limits.request, receive(&mut stream)).await;
     let received = received.unwrap_or(Err(ConnectionError::SlowRequest(limits.request)));
+    drop(unread);
     let answer = match received {
         Ok(None) => return Ok(()),
         Ok(Some(payload)) => match serde_json::from_slice(&payload) {
@@ -529,18 +532,24 @@ mod tests {
     }
 
     #[test]
-    fn connections_over_the_limit_wait_for_a_place() {
-        let agent = Agent::start(Limits { connections: 1, ..Limits::default() });
+    fn connections_that_send_nothing_wait_for_a_place_and_requests_that_are_served_take_none() {
+        let agent = Agent::start(Limits { unread: 1, ..Limits::default() });
         std::thread::scope(|scope| {
-            let held = scope.spawn(|| agent.call(&Request::Stats).unwrap());
-            agent.wait_until_held(1);
+            let held: Vec<_> =
+                (0..20).map(|_| scope.spawn(|| agent.call(&Request::Stats).unwrap())).collect();
+            agent.wait_until_held(20);
+            assert_eq!(agent.call(&echo("beside")).unwrap(), echoed("beside"));
+            let silent = agent.connect();
             let brief = Patience { connect: PATIENCE.connect, answer: Duration::from_millis(50) };
             let error = call(&agent.socket(), &echo(""), brief).unwrap_err();
             assert!(matches!(error, ClientError::Slow { .. }), "{error}");
+            drop(silent);
+            assert_eq!(agent.call(&echo("now")).unwrap(), echoed("now"));
             agent.echo.go.notify_waiters();
-            assert_eq!(held.join().unwrap(), Response::Stats(Vec::new()));
+            for held in held {
+                assert_eq!(held.join().unwrap(), Response::Stats(Vec::new()));
+            }
         });
-        assert_eq!(agent.call(&echo("now")).unwrap(), echoed("now"));
     }
 
     #[test]

@@ -30,8 +30,8 @@ pub const CONNECT_PATIENCE: Duration = Duration::from_millis(700);
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(240);
 
 /// How long it has for STATUS, which runtimes ask every few seconds and wait for: an agent that is well answers from
-/// memory. One that is starting, hangs or is away is not available.
-pub const STATUS_PATIENCE: Duration = Duration::from_millis(90);
+/// memory, as soon as it has a processor. One that is starting, hangs or is away is not available.
+pub const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Seconds, decimals allowed, in place of [`ANSWER_PATIENCE`].
 pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";

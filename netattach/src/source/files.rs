@@ -17,7 +17,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,21 @@ struct Published {
     /// Microseconds.
     reading: AtomicU64,
     version: watch::Sender<u64>,
+    /// What the thread has been at, or has missed, and since when.
+    standing: Mutex<Option<(Instant, Standing)>>,
 }
+
+/// Why nothing newer may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It reads.
+    Reading,
+    /// There is no directory to follow.
+    Away,
+}
+
+/// How long reading may take, or the directory be away, before it counts.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Files {
     /// Reads a directory and watches it from then on.
@@ -115,10 +129,12 @@ impl Files {
             snapshot: RwLock::new(Arc::new(objects)),
             reading: AtomicU64::new(0),
             version: watch::Sender::new(0),
+            standing: Mutex::new(None),
         });
         let follower = Follower {
             tree,
             watched: Some(watched),
+            away: None,
             looked: Instant::now(),
             timing,
             signals: signals.clone(),
@@ -148,6 +164,22 @@ impl Source for Files {
         self.published.version.subscribe()
     }
 
+    fn standing(&self) -> Result<(), String> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(
+                "manifests are not followed any more: the thread has ended, and the log has why".to_owned()
+            );
+        }
+        let (since, what) = match *self.published.standing.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((since, what)) if since.elapsed() > PATIENCE => (since.elapsed().as_secs(), what),
+            _ => return Ok(()),
+        };
+        Err(match what {
+            Standing::Reading => format!("manifests have been being read for {since} s"),
+            Standing::Away => format!("the directory of manifests has been away for {since} s"),
+        })
+    }
+
     fn reading(&self) -> Duration {
         Duration::from_micros(self.published.reading.load(Ordering::Relaxed))
     }
@@ -168,6 +200,8 @@ struct Follower {
     tree: Tree,
     /// `None` while the directory is away.
     watched: Option<Watched>,
+    /// Since when it is away.
+    away: Option<Instant>,
     /// When everything was last looked at.
     looked: Instant,
     timing: Timing,
@@ -179,6 +213,7 @@ impl Follower {
     fn run(mut self, received: &mpsc::Receiver<Signal>) {
         while let Some(mut touched) = self.await_change(received) {
             let began = Instant::now();
+            self.stands(Some((began, Standing::Reading)));
             if self.watch_again_if_replaced() {
                 touched = Touched::Anything;
             }
@@ -189,7 +224,17 @@ impl Follower {
                 tracing::warn!(directory = %self.tree.directory().display(), %error, "read manifests");
             }
             self.publish(began);
+            if self.watched.is_some() {
+                self.away = None;
+            } else {
+                self.away.get_or_insert(began);
+            }
+            self.stands(self.away.map(|since| (since, Standing::Away)));
         }
+    }
+
+    fn stands(&self, standing: Option<(Instant, Standing)>) {
+        *self.published.standing.lock().unwrap_or_else(PoisonError::into_inner) = standing;
     }
 
     /// Returns when the directory has changed and become quiet, or when it is time to look at it again; `None` when the

@@ -34,6 +34,14 @@ pub trait Source: Send + Sync {
     /// changed only after [`Source::snapshot`] returns the new one.
     fn changes(&self) -> watch::Receiver<u64>;
 
+    /// Whether changes are followed.
+    ///
+    /// # Errors
+    /// Why they are not any more, in words.
+    fn standing(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// How long the newest snapshot took to read, from the moment that its change was complete.
     fn reading(&self) -> Duration;
 }

@@ -85,7 +85,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
     }
     let node = Node {
         leases: Leases::default(),
-        delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT },
+        delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT, owner: String::new() },
         // The runtime's own.
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
         bridges: Bridges::default(),

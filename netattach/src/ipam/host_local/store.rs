@@ -23,7 +23,18 @@ pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Leases {
     deadline: Duration,
-    directories: Mutex<HashMap<PathBuf, Arc<Mutex<Known>>>>,
+    directories: Mutex<Directories>,
+}
+
+/// How many directories are kept open and remembered, whoever has pools. Each takes a descriptor for itself, one for
+/// its lock and one for each set of ranges.
+const MOST_DIRECTORIES: usize = 64;
+
+/// The directories that were used last.
+#[derive(Debug, Default)]
+struct Directories {
+    known: HashMap<PathBuf, (u64, Arc<Mutex<Known>>)>,
+    uses: u64,
 }
 
 /// What a directory held when it was last looked at.
@@ -337,10 +348,29 @@ impl Leases {
 
     fn known(&self, path: &Path) -> Arc<Mutex<Known>> {
         let mut directories: MutexGuard<_> = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
-        match directories.get(path) {
-            Some(known) => known.clone(),
-            None => directories.entry(path.to_owned()).or_default().clone(),
+        directories.of(path)
+    }
+}
+
+impl Directories {
+    /// What is known of a directory. Where that would be one too many, those are forgotten that nobody has used for
+    /// the longest time and nobody uses now: the files are the truth.
+    fn of(&mut self, path: &Path) -> Arc<Mutex<Known>> {
+        self.uses += 1;
+        if let Some((used, known)) = self.known.get_mut(path) {
+            *used = self.uses;
+            return Arc::clone(known);
         }
+        while self.known.len() >= MOST_DIRECTORIES {
+            let unused = self.known.iter().filter(|(_, (_, known))| Arc::strong_count(known) == 1);
+            let Some(oldest) = unused.min_by_key(|(_, (used, _))| *used).map(|(path, _)| path.clone()) else {
+                break;
+            };
+            self.known.remove(&oldest);
+        }
+        let known = Arc::default();
+        self.known.insert(path.to_owned(), (self.uses, Arc::clone(&known)));
+        known
     }
 }
 
@@ -638,6 +668,21 @@ mod tests {
         );
         fs::remove_dir(config.directory().join("last_reserved_ip.1")).unwrap();
         assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.2")]));
+    }
+
+    #[test]
+    fn however_many_directories_are_used_few_are_kept_open_and_none_in_use_is_forgotten() {
+        let mut directories = Directories::default();
+        let path = |number: usize| PathBuf::from(number.to_string());
+        let in_use = directories.of(&path(0));
+        for number in 1..10 * MOST_DIRECTORIES {
+            directories.of(&path(number));
+            directories.of(&path(1));
+        }
+        assert_eq!(directories.known.len(), MOST_DIRECTORIES);
+        assert!(Arc::ptr_eq(&in_use, &directories.of(&path(0))), "in use");
+        assert!(directories.known.contains_key(&path(1)), "used often");
+        assert!(!directories.known.contains_key(&path(2)));
     }
 
     #[test]

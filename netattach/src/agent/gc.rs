@@ -1,0 +1,147 @@
+//! GC as the agent runs it: beside everything else, and in nobody's way but that of the network it is about.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::handler::{Agent, blocking};
+use super::lanes::Class;
+use super::serial::Watch;
+use crate::attach::{AttachError, Census, Collected};
+use crate::cni::{self, CniError, code};
+use crate::plan::collect::{Holder, Place};
+use crate::waits::Resource;
+
+/// How long one plugin or pool is waited for that somebody stays at: long enough for what works, and not for what hangs.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Agent {
+    /// One at a time: what a later one knows of the runtime would be old by the time of its turn.
+    pub(super) async fn gc(self: &Arc<Self>, request: cni::Request) -> Result<String, CniError> {
+        let Ok(_alone) = self.collections.try_acquire() else {
+            return Err(CniError::new(code::TRY_AGAIN_LATER, "a GC is running"));
+        };
+        // Before anything is looked at: the runtime cannot know of what comes from here on.
+        let watch = self.turns.watch();
+        let request = Arc::new(request);
+        let asked = Arc::clone(&request);
+        let (census, mut collected) = self
+            .work(move |agent| {
+                let mut collected = Collected::default();
+                Ok((agent.engine.census(&asked, &mut collected), collected))
+            })
+            .await?;
+        let Some(mut census) = census else { return outcome(collected) };
+        for busy in watch.seen() {
+            census.keep(&busy);
+        }
+        collected.add(self.take_back_stale(&mut census, &watch).await);
+        collected.add(self.release_held(&request, census, watch).await?);
+        self.work(move |agent| {
+            agent.withdraw(&collected.pods);
+            outcome(collected)
+        })
+        .await
+    }
+
+    /// Takes back what is stale, like as many DELs, each in its container's turn. A container that somebody has asked
+    /// for meanwhile is left to that.
+    async fn take_back_stale(self: &Arc<Self>, census: &mut Census, watch: &Watch) -> Collected {
+        let mut collected = Collected::default();
+        let mut under_way = JoinSet::new();
+        for (container, stale) in census.stale.clone() {
+            let Some(turn) = watch.take(&container).await else {
+                census.keep(&container);
+                continue;
+            };
+            let agent = Arc::clone(self);
+            under_way.spawn(async move {
+                let work = move |agent: &Agent| {
+                    let collected = agent.engine.collect(&stale);
+                    // Crowded: it is tried again.
+                    let is_crowded = |error: &AttachError| matches!(error, AttachError::Crowded(_));
+                    match collected.errors.iter().find(|error| is_crowded(error)) {
+                        Some(error) => Err(CniError::from(error)),
+                        None => Ok(collected),
+                    }
+                };
+                let done = agent.in_lane(Class::Del, work).await;
+                drop(turn);
+                done
+            });
+        }
+        while let Some(done) = under_way.join_next().await {
+            match done {
+                Ok(Ok(done)) => collected.add(done),
+                Ok(Err(error)) => collected.errors.push(AttachError::Plan(error)),
+                // A panic, which the panic hook has reported.
+                Err(_) => {}
+            }
+        }
+        collected
+    }
+
+    /// Asks every pool and plugin, those first that nobody is at. One that somebody stays at is waited for in the
+    /// end, for some seconds.
+    async fn release_held(
+        self: &Arc<Self>,
+        request: &Arc<cni::Request>,
+        census: Census,
+        watch: Watch,
+    ) -> Result<Collected, CniError> {
+        let mut collected = Collected::default();
+        let census = Arc::new(census);
+        let known = Arc::clone(&census);
+        let holders =
+            self.work(move |agent| Ok(agent.engine.holders(&known, &agent.intents.defined()))).await?;
+        let until = Instant::now() + self.engine.node().delegate.timeout;
+        let mut left: VecDeque<(Holder, bool)> = holders.into_iter().map(|holder| (holder, false)).collect();
+        while let Some((holder, was_put_off)) = left.pop_front() {
+            let now = Instant::now();
+            let until_clear = if was_put_off { until.min(now + PATIENCE) } else { now };
+            let closed = self.traffic.close(&resource(&holder), until_clear).await;
+            match closed {
+                None if was_put_off => collected.errors.push(AttachError::OutOfTime(holder.network)),
+                None => left.push_back((holder, true)),
+                Some(closed) => {
+                    let (request, census, busy) = (Arc::clone(request), Arc::clone(&census), watch.seen());
+                    let released = self
+                        .work(move |agent| {
+                            Ok(agent.engine.release_others(&request, &census, &holder, &busy, until))
+                        })
+                        .await;
+                    drop(closed);
+                    collected.errors.extend(released?.err());
+                }
+            }
+        }
+        Ok(collected)
+    }
+
+    /// Does what blocks, beside the lanes.
+    pub(super) async fn work<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, CniError> + Send + 'static,
+    ) -> Result<T, CniError> {
+        let agent = Arc::clone(self);
+        blocking(move || work(&agent)).await
+    }
+}
+
+fn outcome(collected: Collected) -> Result<String, CniError> {
+    collected.outcome().map(|()| String::new())
+}
+
+/// Where others would be at what the holder has.
+fn resource(holder: &Holder) -> Resource {
+    match &holder.place {
+        Place::Pool { data_dir, network } => {
+            Resource::Pool { data_dir: data_dir.clone(), network: network.clone() }
+        }
+        Place::Plugin(plugin) => {
+            Resource::Plugin { plugin: plugin.plugin.clone(), network: holder.config_name.clone() }
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Who may go on, and who waits for what: decided here, from counts alone. No clock, no thread and no task: `serial`
+//! asks, wakes and puts to sleep.
+//!
+//! An operation works, which costs the machine's processors and the kernel's locks, or it stands at something that
+//! others own and that may hang: a plugin of a network, a pool's lock. Only what works has one of the few places for
+//! work. What stands at a resource is counted there, and an operation that would need a crowded resource does not
+//! begin: it waits in the queue, where it costs no thread, and whoever needs nothing crowded goes past it. So however
+//! many operations stand at whatever hangs, one that needs none of that begins as if it were alone.
+//!
+//! An operation says what it will need ([`Lanes::admit`]) after it has planned and before it has any effect. Where
+//! that is refused, it goes back to the queue and is begun again from its start.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+
+use crate::waits::{Footprint, Resource};
+
+/// An operation, numbered in the order of asking.
+pub(crate) type Ticket = u64;
+
+/// Kinds of operations that never wait for each other's places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// ADD, and what is attached to live sandboxes.
+    Add,
+    /// DEL, and whatever else takes back.
+    Del,
+    /// CHECK.
+    Check,
+}
+
+impl Class {
+    pub(crate) const ALL: [Self; 3] = [Self::Add, Self::Del, Self::Check];
+}
+
+/// Bounds of one class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Operations that work at the same time.
+    pub(crate) working: usize,
+    /// Operations that may stand at one resource before no further one begins that needs it. Those that have begun
+    /// by then may still come: at most `working` more.
+    pub(crate) standing: usize,
+    /// From this many begun operations on, only those begin whose resources nobody stands at.
+    pub(crate) shared: usize,
+    /// Operations that have begun: each has a thread.
+    pub(crate) begun: usize,
+    /// Operations that wait to begin; further ones are refused.
+    pub(crate) queued: usize,
+}
+
+/// There are too many that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// Where an operation is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum At {
+    Work,
+    Resource(Resource),
+    /// Before a resource that is closed.
+    Door(Resource),
+    /// Done with a resource, and waiting for a place to work in.
+    Return,
+}
+
+#[derive(Debug)]
+struct Begun {
+    class: Class,
+    at: At,
+    footprint: Footprint,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    working: usize,
+    begun: usize,
+    returning: VecDeque<Ticket>,
+    /// By ticket: one that goes back to the queue keeps its place among those that came after it.
+    queue: BTreeMap<Ticket, Footprint>,
+}
+
+/// All operations of the agent.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    limits: [Limits; 3],
+    lanes: [Lane; 3],
+    begun: HashMap<Ticket, Begun>,
+    standing: HashMap<(Class, Resource), usize>,
+    closed: HashSet<Resource>,
+    next: Ticket,
+}
+
+/// A resource that operations stand at or wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) resource: Resource,
+    /// Who stands at it.
+    pub(crate) standing: Vec<Ticket>,
+    /// How many wait in the queue and need it.
+    pub(crate) waiting: usize,
+}
+
+impl Lanes {
+    /// Empty ones; limits in the order of [`Class::ALL`].
+    pub(crate) fn new(limits: [Limits; 3]) -> Self {
+        Self {
+            limits,
+            lanes: Default::default(),
+            begun: HashMap::new(),
+            standing: HashMap::new(),
+            closed: HashSet::new(),
+            next: 0,
+        }
+    }
+
+    /// A new operation, of which nobody knows yet what it needs. It may begin when [`Lanes::advance`] says so.
+    ///
+    /// # Errors
+    /// [`Full`]: it is not taken.
+    pub(crate) fn enter(&mut self, class: Class) -> Result<Ticket, Full> {
+        let limits = self.limits[class as usize];
+        let lane = &mut self.lanes[class as usize];
+        if lane.queue.len() >= limits.queued {
+            return Err(Full);
+        }
+        let ticket = self.next;
+        self.next += 1;
+        lane.queue.insert(ticket, Footprint::new());
+        Ok(ticket)
+    }
+
+    /// The operations of the class that may go on from here: they have a place to work in. To be called after every
+    /// change.
+    pub(crate) fn advance(&mut self, class: Class) -> Vec<Ticket> {
+        let mut go_on = Vec::new();
+        while let Some(ticket) = self.advance_one(class) {
+            go_on.push(ticket);
+        }
+        go_on
+    }
+
+    fn advance_one(&mut self, class: Class) -> Option<Ticket> {
+        let limits = self.limits[class as usize];
+        let lane = &mut self.lanes[class as usize];
+        if lane.working >= limits.working {
+            return None;
+        }
+        // What has begun is nearest to its end.
+        if let Some(ticket) = lane.returning.pop_front() {
+            lane.working += 1;
+            if let Some(begun) = self.begun.get_mut(&ticket) {
+                begun.at = At::Work;
+            }
+            return Some(ticket);
+        }
+        let lane = &self.lanes[class as usize];
+        if lane.begun >= limits.begun {
+            return None;
+        }
+        let begun = lane.begun + 1;
+        let may_begin = |needs: &Footprint| !needs.iter().any(|it| self.is_crowded(class, it, begun));
+        let ticket = lane.queue.iter().find(|(_, footprint)| may_begin(footprint)).map(|(it, _)| *it)?;
+        let lane = &mut self.lanes[class as usize];
+        let footprint = lane.queue.remove(&ticket).unwrap_or_default();
+        lane.working += 1;
+        lane.begun += 1;
+        self.begun.insert(ticket, Begun { class, at: At::Work, footprint });
+        Some(ticket)
+    }
+
+    /// Whether an operation that needs the resource does not begin, as one of that many.
+    fn is_crowded(&self, class: Class, resource: &Resource, begun: usize) -> bool {
+        let limits = self.limits[class as usize];
+        let standing = self.standing.get(&(class, resource.clone())).copied().unwrap_or_default();
+        self.closed.contains(resource)
+            || standing >= limits.standing
+            || (standing > 0 && begun > limits.shared)
+    }
+
+    /// An operation that works has planned and needs these, beside what it has said before. Where any of them is
+    /// crowded it is sent back to the queue: it may have no effect, and begins anew when [`Lanes::advance`] names it.
+    pub(crate) fn admit(&mut self, ticket: Ticket, needs: &Footprint) -> bool {
+        let Some(begun) = self.begun.get(&ticket) else {
+            // Sent back already.
+            for lane in &mut self.lanes {
+                if let Some(footprint) = lane.queue.get_mut(&ticket) {
+                    footprint.extend(needs.iter().cloned());
+                }
+            }
+            return false;
+        };
+        let class = begun.class;
+        let is_new = |it: &&Resource| !begun.footprint.contains(*it);
+        let all = self.lanes[class as usize].begun;
+        let crowded = needs.iter().filter(is_new).any(|it| self.is_crowded(class, it, all));
+        if let Some(begun) = self.begun.get_mut(&ticket) {
+            begun.footprint.extend(needs.iter().cloned());
+        }
+        if crowded && let Some(begun) = self.begun.remove(&ticket) {
+            let lane = &mut self.lanes[class as usize];
+            lane.working -= 1;
+            lane.begun -= 1;
+            lane.queue.insert(ticket, begun.footprint);
+        }
+        !crowded
+    }
+
+    /// An operation that works goes to a resource. `false` while that is closed: it waits at the door, without a place
+    /// for work, until [`Lanes::open`] names it.
+    pub(crate) fn arrive(&mut self, ticket: Ticket, resource: &Resource) -> bool {
+        let Some(begun) = self.begun.get_mut(&ticket).filter(|begun| begun.at == At::Work) else {
+            return true;
+        };
+        let class = begun.class;
+        let is_open = !self.closed.contains(resource);
+        begun.at = if is_open { At::Resource(resource.clone()) } else { At::Door(resource.clone()) };
+        begun.footprint.insert(resource.clone());
+        self.lanes[class as usize].working -= 1;
+        if is_open {
+            self.stand(class, resource);
+        }
+        is_open
+    }
+
+    /// An operation is done with its resource. `false` when there is no place to work in at once: then
+    /// [`Lanes::advance`] names it.
+    pub(crate) fn depart(&mut self, ticket: Ticket) -> bool {
+        let Some(Begun { class, at, .. }) = self.begun.get_mut(&ticket) else { return true };
+        let class = *class;
+        let At::Resource(resource) = std::mem::replace(at, At::Return) else {
+            *at = At::Work;
+            return true;
+        };
+        self.unstand(class, &resource);
+        let lane = &mut self.lanes[class as usize];
+        let has_place = lane.working < self.limits[class as usize].working && lane.returning.is_empty();
+        if has_place {
+            lane.working += 1;
+            if let Some(begun) = self.begun.get_mut(&ticket) {
+                begun.at = At::Work;
+            }
+        } else {
+            lane.returning.push_back(ticket);
+        }
+        has_place
+    }
+
+    /// An operation has ended, or is given up by who asked for it.
+    pub(crate) fn leave(&mut self, ticket: Ticket) {
+        let Some(Begun { class, at, .. }) = self.begun.remove(&ticket) else {
+            for lane in &mut self.lanes {
+                lane.queue.remove(&ticket);
+            }
+            return;
+        };
+        let lane = &mut self.lanes[class as usize];
+        lane.begun -= 1;
+        match at {
+            At::Work => lane.working -= 1,
+            At::Resource(resource) => self.unstand(class, &resource),
+            At::Return => lane.returning.retain(|other| *other != ticket),
+            At::Door(_) => {}
+        }
+    }
+
+    /// Keeps everybody from a resource who does not stand at it yet. `false` when somebody else has closed it.
+    pub(crate) fn close(&mut self, resource: &Resource) -> bool {
+        self.closed.insert(resource.clone())
+    }
+
+    /// Whether nobody stands at the resource.
+    pub(crate) fn is_clear(&self, resource: &Resource) -> bool {
+        Class::ALL.iter().all(|class| !self.standing.contains_key(&(*class, resource.clone())))
+    }
+
+    /// Lets everybody to the resource again, and names those who waited at its door: they stand at it now.
+    pub(crate) fn open(&mut self, resource: &Resource) -> Vec<Ticket> {
+        self.closed.remove(resource);
+        let at_door: BTreeSet<Ticket> = self
+            .begun
+            .iter()
+            .filter(|(_, begun)| begun.at == At::Door(resource.clone()))
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        for ticket in &at_door {
+            if let Some(begun) = self.begun.get_mut(ticket) {
+                begun.at = At::Resource(resource.clone());
+                let class = begun.class;
+                self.stand(class, resource);
+            }
+        }
+        at_door.into_iter().collect()
+    }
+
+    /// Whether an operation has begun and waits for nothing of this structure.
+    pub(crate) fn goes_on(&self, ticket: Ticket) -> bool {
+        self.begun.get(&ticket).is_some_and(|begun| matches!(begun.at, At::Work | At::Resource(_)))
+    }
+
+    /// Every resource that somebody stands at or waits for, in order.
+    pub(crate) fn held(&self) -> Vec<Held> {
+        let mut held: BTreeMap<&Resource, (Vec<Ticket>, usize)> = BTreeMap::new();
+        for (ticket, begun) in &self.begun {
+            if let At::Resource(resource) | At::Door(resource) = &begun.at {
+                held.entry(resource).or_default().0.push(*ticket);
+            }
+        }
+        for (class, lane) in Class::ALL.into_iter().zip(&self.lanes) {
+            let is_crowded = |it: &&Resource| self.is_crowded(class, it, lane.begun + 1);
+            for resource in lane.queue.values().flatten().filter(is_crowded) {
+                held.entry(resource).or_default().1 += 1;
+            }
+        }
+        let row = |(resource, (mut standing, waiting)): (&Resource, (Vec<Ticket>, usize))| {
+            standing.sort_unstable();
+            Held { resource: resource.clone(), standing, waiting }
+        };
+        held.into_iter().map(row).collect()
+    }
+
+    fn stand(&mut self, class: Class, resource: &Resource) {
+        *self.standing.entry((class, resource.clone())).or_default() += 1;
+    }
+
+    fn unstand(&mut self, class: Class, resource: &Resource) {
+        let at = (class, resource.clone());
+        if let Some(count) = self.standing.get_mut(&at) {
+            *count -= 1;
+            if *count == 0 {
+                self.standing.remove(&at);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { working: 2, standing: 2, shared: 6, begun: 9, queued: 20 };
+
+    fn lanes() -> Lanes {
+        Lanes::new([LIMITS; 3])
+    }
+
+    fn plugin(name: &str) -> Resource {
+        Resource::Plugin { plugin: name.to_owned(), network: "net".to_owned() }
+    }
+
+    fn needs(names: &[&str]) -> Footprint {
+        names.iter().map(|name| plugin(name)).collect()
+    }
+
+    /// A new ADD, and whether it began at once.
+    fn enter(lanes: &mut Lanes) -> (Ticket, bool) {
+        let ticket = lanes.enter(Class::Add).unwrap();
+        let began = lanes.advance(Class::Add);
+        (ticket, began == [ticket])
+    }
+
+    /// An ADD that stands at a resource which hangs.
+    fn hang(lanes: &mut Lanes, name: &str) -> Ticket {
+        let (ticket, began) = enter(lanes);
+        assert!(began && lanes.admit(ticket, &needs(&["pool", name])), "{name}");
+        assert!(lanes.arrive(ticket, &plugin("pool")) && lanes.depart(ticket));
+        assert!(lanes.arrive(ticket, &plugin(name)));
+        ticket
+    }
+
+    #[test]
+    fn what_hangs_holds_up_only_who_needs_it() {
+        let mut lanes = lanes();
+        let hanging = [hang(&mut lanes, "a"), hang(&mut lanes, "a")];
+        let (third, began) = enter(&mut lanes);
+        assert!(began && !lanes.admit(third, &needs(&["pool", "a"])), "sent back: two stand there");
+        assert!(lanes.advance(Class::Add).is_empty());
+        let (other, began) = enter(&mut lanes);
+        assert!(began && lanes.admit(other, &needs(&["pool", "b"])), "past the one that waits");
+        assert!(!lanes.admit(third, &needs(&["c"])), "it has not begun again");
+        assert_eq!(lanes.held(), [Held { resource: plugin("a"), standing: hanging.to_vec(), waiting: 1 }]);
+        assert!(lanes.depart(hanging[0]));
+        assert!(lanes.advance(Class::Add).is_empty(), "there are two places to work in");
+        lanes.leave(other);
+        assert_eq!(lanes.advance(Class::Add), [third], "by its number, not by when it was sent back");
+        assert!(lanes.admit(third, &needs(&["pool", "a", "c"])));
+    }
+
+    #[test]
+    fn the_last_places_are_for_what_nobody_stands_at() {
+        let mut lanes = lanes();
+        for name in ["a", "a", "b", "b", "c", "d"] {
+            hang(&mut lanes, name);
+        }
+        let (ticket, began) = enter(&mut lanes);
+        assert!(began && !lanes.admit(ticket, &needs(&["c"])), "one stands there, and six have begun");
+        assert!(lanes.advance(Class::Add).is_empty());
+        for name in ["e", "f", "g"] {
+            hang(&mut lanes, name);
+        }
+        assert!(!enter(&mut lanes).1, "nine threads are all there are");
+    }
+
+    #[test]
+    fn places_to_work_in_are_few_and_come_back_to_who_has_begun() {
+        let mut lanes = lanes();
+        let [(a, true), (b, true), (c, false)] = [(); 3].map(|()| enter(&mut lanes)) else { panic!() };
+        assert!(lanes.arrive(a, &plugin("x")));
+        assert_eq!(lanes.advance(Class::Add), [c]);
+        let (d, began) = enter(&mut lanes);
+        assert!(!began && !lanes.depart(a) && !lanes.goes_on(a));
+        lanes.leave(b);
+        assert_eq!(lanes.advance(Class::Add), [a]);
+        lanes.leave(a);
+        assert_eq!(lanes.advance(Class::Add), [d]);
+        lanes.leave(c);
+        lanes.leave(d);
+        assert!(lanes.begun.is_empty() && lanes.standing.is_empty() && lanes.lanes[0].working == 0);
+    }
+
+    #[test]
+    fn classes_have_places_of_their_own_and_queues_an_end() {
+        let mut lanes = lanes();
+        for _ in 0..LIMITS.working + LIMITS.queued {
+            lanes.enter(Class::Add).unwrap();
+            lanes.advance(Class::Add);
+        }
+        assert_eq!(lanes.enter(Class::Add), Err(Full));
+        let del = lanes.enter(Class::Del).unwrap();
+        assert_eq!(lanes.advance(Class::Del), [del]);
+    }
+
+    #[test]
+    fn a_closed_resource_is_waited_for_at_its_door_and_by_nobody_else() {
+        let mut lanes = lanes();
+        let inside = hang(&mut lanes, "a");
+        let (planned, _) = enter(&mut lanes);
+        assert!(lanes.admit(planned, &needs(&["a"])));
+        assert!(lanes.close(&plugin("a")) && !lanes.close(&plugin("a")));
+        assert!(!lanes.is_clear(&plugin("a")));
+        assert!(!lanes.arrive(planned, &plugin("a")) && !lanes.goes_on(planned));
+        let (late, _) = enter(&mut lanes);
+        assert!(!lanes.admit(late, &needs(&["a"])));
+        let (other, began) = enter(&mut lanes);
+        assert!(began && lanes.admit(other, &needs(&["b"])));
+        assert!(lanes.depart(inside) && lanes.is_clear(&plugin("a")));
+        assert_eq!(lanes.open(&plugin("a")), [planned]);
+        assert!(lanes.goes_on(planned));
+        lanes.leave(inside);
+        assert_eq!(lanes.advance(Class::Add), [late]);
+    }
+}

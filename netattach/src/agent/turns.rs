@@ -1,0 +1,68 @@
+//! Whose turn it is with a container: one operation at a time, in the order of asking. No clock, no thread and no task:
+//! `serial` asks, wakes and puts to sleep.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// An operation that asked.
+pub(crate) type Asker = u64;
+
+/// Who has the turn of each container, and who comes after. Containers nobody asks for are in no list.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    containers: HashMap<String, VecDeque<Asker>>,
+    next: Asker,
+}
+
+impl Order {
+    /// Asks for the turn of a container. `true`: it has it.
+    pub(crate) fn ask(&mut self, container: &str) -> (Asker, bool) {
+        let asker = self.next;
+        self.next += 1;
+        let askers = self.containers.entry(container.to_owned()).or_default();
+        askers.push_back(asker);
+        (asker, askers.len() == 1)
+    }
+
+    /// Asks for a turn that nobody has or waits for.
+    pub(crate) fn ask_if_free(&mut self, container: &str) -> Option<Asker> {
+        (!self.containers.contains_key(container)).then(|| self.ask(container).0)
+    }
+
+    /// The containers whose turn somebody has or waits for, but for those.
+    pub(crate) fn containers(&self, but_for: &HashSet<Asker>) -> impl Iterator<Item = &str> {
+        let counts = |askers: &VecDeque<Asker>| askers.iter().any(|asker| !but_for.contains(asker));
+        self.containers.iter().filter(move |(_, askers)| counts(askers)).map(|(name, _)| name.as_str())
+    }
+
+    /// Gives a turn back, or waits for it no more. Who has the turn now, if that is another than before.
+    pub(crate) fn leave(&mut self, container: &str, asker: Asker) -> Option<Asker> {
+        let askers = self.containers.get_mut(container)?;
+        let had_it = askers.front() == Some(&asker);
+        askers.retain(|other| *other != asker);
+        let next = askers.front().copied();
+        if next.is_none() {
+            self.containers.remove(container);
+        }
+        next.filter(|_| had_it)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_come_in_the_order_of_asking_and_leave_nothing() {
+        let mut order = Order::default();
+        let (first, true) = order.ask("a") else { panic!() };
+        let [(second, false), (third, false)] = [order.ask("a"), order.ask("a")] else { panic!() };
+        let (other, true) = order.ask("b") else { panic!() };
+        assert_eq!(order.ask_if_free("a"), None);
+        assert_eq!(order.leave("a", second), None, "it did not have the turn");
+        assert_eq!(order.leave("a", first), Some(third));
+        assert_eq!(order.leave("a", third), None);
+        assert_eq!(order.leave("b", other), None);
+        assert!(order.containers.is_empty());
+        assert!(order.ask_if_free("a").is_some());
+    }
+}

@@ -1,0 +1,190 @@
+//! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and questions have ways of their own.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::fs::{self, File};
+use std::thread::{JoinHandle, spawn};
+use std::time::Duration;
+
+use netattach::rpc::client::{Patience, call};
+use netattach::rpc::message::{CniCall, Request, Response};
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::{Call, Outcome};
+use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+/// Pods whose ADD or DEL hangs: more than may be attached at a time (`parallelAdds`), or may stand at one resource.
+const MANY: usize = 40;
+
+/// A plugin that answers VERSION, and hangs where it is asked for what is in `verbs`.
+fn hanging(verbs: &[&str]) -> Value {
+    verbs.iter().map(|verb| ((*verb).to_owned(), json!({"sleepMs": 300_000}))).collect()
+}
+
+/// A node with a network of the scripted plugin `odd`, pods that have it, and pods `a`, `b` and `c` that do not.
+fn node(script: &Value) -> (Node, Vec<Pod>) {
+    let mut node = Node::new(&[]).unwrap();
+    node.set("maxAttachments", json!(512));
+    node.set("delegation", json!({"timeoutSeconds": 600}));
+    node.plugin("odd", script).unwrap();
+    node.write("odd", &network(NAMESPACE, "odd", &json!({"cniVersion": "1.1.0", "type": "odd"}))).unwrap();
+    for name in ["a", "b", "c"] {
+        node.write(name, &pod(name, &json!({}), &Value::Null)).unwrap();
+    }
+    let pods = (0..MANY).map(|number| {
+        let name = format!("odd-{number}");
+        node.write(&name, &pod(&name, &json!({}), &json!("odd"))).unwrap();
+        Pod::new(&name).unwrap()
+    });
+    let pods = pods.collect();
+    (node, pods)
+}
+
+fn begin(calls: impl IntoIterator<Item = Call>) -> Vec<JoinHandle<Outcome>> {
+    calls.into_iter().map(|call| spawn(move || call.run())).collect()
+}
+
+/// How often the scripted plugin was called with a verb.
+fn called(node: &Node, verb: &str) -> usize {
+    let text = fs::read_to_string(node.path("calls")).unwrap_or_default();
+    text.matches(&format!("\"CNI_COMMAND\":\"{verb}\"")).count()
+}
+
+fn status(node: &Node) -> Outcome {
+    let env = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/nonexistent/cni-bin")];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    Call { env, stdin: node.cni_config("1.1.0").to_string() }.run()
+}
+
+fn assert_still_hang(begun: &[JoinHandle<Outcome>]) {
+    assert_eq!(begun.iter().filter(|call| call.is_finished()).count(), 0);
+}
+
+/// Everything that does not concern what hangs is done at once: `a` is attached, `b` is not yet, `c` is, and the
+/// runtime does not know it any more.
+fn assert_others_are_served(node: &Node, [a, b, c]: [&Pod; 3], in_use: &[&Pod]) {
+    node.add(b).success();
+    node.check(b).success();
+    node.del(a).success();
+    status(node).success();
+    node.ctl(&["attachments"]).unwrap();
+    assert!(eventually(PATIENCE, || node.ctl(&["status"]).is_ok()));
+    let known: Vec<&Pod> = in_use.iter().copied().chain([b]).collect();
+    node.gc("pods", Some(&known));
+    assert_eq!(node.check(c).failure().0, 3, "GC has taken it back");
+    node.add(c).success();
+}
+
+#[test]
+fn a_plugin_that_hangs_holds_up_no_pod_of_another_network() {
+    let (mut node, pods) = node(&hanging(&["ADD"]));
+    node.start().unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    node.add(&c).success();
+    let begun = begin(pods.iter().map(|pod| node.call("ADD", pod)));
+    assert!(eventually(PATIENCE, || called(&node, "ADD") >= 8), "as many as may stand there");
+    let all: Vec<&Pod> = pods.iter().collect();
+    assert_others_are_served(&node, [&a, &b, &c], &all);
+    assert_still_hang(&begun);
+    assert!(called(&node, "ADD") <= 16, "each has a thread: {}", called(&node, "ADD"));
+    node.kill().unwrap();
+    // Ends the plugins, too.
+    node.start().unwrap();
+    for begun in begun {
+        assert_eq!(begun.join().unwrap().failure().0, 11);
+    }
+}
+
+#[test]
+fn a_plugin_that_hangs_in_del_holds_up_no_del_of_another_network() {
+    let (mut node, pods) = node(&hanging(&["DEL"]));
+    node.start().unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| Pod::new(name).unwrap());
+    for pod in pods.iter().chain([&a, &c]) {
+        node.add(pod).success();
+    }
+    let begun = begin(pods.iter().map(|pod| node.call("DEL", pod)));
+    assert!(eventually(PATIENCE, || called(&node, "DEL") >= 32), "as many as may stand there");
+    let all: Vec<&Pod> = pods.iter().collect();
+    assert_others_are_served(&node, [&a, &b, &c], &all);
+    assert_still_hang(&begun);
+    node.plugin("odd", &json!({})).unwrap();
+    node.kill().unwrap();
+    node.start().unwrap();
+    for pod in pods.iter().chain([&b, &c]) {
+        node.del(pod).success();
+    }
+    let left = fs::read_dir(node.path("state/journal")).unwrap().flatten().map(|entry| entry.file_name());
+    assert_eq!(left.filter(|name| name.to_string_lossy().contains('@')).count(), 0);
+    assert_eq!(node.ctl(&["attachments"]).unwrap(), json!([]));
+}
+
+#[test]
+fn a_pool_that_somebody_keeps_locked_holds_up_no_pod_of_another() {
+    let (mut node, pods) = node(&json!({}));
+    let pool = json!({"cniVersion": "1.0.0", "name": "locked", "type": "veth", "ipam": node.host_local(&["10.57.0.0/24"])});
+    node.write("odd", &network(NAMESPACE, "odd", &pool)).unwrap();
+    node.start().unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    node.add(&c).success();
+    let directory = node.path("leases/locked");
+    fs::create_dir_all(&directory).unwrap();
+    let lock = File::create(directory.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let begun = begin(pods.iter().map(|pod| node.call("ADD", pod)));
+    let stand = || {
+        let open = fs::read_dir(format!("/proc/{}/fd", node.agent_pid())).unwrap();
+        open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|file| file == directory.join("lock")))
+    };
+    assert!(eventually(PATIENCE, stand));
+    let all: Vec<&Pod> = pods.iter().collect();
+    assert_others_are_served(&node, [&a, &b, &c], &all);
+    assert!(begun.iter().any(|call| !call.is_finished()));
+    lock.unlock().unwrap();
+    for (begun, pod) in begun.into_iter().zip(&pods) {
+        // Those at the lock for ten seconds have given up, as they should.
+        let outcome = begun.join().unwrap();
+        assert!(outcome.exit == 0 || outcome.failure().0 == 11);
+        node.del(pod).success();
+    }
+}
+
+/// One ADD hangs, and these many more wait for their container's turn.
+#[test]
+fn however_many_adds_wait_a_del_and_a_status_are_served_and_the_adds_beyond_are_told_to_come_again() {
+    const WAITING: usize = 511;
+    let (mut node, pods) = node(&hanging(&["ADD"]));
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    let hanging = begin([node.call("ADD", &pods[0])]);
+    assert!(eventually(PATIENCE, || called(&node, "ADD") == 1));
+
+    let Call { env, stdin } = node.call("ADD", &pods[0]);
+    let request = Request::Cni(CniCall { env, stdin });
+    let add = |answer: Duration| {
+        let (socket, request) = (node.socket(), request.clone());
+        spawn(move || call(&socket, &request, Patience { connect: PATIENCE, answer }))
+    };
+    let waiting: Vec<_> = (0..WAITING).map(|_| add(Duration::from_secs(600))).collect();
+    // The first that is answered is the first beyond the bound: so many are there.
+    let is_told = || {
+        let Ok(Ok(Response::Cni(reply))) = add(Duration::from_millis(500)).join() else { return false };
+        let error: Value = serde_json::from_str(&reply.stdout).unwrap();
+        assert_eq!((reply.exit, &error["code"]), (1, &json!(11)), "{error:#}");
+        true
+    };
+    assert!(eventually(PATIENCE, is_told));
+    assert_eq!(node.call("ADD", &b).run().failure().0, 11, "beyond the bound, whichever pod it is");
+    status(&node).success();
+    node.check(&a).success();
+    node.del(&a).success();
+    node.gc("pods", Some(&[&pods[0]]));
+    node.ctl(&["status"]).unwrap();
+    assert_still_hang(&hanging);
+    node.kill().unwrap();
+    node.start().unwrap();
+    drop((hanging, waiting));
+}

@@ -1,0 +1,189 @@
+//! What an agent that was killed has left, and what came while none ran: the next one serves at once, and carries it
+//! out beside.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::thread::spawn;
+
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+/// A node with a network of the scripted plugin `odd`, that many pods that have it, and the pod `plain`.
+fn node(script: &Value, count: usize) -> (Node, Vec<Pod>) {
+    let mut node = Node::new(&[pod("plain", &json!({}), &Value::Null)]).unwrap();
+    node.set("delegation", json!({"timeoutSeconds": 600}));
+    node.plugin("odd", script).unwrap();
+    node.write("odd", &network(NAMESPACE, "odd", &json!({"cniVersion": "1.1.0", "type": "odd"}))).unwrap();
+    let pods = (0..count).map(|number| {
+        let name = format!("odd-{number}");
+        node.write(&name, &pod(&name, &json!({}), &json!("odd"))).unwrap();
+        Pod::new(&name).unwrap()
+    });
+    let pods = pods.collect();
+    (node, pods)
+}
+
+/// Every call of the scripted plugin with that verb.
+fn calls(node: &Node, verb: &str) -> Vec<Value> {
+    let text = fs::read_to_string(node.path("calls")).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|call| call["env"]["CNI_COMMAND"] == verb).collect()
+}
+
+fn hanging(verb: &str) -> Value {
+    json!({verb: {"sleepMs": 300_000}})
+}
+
+#[test]
+fn an_agent_serves_while_what_hangs_is_taken_back_and_hears_a_signal_meanwhile() {
+    const COUNT: usize = 12;
+    let (mut node, pods) = node(&json!({}), COUNT);
+    node.start().unwrap();
+    let plain = Pod::new("plain").unwrap();
+    for pod in pods.iter().chain([&plain]) {
+        node.add(pod).success();
+    }
+    node.plugin("odd", &hanging("DEL")).unwrap();
+    // All but one are in the middle of their DEL; that one's waits for an agent.
+    let (late, begun) = pods.split_last().unwrap();
+    let dels: Vec<_> = begun.iter().map(|pod| node.call("DEL", pod)).collect();
+    let dels: Vec<_> = dels.into_iter().map(|call| spawn(move || call.run())).collect();
+    assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == COUNT - 1));
+    node.kill().unwrap();
+    dels.into_iter().for_each(|del| assert_eq!(del.join().unwrap().failure().0, 11));
+    assert_eq!(node.del(late).failure().0, 11);
+
+    node.take_calls().unwrap();
+    node.start_serving().unwrap();
+    assert!(
+        eventually(PATIENCE, || calls(&node, "DEL").len() == COUNT),
+        "all at once, the one that waited too"
+    );
+    node.check(&plain).success();
+    node.del(&plain).success();
+    node.add(&plain).success();
+    node.gc("pods", Some(&[&plain]));
+    let status = node.ctl(&["status"]).unwrap();
+    assert_eq!(status["troubles"][0]["object"], "plugin odd of network odd", "{status:#}");
+    let shown = &status["troubles"].as_array().unwrap().last().unwrap()["problem"];
+    assert_eq!(shown, &format!("what they left of {COUNT} containers is being taken back"));
+    // Who asks for one of them waits for that one.
+    let again = node.call("ADD", &pods[0]);
+    let again = spawn(move || again.run());
+    node.check(&plain).success();
+    assert!(!again.is_finished());
+    // The first signal ends what is left over, the second what is served.
+    let agent = rustix::process::Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
+    rustix::process::kill_process(agent, rustix::process::Signal::TERM).unwrap();
+    assert!(eventually(PATIENCE, || !node.socket().exists()));
+    node.stop().unwrap();
+    assert_eq!(again.join().unwrap().failure().0, 11);
+
+    node.plugin("odd", &json!({})).unwrap();
+    node.start().unwrap();
+    node.del(&plain).success();
+    // Its DEL came before the ADD that was broken off.
+    node.add(&pods[0]).success();
+    node.del(&pods[0]).success();
+    let mut all: Vec<&Pod> = pods.iter().collect();
+    all.push(&plain);
+    Snapshot::take(&node, &all).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_signal_is_heard_while_nothing_but_what_hangs_is_left() {
+    let (mut node, pods) = node(&hanging("DEL"), 1);
+    node.start().unwrap();
+    node.add(&pods[0]).success();
+    let del = node.call("DEL", &pods[0]);
+    let del = spawn(move || del.run());
+    assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == 1));
+    node.kill().unwrap();
+    del.join().unwrap();
+    node.start_serving().unwrap();
+    assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == 2));
+    node.stop().unwrap();
+    let pid = calls(&node, "DEL")[1]["pid"].as_u64().unwrap();
+    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "its plugin has ended with it");
+    node.plugin("odd", &json!({})).unwrap();
+    node.start().unwrap();
+    Snapshot::take(&node, &[&pods[0]]).unwrap().assert_nothing_is_left();
+}
+
+/// The plugin makes its link when it has slept: after the DEL of the next agent, if it lived that long.
+#[test]
+fn a_plugin_does_not_outlive_the_agent_that_had_called_it() {
+    let script = json!({"ADD": {"sleepMs": 300_000, "holdMs": 300_000, "link": "dummy"}});
+    let (mut node, pods) = node(&script, 1);
+    node.start().unwrap();
+    let add = node.call("ADD", &pods[0]);
+    let add = spawn(move || add.run());
+    let recorded = || fs::read_to_string(node.path("calls")).unwrap_or_default();
+    assert!(eventually(PATIENCE, || recorded().contains("\"held\"")));
+    let called: Vec<Value> = recorded().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let plugin = called.iter().find_map(|call| call["pid"].as_u64()).unwrap();
+    let child = called.iter().find_map(|call| call["held"].as_u64()).unwrap();
+    let lives = |pid: u64| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    node.kill().unwrap();
+    assert_eq!(add.join().unwrap().failure().0, 11);
+    assert!(lives(plugin) && lives(child), "a kill reaches the agent alone");
+
+    node.start().unwrap();
+    assert!(!lives(plugin), "it has ended before its DEL");
+    assert!(eventually(PATIENCE, || !lives(child)), "and what it had started");
+    assert_eq!(calls(&node, "DEL").len(), 1);
+    Snapshot::take(&node, &[&pods[0]]).unwrap().assert_nothing_is_left();
+    node.plugin("odd", &json!({})).unwrap();
+    node.add(&pods[0]).success();
+    node.del(&pods[0]).success();
+}
+
+/// Descriptors of the running agent.
+fn open_files(node: &Node) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", node.agent_pid())).unwrap().count()
+}
+
+#[test]
+fn pools_that_were_used_once_keep_no_descriptors() {
+    const NETWORKS: usize = 120;
+    const AT_ONCE: usize = 6;
+    // 64 directories are kept open, of four descriptors each.
+    const MOST: usize = 64 * 4 + 64;
+    let mut node = Node::new(&[]).unwrap();
+    for number in 0..NETWORKS {
+        let subnets = [format!("10.60.{number}.0/24"), format!("fd00:60:{number}::/64")];
+        let ipam = node.host_local(&subnets.each_ref().map(String::as_str));
+        let name = format!("n{number}");
+        node.write(
+            &name,
+            &network(NAMESPACE, &name, &json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam})),
+        )
+        .unwrap();
+    }
+    let pods: Vec<Pod> = (0..NETWORKS / AT_ONCE)
+        .map(|of| {
+            let networks: Vec<String> = (0..AT_ONCE).map(|at| format!("n{}", of * AT_ONCE + at)).collect();
+            let name = format!("p{of}");
+            node.write(&name, &pod(&name, &json!({}), &json!(networks.join(", ")))).unwrap();
+            Pod::new(&name).unwrap()
+        })
+        .collect();
+    node.start().unwrap();
+    for pod in &pods {
+        node.add(pod).success();
+        node.del(pod).success();
+    }
+    let open = open_files(&node);
+    assert!(open <= MOST, "{open} are open");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", node.agent_pid())).unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let limits: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(limits[0], limits[1].min(65_536), "as far as it may be raised");
+}
