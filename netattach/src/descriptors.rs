@@ -21,7 +21,7 @@ pub(crate) fn raise() -> io::Result<()> {
     if limit.current.is_none_or(|current| current >= wanted) {
         return Ok(());
     }
-    let first = FIRST.get_or_init(|| limit).clone();
+    let first = *FIRST.get_or_init(|| limit);
     Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..first })?)
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn raise() -> io::Result<()> {
 pub(crate) fn lower_for(child: Pid) {
     if let Some(first) = FIRST.get() {
         // A child that has ended needs none.
-        let _ = prlimit(Some(child), Resource::Nofile, first.clone());
+        let _ = prlimit(Some(child), Resource::Nofile, *first);
     }
 }
 

@@ -83,6 +83,8 @@ enum Subject {
     Dataplane(DataplaneArguments),
     /// Restart of an agent with many attachments
     Restart(RestartArguments),
+    /// ADD of a pod while others hang that have nothing to do with it
+    Fairness(FairnessArguments),
 }
 
 #[derive(Args)]
@@ -139,6 +141,19 @@ struct RestartArguments {
     write: bool,
 }
 
+#[derive(Args)]
+struct FairnessArguments {
+    /// Pods attached one after another in each situation
+    #[arg(long, default_value = "50")]
+    rounds: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: bench::Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
+}
+
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
         Verb::Setup => setup::run(setup::Scope::Testing),
@@ -154,6 +169,7 @@ fn main() -> ExitCode {
         Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach::run(&arguments.into()),
         Verb::Bench { subject: Subject::Dataplane(arguments) } => bench::dataplane::run(&arguments.into()),
         Verb::Bench { subject: Subject::Restart(arguments) } => bench::restart::run(&arguments.into()),
+        Verb::Bench { subject: Subject::Fairness(arguments) } => bench::fairness::run(&arguments.into()),
         Verb::Fuzz { seconds, long, targets } => {
             let time = if long { fuzz::Time::Each(fuzz::LONG) } else { fuzz::Time::Together(seconds) };
             fuzz::run(&fuzz::Options { targets, time })
@@ -185,6 +201,13 @@ impl From<DataplaneArguments> for bench::dataplane::Options {
 impl From<RestartArguments> for bench::restart::Options {
     fn from(arguments: RestartArguments) -> Self {
         let RestartArguments { rounds, output, write } = arguments;
+        Self { rounds, output, write }
+    }
+}
+
+impl From<FairnessArguments> for bench::fairness::Options {
+    fn from(arguments: FairnessArguments) -> Self {
+        let FairnessArguments { rounds, output, write } = arguments;
         Self { rounds, output, write }
     }
 }

@@ -32,12 +32,20 @@ pub(super) struct Agent {
     files: Files,
 }
 
+/// Calls the agent for one pod, as its runtime.
+pub(super) struct Caller {
+    config: String,
+    name: String,
+    netns: PathBuf,
+}
+
 /// What an agent is started on.
 struct Files {
     config: PathBuf,
     source: PathBuf,
     run: PathBuf,
     state: PathBuf,
+    plugins: PathBuf,
     log: PathBuf,
     bpffs: PathBuf,
 }
@@ -61,6 +69,8 @@ impl Files {
             .arg(&self.bpffs)
             .args(["--default-network", "kube-system/default", "--cni-bin-dir"])
             .arg(setup::reference_plugins())
+            .arg("--cni-bin-dir")
+            .arg(&self.plugins)
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("share the agent's log")?)
             .stderr(log)
@@ -90,6 +100,7 @@ impl Agent {
         let own = fresh_directory(&node.scratch().join(name))?;
         let directory = |name: &str| fresh_directory(&own.join(name));
         let (source, run, state) = (directory("source")?, directory("run")?, directory("state")?);
+        let plugins = directory("plugins")?;
         let config = own.join("config.yaml");
         fs::write(&config, settings.to_string()).context("write the agent's settings")?;
         // JSON is YAML.
@@ -97,7 +108,8 @@ impl Agent {
             fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
                 .context("write a manifest")?;
         }
-        let files = Files { config, source, run, state, log: own.join("agent.log"), bpffs: pins(name) };
+        let files =
+            Files { config, source, run, state, plugins, log: own.join("agent.log"), bpffs: pins(name) };
         let process = files.start()?;
         let mut agent = Self { process, files };
         agent.wait_until_it_listens()?;
@@ -140,39 +152,21 @@ impl Agent {
 
     /// One CNI call for a pod.
     pub(super) fn call(&self, verb: &str, pod: &Pod, container: &str) -> anyhow::Result<()> {
+        self.caller(pod).call(verb, container)
+    }
+
+    /// What calls the agent for a pod, on any thread.
+    pub(super) fn caller(&self, pod: &Pod) -> Caller {
         let config = json!({
             "cniVersion": "1.0.0", "name": "bench", "type": "netattach",
             "socket": self.files.socket(), "stateDir": self.files.state,
         });
-        let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container}",
-            pod_name(pod)
-        );
-        let mut child = Command::new(super::dist().join("netattach"))
-            .env_clear()
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", container)
-            .env("CNI_NETNS", pod.path())
-            .env("CNI_IFNAME", "eth0")
-            .env("CNI_ARGS", args)
-            .env("CNI_PATH", setup::reference_plugins())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("start the shim")?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(config.to_string().as_bytes()).context("configure the shim")?;
-        }
-        let answer = child.wait_with_output().context("wait for the shim")?;
-        if !answer.status.success() {
-            bail!(
-                "the shim refused: {}{}",
-                String::from_utf8_lossy(&answer.stdout).trim(),
-                String::from_utf8_lossy(&answer.stderr).trim()
-            );
-        }
-        Ok(())
+        Caller { config: config.to_string(), name: pod_name(pod), netns: pod.path() }
+    }
+
+    /// A directory for plugins of its own.
+    pub(super) fn plugins(&self) -> &Path {
+        &self.files.plugins
     }
 
     /// ADD for many pods, several at the same time.
@@ -287,6 +281,41 @@ impl Drop for Agent {
         let _ = self.process.wait();
         // The pins outlive the agent by design; these were made for this run.
         let _ = fs::remove_dir_all(&self.files.bpffs);
+    }
+}
+
+impl Caller {
+    /// One CNI call.
+    pub(super) fn call(&self, verb: &str, container: &str) -> anyhow::Result<()> {
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container}",
+            self.name
+        );
+        let mut child = Command::new(super::dist().join("netattach"))
+            .env_clear()
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", container)
+            .env("CNI_NETNS", &self.netns)
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_ARGS", args)
+            .env("CNI_PATH", setup::reference_plugins())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start the shim")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(self.config.as_bytes()).context("configure the shim")?;
+        }
+        let answer = child.wait_with_output().context("wait for the shim")?;
+        if !answer.status.success() {
+            bail!(
+                "the shim refused: {}{}",
+                String::from_utf8_lossy(&answer.stdout).trim(),
+                String::from_utf8_lossy(&answer.stderr).trim()
+            );
+        }
+        Ok(())
     }
 }
 

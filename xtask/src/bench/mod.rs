@@ -7,6 +7,7 @@ pub mod attach;
 mod bpf;
 pub mod dataplane;
 mod document;
+pub mod fairness;
 mod netlink;
 mod pods;
 pub mod restart;
