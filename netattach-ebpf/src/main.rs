@@ -67,6 +67,7 @@ mod policy;
 mod record;
 #[cfg(target_arch = "bpf")]
 mod route;
+#[cfg(target_arch = "bpf")]
 mod share;
 #[cfg(target_arch = "bpf")]
 mod stages;
