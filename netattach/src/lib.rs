@@ -17,6 +17,7 @@
 //! | [`fast`] | who takes the fast path between pods: follows links and filters | by `netlink` and `bpf` |
 //! | [`observe`] | what the programs told lately | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
+//! | [`moment`] | which of two things came first | clock |
 //! | `sync` | locks and threads, by names that a model checker can stand behind | no |
 //! | [`budget`] | how large what others write may be | no |
 //! | `cidr` | networks as text | no |
@@ -42,7 +43,8 @@ pub mod link;
 pub mod mac;
 #[cfg(test)]
 #[cfg(feature = "model")]
-mod model;
+pub(crate) mod model;
+pub mod moment;
 pub mod multus;
 pub mod netlink;
 pub mod netns;

@@ -21,10 +21,13 @@ const PROC_MAGIC: u64 = 0x9fa0;
 /// `NS_GET_NSTYPE` of linux/nsfs.h (kernel 4.11): the `CLONE_NEW*` flag of a namespace's kind.
 const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
+/// `SO_NETNS_COOKIE` of asm-generic/socket.h (kernel 5.14).
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
 /// Which namespace a file refers to, whatever its path: device and inode of the nsfs file.
 ///
 /// The kernel does not hand out an inode again while the namespace lives, but does after its end: compare it
-/// together with something that dies with the pod.
+/// together with something that dies with the pod, or with [`Netns::cookie`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// Device number of nsfs.
@@ -136,6 +139,19 @@ impl Netns {
         self.id
     }
 
+    /// A number that no other namespace has had or will have during this boot; `None` where the kernel gives none
+    /// (before Linux 5.14).
+    ///
+    /// # Errors
+    /// The namespace cannot be entered.
+    pub fn cookie(&self) -> Result<Option<u64>, NetnsError> {
+        within(self, || {
+            let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM);
+            let flags = rustix::net::SocketFlags::CLOEXEC;
+            cookie_of(&rustix::net::socket_with(family, kind, flags, None).ok()?)
+        })
+    }
+
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
@@ -181,6 +197,23 @@ fn kind_of(file: &File) -> rustix::io::Result<libc::c_int> {
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
     // A failed libc call leaves its reason in errno.
     if kind < 0 { Err(last_errno()) } else { Ok(kind) }
+}
+
+/// Cookie of the namespace of a socket; `None` where the kernel gives none.
+fn cookie_of(socket: &impl AsRawFd) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut length = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes, the size of `cookie`, and the length it wrote.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(cookie)
 }
 
 fn last_errno() -> rustix::io::Errno {

@@ -19,3 +19,9 @@ pub(crate) use std::sync::PoisonError;
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// A step that others see, such as a call of the system: under the model checker any other thread may run before it.
+pub(crate) fn step() {
+    #[cfg(feature = "model")]
+    shuttle::thread::yield_now();
+}

@@ -10,6 +10,7 @@ pub mod node;
 pub mod packet;
 pub mod privilege;
 pub mod raw;
+pub mod record;
 pub mod runtime;
 pub mod snapshot;
 pub mod sriov;

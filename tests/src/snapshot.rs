@@ -97,9 +97,10 @@ impl Snapshot {
         files.retain(|path, content| {
             let stays = path.ends_with("/lock")
                 || path.contains("/last_reserved_ip.")
-                || path == "state/journal/pools.jsonl";
-            // The file of the last reservation or record, kept empty for the next.
-            let spare = path.ends_with("/.netattach-reservation") || path == "state/journal/spare";
+                || path == "state/journal/pools.jsonl"
+                || path == "state/journal/boot";
+            // The file of the last reservation, kept empty for the next.
+            let spare = path.ends_with("/.netattach-reservation");
             !(stays || spare && content.is_empty())
         });
         let mut pins = BTreeSet::new();

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{Outcome, WIRE};
+use netattach_tests::record::first_version;
 use netattach_tests::snapshot::{Maps, Snapshot, installed_policies};
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Node, Pod};
@@ -338,7 +339,7 @@ fn killed_with(networks: &Value) -> (Node, Pod, String) {
     node.add(&a).success();
     node.kill().unwrap();
     let path = node.path("state/journal/c-a@eth0.jsonl");
-    let record = fs::read_to_string(&path).unwrap();
+    let record = first_version(&fs::read_to_string(&path).unwrap());
     fs::remove_file(path).unwrap();
     node.take_calls().unwrap();
     (node, a, record)
@@ -347,17 +348,24 @@ fn killed_with(networks: &Value) -> (Node, Pod, String) {
 #[test]
 fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
     let (mut node, a, record) = killed_with(&json!("storage, lan"));
-    let lengths: Vec<usize> = (0..record.len()).collect();
+    // The last line says that it is attached: then it is adopted.
+    let lengths: Vec<usize> = (0..record.rfind("{\"attached\"").unwrap()).collect();
     for lengths in lengths.chunks(AT_ONCE) {
         for length in lengths {
-            fs::write(node.path(&format!("state/journal/c-{length}@eth0.jsonl")), &record[..*length])
-                .unwrap();
+            let container = format!("c-{length}");
+            let record = record[..*length].replace("\"c-a\"", &format!("\"{container}\""));
+            fs::write(node.path(&format!("state/journal/{container}@eth0.jsonl")), record).unwrap();
         }
         node.start().unwrap();
         let log = node.stop().unwrap();
         assert!(log.contains(&format!("taken_back={} failed=0", lengths.len())), "{log}");
         assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
     }
+    // Links that have the group of `c-a` are no others' to delete.
+    let own = &record[..record.rfind("{\"attached\"").unwrap()];
+    fs::write(node.path("state/journal/c-a@eth0.jsonl"), own).unwrap();
+    node.start().unwrap();
+    node.stop().unwrap();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
@@ -389,6 +397,7 @@ fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off()
                 fs::write(pool.join(address), format!("{container}\r\n{ifname}")).unwrap();
             }
         }
+        fs::write(node.path("state/journal/boot"), "00000000-0000-0000-0000-000000000000").unwrap();
         node.start().unwrap();
         let log = node.stop().unwrap();
         assert!(log.contains(&format!("taken_back={} failed=0", lengths.len())), "{log}");
@@ -444,11 +453,18 @@ fn what_is_no_record_does_not_keep_the_agent_from_starting() {
     ] {
         fs::write(journal.join(name), content).unwrap();
     }
+    // Nobody will ever write to it.
+    let fifo = journal.join("fifo@eth0.jsonl");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
     node.start().unwrap();
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     node.del(&a).success();
     let log = node.stop().unwrap();
-    assert!(log.contains("directory@eth0.jsonl"), "{log}");
+    for kept in ["directory@eth0", "binary@eth0", "other@eth0", "null@eth0", "fifo@eth0"] {
+        assert!(log.contains(kept), "{kept}: {log}");
+        assert!(journal.join(format!("{kept}.jsonl")).exists(), "{kept}");
+    }
+    assert!(!journal.join("empty@eth0.jsonl").exists());
     assert_eq!(Snapshot::take(&node, &[&a]).unwrap().dataplane, Maps::default());
 }

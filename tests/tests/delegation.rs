@@ -10,6 +10,7 @@ use netattach::delegate::ResultCache;
 use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::ip;
+use netattach_tests::record::first_version;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
@@ -539,7 +540,7 @@ fn what_was_attached_before_a_reboot_is_dead_and_leaves_the_cache() {
     node.kill().unwrap();
     let record = node.path("state/journal/c-x@eth0.jsonl");
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let text = fs::read_to_string(&record).unwrap();
+    let text = first_version(&fs::read_to_string(&record).unwrap());
     assert!(text.contains(boot.trim()));
     fs::write(&record, text.replace(boot.trim(), "an-earlier-boot")).unwrap();
     assert!(cache(&node).read(&key("net1")).unwrap().is_some());

@@ -105,7 +105,7 @@ fn check_of_a_record_that_cannot_be_read_names_it() {
     node.add(&a).success();
     let path = node.path("state/journal/c-a@eth0.jsonl");
     let record = fs::read_to_string(&path).unwrap();
-    fs::write(&path, record.replacen("\"version\":1", "\"version\":99", 1)).unwrap();
+    fs::write(&path, record.replacen("\"version\":2", "\"version\":99", 1)).unwrap();
     let (code, message) = node.check(&a).failure();
     assert_eq!((code, message.contains(&path.display().to_string())), (999, true), "{message}");
     fs::write(&path, record).unwrap();

@@ -2,12 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use aya::maps::{Array, Map, MapData, MapInfo};
 use aya::programs::ProgramInfo;
@@ -142,6 +144,86 @@ fn a_second_agent_is_refused_and_the_first_goes_on() {
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_second_agent_with_a_socket_of_its_own_gets_neither_records_nor_pins() {
+    let mut node = node();
+    node.start().unwrap();
+    let refused = |state: &str, bpffs: &Path| {
+        let first = node.agent_command(&executable("netattachd").unwrap()).unwrap();
+        let mut words: Vec<OsString> = first.get_args().map(ToOwned::to_owned).collect();
+        let own =
+            [("--run-dir", node.path("run2")), ("--state-dir", node.path(state)), ("--bpffs", bpffs.into())];
+        for (flag, value) in own {
+            let at = words.iter().position(|word| word == flag).unwrap();
+            words[at + 1] = value.into();
+        }
+        let mut second = Command::new(first.get_program());
+        second.args(words).stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut second = node.namespace.run(|| second.spawn()).unwrap();
+        let status = second.wait().unwrap();
+        let mut log = String::new();
+        second.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        assert_eq!(status.code(), Some(1), "{log}");
+        log
+    };
+    let elsewhere = node.bpffs().with_extension("second");
+    let said = refused("state", &elsewhere);
+    let expected = format!("another agent has state directory {}", node.path("state").display());
+    assert!(said.contains(&expected), "{said}");
+    assert!(!elsewhere.exists());
+    let said = refused("state2", node.bpffs());
+    let expected = format!("another agent has pins in {}", node.bpffs().display());
+    assert!(said.contains(&expected), "{said}");
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.del(&a).success();
+    fs::remove_dir_all(node.path("state2")).unwrap();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_socket_that_is_removed_is_there_again() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    fs::remove_file(node.socket()).unwrap();
+    assert!(eventually(PATIENCE, || node.ctl(&["status"]).is_ok()));
+    node.del(&a).success();
+    assert!(node.stop().unwrap().contains("was removed, and is there again"));
+    assert!(!node.socket().exists());
+}
+
+/// A runtime that uses ids again: the DEL was meant for the container before.
+#[test]
+fn a_waiting_del_that_is_older_than_its_attachment_is_dropped_whatever_the_clock_says() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.kill().unwrap();
+    assert_eq!(node.del(&a).failure().0, 11);
+    let request = fs::read_dir(node.path("state/pending")).unwrap().next().unwrap().unwrap().path();
+    let older = fs::read(&request).unwrap();
+    fs::remove_file(&request).unwrap();
+    node.start().unwrap();
+    node.del(&a).success();
+    node.add(&a).success();
+    node.kill().unwrap();
+    // By the clock on the wall it was written just now.
+    fs::write(&request, older).unwrap();
+    node.start().unwrap();
+    node.check(&a).success();
+    assert_eq!(fs::read_dir(node.path("state/pending")).unwrap().count(), 0);
+    // And one that is younger is carried out, when by that clock it is from before there were pods.
+    node.kill().unwrap();
+    assert_eq!(node.del(&a).failure().0, 11);
+    let request = fs::read_dir(node.path("state/pending")).unwrap().next().unwrap().unwrap().path();
+    fs::File::open(request).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    node.start().unwrap();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::SystemTime;
 
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -16,6 +15,7 @@ use super::lanes::Class;
 use super::serial::{MOST_DELS, Turn, Turns};
 use crate::cni;
 use crate::journal::Key;
+use crate::moment::Moment;
 use crate::report::Chain;
 use crate::rpc::message::CniCall;
 use crate::rpc::pending::{self, Pending};
@@ -30,7 +30,7 @@ enum Left {
     /// A record that is half done.
     Record(Key),
     /// A DEL that waited.
-    Del { path: PathBuf, recorded: SystemTime, call: Arc<CniCall> },
+    Del { path: PathBuf, recorded: Option<Moment>, call: Arc<CniCall> },
 }
 
 /// What became of it.
@@ -94,6 +94,10 @@ impl LeftOver {
         // A panic has been reported by the panic hook.
         while under_way.join_next().await.is_some() {}
         let [taken_back, failed] = [&counts.taken_back, &counts.failed].map(|it| it.load(Ordering::Relaxed));
+        if failed == 0 {
+            // A disk that is slow holds nobody up here.
+            let _ = tokio::task::spawn_blocking(move || agent.engine.note_boot()).await;
+        }
         tracing::info!(taken_back, failed, "nothing is left over of earlier agents");
     }
 }
@@ -121,14 +125,14 @@ impl Agent {
     async fn carry_out(
         self: &Arc<Self>,
         path: &Path,
-        recorded: SystemTime,
+        recorded: Option<Moment>,
         call: Arc<CniCall>,
         counts: &Arc<Counts>,
     ) {
         let request = path.display().to_string();
         let done = self
             .in_lane(Class::Del, move |agent| {
-                if is_outdated(agent, &call, recorded) {
+                if is_outdated(agent, &call, recorded.as_ref()) {
                     tracing::info!(
                         request,
                         "DEL that waited for the agent is older than the attachment; dropped"
@@ -150,7 +154,7 @@ impl Agent {
 }
 
 /// Whether the container was attached again after the request was recorded: some runtimes use ids again.
-fn is_outdated(agent: &Agent, call: &CniCall, recorded: SystemTime) -> bool {
+fn is_outdated(agent: &Agent, call: &CniCall, recorded: Option<&Moment>) -> bool {
     let variable = |name| call.variable(name).unwrap_or_default().to_owned();
     let key = Key { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
     // A record that cannot be read is the DEL's business.

@@ -11,6 +11,7 @@ mod health;
 mod lanes;
 mod left_over;
 mod log;
+mod owned;
 mod policy_settings;
 mod privileges;
 mod report;

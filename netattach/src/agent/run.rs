@@ -16,6 +16,7 @@ use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Served};
 use super::health::Health;
 use super::left_over::LeftOver;
 use super::log::{self, LogError};
+use super::owned::{self, Owned, OwnedError};
 use super::privileges::{self, Unprivileged};
 use super::report::Reporter;
 use super::serial;
@@ -60,6 +61,9 @@ const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 /// How often policies that nothing refers to are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
+/// What the directory of pins is called.
+const PINS: &str = "pins in";
+
 /// Why the agent does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -72,6 +76,9 @@ pub enum AgentError {
     /// The agent may not do what it is for.
     #[error(transparent)]
     Unprivileged(#[from] Unprivileged),
+    /// Another agent has the records or the pins.
+    #[error(transparent)]
+    Owned(#[from] OwnedError),
     /// The kernel's part could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
@@ -153,8 +160,10 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     let mut ending = signals::Ending::hear()?;
     let mut background = Background::default();
     background.start(signals::Others::hear()?.explain());
-    // Whoever has the socket's lock owns journal and pins; it is taken first, and answered on last.
+    // Taken first, and answered on last.
     let listener = Listener::bind(&settings.socket())?;
+    // Whoever has another socket may have the same records and pins.
+    let _records = owned::own("state directory", &settings.state_dir)?;
 
     let settings = Arc::new(settings);
     let start_with = Arc::clone(&settings);
@@ -164,7 +173,8 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         // What was begun goes on at the next start.
         _ = ending.told() => return Ok(()),
     };
-    let Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner } = started;
+    let Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner, pins: _pins } =
+        started;
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), Arc::clone(&source), conf));
     let observer = Arc::new(Observer::default());
     background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?));
@@ -235,12 +245,19 @@ struct Started {
     conf: Option<CniConf>,
     /// By which its plugins are known.
     owner: String,
+    /// The lock of the pins.
+    pins: Option<Owned>,
 }
 
 /// Makes all of it. Waits for the kernel and the disk, and for nothing else.
 fn start(settings: &Settings) -> Result<Started, AgentError> {
     let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
+    // Where nothing was pinned yet there is nobody to take it from.
+    let mut pins = settings.bpffs.exists().then(|| owned::lock(PINS, &settings.bpffs)).transpose()?;
     let enforcer = enforcer(settings, &source)?;
+    if pins.is_none() {
+        pins = Some(owned::lock(PINS, &settings.bpffs)?);
+    }
     let journal = Store::open(settings.state_dir.join("journal"))?;
     let owner = owner(settings);
     let engine = engine(settings, journal, owner.clone(), &enforcer)?;
@@ -262,7 +279,7 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
     }
     let conf = CniConf::of(settings)?;
     let pending = pending::list(&settings.state_dir)?;
-    Ok(Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner })
+    Ok(Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner, pins })
 }
 
 /// By which the agent's plugins are known: its state directory, which no two agents share.
@@ -345,6 +362,9 @@ fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader
 fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     let recovery = engine.adopt()?;
     tracing::info!(adopted = recovery.adopted, unfinished = recovery.unfinished.len(), "journal read");
+    for damaged in &recovery.damaged {
+        tracing::error!(record = damaged, "its pod goes on as it is");
+    }
     for failed in &recovery.failed {
         tracing::error!(record = failed, "not recovered; DEL will try again");
     }

@@ -50,6 +50,7 @@ pub fn apply(
         entered: node.bridges.begin(),
         progress,
     };
+    executor.progress.is_in(executor.pod.netns_cookie())?;
     executor.check_it_can_begin(plan)?;
     for (at, attachment, step) in plan.steps() {
         tracing::debug!(

@@ -52,7 +52,7 @@ impl Engine {
             return Err(not_dynamic());
         }
         match self.journal.load(&key)? {
-            Loaded::Absent | Loaded::Torn => Ok(false),
+            Loaded::Absent | Loaded::Torn { .. } => Ok(false),
             Loaded::Whole(record) if record.plan.dynamic.is_none() => Err(not_dynamic()),
             Loaded::Whole(record) => self.take_back(*record).map(|()| true),
         }
@@ -79,7 +79,7 @@ impl Engine {
                 records.push(*record);
             }
         }
-        records.sort_by_key(|record| std::cmp::Reverse(record.planned));
+        records.sort_by_key(|record| std::cmp::Reverse(record.planned.since_boot));
         Ok(records)
     }
 

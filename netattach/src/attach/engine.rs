@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use super::Inheritance;
 use super::apply::apply;
@@ -15,9 +14,12 @@ use serde_json::Value;
 
 use crate::cni;
 use crate::journal::{Key, Loaded, Pool, Record, State, Store};
+use crate::moment::Moment;
+use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Numbers, Options, resolve};
-use crate::plan::{AttachmentPlan, Plan, PodRef, Sandbox, Step, result};
+use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, Step, result};
+use crate::policy::guarded::Guarded;
 use crate::report::Chain;
 use crate::waits::{self, Resource};
 
@@ -43,6 +45,19 @@ pub struct Recovery {
     pub unfinished: Vec<Key>,
     /// What could not be recovered; the records are kept.
     pub failed: Vec<String>,
+    /// Records that are damaged, of sandboxes that go on as they are.
+    pub damaged: Vec<String>,
+}
+
+impl Recovery {
+    /// Whether it worked out; what did not is remembered by the record's name.
+    fn note(&mut self, key: &Key, outcome: Result<(), AttachError>) -> bool {
+        let failed =
+            outcome.err().map(|error| format!("{}@{}: {}", key.container_id, key.ifname, Chain(&error)));
+        let is_well = failed.is_none();
+        self.failed.extend(failed);
+        is_well
+    }
 }
 
 impl Engine {
@@ -107,8 +122,9 @@ impl Engine {
         };
         match self.journal.load(&key)? {
             Loaded::Absent => {}
-            Loaded::Torn => self.clear_torn(&key)?,
+            Loaded::Torn { earlier_boot } => self.clear_torn(&key, earlier_boot, Some(&netns))?,
             Loaded::Whole(record) if is_whole(&record) => {
+                record.check_whole()?;
                 return self.repeat(&record, sandbox, request, intent, &netns);
             }
             // Left half done by a crash and not yet taken back.
@@ -125,7 +141,7 @@ impl Engine {
     }
 
     /// Records a plan and carries it out, or takes it back. Returns the result of its first attachment.
-    pub(super) fn carry_out(
+    pub(crate) fn carry_out(
         &self,
         key: Key,
         plan: Plan,
@@ -208,7 +224,10 @@ impl Engine {
                 Some(error) => Err(error.clone().into()),
                 None => self.del_inherited(request).map(|()| None),
             },
-            Loaded::Torn => self.clear_torn(&key).map(|()| None),
+            Loaded::Torn { earlier_boot } => {
+                let netns = request.netns.as_ref().and_then(|path| Netns::open(path).ok());
+                self.clear_torn(&key, earlier_boot, netns.as_ref()).map(|()| None)
+            }
             Loaded::Whole(record) => {
                 let pod = record.plan.sandbox.pod.clone();
                 self.take_back(*record).map(|()| pod)
@@ -220,15 +239,24 @@ impl Engine {
         }
     }
 
-    /// Whether the sandbox was attached after that time: a request to detach it that is older was meant for another
-    /// container of the same id.
+    /// Whether the sandbox was attached after that: a request to detach it that is older was meant for another
+    /// container of the same id. A record that does not say when was written by an earlier version of the agent,
+    /// before any request that does; a request that does not say was answered by an error and is repeated.
     ///
     /// # Errors
     /// The record cannot be read.
-    pub fn attached_since(&self, key: &Key, time: SystemTime) -> Result<bool, AttachError> {
-        Ok(match self.journal.load(key)? {
-            Loaded::Whole(record) => record.state == State::Attached && record.planned > time,
-            Loaded::Absent | Loaded::Torn => false,
+    pub fn attached_since(&self, key: &Key, then: Option<&Moment>) -> Result<bool, AttachError> {
+        let record = match self.journal.load(key)? {
+            Loaded::Whole(record) if record.state == State::Attached => record,
+            _ => return Ok(false),
+        };
+        Ok(match (record.planned.since_boot, then.and_then(|then| Some((&then.boot, then.since_boot?)))) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(planned), Some((boot, then))) => {
+                // The record of an earlier boot cannot be newer than a request of this one, nor the reverse older.
+                if *boot == record.planned.boot { planned > then } else { !record.is_of_earlier_boot() }
+            }
         })
     }
 
@@ -258,6 +286,7 @@ impl Engine {
             Loaded::Whole(record) if record.state == State::Attached => record,
             _ => return Err(AttachError::NotAttached(key.clone())),
         };
+        record.check_whole()?;
         let netns = self
             .netns_of(&record)
             .ok_or_else(|| NetnsError::Gone { path: PathBuf::from(&record.plan.sandbox.netns) })?;
@@ -273,48 +302,85 @@ impl Engine {
     pub fn adopt(&self) -> Result<Recovery, AttachError> {
         let mut recovery = Recovery::default();
         let (mut guarded, mut unfinished) = (Vec::new(), Vec::new());
+        let mut torn = Vec::new();
+        let mut is_all_known = true;
         let enforcer = self.node.enforcer.as_ref();
         let recorded: BTreeSet<u32> =
             enforcer.map(|it| it.recorded()).unwrap_or_default().into_iter().collect();
         for key in self.journal.keys()? {
             match self.journal.load(&key) {
                 Ok(Loaded::Absent) => {}
-                Ok(Loaded::Torn) => recovery.unfinished.push(key),
+                // What belongs to whom is known when all others are.
+                Ok(Loaded::Torn { earlier_boot }) => torn.push((key, earlier_boot)),
                 Ok(Loaded::Whole(record)) => {
-                    let begun = known_ids(&record, &recorded);
-                    let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
-                    let of_record = guards(&record.plan, &record.outputs).filter(|(of, _)| is_begun(of));
-                    guarded.extend(of_record.map(|(_, guarded)| guarded));
-                    let attached = Attached::from(&*record);
-                    if is_whole(&record) {
-                        self.node.occupied.adopt(&attached);
-                        self.registry.insert(attached);
-                        recovery.adopted += 1;
-                    } else {
-                        // Until it is taken back, nobody else gets its numbers, nor its addresses if it has them still.
-                        self.registry.hold(&record.plan);
-                        unfinished.extend((!begun.is_empty()).then_some(attached));
-                        recovery.unfinished.push(key);
-                    }
+                    let outcome = self.adopt_record(&record, &recorded, &mut recovery, &mut guarded);
+                    // What is left as it is has its addresses; what is taken back may have them still.
+                    let is_left = outcome.is_err();
+                    let had_begun = !is_whole(&record) && !known_ids(&record, &recorded).is_empty();
+                    unfinished.extend((is_left || had_begun).then(|| Attached::from(&*record)));
+                    is_all_known &= recovery.note(&key, outcome);
                 }
-                Err(error) => {
-                    let name = format!("{}@{}", key.container_id, key.ifname);
-                    recovery.failed.push(format!("{name}: {}", Chain(&error)));
-                }
+                Err(error) => is_all_known &= recovery.note(&key, Err(error.into())),
             }
         }
         unfinished.iter().for_each(|attached| self.node.occupied.adopt(attached));
+        for (key, earlier_boot) in torn {
+            let outcome = if earlier_boot { Ok(()) } else { self.check_torn(&key, None) };
+            let may_go = recovery.note(&key, outcome);
+            is_all_known &= may_go;
+            recovery.unfinished.extend(may_go.then_some(key));
+        }
+        if is_all_known && recovery.unfinished.is_empty() {
+            self.note_boot();
+        }
         if let Some(enforcer) = &self.node.enforcer {
             // Something unknown may be attached: then nothing is a stray, and no number in the maps is free.
-            let all_known = recovery.failed.is_empty();
-            if !all_known {
+            if !is_all_known {
                 self.registry.hold_numbers(recorded);
             }
-            for error in enforcer.adopt(&guarded, all_known) {
+            for error in enforcer.adopt(&guarded, is_all_known) {
                 recovery.failed.push(Chain(&error).to_string());
             }
         }
         Ok(recovery)
+    }
+
+    /// Adopts the sandbox of a record, or has it taken back. What is of this boot and damaged may live: it is adopted
+    /// where all that is attached is known, and else left as it is.
+    fn adopt_record(
+        &self,
+        record: &Record,
+        recorded: &BTreeSet<u32>,
+        recovery: &mut Recovery,
+        guarded: &mut Vec<Guarded>,
+    ) -> Result<(), AttachError> {
+        // Until it is taken back, nobody else gets its numbers.
+        self.registry.hold(&record.plan);
+        let goes_on = is_whole(record);
+        if !record.is_of_earlier_boot() && !(goes_on && record.is_complete()) {
+            record.check_whole()?;
+        }
+        let begun = known_ids(record, recorded);
+        let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
+        let of_record = guards(&record.plan, &record.outputs).filter(|(of, _)| is_begun(of));
+        guarded.extend(of_record.map(|(_, guarded)| guarded));
+        if goes_on {
+            let attached = Attached::from(record);
+            self.node.occupied.adopt(&attached);
+            self.registry.insert(attached);
+            recovery.adopted += 1;
+            recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));
+        } else {
+            recovery.unfinished.push(record.key.clone());
+        }
+        Ok(())
+    }
+
+    /// To be called when nothing of an earlier boot is left to take back: what is torn from now on is of this one.
+    pub fn note_boot(&self) {
+        if let Err(error) = self.journal.note_boot() {
+            tracing::warn!(error = %Chain(&error), "the next start takes this boot for an earlier one");
+        }
     }
 
     /// Takes back what an earlier agent has left half done, and says whether there was anything. The caller has the
@@ -325,7 +391,7 @@ impl Engine {
     pub fn finish(&self, key: &Key) -> Result<bool, AttachError> {
         match self.journal.load(key)? {
             Loaded::Absent => Ok(false),
-            Loaded::Torn => self.clear_torn(key).map(|()| true),
+            Loaded::Torn { earlier_boot } => self.clear_torn(key, earlier_boot, None).map(|()| true),
             Loaded::Whole(record) if is_whole(&record) => Ok(false),
             Loaded::Whole(record) => self.take_back(*record).map(|()| true),
         }
@@ -333,7 +399,14 @@ impl Engine {
 
     pub(super) fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
         waits::admit(&waits::footprint(&record.plan))?;
-        let never_attached = record.state == State::Applying;
+        if !record.is_of_earlier_boot() {
+            record.check_undoable()?;
+        }
+        let whole = record.check_whole();
+        if let Err(error) = &whole {
+            tracing::error!(error = %Chain(error), "taken back by its plan, as if every step had begun");
+        }
+        let never_attached = record.state == State::Applying && whole.is_ok();
         if record.state != State::Removing
             && let Err(error) = record.removing()
         {
@@ -346,26 +419,21 @@ impl Engine {
         if never_attached && let Err(error) = self.node.bridges.remove_made(&record.outputs) {
             tracing::warn!(error = %Chain(&error), "a bridge that was made for an ADD that failed stays");
         }
-        self.registry.remove(&record.key, &record.plan);
         crate::crash_point!("undo", "record");
+        let (key, plan) = (record.key.clone(), record.plan.clone());
+        // While there is a record, its DEL may be repeated, and names these numbers again.
         record.remove()?;
+        self.registry.remove(&key, &plan);
         Ok(())
     }
 
     /// Clears up after a record whose plan was never completely written: the leases that its container holds, if
     /// the power failed. Interfaces of other records of the container keep theirs.
-    fn clear_torn(&self, key: &Key) -> Result<(), AttachError> {
-        let mut keep = Vec::new();
-        for other in self
-            .journal
-            .keys()?
-            .iter()
-            .filter(|other| other.container_id == key.container_id && *other != key)
-        {
-            if let Loaded::Whole(record) = self.journal.load(other)? {
-                keep.extend(record.plan.attachments.iter().map(|attachment| attachment.ifname.clone()));
-            }
+    fn clear_torn(&self, key: &Key, earlier_boot: bool, netns: Option<&Netns>) -> Result<(), AttachError> {
+        if !earlier_boot {
+            self.check_torn(key, netns)?;
         }
+        let keep = self.interfaces_beside(key)?;
         for pool in self.journal.pools() {
             let resource = Resource::Pool { data_dir: pool.data_dir.clone(), network: pool.network.clone() };
             waits::at(&resource, || {
@@ -377,13 +445,78 @@ impl Engine {
         Ok(())
     }
 
+    /// Interfaces of the other records of the container.
+    fn interfaces_beside(&self, key: &Key) -> Result<Vec<String>, AttachError> {
+        let mut keep = Vec::new();
+        for other in self
+            .journal
+            .keys()?
+            .iter()
+            .filter(|other| other.container_id == key.container_id && *other != key)
+        {
+            if let Loaded::Whole(record) = self.journal.load(other)? {
+                keep.extend(record.plan.attachments.iter().map(|attachment| attachment.ifname.clone()));
+            }
+        }
+        Ok(keep)
+    }
+
+    /// That a record of this boot has no plan says that nothing was done. Whatever there is of the sandbox, an address
+    /// or a link, says that the record was more once.
+    ///
+    /// # Errors
+    /// `JournalError::Damaged`, with what there is; or it could not be looked at.
+    fn check_torn(&self, key: &Key, netns: Option<&Netns>) -> Result<(), AttachError> {
+        match self.trace_of(key, &self.interfaces_beside(key)?, netns)? {
+            Some(what) => Err(self.journal.emptied(key, what).into()),
+            None => Ok(()),
+        }
+    }
+
+    fn trace_of(
+        &self,
+        key: &Key,
+        keep: &[String],
+        netns: Option<&Netns>,
+    ) -> Result<Option<String>, AttachError> {
+        for pool in self.journal.pools() {
+            let resource = Resource::Pool { data_dir: pool.data_dir.clone(), network: pool.network.clone() };
+            let held = waits::at(&resource, || {
+                self.node.leases.held(&pool.data_dir, &pool.network, &key.container_id, keep)
+            });
+            if let Some(address) = held.map_err(AttachError::TornLease)?.first() {
+                return Ok(Some(format!("there is no plan in it, but its container holds {address}")));
+            }
+        }
+        let group = plan::link_group(&key.container_id, &key.ifname);
+        let mut handles = vec![Handle::open().map_err(|error| AttachError::Open(error.into()))?];
+        if let Some(netns) = netns {
+            handles.push(Handle::open_in(netns)?);
+        }
+        for mut handle in handles {
+            let links = handle.links().map_err(|error| AttachError::Open(error.into()))?;
+            if let Some(link) = links.iter().find(|link| link.group == group) {
+                return Ok(Some(format!("there is no plan in it, but its link {} is there", link.name)));
+            }
+        }
+        Ok(None)
+    }
+
     /// The sandbox's namespace, if it is still the one that was attached. Inode numbers are used again, so
-    /// nothing of an earlier boot is looked for.
+    /// nothing of an earlier boot is looked for, and the cookie decides where there is one.
     fn netns_of(&self, record: &Record) -> Option<Netns> {
         let sandbox = &record.plan.sandbox;
+        if record.is_of_earlier_boot() {
+            return None;
+        }
         let netns = Netns::open(&sandbox.netns).ok()?;
-        (netns.id() == sandbox.netns_id && netns.id() != self.own && !record.is_of_earlier_boot())
-            .then_some(netns)
+        if netns.id() != sandbox.netns_id || netns.id() == self.own {
+            return None;
+        }
+        match record.netns_cookie {
+            Some(cookie) => (netns.cookie().ok()? == Some(cookie)).then_some(netns),
+            None => Some(netns),
+        }
     }
 }
 

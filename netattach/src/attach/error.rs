@@ -421,6 +421,7 @@ fn errno_code(error: &netlink::Error) -> u32 {
 fn journal_code(error: &JournalError) -> u32 {
     match error {
         JournalError::KeyTooLong(_) => code::INVALID_ENVIRONMENT,
+        JournalError::Key(error) => error.code,
         JournalError::Version { .. } => code::INTERNAL,
         _ => code::IO_FAILURE,
     }

@@ -96,7 +96,7 @@ impl Engine {
             match collected.note(self.journal.peek(&key).map_err(AttachError::from)) {
                 None => census.complete = false,
                 // Nothing was done for it.
-                Some(Loaded::Absent | Loaded::Torn) => {}
+                Some(Loaded::Absent | Loaded::Torn { .. }) => {}
                 Some(Loaded::Whole(record)) => {
                     let is_ours = record.plan.sandbox.config_name == request.name;
                     // What a live sandbox was given goes and stays with it.
@@ -110,7 +110,7 @@ impl Engine {
                 }
             }
         }
-        stale.sort_by_key(|record| Reverse((record.plan.dynamic.is_some(), record.planned)));
+        stale.sort_by_key(|record| Reverse((record.plan.dynamic.is_some(), record.planned.since_boot)));
         for record in stale {
             let of_container = census.stale.entry(record.key.container_id.clone()).or_default();
             of_container.push(Stale { key: record.key, plan: record.plan });

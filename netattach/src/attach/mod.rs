@@ -9,6 +9,8 @@ mod available;
 mod bridges;
 mod check;
 mod conf_dir;
+#[cfg(test)]
+mod damage_tests;
 mod default_network;
 mod device_info;
 mod dynamic;
@@ -22,6 +24,8 @@ mod occupied;
 mod plugin_del;
 mod registry;
 mod repeated;
+#[cfg(test)]
+pub(crate) mod rig;
 mod routing;
 pub mod standalone;
 pub mod status;
@@ -139,6 +143,13 @@ pub trait Progress {
     fn wait_durable(&mut self) -> Result<(), JournalError>;
     /// Whether a step may have had an effect.
     fn has_begun(&self, step: StepRef) -> bool;
+    /// To be called before the first step, with the cookie of the sandbox's namespace, 0 where the kernel gives none.
+    ///
+    /// # Errors
+    /// It could not be kept.
+    fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError>;
+    /// The cookie of the namespace that the steps were carried out in, if it is known.
+    fn netns_cookie(&self) -> Option<u64>;
     /// What the finished steps brought.
     fn outputs(&self) -> &BTreeMap<StepRef, Output>;
 }
@@ -158,6 +169,14 @@ impl Progress for Record {
 
     fn has_begun(&self, step: StepRef) -> bool {
         Record::has_begun(self, step)
+    }
+
+    fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
+        Record::is_in(self, netns_cookie)
+    }
+
+    fn netns_cookie(&self) -> Option<u64> {
+        self.netns_cookie
     }
 
     fn outputs(&self) -> &BTreeMap<StepRef, Output> {

@@ -1,13 +1,14 @@
 //! What is attached on this node, in memory; rebuilt from the journal at start.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
 use crate::journal::{Key, Record};
 use crate::plan::resolve::Numbers;
 use crate::plan::{Output, Plan, Protect, Step, StepRef};
+use crate::sync::{Mutex, MutexGuard, locked};
 
 /// A sandbox whose ADD succeeded.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,7 +127,7 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Every change is complete before anything that could panic.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.inner)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
-use crate::netlink::Handle;
+use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, inverse};
-use crate::plan::{AttachmentPlan, Plan, StepRef, remember};
+use crate::plan::{AttachmentPlan, Output, Plan, StepRef, remember};
 use crate::waits::{self, Resource};
 
 /// Takes back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
@@ -117,11 +117,17 @@ fn delete_links(
     inverses: &[(StepRef, &AttachmentPlan, Inverse<'_>)],
 ) -> Result<(), AttachError> {
     let group = plan.sandbox.link_group();
+    // Without a cookie another namespace may have the inode by now, and in it another link the index.
+    let is_certain = progress.netns_cookie().is_some();
     let mut in_pod = Vec::new();
     let mut on_node = Vec::new();
     for (at, _, inverse) in inverses {
         if let Inverse::DeleteLink { pod_name, host_name } = inverse {
-            in_pod.push((*pod_name, progress.outputs().contains_key(at)));
+            let made = match progress.outputs().get(at) {
+                Some(Output::Link { pod, .. }) if is_certain => Some(pod.index),
+                _ => None,
+            };
+            in_pod.push((*pod_name, made));
             on_node.extend(*host_name);
         }
     }
@@ -133,9 +139,11 @@ fn delete_links(
             let mut pod = Handle::open_in(netns)?;
             let mut names = Vec::new();
             for (name, made) in in_pod {
-                // A step that began and did not finish may have met somebody else's link of that name.
-                let ours = made || pod.find_link(name)?.is_some_and(|link| link.group == group);
-                names.extend(ours.then_some(name));
+                // Somebody else's link may have the name. Ours has our group, or is the one that was made in this namespace.
+                // The index of what another meta plugin made is not known, 0.
+                let is_made = |link: &LinkState| made.is_some_and(|index| index == 0 || index == link.index);
+                let ours = |link: &LinkState| link.group == group || is_made(link);
+                names.extend(pod.find_link(name)?.filter(ours).map(|_| name));
             }
             pod.ensure_links_absent(group, &names)?;
         }

@@ -84,7 +84,7 @@ impl Request {
         let word = var("CNI_COMMAND");
         let command = Command::from_str(word).ok();
         let mut tolerated = None;
-        check_variables(word, command, var, &mut tolerated)?;
+        check_variables(word, command, var)?;
         if command == Some(Command::Version) {
             return Ok(Self::version_probe());
         }
@@ -241,19 +241,21 @@ impl AttachmentId {
     }
 }
 
-/// Missing variables are reported together; an invalid one is reported alone, as soon as it is met.
+/// Missing variables are reported together; an invalid one is reported alone, as soon as it is met, at DEL too: paths are made
+/// of them.
 fn check_variables<'a>(
     word: &str,
     command: Option<Command>,
     var: impl Fn(&str) -> &'a str,
-    tolerated: &mut Option<CniError>,
 ) -> Result<(), CniError> {
     let mut missing = Vec::new();
     if word.is_empty() {
         missing.push("CNI_COMMAND");
     }
     for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"] {
-        let Some(command) = command.filter(|command| command.requires(name)) else { continue };
+        if !command.is_some_and(|command| command.requires(name)) {
+            continue;
+        }
         let value = var(name);
         let verdict = match name {
             _ if value.is_empty() => {
@@ -264,9 +266,7 @@ fn check_variables<'a>(
             "CNI_IFNAME" => check_ifname(value),
             _ => Ok(()),
         };
-        if let Err(error) = verdict {
-            tolerate(command, error, tolerated)?;
-        }
+        verdict?;
     }
     if missing.is_empty() {
         return Ok(());

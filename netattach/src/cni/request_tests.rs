@@ -116,17 +116,21 @@ fn an_invalid_variable_is_reported_before_missing_ones() {
 
 /// Rows: IDN-11.
 #[test]
-fn del_goes_on_with_identifiers_that_add_would_refuse() {
-    let request = parse(
-        "DEL",
-        &[("CNI_CONTAINERID", "-a"), ("CNI_IFNAME", "much too long a name"), ("CNI_ARGS", "x")],
-        config("1.0.0"),
-    )
-    .unwrap();
-    assert_eq!((request.container_id.as_str(), request.ifname.as_str()), ("-a", "much too long a name"));
-    assert_eq!(request.args.raw(), "x");
-    let first = CniError::new(4, "invalid characters in containerID").with_details("-a");
-    assert_eq!(request.tolerated, Some(first));
+fn del_refuses_the_identifiers_that_add_refuses_and_goes_on_with_unreadable_arguments() {
+    let del = |name, value| parse("DEL", &[(name, value), ("CNI_ARGS", "x")], config("1.0.0"));
+    let refused = [
+        ("CNI_CONTAINERID", "../../x", "invalid characters in containerID"),
+        ("CNI_CONTAINERID", "-a", "invalid characters in containerID"),
+        ("CNI_IFNAME", "../x", "interface name contains / or : or white space"),
+        ("CNI_IFNAME", "..", "interface name is . or .."),
+        ("CNI_IFNAME", "much too long a name", "interface name is too long"),
+    ];
+    for (name, value, msg) in refused {
+        let error = del(name, value).unwrap_err();
+        assert_eq!((error.code, error.msg.as_str()), (4, msg), "{value}");
+    }
+    let request = del("CNI_IFNAME", "eth0").unwrap();
+    assert_eq!((request.args.raw(), request.tolerated.map(|error| error.code)), ("x", Some(4)));
     assert_eq!(parse("DEL", &[], config("1.0.0")).unwrap().tolerated, None);
 }
 

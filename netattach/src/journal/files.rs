@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use crate::durable;
@@ -37,18 +37,18 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// An open file. What is written goes to its end.
+/// An open file.
 pub(crate) trait Appended: fmt::Debug + Send {
     /// All of it, from the beginning.
     ///
     /// # Errors
     /// What the system said.
     fn read(&mut self) -> io::Result<Vec<u8>>;
-    /// One write.
+    /// Writes these from that byte on, at once as far as the death of the process is concerned.
     ///
     /// # Errors
     /// What the system said; part of it may have been written.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Cuts it off.
     ///
     /// # Errors
@@ -79,11 +79,24 @@ impl OnDisk {
 impl Files for OnDisk {
     fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
         let mut options = OpenOptions::new();
-        Ok(Box::new(options.append(true).create_new(true).mode(0o600).open(self.at(name))?))
+        Ok(Box::new(options.read(true).write(true).create_new(true).mode(0o600).open(self.at(name))?))
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn Appended>> {
-        Ok(Box::new(OpenOptions::new().read(true).append(true).open(self.at(name))?))
+        let open = |write| {
+            // Neither waits for the other end of a FIFO nor follows a link to somewhere else.
+            let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+            OpenOptions::new().read(true).write(write).custom_flags(flags).open(self.at(name))
+        };
+        let file = match open(true) {
+            // What cannot be written can be read: a sandbox is taken back all the same.
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => open(false)?,
+            other => other?,
+        };
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        Ok(Box::new(file))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -113,8 +126,8 @@ impl Appended for File {
         Ok(bytes)
     }
 
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.write_all(bytes)
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_all_at(bytes, offset)
     }
 
     fn cut(&mut self, length: u64) -> io::Result<()> {

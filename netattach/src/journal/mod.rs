@@ -1,8 +1,14 @@
 //! What was planned for and done to each sandbox, across crashes.
 //!
-//! One file for each (container, interface name): JSON lines, only ever appended to. The first line is the
-//! plan. It is written before the first effect, and every step leaves a line before it begins and one when it
-//! is done. The file goes when every inverse has succeeded, and not before.
+//! One file for each (container, interface name): JSON lines, appended to. The plan is
+//! written before the first effect, and every step leaves a line before it begins and one when it
+//! is done. The file goes when every inverse has succeeded, and not before. Lines have checksums ([`format`]).
+//!
+//! **What is damaged.** A file that ends within its plan is torn: nothing was done. Anything else that is not as it was
+//! written is damage, which has a name in the log and in every answer about the sandbox. A damaged record is not taken back
+//! at a start, as its sandbox may live. Its DEL takes back all that its plan names, by the owner and the link group that are
+//! the sandbox's alone, whatever progress was lost; where the plan itself is lost, or what another plugin answered, it is
+//! refused, and the numbers stay taken, until somebody has looked.
 //!
 //! **What survives what.** A line is in the page cache when `write(2)` returns, so it survives the death of the
 //! agent at any instant. The loss of power takes the kernel's links and maps with it; what outlives it are leases
@@ -15,16 +21,20 @@
 //! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
 
 pub(crate) mod files;
+pub mod format;
 mod record;
 mod store;
 #[cfg(test)]
 mod tests;
 
+pub use format::Damage;
 pub use record::{Key, Record, State};
 pub use store::{Loaded, Pool, Store};
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::cni::CniError;
 
 /// Why the journal could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +54,29 @@ pub enum JournalError {
     /// A container id or interface name that cannot be part of a file name.
     #[error("container id {0:?} is too long for a file name: at most {max} bytes", max = Key::MAX_CONTAINER_ID)]
     KeyTooLong(String),
+    /// A container id or interface name that no path is made of.
+    #[error(transparent)]
+    Key(CniError),
+    /// A record is not as it was written. It is kept: what it describes may be in use.
+    #[error(
+        "{path} is damaged ({}): nothing is released; take back by hand what is left of the container, then remove the file and repeat DEL",
+        list(.damage)
+    )]
+    Damaged {
+        /// The record's file.
+        path: PathBuf,
+        /// What is wrong.
+        damage: Vec<Damage>,
+    },
+    /// A record could not be removed, though all is taken back.
+    #[error("all is taken back, but {path}, which says otherwise, cannot be removed; repeat DEL when it can")]
+    Remove {
+        /// The record's file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// A record could not be written.
     #[error("write {path}")]
     Write {
@@ -81,4 +114,14 @@ pub enum JournalError {
         #[source]
         source: io::Error,
     },
+}
+
+impl JournalError {
+    fn damaged(path: &Path, damage: &[Damage]) -> Self {
+        Self::Damaged { path: path.to_owned(), damage: damage.to_vec() }
+    }
+}
+
+fn list(damage: &[Damage]) -> String {
+    damage.iter().map(Damage::to_string).collect::<Vec<_>>().join("; ")
 }

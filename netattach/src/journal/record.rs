@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::JournalError;
 use super::files::{Appended, Files};
-use crate::plan::{Output, Plan, StepRef};
+use super::format::{self, Content, Damage, Line, Read, Writer};
+use crate::cni::identifier::{check_container_id, check_ifname};
+use crate::moment::Moment;
+use crate::plan::{Output, Plan, Step, StepRef};
 use crate::sync::Arc;
 use crate::sync::thread::{self, JoinHandle};
 
@@ -31,7 +34,10 @@ impl Key {
         if self.container_id.len() > Self::MAX_CONTAINER_ID {
             return Err(JournalError::KeyTooLong(self.container_id.clone()));
         }
-        // `@` cannot be part of a container id, and neither part can hold a `/`.
+        // A path is made of both.
+        check_container_id(&self.container_id).map_err(JournalError::Key)?;
+        check_ifname(&self.ifname).map_err(JournalError::Key)?;
+        // `@` cannot be part of a container id.
         Ok(format!("{}@{}{}", self.container_id, self.ifname, Self::SUFFIX))
     }
 
@@ -53,25 +59,6 @@ pub enum State {
     Removing,
 }
 
-/// One line of the file.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Line {
-    Planned {
-        version: u32,
-        boot: String,
-        /// When it was written, in milliseconds since 1970.
-        at: u64,
-        plan: Box<Plan>,
-    },
-    Began(StepRef),
-    Done(StepRef, Box<Output>),
-    Attached(Value),
-    Removing,
-}
-
-const VERSION: u32 = 1;
-
 /// The record of one sandbox and interface.
 #[derive(Debug)]
 pub struct Record {
@@ -79,101 +66,132 @@ pub struct Record {
     pub key: Key,
     /// What was to be done.
     pub plan: Plan,
-    /// When that was decided, to the millisecond.
-    pub planned: SystemTime,
+    /// When that was decided.
+    pub planned: Moment,
     /// How far it has come.
     pub state: State,
     /// What each finished step brought.
     pub outputs: BTreeMap<StepRef, Output>,
     /// The result that the runtime was given, in the newest version.
     pub result: Option<Value>,
+    /// Cookie of the sandbox's namespace, which no other ever has during a boot; `None` before it was looked at, where
+    /// the kernel gives none (before Linux 5.14), and in records of version 1.
+    pub netns_cookie: Option<u64>,
     begun: BTreeSet<StepRef>,
     /// Written during an earlier boot: nothing in the kernel is left of it, and progress may be missing.
     earlier_boot: bool,
+    /// What in the file is not as it was written: progress may be missing.
+    damage: Vec<Damage>,
     path: PathBuf,
+    name: String,
     files: Arc<dyn Files>,
     file: Box<dyn Appended>,
+    writer: Writer,
     /// Of the file, in bytes.
     length: u64,
-    /// Lines that go with the next write.
+    /// After that, a crash left part of a line.
+    cut_off: bool,
+    /// Goes with the next write.
     unwritten: Vec<u8>,
     sync: Option<JoinHandle<std::io::Result<()>>>,
 }
 
+/// A record's file.
+pub(super) struct Place {
+    pub(super) path: PathBuf,
+    pub(super) name: String,
+    pub(super) files: Arc<dyn Files>,
+    pub(super) file: Box<dyn Appended>,
+}
+
+/// What a record's file comes to.
+pub(super) enum Replayed {
+    /// Its plan was never completely written: nothing was done.
+    Torn,
+    /// Its plan cannot be read.
+    Lost(Vec<Damage>),
+    /// A record.
+    Record(Box<Record>),
+}
+
 impl Record {
-    pub(super) fn create(
-        path: PathBuf,
-        files: Arc<dyn Files>,
-        file: Box<dyn Appended>,
-        key: Key,
-        boot: &str,
-        plan: Plan,
-    ) -> Result<Self, JournalError> {
-        let mut record = Self {
-            key,
-            plan,
-            planned: SystemTime::now(),
-            state: State::Applying,
-            outputs: BTreeMap::new(),
-            result: None,
-            begun: BTreeSet::new(),
-            earlier_boot: false,
-            path,
-            files,
-            file,
-            length: 0,
-            unwritten: Vec::new(),
-            sync: None,
-        };
+    pub(super) fn create(place: Place, key: Key, boot: &str, plan: Plan) -> Result<Self, JournalError> {
+        let head = format::head(&place.name, None).into_bytes();
+        let moment = Moment::now(boot);
+        let mut record = Self::new(place, key, plan, moment.clone());
+        record.unwritten = head;
         let line = Line::Planned {
-            version: VERSION,
-            boot: boot.to_owned(),
-            at: milliseconds(record.planned),
+            version: format::VERSION,
+            boot: moment.boot,
+            at: milliseconds(SystemTime::now()),
+            since_boot: moment.since_boot,
             plan: Box::new(record.plan.clone()),
         };
         record.append(&line)?;
         Ok(record)
     }
 
-    /// Reads what the lines add up to. `None` when the plan was never completely written: then nothing was done.
-    ///
-    /// # Errors
-    /// [`JournalError::Version`] for a record that another version of the agent wrote.
-    pub(super) fn replay(
-        path: PathBuf,
-        files: Arc<dyn Files>,
-        file: Box<dyn Appended>,
-        key: Key,
-        boot: &str,
-        text: &[u8],
-    ) -> Result<Option<Self>, JournalError> {
-        // A line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable.
-        let complete = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
-        if let Some(version) = foreign_version(complete) {
-            return Err(JournalError::Version { path, version });
-        }
-        let mut lines =
-            complete.split(|byte| *byte == b'\n').map_while(|line| serde_json::from_slice::<Line>(line).ok());
-        let Some(Line::Planned { boot: written, at, plan, .. }) = lines.next() else { return Ok(None) };
-        let mut record = Self {
+    fn new(place: Place, key: Key, plan: Plan, planned: Moment) -> Self {
+        let Place { path, name, files, file } = place;
+        Self {
             key,
-            plan: *plan,
-            planned: UNIX_EPOCH + Duration::from_millis(at),
+            plan,
+            planned,
             state: State::Applying,
             outputs: BTreeMap::new(),
             result: None,
+            netns_cookie: None,
             begun: BTreeSet::new(),
-            earlier_boot: written != boot,
+            earlier_boot: false,
+            damage: Vec::new(),
             path,
+            writer: Writer::new(&name),
+            name,
             files,
             file,
-            length: complete.len() as u64 + 1,
+            length: 0,
+            cut_off: false,
             unwritten: Vec::new(),
             sync: None,
+        }
+    }
+
+    /// Reads what the lines add up to.
+    ///
+    /// # Errors
+    /// [`JournalError::Version`] for a record that another version of the agent wrote.
+    pub(super) fn replay(place: Place, key: Key, boot: &str, text: &[u8]) -> Result<Replayed, JournalError> {
+        let Read { lines, mut damage, sealed, length, writer } = match format::read(&place.name, text) {
+            Content::Torn => return Ok(Replayed::Torn),
+            Content::Foreign(version) => return Err(JournalError::Version { path: place.path, version }),
+            Content::Lines(read) => read,
         };
+        let mut lines = lines.into_iter();
+        let Some(Line::Planned { boot: written, since_boot, plan, .. }) = lines.next() else {
+            if damage.is_empty() {
+                damage.push(Damage { line: 1, what: "there is no plan".to_owned() });
+            }
+            return Ok(Replayed::Lost(damage));
+        };
+        let of = (&plan.sandbox.container_id, &plan.sandbox.ifname);
+        if of != (&key.container_id, &key.ifname) {
+            let what = format!("it is the plan of interface {} of container {}", of.1, of.0);
+            return Ok(Replayed::Lost(vec![Damage { line: 1, what }]));
+        }
+        let earlier_boot = written != boot;
+        let mut record = Self::new(place, key, *plan, Moment { boot: written, since_boot });
+        record.earlier_boot = earlier_boot;
+        record.damage = damage;
+        record.length = length as u64;
+        record.writer = writer;
+        record.cut_off = text.len() > length;
+        if sealed {
+            record.state = State::Attached;
+        }
         for line in lines {
             match line {
-                Line::Planned { .. } => break,
+                Line::Planned { .. } => {}
+                Line::Namespace(cookie) => record.netns_cookie = Some(cookie),
                 Line::Began(step) => {
                     record.begun.insert(step);
                 }
@@ -187,12 +205,41 @@ impl Record {
                 Line::Removing => record.state = State::Removing,
             }
         }
-        Ok(Some(record))
+        Ok(Replayed::Record(Box::new(record)))
+    }
+
+    /// Refuses a record that is damaged.
+    ///
+    /// # Errors
+    /// [`JournalError::Damaged`], with what is wrong.
+    pub fn check_whole(&self) -> Result<(), JournalError> {
+        match self.damage.is_empty() {
+            true => Ok(()),
+            false => Err(JournalError::damaged(&self.path, &self.damage)),
+        }
+    }
+
+    /// Refuses a record of which more is lost than taking it back can do without: what another plugin answered.
+    /// Every other inverse is known from the plan alone, and does nothing where there is nothing of this sandbox.
+    ///
+    /// # Errors
+    /// [`JournalError::Damaged`], with what is wrong.
+    pub fn check_undoable(&self) -> Result<(), JournalError> {
+        let mut delegates = self.plan.steps().filter(|(_, _, step)| matches!(step, Step::Delegate(_)));
+        match delegates.all(|(at, _, _)| self.outputs.contains_key(&at)) {
+            true => Ok(()),
+            false => self.check_whole(),
+        }
+    }
+
+    /// Whether every step of the plan has its output: what is attached is known, whatever else is lost.
+    pub fn is_complete(&self) -> bool {
+        self.plan.steps().all(|(at, _, _)| self.outputs.contains_key(&at))
     }
 
     /// Whether the step may have had an effect.
     pub fn has_begun(&self, step: StepRef) -> bool {
-        self.earlier_boot || self.begun.contains(&step)
+        self.earlier_boot || !self.damage.is_empty() || self.begun.contains(&step)
     }
 
     /// Whether the machine was rebooted since: the kernel's part of the sandbox is gone.
@@ -203,6 +250,15 @@ impl Record {
     /// Where the record is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Which namespace the steps are carried out in. Written with the next line.
+    pub fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
+        if netns_cookie == 0 {
+            return Ok(());
+        }
+        self.netns_cookie = Some(netns_cookie);
+        self.encode(&Line::Namespace(netns_cookie))
     }
 
     /// To be called before the effect of a step that has an inverse.
@@ -223,7 +279,12 @@ impl Record {
     pub fn attached(&mut self, result: Value) -> Result<(), JournalError> {
         self.state = State::Attached;
         self.result = Some(result.clone());
-        self.append(&Line::Attached(result))
+        self.append(&Line::Attached(result))?;
+        if self.writer.has_head() {
+            let head = format::head(&self.name, Some(self.length));
+            self.file.write_at(0, head.as_bytes()).map_err(|source| self.not_written(source))?;
+        }
+        Ok(())
     }
 
     /// Inverses are about to run.
@@ -262,19 +323,22 @@ impl Record {
         // The thread holds only a descriptor; it must not outlive the record and report on nothing.
         let _ = self.wait_durable();
         self.files
-            .remove(&self.key.file_name()?)
-            .map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
+            .remove(&self.name)
+            .map_err(|source| JournalError::Remove { path: self.path.clone(), source })?;
         crate::crash_point!("journal", "removed");
         Ok(())
     }
 
     fn append(&mut self, line: &Line) -> Result<(), JournalError> {
         self.encode(line)?;
+        if std::mem::take(&mut self.cut_off) {
+            self.file.cut(self.length).map_err(|source| self.not_written(source))?;
+        }
         // One write: after a crash a line is whole, cut off at the end, or absent.
-        if let Err(source) = self.file.append(&self.unwritten) {
+        if let Err(source) = self.file.write_at(self.length, &self.unwritten) {
             // A full disk may have taken part of a line. Without it the next line starts where it should.
             let _ = self.file.cut(self.length);
-            return Err(JournalError::Write { path: self.path.clone(), source });
+            return Err(self.not_written(source));
         }
         self.length += self.unwritten.len() as u64;
         self.unwritten.clear();
@@ -283,18 +347,13 @@ impl Record {
     }
 
     fn encode(&mut self, line: &Line) -> Result<(), JournalError> {
-        serde_json::to_writer(&mut self.unwritten, line)
-            .map_err(|error| JournalError::Write { path: self.path.clone(), source: error.into() })?;
-        self.unwritten.push(b'\n');
-        Ok(())
+        let encoded = self.writer.encode(line, &mut self.unwritten);
+        encoded.map_err(|error| self.not_written(error.into()))
     }
-}
 
-/// The version that a whole first line names, if it is not ours.
-fn foreign_version(text: &[u8]) -> Option<u64> {
-    let first = text.split(|byte| *byte == b'\n').next()?;
-    let line: Value = serde_json::from_slice(first).ok()?;
-    line.get("planned")?.get("version")?.as_u64().filter(|version| *version != u64::from(VERSION))
+    fn not_written(&self, source: std::io::Error) -> JournalError {
+        JournalError::Write { path: self.path.clone(), source }
+    }
 }
 
 /// Since 1970; a clock before that counts as 1970.

@@ -9,13 +9,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::JournalError;
-use super::files::{Appended, Files, OnDisk};
-use super::record::{Key, Record};
+use super::files::{Files, OnDisk};
+use super::format::Damage;
+use super::record::{Key, Place, Record, Replayed};
+use crate::moment::boot_id;
 use crate::plan::Plan;
 use crate::sync::{Arc, Mutex, locked};
 
-/// Where the kernel says which boot this is.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Says in which boot the directory was opened last, once all that was torn before is cleared.
+const BOOT: &str = "boot";
 
 /// Names the pools below the directory of records. No record is called so: records have an `@` in their names.
 const POOLS: &str = "pools.jsonl";
@@ -34,9 +36,12 @@ pub struct Pool {
 pub enum Loaded {
     /// Nothing.
     Absent,
-    /// A file without a whole plan. The agent died before the first step; or the power failed, and then nothing
-    /// is left of the sandbox but leases, perhaps.
-    Torn,
+    /// A file without a whole plan.
+    Torn {
+        /// `false`: the agent died before the first step, and nothing was done. `true`: the power failed, and nothing
+        /// is left of the sandbox but leases, perhaps.
+        earlier_boot: bool,
+    },
     /// All of it.
     Whole(Box<Record>),
 }
@@ -47,6 +52,8 @@ pub struct Store {
     directory: PathBuf,
     files: Arc<dyn Files>,
     boot: String,
+    /// The names there were when the first agent of this boot opened the directory.
+    earlier: BTreeSet<String>,
     pools: Mutex<BTreeSet<Pool>>,
 }
 
@@ -58,7 +65,7 @@ impl Store {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
         // Of an earlier version, which kept the file of the record removed last.
         let _ = std::fs::remove_file(directory.join("spare"));
-        let boot = std::fs::read_to_string(BOOT_ID).map_err(failed)?.trim().to_owned();
+        let boot = boot_id().map_err(failed)?;
         Self::over(Arc::new(OnDisk(directory.clone())), directory.clone(), boot)
     }
 
@@ -70,7 +77,16 @@ impl Store {
     ) -> Result<Self, JournalError> {
         let failed = |source| JournalError::Open { path: directory.clone(), source };
         let pools = Mutex::new(read_pools(&*files).map_err(failed)?);
-        Ok(Self { directory, files, boot, pools })
+        let opened_in = match files.open(BOOT).and_then(|mut file| file.read()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read.map_err(failed)?),
+        };
+        let earlier = match opened_in {
+            Some(before) if before != boot.as_bytes() => files.list().map_err(failed)?.into_iter().collect(),
+            // Not known, of a version that did not note it: nothing is concluded.
+            _ => BTreeSet::new(),
+        };
+        Ok(Self { directory, files, boot, earlier, pools })
     }
 
     /// Writes a new record with its plan.
@@ -88,7 +104,8 @@ impl Store {
             Err(source) => return Err(JournalError::Write { path, source }),
         };
         crate::crash_point!("journal", "opened");
-        let created = Record::create(path, Arc::clone(&self.files), file, key, &self.boot, plan);
+        let place = Place { path, name: name.clone(), files: Arc::clone(&self.files), file };
+        let created = Record::create(place, key, &self.boot, plan);
         if created.is_err() {
             // A full disk leaves part of a line; nothing was done yet, so nothing needs to be remembered.
             let _ = self.files.remove(&name);
@@ -96,21 +113,18 @@ impl Store {
         created
     }
 
+    /// What there is of a sandbox and interface that somebody else may be working on: only to be looked at. Its last line
+    /// may be in the making, and its first one in the change.
+    pub fn peek(&self, key: &Key) -> Result<Loaded, JournalError> {
+        match self.load(key) {
+            Err(JournalError::Damaged { .. }) => self.load(key),
+            Ok(Loaded::Whole(record)) if record.check_whole().is_err() => self.load(key),
+            seen => seen,
+        }
+    }
+
     /// What there is of a sandbox and interface.
     pub fn load(&self, key: &Key) -> Result<Loaded, JournalError> {
-        self.read(key, drop_partial_line)
-    }
-
-    /// The same of one that somebody else may be working on: only to be looked at. Its last line may be in the making.
-    pub fn peek(&self, key: &Key) -> Result<Loaded, JournalError> {
-        self.read(key, |_, _| Ok(()))
-    }
-
-    fn read(
-        &self,
-        key: &Key,
-        mend: fn(&mut dyn Appended, &[u8]) -> io::Result<()>,
-    ) -> Result<Loaded, JournalError> {
         let name = key.file_name()?;
         let path = self.directory.join(&name);
         let failed = |source| JournalError::Read { path: path.clone(), source };
@@ -120,10 +134,39 @@ impl Store {
             Err(source) => return Err(failed(source)),
         };
         let text = file.read().map_err(failed)?;
-        mend(&mut *file, &text).map_err(failed)?;
-        let record =
-            Record::replay(path.clone(), Arc::clone(&self.files), file, key.clone(), &self.boot, &text)?;
-        Ok(record.map_or(Loaded::Torn, |record| Loaded::Whole(Box::new(record))))
+        let place = Place { path: path.clone(), name: name.clone(), files: Arc::clone(&self.files), file };
+        let earlier_boot = self.earlier.contains(&name);
+        match Record::replay(place, key.clone(), &self.boot, &text)? {
+            Replayed::Torn => Ok(Loaded::Torn { earlier_boot }),
+            Replayed::Lost(damage) if earlier_boot => {
+                tracing::warn!(error = %JournalError::damaged(&path, &damage), "of an earlier boot, its leases are released");
+                Ok(Loaded::Torn { earlier_boot })
+            }
+            Replayed::Lost(damage) => Err(JournalError::damaged(&path, &damage)),
+            Replayed::Record(record) => Ok(Loaded::Whole(record)),
+        }
+    }
+
+    /// Remembers which boot this is. To be called when nothing of an earlier one is torn any more.
+    pub fn note_boot(&self) -> Result<(), JournalError> {
+        let write = || -> io::Result<()> {
+            let mut file = match self.files.open(BOOT) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.create(BOOT)?,
+                other => other?,
+            };
+            if file.read().is_ok_and(|noted| noted == self.boot.as_bytes()) {
+                return Ok(());
+            }
+            file.cut(0)?;
+            file.write_at(0, self.boot.as_bytes())
+        };
+        write().map_err(|source| JournalError::Write { path: self.directory.join(BOOT), source })
+    }
+
+    /// That there is no plan in a record's file, and yet something of its sandbox, is damage.
+    pub fn emptied(&self, key: &Key, what: String) -> JournalError {
+        let path = self.directory.join(key.file_name().unwrap_or_default());
+        JournalError::damaged(&path, &[Damage { line: 1, what }])
     }
 
     /// Removes a record that turned out to be torn.
@@ -146,7 +189,11 @@ impl Store {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.create(POOLS)?,
                 other => other?,
             };
-            file.append(&line)?;
+            let end = file.read()?;
+            // After a line that a crash cut off, one begins anew.
+            let whole = end.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+            file.cut(whole as u64)?;
+            file.write_at(whole as u64, &line)?;
             file.sync()?;
             self.files.sync()
         };
@@ -177,19 +224,21 @@ impl Store {
 }
 
 fn read_pools(files: &dyn Files) -> io::Result<BTreeSet<Pool>> {
-    match files.open(POOLS).and_then(|mut file| file.read()) {
-        // A line that a crash cut off was not noted yet.
-        Ok(text) => Ok(text
-            .split(|byte| *byte == b'\n')
-            .filter_map(|line| serde_json::from_slice(line).ok())
-            .collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Cuts off a line that a crash left unfinished, so that the next one starts at a line's beginning.
-fn drop_partial_line(file: &mut dyn Appended, text: &[u8]) -> io::Result<()> {
+    let text = match files.open(POOLS).and_then(|mut file| file.read()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        read => read?,
+    };
+    // A last line without its newline was cut off by a crash: its pool was not noted yet.
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
-    if whole < text.len() { file.cut(whole as u64) } else { Ok(()) }
+    let mut pools = BTreeSet::new();
+    for (number, line) in text[..whole].split_inclusive(|byte| *byte == b'\n').enumerate() {
+        match serde_json::from_slice(line) {
+            Ok(pool) => drop(pools.insert(pool)),
+            Err(error) => tracing::error!(
+                file = POOLS, line = number + 1, %error,
+                "names no pool: leases there of containers whose record was lost with the power are not released"
+            ),
+        }
+    }
+    Ok(pools)
 }

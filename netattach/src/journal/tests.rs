@@ -1,19 +1,22 @@
-//! Records cut off at every byte, as a death in the middle of a write leaves them.
+//! Records cut off at every byte, as a death in the middle of a write leaves them, and records of earlier versions.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{Key, Loaded, Record, State, Store};
+use super::files::OnDisk;
+use super::{JournalError, Key, Loaded, Record, State, Store};
 use crate::plan::{Output, Plan, StepRef};
+use crate::report::Chain;
+use crate::sync::Arc;
 
 fn key() -> Key {
     Key { container_id: "c".to_owned(), ifname: "eth0".to_owned() }
 }
 
-/// A record that has seen every kind of line.
-fn write_record(store: &Store) {
+/// A record that has seen every kind of line but those at its end.
+fn write_record(store: &Store) -> Record {
     let plan: Plan = serde_json::from_value(json!({
         "sandbox": {
             "container_id": "c", "ifname": "eth0", "netns": "/run/netns/c",
@@ -31,16 +34,16 @@ fn write_record(store: &Store) {
             .unwrap();
     }
     record.begin(StepRef(0, 3)).unwrap();
-    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
-    record.removing().unwrap();
+    record
 }
 
 /// All that a record says; `None` for a torn one.
 fn said(loaded: Loaded) -> Option<String> {
     match loaded {
         Loaded::Absent => panic!("the file is there"),
-        Loaded::Torn => None,
+        Loaded::Torn { .. } => None,
         Loaded::Whole(record) => {
+            record.check_whole().unwrap();
             let Record { plan, planned, state, outputs, result, .. } = &*record;
             let begun: Vec<bool> = (0..4).map(|step| record.has_begun(StepRef(0, step))).collect();
             Some(format!("{plan:?} {planned:?} {state:?} {outputs:?} {result:?} {begun:?}"))
@@ -48,34 +51,63 @@ fn said(loaded: Loaded) -> Option<String> {
     }
 }
 
-fn load(directory: &Path, bytes: &[u8]) -> (Option<String>, Vec<u8>) {
+fn load(directory: &Path, bytes: &[u8]) -> Option<String> {
     fs::write(directory.join("c@eth0.jsonl"), bytes).unwrap();
-    let store = Store::open(directory).unwrap();
-    (said(store.load(&key()).unwrap()), fs::read(directory.join("c@eth0.jsonl")).unwrap())
+    said(Store::open(directory).unwrap().load(&key()).unwrap())
 }
 
 #[test]
-fn a_record_cut_off_at_any_byte_says_what_its_whole_lines_say() {
+fn a_record_that_is_being_written_says_what_its_whole_lines_say_wherever_it_ends() {
     let directory = tempfile::tempdir().unwrap();
     write_record(&Store::open(directory.path()).unwrap());
     let whole = fs::read(directory.path().join("c@eth0.jsonl")).unwrap();
     let ends: Vec<usize> = (1..=whole.len()).filter(|end| whole[end - 1] == b'\n').collect();
-    assert_eq!(ends.len(), 10, "plan, four beginnings, three ends, attached, removing");
+    assert_eq!(ends.len(), 9, "itself, plan, four beginnings, three ends");
     let mut different = Vec::new();
     for length in 0..=whole.len() {
         let complete = ends.iter().copied().rfind(|end| *end <= length).unwrap_or(0);
-        let (cut, left) = load(directory.path(), &whole[..length]);
-        assert_eq!(
-            (&cut, &left[..]),
-            (&load(directory.path(), &whole[..complete]).0, &whole[..complete]),
-            "{length}"
-        );
+        let cut = load(directory.path(), &whole[..length]);
+        assert_eq!(cut, load(directory.path(), &whole[..complete]), "{length}");
         if different.last() != Some(&cut) {
             different.push(cut);
         }
     }
-    assert_eq!(different.len(), ends.len() + 1, "each line says something new");
+    assert_eq!(different.len(), ends.len(), "each line after the first says something new");
     assert!(different[0].is_none(), "without a plan there is no record");
+}
+
+#[test]
+fn an_attached_record_that_is_cut_off_is_damaged_and_stays_attached() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    write_record(&store).attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    let path = directory.path().join("c@eth0.jsonl");
+    let whole = fs::read(&path).unwrap();
+    let planned = whole.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(1).unwrap().0;
+    let head = whole.iter().position(|byte| *byte == b'\n').unwrap();
+    for length in head..whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        let what = match store.load(&key()) {
+            Ok(Loaded::Whole(record)) => {
+                assert!(length > planned, "{length}");
+                assert_eq!(record.state, State::Attached, "{length}");
+                record.check_whole().unwrap_err()
+            }
+            Ok(other) => panic!("{length}: {other:?}"),
+            Err(error) => error,
+        };
+        let text = Chain(&what).to_string();
+        assert!(text.starts_with(&format!("{} is damaged (line ", path.display())), "{text}");
+    }
+    fs::write(&path, &whole).unwrap();
+    let Loaded::Whole(mut record) = store.load(&key()).unwrap() else { panic!("it is whole") };
+    record.removing().unwrap();
+    // What is being added is lost by a death, and nothing else.
+    for length in whole.len()..fs::read(&path).unwrap().len() {
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length as u64).unwrap();
+        let Loaded::Whole(record) = store.load(&key()).unwrap() else { panic!("{length}") };
+        record.check_whole().unwrap();
+    }
 }
 
 #[test]
@@ -85,11 +117,81 @@ fn a_record_that_was_cut_off_is_continued_where_its_last_whole_line_ends() {
     write_record(&store);
     let path = directory.path().join("c@eth0.jsonl");
     let whole = fs::read(&path).unwrap();
-    let planned = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-    fs::write(&path, &whole[..planned + 5]).unwrap();
+    let planned = whole.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(1).unwrap().0 + 1;
+    fs::write(&path, &whole[..planned + 10]).unwrap();
     let Loaded::Whole(mut record) = store.load(&key()).unwrap() else { panic!("the plan is whole") };
     record.removing().unwrap();
     let Loaded::Whole(record) = store.load(&key()).unwrap() else { panic!("the plan is whole") };
+    record.check_whole().unwrap();
     assert_eq!(record.state, State::Removing);
-    assert_eq!(fs::read(&path).unwrap().len(), planned + "\"removing\"\n".len());
+    assert_eq!(fs::read(&path).unwrap().len(), planned + "[\"01234567\",\"removing\"]\n".len());
+}
+
+/// Records as version 1 wrote them, of a pod with links of our own and of one with other plugins.
+#[test]
+fn records_of_version_1_are_read_and_continued() {
+    const BOOT: &str = "e2637ebe-17be-4d28-8243-abe9d6507768";
+    for (text, steps) in [
+        (include_str!("fixtures/version-1-own-plugins.jsonl"), 18),
+        (include_str!("fixtures/version-1-other-plugins.jsonl"), 14),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let key = Key { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
+        let path = directory.path().join("c-a@eth0.jsonl");
+        fs::write(&path, text).unwrap();
+        let boot = text.split("\"boot\":\"").nth(1).unwrap().split('"').next().unwrap();
+        let files = Arc::new(OnDisk(directory.path().to_owned()));
+        let store = Store::over(files, PathBuf::from(directory.path()), boot.to_owned()).unwrap();
+        let load = || match store.load(&key).unwrap() {
+            Loaded::Whole(record) => record,
+            other => panic!("{other:?}"),
+        };
+        let mut record = load();
+        record.check_whole().unwrap();
+        assert_eq!(
+            (record.state, record.outputs.len(), record.is_complete()),
+            (State::Attached, steps, true)
+        );
+        assert_eq!((record.planned.boot.as_str(), record.planned.since_boot), (boot, None));
+        assert_eq!(record.result.as_ref().unwrap()["cniVersion"], "1.1.0");
+        record.removing().unwrap();
+        assert_eq!(load().state, State::Removing);
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{text}\"removing\"\n"));
+        // In another boot everything counts as begun.
+        fs::write(&path, text.replace(boot, BOOT.trim_start_matches('e'))).unwrap();
+        assert!(load().is_of_earlier_boot());
+        // A damaged one is not taken for one that never began.
+        for (from, to) in [("\"plan\":", "\"pla\":"), ("c-a\",\"ifname\"", "c-b\",\"ifname\"")] {
+            fs::write(&path, text.replacen(from, to, 1)).unwrap();
+            assert!(matches!(store.load(&key), Err(JournalError::Damaged { .. })), "{from}");
+        }
+    }
+}
+
+#[test]
+fn no_path_is_made_of_a_name_that_leaves_the_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("x@eth0.jsonl"), "").unwrap();
+    let store = Store::open(directory.path().join("a/b")).unwrap();
+    for (container_id, ifname) in
+        [("../../x", "eth0"), ("x", "../../eth0"), ("", "eth0"), (".", ""), ("a", "..")]
+    {
+        let key = Key { container_id: container_id.to_owned(), ifname: ifname.to_owned() };
+        assert!(matches!(store.load(&key), Err(JournalError::Key(_))), "{key:?}");
+        assert!(matches!(store.discard(&key), Err(JournalError::Key(_))), "{key:?}");
+    }
+    assert!(directory.path().join("x@eth0.jsonl").exists());
+}
+
+#[test]
+fn what_is_no_file_holds_nobody_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("c@eth0.jsonl");
+    let store = Store::open(directory.path()).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
+    let said = |error: JournalError| Chain(&error).to_string();
+    assert_eq!(said(store.load(&key()).unwrap_err()), format!("read {}: not a regular file", path.display()));
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert!(said(store.load(&key()).unwrap_err()).starts_with(&format!("read {}: ", path.display())));
 }

@@ -11,12 +11,17 @@ type Content = Arc<Mutex<Vec<u8>>>;
 
 /// A directory; clones are the same one.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Disk(Arc<Mutex<BTreeMap<String, Content>>>);
+pub(super) struct Disk(Arc<Mutex<BTreeMap<String, Content>>>, Arc<Mutex<bool>>);
 
 #[derive(Debug)]
 struct Open(Content);
 
 impl Disk {
+    /// From now on names cannot be removed, or can again.
+    pub(super) fn keep_names(&self, keeps: bool) {
+        *locked(&self.1) = keeps;
+    }
+
     /// Gives a file another name, which may be taken only if it is to be replaced.
     pub(super) fn rename(&self, from: &str, to: &str, replace: bool) -> io::Result<()> {
         let mut names = locked(&self.0);
@@ -46,6 +51,9 @@ impl Files for Disk {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        if *locked(&self.1) {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
         locked(&self.0).remove(name);
         Ok(())
     }
@@ -64,8 +72,12 @@ impl Appended for Open {
         Ok(locked(&self.0).clone())
     }
 
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        locked(&self.0).extend_from_slice(bytes);
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut content = locked(&self.0);
+        let offset = offset as usize;
+        let end = content.len().max(offset + bytes.len());
+        content.resize(end, 0);
+        content[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 

@@ -62,7 +62,7 @@ fn adds_beside_a_del(disk: &Disk, files: impl Files + 'static) {
     let after = store(disk.clone());
     let said = |container| match after.load(&key(container)).unwrap() {
         Loaded::Whole(record) => Some((record.state, record.plan.sandbox.container_id, record.result)),
-        Loaded::Torn => panic!("the record of {container} is empty"),
+        Loaded::Torn { .. } => panic!("the record of {container} is empty"),
         Loaded::Absent => None,
     };
     let lives =

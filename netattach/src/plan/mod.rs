@@ -87,14 +87,15 @@ impl Sandbox {
     /// Link group of the links that this record's plan makes: the same for the same container and
     /// interface, different for another record of the same container, never 0 (the default group).
     pub fn link_group(&self) -> u32 {
-        let digest = Sha256::new()
-            .chain_update(&self.container_id)
-            .chain_update([0])
-            .chain_update(&self.ifname)
-            .finalize();
-        let number = digest.iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte));
-        number | spec::OWN_GROUPS
+        link_group(&self.container_id, &self.ifname)
     }
+}
+
+/// See [`Sandbox::link_group`].
+pub fn link_group(container_id: &str, ifname: &str) -> u32 {
+    let digest = Sha256::new().chain_update(container_id).chain_update([0]).chain_update(ifname).finalize();
+    let number = digest.iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte));
+    number | spec::OWN_GROUPS
 }
 
 /// A pod by name.

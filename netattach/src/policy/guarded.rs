@@ -76,6 +76,12 @@ pub(super) struct Whereabouts {
 }
 
 impl Guarded {
+    /// Its number in the maps.
+    #[cfg(test)]
+    pub(crate) fn number(&self) -> u32 {
+        self.id
+    }
+
     /// Puts together what the steps of an attachment brought.
     pub fn new(
         protect: &Protect,

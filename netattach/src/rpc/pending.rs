@@ -4,20 +4,23 @@
 //! first listens, then reads the directory and carries out what is there, and only then serves: a request is
 //! either sent or found, whichever of the two came first, and none overtakes an ADD that came after it. A
 //! request may be carried out twice; DEL allows that. One that is older ([`Pending::recorded`]) than the
-//! attachment it names is meant for one before it, of a runtime that uses container ids again.
+//! attachment it names is meant for one before it, of a runtime that uses container ids again. Which is older is told by
+//! the boot and the time since then: the clock on the wall may have been set meanwhile.
 //!
 //! The name of a file follows from its content, so that a runtime that repeats a request does not add files.
 
-use std::fs::{self, DirBuilder};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::message::CniCall;
 use crate::durable;
+use crate::moment::{Moment, boot_id};
 
 const SUFFIX: &str = ".del.json";
 const TEMPORARY_PREFIX: &str = ".writing-";
@@ -30,10 +33,19 @@ const STRAY_AGE: Duration = Duration::from_secs(600);
 pub struct Pending {
     /// Its file, for [`remove`].
     pub path: PathBuf,
-    /// When it was recorded last.
-    pub recorded: SystemTime,
+    /// When it was recorded last; `None` for one of an earlier version, or one that cannot be read.
+    pub recorded: Option<Moment>,
     /// The request; or why the file holds none, in which case nothing can be carried out.
     pub call: Result<CniCall, UnreadableError>,
+}
+
+/// The content of a file. Earlier versions wrote the request alone.
+#[derive(Serialize, Deserialize)]
+struct Recorded {
+    #[serde(flatten)]
+    call: CniCall,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    recorded: Option<Moment>,
 }
 
 /// The directory of requests, or one of its files, cannot be used.
@@ -122,7 +134,11 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
         }
     }
     found.sort();
-    Ok(found.into_iter().map(|(recorded, path)| Pending { call: read(&path), path, recorded }).collect())
+    let read = |(_, path): (SystemTime, PathBuf)| match read(&path) {
+        Ok(Recorded { call, recorded }) => Pending { path, recorded, call: Ok(call) },
+        Err(error) => Pending { path, recorded: None, call: Err(error) },
+    };
+    Ok(found.into_iter().map(read).collect())
 }
 
 /// Removes a request that was carried out, or that nobody can carry out. One that is gone is as good.
@@ -145,10 +161,11 @@ fn directory(state_dir: &Path) -> PathBuf {
 }
 
 fn write(directory: &Path, call: &CniCall) -> io::Result<PathBuf> {
-    let content = serde_json::to_vec(call)?;
+    let name = format!("{:x}", Sha256::digest(serde_json::to_vec(call)?));
+    let recorded = Some(Moment::now(&boot_id()?));
+    let content = serde_json::to_vec(&Recorded { call: call.clone(), recorded })?;
     // For the owner's eyes: configurations may hold credentials.
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let name = format!("{:x}", Sha256::digest(&content));
     let path = directory.join(format!("{name}{SUFFIX}"));
     // Swept later where it is left.
     let temporary = format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id());
@@ -156,8 +173,15 @@ fn write(directory: &Path, call: &CniCall) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-fn read(path: &Path) -> Result<CniCall, UnreadableError> {
-    let content = fs::read(path).map_err(|source| UnreadableError::Read { path: path.to_owned(), source })?;
+fn read(path: &Path) -> Result<Recorded, UnreadableError> {
+    let failed = |source| UnreadableError::Read { path: path.to_owned(), source };
+    let mut content = Vec::new();
+    // Not waiting for the other end of a FIFO.
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(failed(io::Error::other("not a regular file")));
+    }
+    file.read_to_end(&mut content).map_err(failed)?;
     serde_json::from_slice(&content)
         .map_err(|source| UnreadableError::Parse { path: path.to_owned(), source })
 }
@@ -197,9 +221,11 @@ mod tests {
             let then = SystemTime::now() - Duration::from_secs(age);
             File::open(path).unwrap().set_modified(then).unwrap();
         }
-        let before = SystemTime::now() - Duration::from_secs(1);
+        let recorded = || list(&state_dir).unwrap()[2].recorded.clone().unwrap();
+        let before = recorded();
         assert_eq!(record(&state_dir, &call("c")).unwrap(), paths[2]);
-        assert!(list(&state_dir).unwrap()[2].recorded > before);
+        assert_eq!(before.boot, recorded().boot);
+        assert!(recorded().since_boot > before.since_boot, "repeated, it is newer");
         assert_eq!(calls(&state_dir), [call("b"), call("a"), call("c")]);
         assert_eq!(fs::metadata(&paths[0]).unwrap().permissions().mode() & 0o777, 0o600);
 

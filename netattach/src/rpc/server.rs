@@ -28,6 +28,9 @@ use crate::report::Chain;
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
 const BACKLOG: i32 = 1024;
 
+/// How often is looked whether the socket's file is there.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How long to wait after accept(2) failed, out of descriptors as a rule, before the next attempt.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -59,6 +62,8 @@ impl Default for Limits {
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
+    /// Device and inode of its file.
+    file: (u64, u64),
     _lock: OwnedFd,
 }
 
@@ -112,12 +117,28 @@ impl Listener {
                 .map_err(|source| ListenError::Directory { socket: socket(), source })?;
         }
         let lock = lock_beside(path)?;
-        let listening =
-            listen(path).map_err(|error| ListenError::Listen { socket: socket(), source: error.into() })?;
-        let listener = UnixListener::from_std(listening.into())
-            .map_err(|source| ListenError::Listen { socket: socket(), source })?;
-        Ok(Self { socket: listener, path: path.to_owned(), _lock: lock })
+        let (listener, file) =
+            listen(path).map_err(|source| ListenError::Listen { socket: socket(), source })?;
+        Ok(Self { socket: listener, path: path.to_owned(), file, _lock: lock })
     }
+
+    /// Listens anew where somebody has removed the file or put another in its place: nobody would find this one.
+    /// Says whether it did.
+    fn mend(&mut self) -> io::Result<bool> {
+        if file_at(&self.path).is_ok_and(|file| file == self.file) {
+            return Ok(false);
+        }
+        if let Some(directory) = self.path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        (self.socket, self.file) = listen(&self.path)?;
+        Ok(true)
+    }
+}
+
+/// Device and inode of what has that path.
+fn file_at(path: &Path) -> rustix::io::Result<(u64, u64)> {
+    rustix::fs::lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 impl Drop for Listener {
@@ -130,7 +151,7 @@ impl Drop for Listener {
 /// Serves until `stop` resolves, then accepts nothing more and returns when every request that was accepted
 /// has its answer. Dropping the future instead breaks them off.
 pub async fn serve<H: Handler>(
-    listener: Listener,
+    mut listener: Listener,
     handler: Arc<H>,
     limits: Limits,
     stop: impl Future<Output = ()>,
@@ -138,11 +159,20 @@ pub async fn serve<H: Handler>(
     let places = Arc::new(Semaphore::new(limits.unread));
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
+    let mut look = tokio::time::interval(LOOK_INTERVAL);
     loop {
-        // Neither arm loses anything when dropped: a connection is accepted or stays in the kernel's queue.
+        // No arm loses anything when dropped: a connection is accepted or stays in the kernel's queue.
         let accepted = tokio::select! {
             () = &mut stop => break,
             accepted = accept(&listener, &places) => accepted,
+            _ = look.tick() => {
+                match listener.mend() {
+                    Ok(false) => {}
+                    Ok(true) => tracing::warn!(socket = %listener.path.display(), "was removed, and is there again"),
+                    Err(error) => tracing::error!(socket = %listener.path.display(), %error, "was removed"),
+                }
+                continue;
+            }
         };
         match accepted {
             Ok((stream, place)) => {
@@ -308,11 +338,11 @@ fn lock_beside(path: &Path) -> Result<OwnedFd, ListenError> {
     }
 }
 
-fn listen(path: &Path) -> rustix::io::Result<OwnedFd> {
+fn listen(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
     let address = SocketAddrUnix::new(path)?;
     match rustix::fs::unlink(path) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-        Err(error) => return Err(error),
+        Err(error) => return Err(error.into()),
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -320,7 +350,7 @@ fn listen(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&fd, &address)?;
     rustix::net::listen(&fd, BACKLOG)?;
-    Ok(fd)
+    Ok((UnixListener::from_std(fd.into())?, file_at(path)?))
 }
 
 #[cfg(test)]

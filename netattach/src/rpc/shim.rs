@@ -17,6 +17,8 @@ use super::client::{self, ClientError, Patience};
 use super::message::{CniCall, CniReply, Request, Response};
 use super::pending::{self, PendingError};
 use super::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
+use crate::cni::CniError;
+use crate::cni::identifier::{check_container_id, check_ifname};
 use crate::report::Chain;
 
 /// Longest standard input in bytes.
@@ -68,6 +70,9 @@ pub enum ShimError {
     /// Standard input is not a JSON object.
     #[error("stdin is not a network configuration")]
     Decode(#[source] serde_json::Error),
+    /// An identifier that the specification does not allow.
+    #[error("{}{}", .0.msg, after_colon(&.0.details))]
+    Identifier(CniError),
     /// A key of ours with another value than an absolute path.
     #[error("{0} must be an absolute path")]
     Path(&'static str),
@@ -105,6 +110,7 @@ impl ShimError {
     fn code(&self, verb: &str) -> u32 {
         match self {
             Self::Variable(_) | Self::Timeout(_) => CODE_ENVIRONMENT,
+            Self::Identifier(error) => error.code,
             Self::ReadStdin(_) => CODE_IO,
             Self::LongStdin | Self::BinaryStdin(_) | Self::Decode(_) => CODE_DECODE,
             Self::Path(_) => CODE_CONFIG,
@@ -232,6 +238,18 @@ fn hand_over(environment: Environment, config: &Config, stdin: String) -> Result
     }
 }
 
+/// Refuses a DEL that no agent will carry out. Files are named for containers: it is not kept either.
+fn check_identifiers(call: &CniCall) -> Result<(), ShimError> {
+    let variable = |name| call.variable(name).unwrap_or_default();
+    check_container_id(variable("CNI_CONTAINERID"))
+        .and_then(|()| check_ifname(variable("CNI_IFNAME")))
+        .map_err(ShimError::Identifier)
+}
+
+fn after_colon(details: &str) -> String {
+    if details.is_empty() { String::new() } else { format!(": {details}") }
+}
+
 /// Whether nobody would carry the DEL out, or nobody knows whether it was. An agent that refuses has decided.
 fn may_be_lost(error: &ClientError) -> bool {
     !matches!(error, ClientError::Refused { .. } | ClientError::Prepare(_))
@@ -245,6 +263,7 @@ fn keep_del(
     first: ClientError,
     try_again: impl FnOnce() -> Result<Response, ClientError>,
 ) -> Result<Response, ShimError> {
+    check_identifiers(call)?;
     let record = match pending::record(state_dir, call) {
         Ok(record) => record,
         Err(unrecorded) => return Err(ShimError::NotRecorded { unrecorded, source: first }),

@@ -31,7 +31,7 @@ use rustix::io::Errno;
 
 use super::Owner;
 use super::store::Error;
-use crate::{bounded, budget};
+use crate::{bounded, budget, sync};
 
 const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
@@ -128,7 +128,7 @@ impl Opened {
                     return Err(Error::Busy { path: self.path.join(LOCK) });
                 }
                 Err(Errno::WOULDBLOCK) => {
-                    std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+                    sync::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
                     pause = (pause * 2).min(Duration::from_millis(10));
                 }
                 Err(error) => {
@@ -239,6 +239,7 @@ impl Locked<'_> {
     }
 
     fn create_temporary(&self) -> Result<OwnedFd, Errno> {
+        sync::step();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let create = || rustix::fs::openat(&self.0.directory, TEMPORARY, flags, Mode::RUSR | Mode::WUSR);
         match create() {
@@ -249,6 +250,7 @@ impl Locked<'_> {
     }
 
     fn open_spare(&self) -> Result<OwnedFd, Errno> {
+        sync::step();
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&self.0.directory, TEMPORARY, flags, Mode::empty())
     }
@@ -257,6 +259,7 @@ impl Locked<'_> {
     ///
     /// Renamed first: from then on the address is free, also when the agent is killed before the file is empty.
     fn make_spare(&self, name: &str) -> Result<bool, Errno> {
+        sync::step();
         let directory = &self.0.directory;
         match rustix::fs::renameat(directory, name, directory, TEMPORARY) {
             Err(Errno::NOENT) => return Ok(false),
@@ -270,6 +273,7 @@ impl Locked<'_> {
 
     /// Gives the temporary file its name; fails where the name exists, unless it is to be replaced.
     fn give_name(&self, name: &str, replace: bool) -> Result<(), Errno> {
+        sync::step();
         let directory = &self.0.directory;
         if replace {
             return rustix::fs::renameat(directory, TEMPORARY, directory, name);
@@ -309,6 +313,7 @@ impl Locked<'_> {
     }
 
     fn remove_name(&self, name: &str) -> Result<(), Errno> {
+        sync::step();
         match rustix::fs::unlinkat(&self.0.directory, name, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
             other => other,
@@ -316,6 +321,7 @@ impl Locked<'_> {
     }
 
     fn open_file(&self, name: &str) -> Result<OwnedFd, Errno> {
+        sync::step();
         // Not blocking: a FIFO of that name must not hold up the directory.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.0.directory, name, flags, Mode::empty())?;
@@ -402,6 +408,7 @@ fn cursor_name(set: usize) -> String {
 
 /// Empties a reservation's file, if nobody else has it by another name and it is as one that is made anew.
 fn empty(file: &OwnedFd) -> Result<(), Errno> {
+    sync::step();
     let stat = rustix::fs::fstat(file)?;
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if !regular || stat.st_nlink != 1 || stat.st_mode & 0o7777 != 0o600 {
@@ -427,6 +434,7 @@ fn read_to_end(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
 }
 
 fn write_all(file: &OwnedFd, mut content: &[u8]) -> Result<(), Errno> {
+    sync::step();
     while !content.is_empty() {
         let count = rustix::io::retry_on_intr(|| rustix::io::write(file, content))?;
         content = &content[count..];
@@ -435,6 +443,7 @@ fn write_all(file: &OwnedFd, mut content: &[u8]) -> Result<(), Errno> {
 }
 
 fn write_at_start(file: &OwnedFd, content: &[u8]) -> Result<(), Errno> {
+    sync::step();
     let mut written = 0;
     while written < content.len() {
         written +=

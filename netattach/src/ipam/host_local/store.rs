@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::allocator::{self, AllocateError, Reservations};
 use super::directory::{self, Contents, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, config};
+use crate::sync::{Arc, Mutex, locked};
 
 /// How long a call waits for a directory's lock by default.
 pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
@@ -257,6 +257,22 @@ impl Leases {
         Ok(released.unwrap_or(0))
     }
 
+    /// The addresses that a container holds by any interface but those in `keep`.
+    ///
+    /// # Errors
+    /// As [`Leases::release`].
+    pub fn held(
+        &self,
+        data_dir: &Path,
+        network: &str,
+        container_id: &str,
+        keep: &[String],
+    ) -> Result<Vec<IpAddr>, Error> {
+        let path = directory_of(data_dir, network)?;
+        let held = self.locked(&path, |_, contents| Ok(contents.held_by_container(container_id, keep)))?;
+        Ok(held.unwrap_or_default())
+    }
+
     /// Removes the reservations of every interface of a container but those in `keep`, and says how many there
     /// were.
     ///
@@ -327,7 +343,7 @@ impl Leases {
         let deadline = Instant::now() + self.deadline;
         let known = self.known(path);
         // A panic elsewhere leaves no stamp, see below, and so nothing that would be believed.
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&known);
         let Known { opened, stamp, contents } = &mut *known;
         // Taken, not read: whatever fails on the way, the next call reads the directory.
         let remembered = stamp.take();
@@ -347,8 +363,7 @@ impl Leases {
     }
 
     fn known(&self, path: &Path) -> Arc<Mutex<Known>> {
-        let mut directories: MutexGuard<_> = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
-        directories.of(path)
+        locked(&self.directories).of(path)
     }
 }
 

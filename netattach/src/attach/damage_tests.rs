@@ -1,0 +1,259 @@
+//! Records of live pods in which bits are flipped and lines cut off, doubled, swapped and mixed: nobody's address is given
+//! away, no DEL says that it is done while something is left, and whatever is wrong has a name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::Engine;
+use super::rig::{self, Maps};
+use crate::journal::{Loaded, Pool, State, Store};
+use crate::plan::resolve::Numbers;
+use crate::plan::{Output, StepRef};
+use crate::report::Chain;
+use crate::sync::Arc;
+
+const PODS: [&str; 3] = ["a", "b", "c"];
+
+/// What is done to the records.
+#[derive(Debug, Clone)]
+enum Harm {
+    Flip {
+        pod: usize,
+        byte: usize,
+        bit: u32,
+    },
+    Cut {
+        pod: usize,
+        at: usize,
+    },
+    Empty {
+        pod: usize,
+    },
+    Double {
+        pod: usize,
+        line: usize,
+    },
+    Swap {
+        pod: usize,
+        line: usize,
+        other: usize,
+    },
+    /// A line of one record in the place of one of another.
+    Mix {
+        pod: usize,
+        line: usize,
+        from: usize,
+        taken: usize,
+    },
+    /// One record in the place of another.
+    Exchange {
+        pod: usize,
+        from: usize,
+    },
+}
+
+fn harm() -> impl Strategy<Value = Harm> {
+    let (pod, any) = (0..PODS.len(), any::<usize>());
+    prop_oneof![
+        4 => (pod.clone(), any.clone(), 0..8_u32).prop_map(|(pod, byte, bit)| Harm::Flip { pod, byte, bit }),
+        2 => (pod.clone(), any.clone()).prop_map(|(pod, at)| Harm::Cut { pod, at }),
+        1 => pod.clone().prop_map(|pod| Harm::Empty { pod }),
+        1 => (pod.clone(), any.clone()).prop_map(|(pod, line)| Harm::Double { pod, line }),
+        1 => (pod.clone(), any.clone(), any.clone()).prop_map(|(pod, line, other)| Harm::Swap { pod, line, other }),
+        1 => (pod.clone(), any.clone(), pod.clone(), any)
+            .prop_map(|(pod, line, from, taken)| Harm::Mix { pod, line, from, taken }),
+        1 => (pod.clone(), pod).prop_map(|(pod, from)| Harm::Exchange { pod, from }),
+    ]
+}
+
+impl Harm {
+    fn carry_out(&self, records: &mut [Vec<u8>]) {
+        let lines = |record: &[u8]| -> Vec<Vec<u8>> {
+            record.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect()
+        };
+        match *self {
+            Self::Flip { pod, byte, bit } => {
+                let length = records[pod].len();
+                if length > 0 {
+                    records[pod][byte % length] ^= 1 << bit;
+                }
+            }
+            Self::Cut { pod, at } => {
+                let length = records[pod].len();
+                records[pod].truncate(at % (length + 1));
+            }
+            Self::Empty { pod } => records[pod].clear(),
+            Self::Double { pod, line } => {
+                let mut lines = lines(&records[pod]);
+                if let Some(doubled) = lines.get(line % lines.len().max(1)).cloned() {
+                    lines.insert(line % lines.len(), doubled);
+                }
+                records[pod] = lines.concat();
+            }
+            Self::Swap { pod, line, other } => {
+                let mut lines = lines(&records[pod]);
+                let count = lines.len().max(1);
+                if !lines.is_empty() {
+                    lines.swap(line % count, other % count);
+                }
+                records[pod] = lines.concat();
+            }
+            Self::Mix { pod, line, from, taken } => {
+                let others = lines(&records[from]);
+                let mut lines = lines(&records[pod]);
+                let (count, of) = (lines.len().max(1), others.len().max(1));
+                if let (Some(place), Some(other)) = (lines.get_mut(line % count), others.get(taken % of)) {
+                    other.clone_into(place);
+                }
+                records[pod] = lines.concat();
+            }
+            Self::Exchange { pod, from } => records.swap(pod, from),
+        }
+    }
+}
+
+fn record(directory: &Path, pod: &str) -> PathBuf {
+    directory.join(format!("journal/{pod}@eth0.jsonl"))
+}
+
+fn start(directory: &Path, maps: &Arc<Maps>) -> Engine {
+    rig::engine(directory, Store::open(directory.join("journal")).unwrap(), maps)
+}
+
+/// Three pods are attached, each with an address and a number: 1, 2 and 3.
+fn attach_all(directory: &Path, maps: &Arc<Maps>) {
+    let engine = start(directory, maps);
+    assert_eq!(rig::recover(&engine).failed, Vec::<String>::new());
+    engine.journal.note_pool(Pool { data_dir: directory.join("pools"), network: "net".to_owned() }).unwrap();
+    for (pod, id) in PODS.into_iter().zip(1..) {
+        let plan = rig::plan(directory, pod, id);
+        let mut record = engine.journal.create(rig::key(pod), plan.clone()).unwrap();
+        record.begin(StepRef(0, 0)).unwrap();
+        record.done(StepRef(0, 0), rig::lease(&engine, &plan)).unwrap();
+        record.begin(StepRef(0, 1)).unwrap();
+        maps.enter(id);
+        record.done(StepRef(0, 1), Output::Nothing).unwrap();
+        record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    }
+}
+
+fn whose(directory: &Path) -> Vec<String> {
+    let mut owners: Vec<String> = rig::leased(directory).into_values().collect();
+    owners.sort();
+    owners
+}
+
+/// What a live pod has survives the start of an agent on harmed records, and each DEL takes back what is its own or says why not.
+fn survives(harms: &[Harm]) {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = Arc::new(Maps::default());
+    attach_all(directory, &maps);
+    let before: Vec<Vec<u8>> = PODS.map(|pod| fs::read(record(directory, pod)).unwrap()).into();
+    let mut after = before.clone();
+    harms.iter().for_each(|harm| harm.carry_out(&mut after));
+    for (pod, content) in PODS.iter().zip(&after) {
+        fs::write(record(directory, pod), content).unwrap();
+    }
+
+    let engine = start(directory, &maps);
+    let recovery = rig::recover(&engine);
+    assert_eq!((whose(directory), maps.numbers()), (PODS.map(str::to_owned).to_vec(), [1, 2, 3].into()));
+    let named = [&recovery.failed[..], &recovery.damaged[..]].concat().join("\n");
+    for (index, pod) in PODS.iter().enumerate() {
+        assert_eq!(named.contains(&format!("{pod}@eth0")), before[index] != after[index], "{pod}: {named}");
+    }
+    // Nobody new is given a number that a live pod has.
+    let mut numbers = engine.registry.reserve();
+    assert!(numbers.attachment().unwrap() > 3);
+    drop(numbers);
+
+    let mut left = PODS.into_iter().zip(1..).collect::<BTreeMap<_, _>>();
+    for (pod, id) in PODS.into_iter().zip(1..) {
+        match engine.del(&rig::request("DEL", pod)) {
+            Ok(_) => {
+                left.remove(pod);
+                assert!(!record(directory, pod).exists(), "{pod}");
+            }
+            Err(error) => {
+                let said = Chain(&error).to_string();
+                assert!(said.contains(&format!("{pod}@eth0.jsonl is damaged (line ")), "{said}");
+                assert!(record(directory, pod).exists() && maps.numbers().contains(&id), "{pod}");
+            }
+        }
+        assert_eq!(whose(directory), left_or_to_come(&left), "after DEL of {pod}");
+        assert_eq!(maps.numbers(), left.values().copied().collect(), "after DEL of {pod}");
+    }
+}
+
+fn left_or_to_come(left: &BTreeMap<&str, u32>) -> Vec<String> {
+    left.keys().map(|pod| (*pod).to_owned()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn harmed_records_cost_no_live_pod_its_address_and_no_del_lies(harms in prop::collection::vec(harm(), 1..4)) {
+        survives(&harms);
+    }
+}
+
+/// What was seen: one bad byte in the plan of a live pod.
+#[test]
+fn one_bad_byte_in_a_plan_releases_nothing() {
+    for byte in [0, 40, 130, 140, 200, 500] {
+        survives(&[Harm::Flip { pod: 1, byte, bit: 0 }]);
+    }
+    survives(&[Harm::Empty { pod: 0 }]);
+    survives(&[Harm::Exchange { pod: 0, from: 1 }]);
+}
+
+/// A record that cannot be removed keeps its numbers: its DEL will name them again.
+#[test]
+fn numbers_stay_taken_while_their_record_is_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = Arc::new(Maps::default());
+    attach_all(directory, &maps);
+    let engine = start(directory, &maps);
+    rig::recover(&engine);
+    let Loaded::Whole(mut taken) = engine.journal.load(&rig::key("a")).unwrap() else {
+        panic!("it is whole")
+    };
+    taken.removing().unwrap();
+    // A directory in its place cannot be removed as a file.
+    let path = record(directory, "a");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let said = Chain(&engine.take_back(*taken).unwrap_err()).to_string();
+    assert!(said.contains(&format!("all is taken back, but {}", path.display())), "{said}");
+    assert_eq!((whose(directory), maps.numbers()), (vec!["b".to_owned(), "c".to_owned()], [2, 3].into()));
+    assert_eq!(engine.registry.reserve().attachment(), Ok(4), "1 is not given to another");
+}
+
+/// A record that has lost a line of its progress is taken back by its plan.
+#[test]
+fn a_del_of_a_record_without_its_progress_takes_back_all_that_was_planned() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = Arc::new(Maps::default());
+    attach_all(directory, &maps);
+    let path = record(directory, "b");
+    let content = fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = content.split_inclusive('\n').collect();
+    assert_eq!(lines.len(), 7, "{content}");
+    fs::write(&path, lines[..2].concat()).unwrap();
+    let engine = start(directory, &maps);
+    rig::recover(&engine);
+    let Loaded::Whole(cut) = engine.journal.load(&rig::key("b")).unwrap() else {
+        panic!("the plan is whole")
+    };
+    assert_eq!(cut.state, State::Attached);
+    engine.del(&rig::request("DEL", "b")).unwrap();
+    assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned(), "c".to_owned()], [1, 3].into()));
+}

@@ -1,0 +1,184 @@
+//! An engine over directories of its own and a dataplane that is a map: for tests of what is remembered, and of whom it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::{Enforce, Engine, Inheritance, Node, Occupied, RepeatedAdd};
+use crate::cni;
+use crate::delegate::{Delegate, ResultCache};
+use crate::ipam::host_local::Leases;
+use crate::journal::{Key, Store};
+use crate::netlink::Handle;
+use crate::plan::resolve::Options;
+use crate::plan::{AttachmentPlan, Plan, PodRef, Remembered, Step, Vantage, When};
+use crate::policy::error::EnforceError;
+use crate::policy::guarded::Guarded;
+use crate::policy::unenforced::Unenforceable;
+use crate::sync::{Arc, Mutex, locked};
+
+/// Attachment numbers are below this.
+pub(crate) const LIMIT: u32 = 16;
+
+/// The dataplane: the numbers it knows.
+#[derive(Debug, Default)]
+pub(crate) struct Maps(Mutex<BTreeSet<u32>>);
+
+impl Maps {
+    pub(crate) fn numbers(&self) -> BTreeSet<u32> {
+        locked(&self.0).clone()
+    }
+
+    /// # Panics
+    /// The number stands for another attachment already.
+    pub(crate) fn enter(&self, id: u32) {
+        assert!(locked(&self.0).insert(id), "{id} is in use");
+    }
+}
+
+impl Enforce for Maps {
+    fn attach(&self, guarded: &Guarded, _: &mut Handle, _: &mut Handle) -> Result<(), EnforceError> {
+        self.enter(guarded.number());
+        Ok(())
+    }
+
+    fn detach(&self, id: u32) -> Result<(), EnforceError> {
+        locked(&self.0).remove(&id);
+        Ok(())
+    }
+
+    fn retire(&self, _: u32) -> Result<(), EnforceError> {
+        Ok(())
+    }
+
+    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {
+        let adopted: BTreeSet<u32> = attachments.iter().map(Guarded::number).collect();
+        locked(&self.0).retain(|id| !all || adopted.contains(id));
+        Vec::new()
+    }
+
+    fn recorded(&self) -> Vec<u32> {
+        locked(&self.0).iter().copied().collect()
+    }
+
+    fn verify(&self, _: &Guarded, _: &mut Handle) -> Result<Option<String>, EnforceError> {
+        Ok(None)
+    }
+
+    fn restore(&self, _: &Guarded, _: &mut Handle) -> Result<bool, EnforceError> {
+        Ok(false)
+    }
+
+    fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
+        Ok(None)
+    }
+
+    fn permit(
+        &self,
+        _: Option<&PodRef>,
+        _: &AttachmentPlan,
+        _: Option<&Vantage>,
+    ) -> Result<(), Unenforceable> {
+        Ok(())
+    }
+}
+
+/// An agent's engine, started on these directories.
+pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engine {
+    let node = Node {
+        leases: Leases::default(),
+        delegate: Delegate {
+            search: Vec::new(),
+            timeout: std::time::Duration::from_secs(1),
+            owner: String::new(),
+        },
+        cache: ResultCache::new(directory.join("cache")),
+        enforcer: Some(Arc::clone(maps) as Arc<dyn Enforce>),
+        bridges: super::Bridges::default(),
+        occupied: Occupied::default(),
+    };
+    let options = Options {
+        exec: Vec::new(),
+        remembered: Remembered::default(),
+        device_info_dir: directory.join("devices"),
+        enforce: When::Never,
+    };
+    let inheritance = Inheritance::new(directory.join("multus"));
+    Engine::new(node, journal, LIMIT, options, inheritance, RepeatedAdd::Refuse).unwrap()
+}
+
+pub(crate) fn key(container: &str) -> Key {
+    Key { container_id: container.to_owned(), ifname: "eth0".to_owned() }
+}
+
+/// One attachment with an address from the pool `net` and a number.
+pub(crate) fn plan(directory: &Path, container: &str, id: u32) -> Plan {
+    let range =
+        json!({"subnet": "10.1.0.0/24", "start": "10.1.0.1", "end": "10.1.0.254", "gateway": "10.1.0.1"});
+    let steps = json!([
+        {"step": "lease", "network": "net", "data_dir": pools(directory), "sets": [[range]], "exclude": [],
+         "requested": [], "routes": [], "resolv_conf": null},
+        {"step": "protect", "id": id, "zone": 1, "check_mac": true, "check_addresses": true, "when": "never"},
+    ]);
+    let attachment = json!({
+        "network": "shop/net", "config_name": "net", "default": true, "ifname": "eth0", "version": "1.0.0",
+        "kind": "bridge", "steps": steps,
+    });
+    let sandbox = json!({
+        "container_id": container, "ifname": "eth0", "netns": "/nonexistent",
+        "netns_id": {"device": 4, "inode": 1}, "cni_args": "", "cni_path": [], "config_name": "pods",
+    });
+    serde_json::from_value(json!({"sandbox": sandbox, "attachments": [attachment]})).unwrap()
+}
+
+fn pools(directory: &Path) -> PathBuf {
+    directory.join("pools")
+}
+
+/// Whose the addresses are that are leased.
+pub(crate) fn leased(directory: &Path) -> BTreeMap<String, String> {
+    let Ok(entries) = std::fs::read_dir(pools(directory).join("net")) else { return BTreeMap::new() };
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let addresses = names.filter(|name| name.parse::<std::net::IpAddr>().is_ok());
+    addresses
+        .map(|address| {
+            let content = std::fs::read_to_string(pools(directory).join("net").join(&address)).unwrap();
+            (address, content.split("\r\n").next().unwrap_or_default().to_owned())
+        })
+        .collect()
+}
+
+/// A call of the runtime.
+pub(crate) fn request(verb: &str, container: &str) -> cni::Request {
+    let variables = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", "/nonexistent"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/nonexistent"),
+    ];
+    let env = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    cni::Request::parse(&env, br#"{"cniVersion":"1.1.0","name":"pods","type":"netattach"}"#).unwrap()
+}
+
+/// The address of the plan's lease, taken as the plan's step takes it.
+pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::plan::Output {
+    let (_, attachment, step) = plan.steps().next().unwrap();
+    let Step::Lease(config) = step else { panic!("the first step is a lease") };
+    super::apply::lease(&engine.node.leases, config, &super::apply::owner(&plan.sandbox, attachment)).unwrap()
+}
+
+/// What an agent's start does with its records.
+///
+/// # Panics
+/// The journal cannot be listed.
+pub(crate) fn recover(engine: &Engine) -> super::Recovery {
+    let mut recovery = engine.adopt().unwrap();
+    for key in std::mem::take(&mut recovery.unfinished) {
+        recovery
+            .failed
+            .extend(engine.finish(&key).err().map(|error| crate::report::Chain(&error).to_string()));
+    }
+    recovery
+}

@@ -1,0 +1,279 @@
+//! What a record's file says, and what is wrong with it. Pure.
+//!
+//! Version 2 begins with a line of its own, of one length: version, whether the sandbox is attached and how long the file
+//! was then, and a checksum. It is written anew in place once, when the sandbox is attached; from then on a file that is
+//! shorter has lost something. Every other line is a JSON array of a checksum and what happened. A checksum covers the name
+//! of the file, its own line and the checksum before it, so that lines of other records, in another order or twice are
+//! found out as well as changed ones. Version 1 had none of this: each line was what happened.
+//!
+//! A last line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable. Anything
+//! else that is not as it was written is damage: what is left is read, and nothing is concluded from what is not there.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::plan::{Output, Plan, StepRef};
+
+/// The version that is written.
+pub(super) const VERSION: u32 = 2;
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Line {
+    Planned {
+        version: u32,
+        boot: String,
+        /// When it was written, in milliseconds since 1970: for people.
+        at: u64,
+        /// The same in nanoseconds since that boot. Not in version 1.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since_boot: Option<u64>,
+        plan: Box<Plan>,
+    },
+    /// Cookie of the sandbox's namespace.
+    Namespace(u64),
+    Began(StepRef),
+    Done(StepRef, Box<Output>),
+    Attached(Value),
+    Removing,
+}
+
+/// Something in a record is not as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// Which line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.what)
+    }
+}
+
+/// What a record's file says about itself, for tests of its reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It ends before its plan does.
+    Torn,
+    /// Of a version that this code does not know.
+    Foreign(u64),
+    /// Not as it was written.
+    Damaged(Vec<Damage>),
+    /// As it was written; whether the first line says that the sandbox is attached.
+    Whole {
+        /// It does.
+        attached: bool,
+    },
+}
+
+/// Reads the content of the file of that name and says what it is.
+pub fn judge(name: &str, bytes: &[u8]) -> Verdict {
+    match read(name, bytes) {
+        Content::Torn => Verdict::Torn,
+        Content::Foreign(version) => Verdict::Foreign(version),
+        Content::Lines(Read { damage, .. }) if !damage.is_empty() => Verdict::Damaged(damage),
+        Content::Lines(Read { sealed, .. }) => Verdict::Whole { attached: sealed },
+    }
+}
+
+/// How lines are written to one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Writer {
+    version: u32,
+    /// Checksum of the name and of all lines so far.
+    sum: u32,
+}
+
+/// A file that could be read.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) lines: Vec<Line>,
+    pub(super) damage: Vec<Damage>,
+    /// The first line says that the sandbox is attached.
+    pub(super) sealed: bool,
+    /// Bytes up to the end of the last whole line.
+    pub(super) length: usize,
+    pub(super) writer: Writer,
+}
+
+/// What a file is.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// It ends before its plan does, as a file does whose writer died writing it.
+    Torn,
+    /// Of a version that this code does not know.
+    Foreign(u64),
+    /// Lines.
+    Lines(Read),
+}
+
+const SUM_DIGITS: usize = 8;
+const BEFORE_SUM: &str = "\",\"sum\":\"";
+
+/// The first line, with its newline.
+pub(super) fn head(name: &str, attached_at: Option<u64>) -> String {
+    let state = if attached_at.is_some() { "attached" } else { "applying" };
+    let length = attached_at.unwrap_or(0);
+    let said =
+        format!("{{\"planned\":{{\"version\":{VERSION}}},\"state\":\"{state}\",\"length\":\"{length:020}");
+    let sum = checksum(checksum(0, name.as_bytes()), said.as_bytes());
+    format!("{said}{BEFORE_SUM}{sum:08x}\"}}\n")
+}
+
+impl Writer {
+    /// For a new file of that name.
+    pub(super) fn new(name: &str) -> Self {
+        Self { version: VERSION, sum: checksum(0, name.as_bytes()) }
+    }
+
+    /// Whether the file begins with a line about itself.
+    pub(super) fn has_head(self) -> bool {
+        self.version >= 2
+    }
+
+    /// Adds the line to what is to be written.
+    pub(super) fn encode(&mut self, line: &Line, to: &mut Vec<u8>) -> serde_json::Result<()> {
+        if self.version < 2 {
+            serde_json::to_writer(&mut *to, line)?;
+            to.push(b'\n');
+            return Ok(());
+        }
+        let begin = to.len();
+        to.extend_from_slice(b"[\"00000000\",");
+        let body = to.len();
+        serde_json::to_writer(&mut *to, line)?;
+        self.sum = checksum(self.sum, &to[body..]);
+        let sum = format!("{:08x}", self.sum);
+        to[begin + 2..begin + 2 + SUM_DIGITS].copy_from_slice(sum.as_bytes());
+        to.extend_from_slice(b"]\n");
+        Ok(())
+    }
+}
+
+/// Reads the content of the file of that name.
+pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
+    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    if let Some(version) = foreign_version(&bytes[..whole]) {
+        return Content::Foreign(version);
+    }
+    let applying = head(name, None);
+    if applying.as_bytes().starts_with(bytes) {
+        return Content::Torn;
+    }
+    if bytes.starts_with(b"{\"planned\":{\"version\":1") {
+        return read_first_version(bytes, whole);
+    }
+    let first = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |newline| newline + 1);
+    let mut damage = Vec::new();
+    let sealed = match &bytes[..first] {
+        line if line == applying.as_bytes() => None,
+        line => match attached_at(name, line) {
+            Some(length) => Some(length),
+            None => {
+                damage.push(Damage { line: 1, what: "it is not the first line that was written".to_owned() });
+                None
+            }
+        },
+    };
+    if whole <= first && sealed.is_none() && damage.is_empty() {
+        return Content::Torn;
+    }
+    let (lines, writer) = chained(name, &bytes[first.min(whole)..whole], &mut damage);
+    let count = bytes[..whole].split(|byte| *byte == b'\n').count();
+    if sealed.is_some_and(|length| (whole as u64) < length) {
+        damage.push(Damage { line: count, what: "lines are missing at the end".to_owned() });
+    }
+    Content::Lines(Read { lines, damage, sealed: sealed.is_some(), length: whole, writer })
+}
+
+/// The length in a first line that says that the sandbox is attached.
+fn attached_at(name: &str, line: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(line).ok()?;
+    let (_, after) = text.split_once("\"length\":\"")?;
+    let length = after.get(..20)?.parse().ok()?;
+    (head(name, Some(length)) == text).then_some(length)
+}
+
+/// The lines after the first. A line is known by the checksum before it, as it stands there or as it should.
+fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, Writer) {
+    let mut lines = Vec::new();
+    let mut before = [checksum(0, name.as_bytes()); 2];
+    for (number, line) in whole_lines(text).enumerate() {
+        // The first line is 1, and not among these.
+        let at = number + 2;
+        let mut fail = |what: &str| damage.push(Damage { line: at, what: what.to_owned() });
+        let Some((written, body)) = taken_apart(line) else {
+            fail("it is no line of a record");
+            continue;
+        };
+        let counted = before.map(|before| checksum(before, body));
+        before = [written, counted[0]];
+        if !counted.contains(&written) {
+            fail("its checksum is another");
+            continue;
+        }
+        before = [written; 2];
+        match serde_json::from_slice(body) {
+            Ok(line @ Line::Planned { .. }) if number > 0 => {
+                let _: Line = line;
+                fail("a second plan");
+            }
+            Ok(line) => lines.push(line),
+            Err(_) => fail("its checksum is right, but nothing of a record is in it"),
+        }
+    }
+    (lines, Writer { version: VERSION, sum: before[0] })
+}
+
+fn taken_apart(line: &[u8]) -> Option<(u32, &[u8])> {
+    let rest = line.strip_prefix(b"[\"")?;
+    let sum = rest.get(..SUM_DIGITS)?;
+    let lower = sum.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let body = rest[SUM_DIGITS..].strip_prefix(b"\",")?.strip_suffix(b"]")?;
+    let sum = u32::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
+    lower.then_some((sum, body))
+}
+
+fn read_first_version(bytes: &[u8], whole: usize) -> Content {
+    if whole == 0 {
+        return Content::Torn;
+    }
+    let mut damage = Vec::new();
+    let mut lines = Vec::new();
+    for (number, line) in whole_lines(&bytes[..whole]).enumerate() {
+        match serde_json::from_slice(line) {
+            Ok(Line::Planned { .. }) if number > 0 => {
+                damage.push(Damage { line: number + 1, what: "a second plan".to_owned() });
+            }
+            Ok(line) => lines.push(line),
+            Err(_) => damage.push(Damage { line: number + 1, what: "it is no line of a record".to_owned() }),
+        }
+    }
+    let writer = Writer { version: 1, sum: 0 };
+    Content::Lines(Read { lines, damage, sealed: false, length: whole, writer })
+}
+
+/// Without their newlines.
+fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\n").unwrap_or(line))
+}
+
+/// The version that a whole first line names, if it is none of ours.
+fn foreign_version(text: &[u8]) -> Option<u64> {
+    let first = text.split(|byte| *byte == b'\n').next()?;
+    let line: Value = serde_json::from_slice(first).ok()?;
+    line.get("planned")?.get("version")?.as_u64().filter(|version| *version > u64::from(VERSION))
+}
+
+/// CRC-32 of what went before and of these bytes.
+fn checksum(before: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(before);
+    hasher.update(bytes);
+    hasher.finalize()
+}

@@ -1,0 +1,135 @@
+//! Records of live pods that are not as they were written: no pod loses anything by it, and whoever asks is told.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::fs;
+use std::path::PathBuf;
+
+use netattach::netns::Netns;
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::WIRE;
+use netattach_tests::record::rewritten;
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{PATIENCE, ping};
+use netattach_tests::{Node, Pod};
+use rustix::mount::MountFlags;
+use serde_json::{Value, json};
+
+fn record(node: &Node, container: &str) -> PathBuf {
+    node.path(&format!("state/journal/{container}@eth0.jsonl"))
+}
+
+/// A node with the pods `a` and `b`.
+fn node() -> Node {
+    Node::new(&["a", "b"].map(|name| pod(name, &json!({}), &Value::Null))).unwrap()
+}
+
+#[test]
+fn a_bad_byte_in_a_live_pods_record_costs_it_nothing_and_its_del_says_where() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let path = record(&node, "c-a");
+    let whole = fs::read(&path).unwrap();
+    let second_line = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let mut flipped = whole.clone();
+    flipped[second_line + 60] ^= 1;
+    let emptied = Vec::new();
+    let of_another = String::from_utf8(whole.clone()).unwrap().replace("\"c-a\"", "\"c-x\"").into_bytes();
+    for harmed in [flipped, emptied, of_another] {
+        node.kill().unwrap();
+        fs::write(&path, &harmed).unwrap();
+        node.start().unwrap();
+        // The address and the number are still those of `a`.
+        let b = Pod::new("b").unwrap();
+        node.add(&b).success();
+        assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+        node.del(&b).success();
+        let (_, message) = node.del(&a).failure();
+        assert!(message.contains(&format!("{} is damaged (line ", path.display())), "{message}");
+        assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "DEL has taken nothing");
+        assert!(path.exists());
+        assert!(node.stop().unwrap().contains(&path.display().to_string()));
+        node.start().unwrap();
+    }
+    node.kill().unwrap();
+    fs::write(&path, &whole).unwrap();
+    node.start().unwrap();
+    node.check(&a).success();
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: IDN-11.
+#[test]
+fn a_del_removes_nothing_outside_the_journal() {
+    let mut node = Node::new(&[]).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    let outside = node.path("state/x@eth0.jsonl");
+    fs::write(&outside, "").unwrap();
+    for (name, value) in [("CNI_CONTAINERID", "../x"), ("CNI_IFNAME", "../../x"), ("CNI_CONTAINERID", "..")] {
+        for verb in ["ADD", "DEL", "CHECK"] {
+            let (code, message) = node.call(verb, &a).with(name, value).run().failure();
+            assert_eq!(code, 4, "{verb} {value}: {message}");
+        }
+    }
+    node.kill().unwrap();
+    // Nor is it kept for an agent that would.
+    let refused = node.call("DEL", &a).with("CNI_CONTAINERID", "../x").run().failure();
+    assert_eq!(refused.0, 4, "{}", refused.1);
+    assert!(!node.path("state/pending").exists());
+    assert!(outside.exists());
+    fs::remove_file(outside).unwrap();
+}
+
+/// A namespace that has the path and the inode of one that is gone is another all the same: its link is not deleted.
+#[test]
+fn a_link_of_another_namespace_with_the_same_path_and_inode_stays() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("lan"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.kill().unwrap();
+    let path = record(&node, "c-a");
+    let text = fs::read_to_string(&path).unwrap();
+    let cookie = a.namespace.run(|| Netns::current().unwrap()).cookie().unwrap().unwrap();
+    let own = format!("{{\"namespace\":{cookie}}}");
+    assert_eq!(text.matches(&own).count(), 1, "{text}");
+    // As if the kernel had given the inode of a namespace that is gone to this one.
+    let gone = format!("{{\"namespace\":{}}}", cookie - 1);
+    fs::write(&path, rewritten("c-a@eth0.jsonl", &text, |line| line.replace(&own, &gone))).unwrap();
+    node.start().unwrap();
+    node.del(&a).success();
+    let look = Snapshot::take(&node, &[&a]).unwrap();
+    assert_eq!(look.pods["c-a"].links.keys().collect::<Vec<_>>(), ["lo", "net1"], "net1 is another pod's");
+    assert_eq!((look.files, look.dataplane), Default::default());
+}
+
+#[test]
+fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_left() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let state = node.path("state");
+    rustix::mount::mount_bind(&state, &state).unwrap();
+    rustix::mount::mount_remount(&state, MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
+    // In the agent's mount namespace, which is this one.
+    let (code, message) = node.del(&a).failure();
+    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).unwrap();
+    let expected = format!(
+        "all is taken back, but {}, which says otherwise, cannot be removed",
+        record(&node, "c-a").display()
+    );
+    assert!(code == 5 && message.contains(&expected), "{code}: {message}");
+    let look = Snapshot::take(&node, &[&a]).unwrap();
+    assert_eq!(look.pods["c-a"].links.keys().collect::<Vec<_>>(), ["lo"]);
+    assert!(!look.files.keys().any(|path| path.starts_with("leases/")), "{:?}", look.files);
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
