@@ -29,6 +29,7 @@ pod!(
     FragmentKey<Ip4>,
     FragmentKey<Ip6>,
     Fragmented,
+    Ip6,
     Limits,
     LocalKey,
     ParentEntry,

@@ -20,7 +20,7 @@ use crate::{
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
     let id = maps::owner_of(frame::ifindex(&ctx));
-    match verdict(&ctx, id, Hook::FromPod) {
+    match judged(&ctx, id, Hook::FromPod, Scope::of(id, Hook::FromPod).map(Scope::beside_the_stack)) {
         Ok(sort) => {
             fast::hand_over(&ctx, id, sort);
             TC_ACT_UNSPEC
@@ -32,7 +32,7 @@ pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
 #[classifier]
 pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
     let id = maps::owner_of(frame::ifindex(&ctx));
-    match verdict(&ctx, id, Hook::ToPod) {
+    match judged(&ctx, id, Hook::ToPod, Scope::of(id, Hook::ToPod).map(Scope::beside_the_stack)) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }
@@ -41,7 +41,12 @@ pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
 /// Judges a packet, counts it and tells of it when it is dropped. `Err`: it must not go on.
 #[inline(always)]
 pub(crate) fn verdict(ctx: &TcContext, id: u32, hook: Hook) -> Result<Sort, ()> {
-    let verdict = match Scope::of(id, hook) {
+    judged(ctx, id, hook, Scope::of(id, hook))
+}
+
+#[inline(always)]
+fn judged(ctx: &TcContext, id: u32, hook: Hook, scope: Option<Scope>) -> Result<Sort, ()> {
+    let verdict = match scope {
         Some(scope) => judge(ctx, &scope).and_then(|sort| {
             limit::bytes(ctx, &scope)?;
             Ok(sort)
@@ -73,6 +78,9 @@ pub(crate) struct Scope {
 
 const _: () = assert!(size_of::<Scope>() == 24);
 
+/// Beside the bits of [`flag`]: what passes here goes on to the node's stack or comes from it.
+const BESIDE_THE_STACK: u32 = 1 << 31;
+
 impl Scope {
     #[inline(always)]
     pub(crate) fn of(id: u32, hook: Hook) -> Option<Self> {
@@ -80,10 +88,28 @@ impl Scope {
         Some(Self { id, flags: record.flags, zone: record.zone, hook, policies: maps::policies(id) })
     }
 
+    /// The same on the node's end of a link, with the node's stack behind or before it.
+    #[inline(always)]
+    fn beside_the_stack(self) -> Self {
+        Self { flags: self.flags | BESIDE_THE_STACK, ..self }
+    }
+
     /// Whether all bits of `flags` are set.
     #[inline(always)]
     pub(crate) fn has(&self, flags: u32) -> bool {
         self.flags & flags == flags
+    }
+
+    /// Whether what its pod exchanges with the node's routing may be judged there.
+    #[inline(always)]
+    pub(crate) fn leaves_to_the_node(&self) -> bool {
+        self.has(BESIDE_THE_STACK) && !self.has(flag::PENDING) && !self.policies.none()
+    }
+
+    /// Whether its policy is still to come.
+    #[inline(always)]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.has(flag::PENDING)
     }
 
     /// What else is known of the attachment. Looked up where it is needed: a function that the verifier sees alone cannot
@@ -121,8 +147,8 @@ pub(crate) fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<Sort, Denied
     }
     match frame.payload.ethertype {
         ethertype::ARP => antispoof::arp(ctx, scope, record, &frame)?,
-        ethertype::IPV4 => return ip::<Ip4>(ctx, scope, record, room.begin(&frame)),
-        ethertype::IPV6 => return ip::<Ip6>(ctx, scope, record, room.begin(&frame)),
+        ethertype::IPV4 => return ip::<Ip4>(ctx, scope, record, room.begin(&frame), frame.is_for_the_node),
+        ethertype::IPV6 => return ip::<Ip6>(ctx, scope, record, room.begin(&frame), frame.is_for_the_node),
         _ => stages::check_other(ctx, scope, &frame.payload)?,
     }
     Ok(Sort::Control)
@@ -134,12 +160,17 @@ fn ip<A: Stages>(
     scope: &Scope,
     record: &AttachmentRecord,
     packet: &mut Packet<A>,
+    passes_the_node: bool,
 ) -> Result<Sort, Denied> {
     A::read(ctx, packet)?;
     let verdict = match scope.hook {
         Hook::FromPod => A::check_sender(ctx, scope, record, packet),
         Hook::ToPod => Ok(()),
     };
+    if verdict.is_ok() && is_for_the_node(scope, record, packet, passes_the_node) {
+        // Not for the fast path either.
+        return Ok(Sort::Control);
+    }
     let control = packet.tagged || packet.kind == Kind::LinkControl;
     match verdict.and_then(|()| judge_ip(ctx, scope, packet)) {
         Ok(()) if control => Ok(Sort::Control),
@@ -151,8 +182,32 @@ fn ip<A: Stages>(
     }
 }
 
+/// Whether a packet's policy is asked where the node has translated its addresses (`routed`), and not here. `passes_there`:
+/// the node's packet filter sees it, or has seen it. Only what has an address of the attachment is known there.
 #[inline(always)]
-fn judge_ip<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &mut Packet<A>) -> Result<(), Denied> {
+fn is_for_the_node<A: Stages>(
+    scope: &Scope,
+    record: &AttachmentRecord,
+    packet: &Packet<A>,
+    passes_there: bool,
+) -> bool {
+    if !passes_there || packet.tagged || packet.kind == Kind::LinkControl {
+        return false;
+    }
+    let own = match scope.hook {
+        Hook::FromPod => &packet.tuple.source,
+        Hook::ToPod => &packet.tuple.destination,
+    };
+    A::is_own_routable(scope, record, own)
+}
+
+/// Asks the policies about a packet.
+#[inline(always)]
+pub(crate) fn judge_ip<A: Stages>(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &mut Packet<A>,
+) -> Result<(), Denied> {
     let pending = scope.has(flag::PENDING);
     if !pending && scope.policies.none() {
         return Ok(());

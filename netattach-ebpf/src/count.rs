@@ -112,8 +112,8 @@ pub(crate) fn rule(policy: u32, rule: u32) {
 fn with(attachment: u32, change: impl FnOnce(&mut Stats)) {
     if let Some(stats) = maps::stats(attachment) {
         // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks: nobody else writes
-        // this CPU's block while the program runs. The agent may
-        // read it meanwhile and see a packet without its bytes.
+        // this CPU's block while the program runs, but for `na_routed` about what the node itself sends, which may be
+        // interrupted and then lose a count. The agent may read it meanwhile and see a packet without its bytes.
         change(unsafe { &mut *stats });
     }
 }

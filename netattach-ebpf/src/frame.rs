@@ -5,12 +5,12 @@
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    AttachmentRecord, DropReason, Mac,
+    AttachmentRecord, DropReason, Hook, Mac,
     attachment::flag,
     flow::{self, Lane},
 };
 
-use crate::{classifier::Scope, maps, stages, verdict::Denied};
+use crate::{classifier::Scope, fast::PACKET_HOST, maps, stages, verdict::Denied};
 
 /// Length of an Ethernet header without tags.
 pub(crate) const ETHERNET_LEN: usize = 14;
@@ -54,6 +54,8 @@ struct Tag {
 pub(crate) struct Frame {
     /// Whether it says that it comes from the attachment's address.
     pub(crate) is_own: bool,
+    /// Whether it goes to the node's routing or comes from there, and its packet is judged there.
+    pub(crate) is_for_the_node: bool,
     /// Whether it has tags, so that what it carries does not begin at the usual place.
     pub(crate) tagged: bool,
     /// What it carries.
@@ -120,6 +122,7 @@ pub(crate) fn addresses(ctx: &TcContext) -> Result<(Mac, Mac), DropReason> {
 pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) -> Result<Frame, Denied> {
     let header: &EthernetHeader = at(ctx, 0)?;
     let is_own = header.source.same(&record.mac);
+    let is_for_the_node = scope.leaves_to_the_node() && passes_the_node(ctx, scope, &header.destination);
     let ethertype = u16::from_be(header.ethertype);
     // SAFETY: the context pointer is valid while the program runs.
     let beside = unsafe { (*ctx.skb.skb).vlan_present } != 0;
@@ -128,7 +131,21 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
     if tagged {
         stages::peel(ctx, scope, &mut payload)?;
     }
-    Ok(Frame { is_own, tagged, payload })
+    Ok(Frame { is_own, is_for_the_node, tagged, payload })
+}
+
+/// Whether the node's packet filter sees a packet, or has seen it.
+#[inline(always)]
+fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac) -> bool {
+    let gate = maps::gate(scope.id);
+    match scope.hook {
+        Hook::FromPod => gate.leads(destination),
+        Hook::ToPod => {
+            // SAFETY: the context pointer is valid while the program runs.
+            let routed = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
+            gate.has_been_passed(routed, says_ipv6(ctx))
+        }
+    }
 }
 
 /// Walks over at most two tags. At ingress the kernel has moved the outer one into the context; at egress it may be

@@ -12,6 +12,7 @@
 //! | `na_wire` | ingress of an uplink of the node (see `wire`) | what comes from elsewhere |
 //! | `na_xdp` | an uplink's driver (see `xdp`) | the same, before it is a packet of the kernel's |
 //! | `na_fast` | where `na_from_pod` and `na_wire` go on (see `fast`) | what may pass the node's stack by |
+//! | `na_routed` | the node's packet filter (see `routed`) | what the node routes, once it is translated |
 //! | `na_pod_from` | egress of a device in a pod | what the pod sends |
 //! | `na_pod_to` | ingress of a device in a pod | what the pod receives |
 //!
@@ -27,7 +28,8 @@
 //!    checked (`antispoof`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass. While the policy is pending nothing
 //!    else does. Other ethertypes than IP pass.
-//! 4. A pod isolated in any direction: the flow table, then the policy (`fragment`, `conntrack`, `policy`).
+//! 4. A pod isolated in any direction: the flow table, then the policy (`fragment`, `conntrack`, `policy`); where the node
+//!    may translate addresses, behind that (`routed`).
 //! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
 //! Every verdict is counted, drops by reason (`count`); new flows and drops are told to the agent (`record`).
@@ -67,6 +69,8 @@ mod policy;
 mod record;
 #[cfg(target_arch = "bpf")]
 mod route;
+#[cfg(target_arch = "bpf")]
+mod routed;
 #[cfg(target_arch = "bpf")]
 mod share;
 #[cfg(target_arch = "bpf")]

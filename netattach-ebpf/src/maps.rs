@@ -33,6 +33,8 @@
 //! | `na_uplink` | index of a device of the node | [`Uplink`] | agent | the device's packets take the stack |
 //! | `na_local` | [`LocalKey`] | attachment id | agent | the attachment's packets take the stack |
 //! | `na_seen` | [`StationKey`] | [`Seen`] | programs | least recently used station is shown to the bridge again |
+//! | `na_gate` | attachment id | [`Gate`] | agent | ids run out |
+//! | `na_guard` | address, an IPv4 address as an IPv4-mapped one | attachment id | agent | attachment is refused |
 //! | `na_pod` | 0, 1 | `na_pod_from`, `na_pod_to` | agent | two entries |
 //! | `na_par_prog` | 0, 1 | `na_par_from`, `na_par_to` | agent | two entries |
 //! | `na_clock` | 0 | [`Reading`] | programs | one entry |
@@ -49,8 +51,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use netattach_common::{
-    AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Hook,
-    Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PlaceKey, PolicyAddress, PolicyIds, PortKey,
+    AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Gate,
+    Hook, Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PlaceKey, PolicyAddress, PolicyIds, PortKey,
     PortRule, Reading, Record, RuleKey, Seen, Share, StationKey, Stats, Uplink, VlanKey,
     attachment::flag,
     capacity::{
@@ -130,6 +132,10 @@ static UPLINK: HashMap<u32, Uplink, UPLINKS, SPARSE> = HashMap::new();
 static LOCAL: HashMap<LocalKey, u32, ADDRESSES, SPARSE> = HashMap::new();
 #[btf_map(name = "na_seen")]
 static SEEN: LruHashMap<StationKey, Seen, STATIONS> = LruHashMap::new();
+#[btf_map(name = "na_gate")]
+static GATE: Array<u64, ATTACHMENTS> = Array::new();
+#[btf_map(name = "na_guard")]
+static GUARD: HashMap<Ip6, u32, ADDRESSES, SPARSE> = HashMap::new();
 /// No program of this object goes on by it: those that the agent makes for each device in a pod do.
 #[btf_map(name = "na_pod")]
 static IN_POD: ProgramArray<2> = ProgramArray::new();
@@ -305,6 +311,20 @@ pub(crate) fn uplink(ifindex: u32) -> Option<&'static Uplink> {
 pub(crate) fn local(key: &LocalKey) -> Option<u32> {
     // SAFETY: as in `attachment_of`.
     unsafe { LOCAL.get(key) }.copied()
+}
+
+/// How an attachment's packets come to the node's routing, where they are judged behind its translation.
+#[inline(always)]
+pub(crate) fn gate(attachment: u32) -> Gate {
+    // SAFETY: an aligned word of a map value, which stays in place as long as the map does.
+    GATE.get_ptr(attachment).map_or(Gate::NONE, |word| Gate::from_word(unsafe { word.read_volatile() }))
+}
+
+/// The attachment that is judged behind the node's translation by this address.
+#[inline(always)]
+pub(crate) fn guarded(address: &Ip6) -> Option<u32> {
+    // SAFETY: as in `attachment_of`.
+    unsafe { GUARD.get(address) }.copied()
 }
 
 /// When the bridge was last shown a frame of a station, and where.

@@ -44,6 +44,8 @@ pub(crate) trait Version: Address {
     const SPOOFED: DropReason;
     /// Whether an address is the attachment's own.
     fn is_own_address(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool;
+    /// Whether an address is the attachment's own, and one that routers pass on.
+    fn is_own_routable(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool;
     /// Checks what a pod says about itself.
     fn check_sender(
         ctx: &TcContext,
@@ -65,6 +67,11 @@ impl Version for Ip4 {
 
     #[inline(always)]
     fn is_own_address(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool {
+        antispoof::is_own_ipv4(scope, record, address)
+    }
+
+    #[inline(always)]
+    fn is_own_routable(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool {
         antispoof::is_own_ipv4(scope, record, address)
     }
 
@@ -102,6 +109,11 @@ impl Version for Ip6 {
     #[inline(always)]
     fn is_own_address(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool {
         antispoof::is_own_ipv6(scope, record, address)
+    }
+
+    #[inline(always)]
+    fn is_own_routable(scope: &Scope, record: &AttachmentRecord, address: &Self) -> bool {
+        !address.same(&record.link_local) && antispoof::is_own_ipv6(scope, record, address)
     }
 
     #[inline(always)]
@@ -285,14 +297,24 @@ pub(crate) fn has_ports(protocol: u8) -> bool {
 #[inline(always)]
 pub(crate) fn ipv4(ctx: &TcContext, packet: &mut Packet<Ip4>) -> Result<(), DropReason> {
     if packet.tagged {
-        ipv4_header(ctx, packet, &load(ctx, packet.network())?)
+        ipv4_header::<true>(ctx, packet, &load(ctx, packet.network())?)
     } else {
-        ipv4_header(ctx, packet, at(ctx, ETHERNET_LEN)?)
+        ipv4_header::<true>(ctx, packet, at(ctx, ETHERNET_LEN)?)
     }
 }
 
+/// Reads an IPv4 packet where nothing of it can be read in place. The body of a stage.
 #[inline(always)]
-fn ipv4_header(ctx: &TcContext, packet: &mut Packet<Ip4>, ip: &Ipv4Header) -> Result<(), DropReason> {
+pub(crate) fn copied_ipv4(ctx: &TcContext, packet: &mut Packet<Ip4>) -> Result<(), DropReason> {
+    ipv4_header::<false>(ctx, packet, &load(ctx, packet.network())?)
+}
+
+#[inline(always)]
+fn ipv4_header<const IN_PLACE: bool>(
+    ctx: &TcContext,
+    packet: &mut Packet<Ip4>,
+    ip: &Ipv4Header,
+) -> Result<(), DropReason> {
     let (header_len, part) = ip.shape()?;
     packet.tuple = ip.tuple(packet.tuple.lane);
     packet.measure(header_len, u16::from_be(ip.total_len).into());
@@ -302,7 +324,7 @@ fn ipv4_header(ctx: &TcContext, packet: &mut Packet<Ip4>, ip: &Ipv4Header) -> Re
     packet.has_options = header_len != IPV4_LEN;
     packet.identification = ip.identification.into();
     let plain = !packet.tagged && header_len == IPV4_LEN;
-    read_transport(
+    read_transport::<_, IN_PLACE>(
         ctx,
         packet,
         &Place { part, hop_limit: ip.hop_limit, plain, usual: ETHERNET_LEN + IPV4_LEN },
@@ -313,14 +335,24 @@ fn ipv4_header(ctx: &TcContext, packet: &mut Packet<Ip4>, ip: &Ipv4Header) -> Re
 #[inline(always)]
 pub(crate) fn ipv6(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<(), DropReason> {
     if packet.tagged {
-        ipv6_header(ctx, packet, &load(ctx, packet.network())?)
+        ipv6_header::<true>(ctx, packet, &load(ctx, packet.network())?)
     } else {
-        ipv6_header(ctx, packet, at(ctx, ETHERNET_LEN)?)
+        ipv6_header::<true>(ctx, packet, at(ctx, ETHERNET_LEN)?)
     }
 }
 
+/// Reads an IPv6 packet where nothing of it can be read in place. The body of a stage.
 #[inline(always)]
-fn ipv6_header(ctx: &TcContext, packet: &mut Packet<Ip6>, ip: &Ipv6Header) -> Result<(), DropReason> {
+pub(crate) fn copied_ipv6(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<(), DropReason> {
+    ipv6_header::<false>(ctx, packet, &load(ctx, packet.network())?)
+}
+
+#[inline(always)]
+fn ipv6_header<const IN_PLACE: bool>(
+    ctx: &TcContext,
+    packet: &mut Packet<Ip6>,
+    ip: &Ipv6Header,
+) -> Result<(), DropReason> {
     if ip.version_and_class >> 4 != 6 {
         return Err(DropReason::Malformed);
     }
@@ -337,7 +369,8 @@ fn ipv6_header(ctx: &TcContext, packet: &mut Packet<Ip6>, ip: &Ipv6Header) -> Re
     }
     let part = if extended { extension_headers(ctx, packet)? } else { Part::Whole };
     let plain = !packet.tagged && !extended;
-    read_transport(ctx, packet, &Place { part, hop_limit, plain, usual: ETHERNET_LEN + IPV6_LEN })
+    let place = Place { part, hop_limit, plain, usual: ETHERNET_LEN + IPV6_LEN };
+    read_transport::<_, IN_PLACE>(ctx, packet, &place)
 }
 
 /// Whether the packet is still to be cut into segments: its length may then be more than an IP header can say, which says 0
@@ -376,21 +409,27 @@ impl Room {
     /// A packet of which only the frame has been read.
     #[inline(always)]
     pub(crate) fn begin<A: Version>(&mut self, frame: &Frame) -> &mut Packet<A> {
+        let packet = self.blank();
+        packet.tuple.lane = frame.payload.lane;
+        packet.tagged = frame.tagged;
+        packet.network = frame.payload.offset;
+        packet
+    }
+
+    /// A packet that begins with its IP header.
+    #[inline(always)]
+    pub(crate) fn blank<A: Version>(&mut self) -> &mut Packet<A> {
         let packet = self.0.as_mut_ptr().cast::<Packet<A>>();
         // SAFETY: large enough and aligned for the packets of both families (asserted above; there is no third). Zeros are a
         // packet: numbers, `false`, and the first kind. Word by word, since the compiler would call a function that fills
         // memory byte by byte.
-        let packet = unsafe {
+        unsafe {
             let words = packet.cast::<u32>();
             for word in 0..size_of::<Packet<A>>() / size_of::<u32>() {
                 words.add(word).write_volatile(0);
             }
             &mut *packet
-        };
-        packet.tuple.lane = frame.payload.lane;
-        packet.tagged = frame.tagged;
-        packet.network = frame.payload.offset;
-        packet
+        }
     }
 }
 
@@ -535,15 +574,16 @@ fn extension_headers(ctx: &TcContext, packet: &mut Packet<Ip6>) -> Result<Part, 
     Err(DropReason::ExtensionHeaders)
 }
 
-/// Fills in what the transport header says.
+/// Fills in what the transport header says. `IN_PLACE`: it may be read there.
 #[inline(always)]
-fn read_transport<A: Version>(
+fn read_transport<A: Version, const IN_PLACE: bool>(
     ctx: &TcContext,
     packet: &mut Packet<A>,
     place: &Place,
 ) -> Result<(), DropReason> {
     let offset = packet.transport();
     let protocol = packet.tuple.lane.protocol();
+    let plain = IN_PLACE && place.plain;
     if packet.end > ctx.len() || packet.transport > packet.end {
         return Err(DropReason::Malformed);
     }
@@ -566,29 +606,29 @@ fn read_transport<A: Version>(
     match protocol {
         TCP => {
             packet.holds(fragment::header_len(TCP))?;
-            let tcp: TcpHeader = header(ctx, place.plain, place.usual, offset)?;
+            let tcp: TcpHeader = header(ctx, plain, place.usual, offset)?;
             set_ports(packet, tcp.ports);
             packet.signal = Signal { flags: tcp.flags };
         }
         UDP => {
             packet.holds(fragment::header_len(UDP))?;
-            let ports = header(ctx, place.plain, place.usual, offset)?;
+            let ports = header(ctx, plain, place.usual, offset)?;
             set_ports(packet, ports);
         }
         SCTP => {
             packet.holds(fragment::header_len(SCTP))?;
-            let sctp: SctpHeader = header(ctx, place.plain, place.usual, offset)?;
+            let sctp: SctpHeader = header(ctx, plain, place.usual, offset)?;
             set_ports(packet, sctp.ports);
             packet.signal = Signal::of_chunk(sctp.chunk);
         }
         // No rule speaks of their ports; flows are told apart by them.
         DCCP | UDP_LITE => {
             packet.holds(fragment::header_len(protocol))?;
-            packet.tuple.ports = header(ctx, place.plain, place.usual, offset)?;
+            packet.tuple.ports = header(ctx, plain, place.usual, offset)?;
         }
         number if number == A::ICMP => {
             packet.holds(fragment::header_len(ICMP))?;
-            let message: IcmpHeader = header(ctx, place.plain, place.usual, offset)?;
+            let message: IcmpHeader = header(ctx, plain, place.usual, offset)?;
             packet.icmp_type = message.kind;
             icmp::set_echo(&mut packet.tuple, &message);
             if let Some(kind) = icmp::kind_of::<A>(message.kind, place)? {

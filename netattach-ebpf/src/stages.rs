@@ -20,6 +20,7 @@
 //! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about |
 //! | `na_policy4`, `na_policy6` | ask a policy |
+//! | `na_copied4`, `na_copied6`, `na_routed4`, `na_routed6` | the same behind the node's translation (see `routed`) |
 //!
 //! The kernel takes as arguments the context, numbers, and pointers to memory of a type that the object describes (BTF),
 //! wholly written by the caller. Such a pointer may be null as far as the verifier knows. The answer is a number.
@@ -43,7 +44,7 @@ use crate::{
 };
 
 /// What a stage says that was handed null. Nobody does that.
-const NOTHING: Denied = Denied::new(DropReason::Malformed);
+pub(crate) const NOTHING: Denied = Denied::new(DropReason::Malformed);
 
 /// The stages of one address family.
 pub(crate) trait Stages: Family {
@@ -347,7 +348,7 @@ fn on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) -> Result<bool,
 
 /// A stage's argument.
 #[inline(always)]
-fn reference<'a, T>(argument: *const T) -> Option<&'a T> {
+pub(crate) fn reference<'a, T>(argument: *const T) -> Option<&'a T> {
     // SAFETY: the callers above hand over references to what lives on their stacks until the stage returns; all bytes are
     // written and stand for values of `T`.
     unsafe { argument.as_ref() }
@@ -355,7 +356,7 @@ fn reference<'a, T>(argument: *const T) -> Option<&'a T> {
 
 /// A stage's argument that it changes.
 #[inline(always)]
-fn exclusive<'a, T>(argument: *mut T) -> Option<&'a mut T> {
+pub(crate) fn exclusive<'a, T>(argument: *mut T) -> Option<&'a mut T> {
     // SAFETY: as above; the references are exclusive.
     unsafe { argument.as_mut() }
 }

@@ -71,6 +71,7 @@ impl Settings {
             },
             network_policy: self.network_policy,
             node: Default::default(),
+            node_may_lead_elsewhere: false,
             common: CommonRules {
                 ingress: common(
                     Direction::Ingress,

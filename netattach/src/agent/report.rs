@@ -242,7 +242,11 @@ impl Reporter {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready,
-            source: problems.chain(self.health.unusable_files()).chain(self.troubles.rows()).collect(),
+            source: problems
+                .chain(self.health.unusable_files())
+                .chain(self.troubles.rows())
+                .chain(self.unjudged())
+                .collect(),
             troubles,
             kernel: Kernel { release: kernel_release(), features: features() },
             attach_mode: self.enforcer.attach_modes().attachments.name().into(),
@@ -266,6 +270,17 @@ impl Reporter {
                 }
             }),
         }
+    }
+
+    /// That the node's packet filter does not run what it should.
+    fn unjudged(&self) -> Option<Condition> {
+        let why = self.enforcer.routed_unjudged()?;
+        Some(Condition {
+            object: "packet filter".into(),
+            problem: format!(
+                "the table netattach cannot be put back, so pods that are isolated for egress reach neither Services nor their node: {why}"
+            ),
+        })
     }
 
     fn flow_table(&self) -> Vec<FlowTableUse> {

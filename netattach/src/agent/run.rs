@@ -31,7 +31,7 @@ use crate::delegate::{Delegate, Orphan, ResultCache, end_orphans};
 use crate::descriptors;
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Store};
-use crate::netlink::{self, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
+use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
@@ -57,6 +57,9 @@ const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Between the rounds of one pass over the flow table.
 const COLLECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often the table in the node's packet filter is looked at.
+const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often policies that nothing refers to are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -190,6 +193,9 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     background.start(Arc::clone(&troubles).keep_looking(source.changes()));
     let reporter =
         Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), troubles, observer);
+    if enforcer.judges_routed() {
+        background.start(keep_routed(Arc::clone(&enforcer), LinkWatch::open()?));
+    }
     let parallel_adds = settings.parallel_adds;
     let agent =
         Agent::new(Arc::clone(&engine), intents, status, reporter, Arc::clone(&health), parallel_adds);
@@ -417,6 +423,30 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
         }
         let pressed = enforcer.flows().is_pressed();
         tokio::time::sleep(if pressed { PRESSED_INTERVAL } else { COLLECT_INTERVAL }).await;
+    }
+}
+
+/// Looks after the judging of what the node routes: once a second, and when links change.
+async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Result<()> {
+    let mut watch = watch.into_async()?;
+    let mut tick = tokio::time::interval(ROUTED_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut looked = true;
+    loop {
+        // Both may be dropped at any time: notifications stay in the socket, a tick comes again.
+        tokio::select! {
+            ready = watch.readable_mut() => ready?.clear_ready(),
+            _ = tick.tick() => {}
+        }
+        let changes = watch.get_mut().changes().ok().filter(|_| looked).unwrap_or(Changes::Anything);
+        let enforcer = Arc::clone(&enforcer);
+        let kept =
+            tokio::task::spawn_blocking(move || crate::upkeep(|| enforcer.keep_routed(&changes))).await;
+        // The join error is a panic, which the panic hook has reported.
+        looked = matches!(kept, Ok(Ok(())));
+        if let Ok(Err(error)) = kept {
+            tracing::warn!(error = %Chain(&error), "what the node routes is not looked after; it will be tried again");
+        }
     }
 }
 

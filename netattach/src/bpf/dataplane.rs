@@ -23,6 +23,7 @@ use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
 use super::records::Records;
+use super::routed::Routed;
 use super::shares::{PerFamily, Shares};
 use super::sys::SharedWords;
 use super::{BpfError, load, object};
@@ -424,6 +425,11 @@ impl Dataplane {
     /// The fast path between pods, with nobody on it. One owner at a time.
     pub fn fast_path(&self) -> Result<FastPath, BpfError> {
         FastPath::open(&self.pins, self.links.clone(), self.cpus)
+    }
+
+    /// What is judged behind the node's translation of addresses. One owner at a time.
+    pub fn routed(&self) -> Result<Routed, BpfError> {
+        Routed::open(&self.pins)
     }
 
     /// The flow table.

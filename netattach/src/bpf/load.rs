@@ -63,6 +63,7 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
                 let loaded = match program {
                     AnyProgram::SchedClassifier(classifier) => classifier.load(),
                     AnyProgram::Xdp(xdp) => xdp.load(),
+                    AnyProgram::SocketFilter(filter) => filter.load(),
                     _ => Err(ProgramError::UnexpectedProgramType),
                 };
                 loaded.map_err(|source| refused(name, source))

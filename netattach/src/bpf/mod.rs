@@ -7,6 +7,7 @@
 //!               na_par_in_from, ...    attached to every parent by tcx, go on in these by the map na_par_prog
 //!               na_wire, na_xdp        attached to uplinks of the node
 //!               na_pod_from, na_pod_to where the programs of devices in pods go on, by the map na_pod
+//!               na_routed              run by a rule of the node's packet filter
 //!               na_fast                where na_from_pod and na_wire go on, by the map na_prog
 //! <root>/link/7_na_from_pod, ...        links on device 7, where programs are attached by tcx
 //! <root>/link/3_na_par_in_from, ...     the same on device 3, which is a parent
@@ -36,6 +37,7 @@ mod pin;
 mod policies;
 pub mod probe;
 mod records;
+mod routed;
 mod rows;
 mod shares;
 pub mod sys;
@@ -49,11 +51,13 @@ pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
 pub use in_pod::InPod;
 pub use links::Running;
 pub use netattach_common::{
-    AttachmentRecord, Decline, DropReason, FastStats, Hook, Limits, PolicyIds, Rate, Record, Stats, Traffic,
+    AttachmentRecord, Decline, DropReason, FastStats, Gate, Hook, Limits, PolicyIds, Rate, Record, Stats,
+    Traffic,
 };
 pub use parent_links::ParentLinks;
 pub use parents::{Device, OnParent, Parent};
 pub use pin::{Program, remove_all_pins};
 pub use records::Records;
+pub use routed::{Routed, close_gates};
 pub use shares::{PerFamily, share_out};
 pub use sys::XdpMode;

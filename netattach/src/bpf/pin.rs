@@ -57,6 +57,8 @@ pub(super) mod map_name {
     pub(in super::super) const SEEN: &str = "na_seen";
     pub(in super::super) const IN_POD: &str = "na_pod";
     pub(in super::super) const ON_PARENT: &str = "na_par_prog";
+    pub(in super::super) const GATE: &str = "na_gate";
+    pub(in super::super) const GUARD: &str = "na_guard";
 
     pub(in super::super) const ALL: &[&str] = &[
         LINK,
@@ -96,6 +98,8 @@ pub(super) mod map_name {
         SEEN,
         IN_POD,
         ON_PARENT,
+        GATE,
+        GUARD,
     ];
 }
 
@@ -115,16 +119,19 @@ pub enum Program {
     InPod(Hook),
     /// Run by the drivers of uplinks (XDP).
     Early,
+    /// Run by a rule of the node's packet filter, behind its translation of addresses.
+    Routed,
     /// Where [`Hook::FromPod`]'s and [`Program::Wire`] go on by a tail call.
     Fast,
 }
 
 impl Program {
     /// Those that others go on in come first.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Fast,
         Self::Wire,
         Self::Early,
+        Self::Routed,
         Self::At(Hook::FromPod),
         Self::At(Hook::ToPod),
         Self::OnParent(Hook::FromPod),
@@ -150,6 +157,7 @@ impl Program {
             Self::InPod(Hook::FromPod) => "na_pod_from",
             Self::InPod(Hook::ToPod) => "na_pod_to",
             Self::Early => "na_xdp",
+            Self::Routed => "na_routed",
             Self::Fast => "na_fast",
         }
     }
@@ -162,7 +170,7 @@ impl Program {
             Self::At(Hook::ToPod) | Self::InPod(Hook::FromPod) => Direction::Egress,
             Self::Entry(Entry::InFrom | Entry::InTo) => Direction::Ingress,
             Self::Entry(Entry::Out) => Direction::Egress,
-            Self::OnParent(_) | Self::Wire | Self::Early | Self::Fast => Direction::Ingress,
+            Self::OnParent(_) | Self::Wire | Self::Early | Self::Routed | Self::Fast => Direction::Ingress,
         }
     }
 
@@ -174,7 +182,7 @@ impl Program {
             Self::InPod(Hook::ToPod) => Some((map_name::IN_POD, 1)),
             Self::OnParent(Hook::FromPod) => Some((map_name::ON_PARENT, 0)),
             Self::OnParent(Hook::ToPod) => Some((map_name::ON_PARENT, 1)),
-            Self::At(_) | Self::Entry(_) | Self::Wire | Self::Early => None,
+            Self::At(_) | Self::Entry(_) | Self::Wire | Self::Early | Self::Routed => None,
         }
     }
 }
@@ -293,6 +301,8 @@ pub(super) fn specs(config: &Config) -> Vec<MapSpec> {
         ),
         spec::<u32, u32>(name::IN_POD, MapKind::ProgramArray, 2),
         spec::<u32, u32>(name::ON_PARENT, MapKind::ProgramArray, 2),
+        spec::<u32, u64>(name::GATE, MapKind::Array, config.max_attachments),
+        spec::<Ip6, u32>(name::GUARD, MapKind::Hash, config.max_addresses),
     ]
 }
 

@@ -121,6 +121,14 @@ fn paragraph(text: &mut String, path: &Path) -> std::fmt::Result {
             writeln!(text, "    {advice}")?;
         }
     }
+    if path.translated {
+        writeln!(
+            text,
+            "  where the node makes another destination of {} (a Service, a hostPort, a NodePort), that one is judged: ask about \
+             the pod and the port behind it",
+            to.address
+        )?;
+    }
     for Limit { of, enforcement, why } in &path.limits {
         writeln!(text, "  enforcement at {of}: {enforcement} ({why})")?;
     }
@@ -193,6 +201,7 @@ mod tests {
                 selected_by: vec!["shop/db".to_owned(), "shop/deny".to_owned()],
                 missing: Missing::Port(vec!["shop/db ingress[0] (tcp/80)".to_owned()]),
             },
+            translated: true,
             limits: vec![Limit {
                 of: named("cart", "10.89.0.2"),
                 enforcement: Level::FullUnlessPrivileged,
@@ -206,6 +215,7 @@ tcp/81 from shop/cart (10.89.0.2) to shop/db (10.89.0.3) on shop/storage is drop
   egress of shop/cart (10.89.0.2): allowed by shop/out egress[0] (policy 3, 10.89.0.0/24 is class 2, rule 1)
   ingress of shop/db (10.89.0.3): denied by shop/db, shop/deny (policy 2): the rules that name the peer are for other traffic: shop/db ingress[0] (tcp/80)
     tcp/81 in `ports` of such a rule would allow it, in shop/db or shop/deny or in another policy on shop/db (10.89.0.3)
+  where the node makes another destination of 10.89.0.3 (a Service, a hostPort, a NodePort), that one is judged: ask about the pod and the port behind it
   enforcement at shop/cart (10.89.0.2): full-unless-privileged (programs run in the pod, and its container app has CAP_NET_RAW)
 "
         );

@@ -27,6 +27,7 @@ use serde::Serialize;
 use crate::bpf::BpfError;
 use crate::cni::code;
 use crate::journal::JournalError;
+use crate::netlink;
 use crate::rpc::DEFAULT_SOCKET;
 use crate::rpc::client::{self, ClientError, Patience};
 use crate::rpc::message::{AttachmentName, Failure, PodName, Request, Response};
@@ -134,6 +135,9 @@ pub enum CliError {
     /// `uninstall` could not remove something.
     #[error("remove pins")]
     Pins(#[from] BpfError),
+    /// `uninstall` could not take the table out of the node's packet filter.
+    #[error("remove the table of the packet filter")]
+    Table(#[from] netlink::Error),
     /// The agent answered another question.
     #[error("the agent answered {request} with something else")]
     OtherAnswer {
@@ -169,7 +173,8 @@ impl CliError {
             | Self::OtherAnswer { .. }
             | Self::Encode(_)
             | Self::Write(_)
-            | Self::NotReady(_) => Exit::Failed,
+            | Self::NotReady(_)
+            | Self::Table(_) => Exit::Failed,
         }
     }
 }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{CliError, PATIENCE};
-use crate::bpf::{pinned_attachments, remove_all_pins};
+use crate::bpf::{close_gates, pinned_attachments, remove_all_pins};
 use crate::journal::{JournalError, Loaded, Store};
+use crate::netlink;
 use crate::rpc::client::{self, ClientError};
 use crate::rpc::message::Request;
 
@@ -42,6 +43,11 @@ impl Uninstall {
         let attached = if self.force { BTreeSet::new() } else { self.attached()? };
         if !attached.is_empty() {
             return Err(CliError::Attached(attached.into_iter().collect()));
+        }
+        // Devices that keep their programs are not to leave packets to a table that is gone.
+        close_gates(&self.bpffs)?;
+        if netlink::guard_is_there()? {
+            netlink::remove_guard()?;
         }
         let root = self.bpffs.display();
         if !self.bpffs.exists() {

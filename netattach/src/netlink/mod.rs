@@ -7,6 +7,7 @@ mod address;
 mod error;
 mod filter_watch;
 mod forwarding;
+mod guard;
 mod link;
 mod nft;
 mod pace;
@@ -22,8 +23,11 @@ mod xfrm;
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
 pub use forwarding::{BridgeState, ForwardingState, PortState};
+pub use guard::{
+    TABLE as GUARD_TABLE, bridges_call, guard_is_there, guard_stands, install_guard, remove_guard,
+};
 pub use link::{Ensured, LinkState};
-pub use nft::{Family, HookedChains, hooked_chains};
+pub use nft::{Family, HookedChains, filter_generation, hooked_chains};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use stations::{Move, Moves, Station, StationWatch};

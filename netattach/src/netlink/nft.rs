@@ -6,18 +6,26 @@ use std::io;
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
 
 use super::Error;
+use super::guard::TABLE;
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
 /// `NFNL_SUBSYS_NFTABLES` and the message within it.
 const GET_CHAIN: u16 = 10 << 8 | 4;
 const NEW_CHAIN: u16 = 10 << 8 | 3;
-const NLMSG_ERROR: u16 = 2;
+/// `NFT_MSG_GETGEN` and its answer.
+const GET_GENERATION: u16 = 10 << 8 | 16;
+const NEW_GENERATION: u16 = 10 << 8 | 15;
+const GENERATION: &str = "NFT_MSG_GETGEN";
+const NFTA_GEN_ID: u16 = 1;
+pub(super) const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-const REQUEST_DUMP: u16 = 0x1 | 0x300;
+const REQUEST: u16 = 0x1;
+const REQUEST_DUMP: u16 = REQUEST | 0x300;
 const DUMP_INTERRUPTED: u16 = 0x10;
 const HEADER_LEN: usize = 16;
 /// `struct nfgenmsg`.
 const GENERAL_LEN: usize = 4;
+const NFTA_CHAIN_TABLE: u16 = 1;
 const NFTA_CHAIN_HOOK: u16 = 4;
 const NFTA_CHAIN_TYPE: u16 = 7;
 /// Chains that translate addresses and ports.
@@ -32,6 +40,8 @@ const TRIES: u32 = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Family {
+    /// Whichever.
+    Any = 0,
     /// Both versions of IP.
     Inet = 1,
     /// IPv4.
@@ -61,68 +71,111 @@ pub struct HookedChains {
 /// The kernel did not answer, or not in time for one state of things.
 pub fn hooked_chains(family: Family) -> Result<HookedChains, Error> {
     for _ in 0..TRIES {
-        if let Some(found) = dump(family)? {
+        if let Some(found) = dump_chains(family)? {
             return Ok(found);
         }
     }
     Err(Error::Interrupted(NAME))
 }
 
-fn dump(family: Family) -> Result<Option<HookedChains>, Error> {
+fn dump_chains(family: Family) -> Result<Option<HookedChains>, Error> {
+    let mut found = HookedChains::default();
+    let whole = dump(NAME, [GET_CHAIN, NEW_CHAIN], family, &[], &mut |chain| found.add(chain))?;
+    Ok(whole.then_some(found))
+}
+
+/// Asks for everything of a kind: `kinds` are those of the request and of its answers, `only` the attributes that narrow it. The
+/// attributes of each answer are handed to `each`. `false`: changes came in between. A kernel without nftables has nothing.
+pub(super) fn dump(
+    request_name: &'static str,
+    kinds: [u16; 2],
+    family: Family,
+    only: &[u8],
+    each: &mut dyn FnMut(&[u8]),
+) -> Result<bool, Error> {
     let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
         Ok(socket) => socket,
-        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {
-            return Ok(Some(HookedChains::default()));
-        }
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(true),
         Err(error) => return Err(Error::Open(error)),
     };
+    let [asked, answered] = kinds;
     socket.bind_auto().map_err(Error::Open)?;
-    socket.send(&request(family), 0).map_err(|source| Error::Send(NAME, source))?;
-    let mut found = HookedChains::default();
+    let request = request(asked, REQUEST_DUMP, family, only);
+    socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut interrupted = false;
     let mut buffer = vec![0; RECEIVE_BUFFER];
     loop {
-        let length = loop {
-            match socket.recv(&mut &mut buffer[..], 0) {
-                Ok(length) => break length,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => return Err(Error::Receive(NAME, source)),
-            }
-        };
+        let length = receive(&mut socket, request_name, &mut buffer)?;
         for message in messages(&buffer[..length]) {
             interrupted |= message.flags & DUMP_INTERRUPTED != 0;
             match message.kind {
-                NLMSG_DONE => return Ok((!interrupted).then_some(found)),
-                NLMSG_ERROR => return refusal(message.body).map(Some),
-                NEW_CHAIN => found.add(message.body.get(GENERAL_LEN..).unwrap_or_default()),
+                NLMSG_DONE => return Ok(!interrupted),
+                NLMSG_ERROR => return refusal(request_name, message.body).map(|()| true),
+                kind if kind == answered => each(message.body.get(GENERAL_LEN..).unwrap_or_default()),
                 _ => {}
             }
         }
     }
 }
 
-/// No nftables in this kernel, or what it said.
-fn refusal(body: &[u8]) -> Result<HookedChains, Error> {
-    let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
-    match code.saturating_neg() {
-        libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT => Ok(HookedChains::default()),
-        errno => Err(super::Refused { request: NAME, errno, text: None }.into()),
+/// What the kernel counts on with each change of the packet filter of the calling thread's namespace.
+///
+/// # Errors
+/// The kernel did not answer, or has no nftables.
+pub fn filter_generation() -> Result<u32, Error> {
+    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
+    socket.bind_auto().map_err(Error::Open)?;
+    let request = request(GET_GENERATION, REQUEST, Family::Any, &[]);
+    socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
+    let mut buffer = [0; 4096];
+    let length = receive(&mut socket, GENERATION, &mut buffer)?;
+    let malformed = Error::Malformed { request: GENERATION, what: "no generation" };
+    let answer = messages(&buffer[..length]).next();
+    let Some(answer) = answer.filter(|answer| answer.kind == NEW_GENERATION) else { return Err(malformed) };
+    let number = attributes_of(answer.body.get(GENERAL_LEN..).unwrap_or_default())
+        .find_map(|(kind, value)| (kind == NFTA_GEN_ID).then(|| value.try_into().ok()).flatten());
+    number.map(u32::from_be_bytes).ok_or(malformed)
+}
+
+fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Result<usize, Error> {
+    loop {
+        match socket.recv(&mut &mut buffer[..], 0) {
+            Ok(length) => return Ok(length),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => return Err(Error::Receive(name, source)),
+        }
     }
 }
 
-fn request(family: Family) -> Vec<u8> {
-    let mut request = Vec::with_capacity(HEADER_LEN + GENERAL_LEN);
-    request.extend(((HEADER_LEN + GENERAL_LEN) as u32).to_ne_bytes());
-    request.extend(GET_CHAIN.to_ne_bytes());
-    request.extend(REQUEST_DUMP.to_ne_bytes());
+/// No nftables in this kernel, or what it said.
+fn refusal(request: &'static str, body: &[u8]) -> Result<(), Error> {
+    let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
+    match code.saturating_neg() {
+        libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT => Ok(()),
+        errno => Err(super::Refused { request, errno, text: None }.into()),
+    }
+}
+
+fn request(kind: u16, flags: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
+    let length = HEADER_LEN + GENERAL_LEN + attributes.len();
+    let mut request = Vec::with_capacity(length);
+    request.extend((length as u32).to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
+    request.extend(flags.to_ne_bytes());
     request.extend([0; 8]);
     request.extend([family as u8, 0, 0, 0]);
+    request.extend(attributes);
     request
 }
 
 impl HookedChains {
     /// Counts a chain if it is on a hook: the others are only jumped to.
+    /// The agent's own do nothing to packets that are judged elsewhere.
     fn add(&mut self, attributes: &[u8]) {
+        let table = attributes_of(attributes).find(|(kind, _)| *kind == NFTA_CHAIN_TABLE);
+        if table.and_then(|(_, table)| name(table)).as_deref() == Some(TABLE) {
+            return;
+        }
         for (kind, hook) in attributes_of(attributes) {
             if kind == NFTA_CHAIN_TYPE {
                 self.nat |= hook == NAT;
@@ -148,18 +201,18 @@ impl HookedChains {
     }
 }
 
-fn name(value: &[u8]) -> Option<String> {
+pub(super) fn name(value: &[u8]) -> Option<String> {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     (end > 0).then(|| String::from_utf8_lossy(&value[..end]).into_owned())
 }
 
-struct Message<'a> {
-    kind: u16,
+pub(super) struct Message<'a> {
+    pub(super) kind: u16,
     flags: u16,
-    body: &'a [u8],
+    pub(super) body: &'a [u8],
 }
 
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let length = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
         let message = bytes.get(..length).filter(|message| message.len() >= HEADER_LEN)?;
@@ -172,7 +225,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-fn attributes_of(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(super) fn attributes_of(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let header = bytes.get(..4)?;
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
@@ -208,6 +261,8 @@ mod tests {
         let devices = BTreeSet::from(["eth0", "eth1", "na*"].map(str::to_owned));
         assert_eq!(found, HookedChains { count: 2, nat: false, devices: devices.clone() });
         found.add(&[attribute(4, &attribute(2, &[0; 4])), attribute(7, b"nat\0")].concat());
+        let own = [attribute(1, b"netattach\0"), attribute(4, &attribute(2, &[0; 4]))].concat();
+        found.add(&own);
         assert_eq!(found, HookedChains { count: 3, nat: true, devices });
     }
 

@@ -38,6 +38,7 @@ impl Enforcer {
                 }
             }
         }
+        errors.extend(self.guard_routed(attachments).err());
         match self.adopt_devices(attachments, changed) {
             Ok(failed) => errors.extend(failed),
             Err(error) => errors.push(error),
@@ -51,6 +52,7 @@ impl Enforcer {
             Err(error) => errors.push(error.into()),
         }
         if errors.is_empty() {
+            errors.extend(self.routed.finish().err());
             let attached = self.dataplane.programs_attached();
             // Attachments that no record tells of go on under their programs, whose maps stay within reach.
             let removed =
@@ -58,6 +60,16 @@ impl Enforcer {
             errors.extend(removed.err().map(EnforceError::from));
         }
         errors
+    }
+
+    /// What the node routes is judged for those that are here, and, where that has gone on without an agent, for no others.
+    fn guard_routed(&self, attachments: &[Guarded]) -> Result<(), EnforceError> {
+        if !self.judges_routed() {
+            return Ok(());
+        }
+        let mut host = Handle::open()?;
+        attachments.iter().try_for_each(|guarded| self.routed.guard(guarded, &mut host))?;
+        if self.dataplane.is_new() { self.routed.take_over() } else { Ok(()) }
     }
 
     /// Takes over the record of an attachment, and the policies that it is under. New maps know of none.
@@ -173,6 +185,7 @@ impl Enforcer {
             );
             self.dataplane.remove_attachment(id)?;
         }
+        self.routed.retain(known)?;
         self.sweep_pods(known)?;
         hooks::sweep(&self.dataplane, &self.dataplane.links_dump().into_keys().collect())
     }

@@ -62,6 +62,7 @@ impl Scene {
             programmed: &programmed,
             desired: &desired,
             passage: self.passage,
+            behind_translation: false,
         };
         explain(&view, &Question { from: from.clone(), to: to.clone(), traffic })
     }

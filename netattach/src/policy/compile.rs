@@ -40,6 +40,8 @@ pub struct Options {
     pub network_policy: bool,
     /// Addresses of this node: NetworkPolicies never keep a pod from its own node, nor the node from the pod.
     pub node: BTreeSet<IpAddr>,
+    /// What is sent to this node may end elsewhere, without anybody asking policies again: then it is not excepted from them.
+    pub node_may_lead_elsewhere: bool,
     /// What applies beside the policies wherever one isolates.
     pub common: CommonRules,
     /// What becomes of attachments whose new policy does not fit into the maps.
@@ -342,7 +344,8 @@ fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = Resolve
     };
     let common = common.iter().map(|(origin, rule)| literal(origin.as_str().into(), rule));
     let of_network_policy = key.policies.iter().any(|policy| policy.0.name.kind == PolicyKind::Network);
-    let node = of_network_policy.then(|| ResolvedRule {
+    let ends_there = key.direction == Direction::Ingress || !options.node_may_lead_elsewhere;
+    let node = (of_network_policy && ends_there).then(|| ResolvedRule {
         hosts: options.node.iter().copied().collect(),
         traffic: vec![Traffic::Any],
         ..ResolvedRule::of("the pod's own node".into())

@@ -29,6 +29,12 @@ pub enum EnforceError {
     /// Nothing on the node sees what the interface sends and receives.
     #[error("interface {0} has no end and no parent on the node")]
     NoDevice(String),
+    /// The kernel does not judge what the node routes.
+    #[error(
+        "networkPolicy: policies hold behind the node's translation of addresses by a rule of its packet filter, for which the kernel \
+         needs nftables with nft_compat and xt_bpf (CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF)"
+    )]
+    NoGuard(#[source] netlink::Error),
     /// A filter has no room for the attachment's number.
     #[error("attachment number {0} is more than a filter can hold")]
     NoClass(u32),

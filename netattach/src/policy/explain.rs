@@ -101,6 +101,9 @@ pub struct Path {
     pub egress: Leg,
     /// Ingress of `to`.
     pub ingress: Leg,
+    /// The node may translate the destination: then what is said holds of what it makes of it, and not of what was asked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub translated: bool,
     /// By whom what is said of them does not hold whatever a pod does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<Limit>,
@@ -217,6 +220,8 @@ pub struct View<'a> {
     pub desired: &'a Desired,
     /// What applies to every attachment.
     pub passage: Passage,
+    /// What the node routes from and to default networks is judged behind its translation of addresses.
+    pub behind_translation: bool,
 }
 
 /// An end as something that has an address.
@@ -281,9 +286,16 @@ impl View<'_> {
             to: to.named.clone(),
             traffic,
             limits: limits.collect(),
+            translated: self.is_translated(from, to),
             egress,
             ingress,
         })
+    }
+
+    /// Whether the node may make another destination of one that no pod has.
+    fn is_translated(&self, from: &Candidate<'_>, to: &Candidate<'_>) -> bool {
+        let by_the_node = from.endpoint.is_some() && from.at.contains(&Place::Default);
+        self.behind_translation && by_the_node && to.named.pod.is_none()
     }
 
     /// What is to be said besides of an end that a policy has isolated.

@@ -63,8 +63,10 @@ fn legs(passage: Passage, from: End, to: End, traffic: Asked) -> Vec<(Option<Str
             ..Desired::default()
         },
         passage,
+        behind_translation: true,
     };
     let paths = explain(&view, &Question { from, to, traffic });
+    assert!(paths.iter().all(|path| !path.translated), "no end is on a default network");
     paths.into_iter().map(|path| (path.network.clone(), path.passes(), path.egress, path.ingress)).collect()
 }
 

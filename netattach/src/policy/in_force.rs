@@ -132,6 +132,7 @@ impl Enforcer {
             programmed: &state.programmed,
             desired: &state.desired,
             passage: self.passage,
+            behind_translation: self.routed.stands(),
         };
         explain(&view, question)
     }

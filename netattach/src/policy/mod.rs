@@ -31,6 +31,7 @@ pub mod model;
 mod parents;
 pub mod passage;
 pub mod programming;
+mod routed;
 #[cfg(test)]
 mod scenarios;
 pub mod selector;

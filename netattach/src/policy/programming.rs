@@ -14,6 +14,7 @@ use super::model::{PolicyName, Severity};
 use super::sync::{DENY_ALL, Enforcer, State};
 use crate::bpf::{BpfError, PolicyIds};
 use crate::netlink::Handle;
+use crate::plan::addressing::GATEWAY_V4;
 use crate::report::Chain;
 
 /// How long entries that nothing refers to are kept where the kernel does not tell when they are read no more: longer than
@@ -158,8 +159,11 @@ impl Enforcer {
             return Ok(Cow::Borrowed(&self.options));
         }
         let addresses = Handle::open()?.all_addresses()?.into_iter().map(|address| address.addr());
-        let node = addresses.filter(|address| is_global(*address)).collect();
-        Ok(Cow::Owned(Options { node, ..self.options.clone() }))
+        // By that one the node speaks to pods on routed links, whether one is there yet or not.
+        let on_links = IpAddr::V4(GATEWAY_V4);
+        let node = addresses.filter(|address| is_global(*address)).chain([on_links]).collect();
+        let untold = !self.routed.stands();
+        Ok(Cow::Owned(Options { node, node_may_lead_elsewhere: untold, ..self.options.clone() }))
     }
 
     /// Takes over the policies of an earlier agent that are what shall be in force: nothing has to be written, nor has its room

@@ -495,6 +495,25 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
     assert!(cluster.passes(&desired, "b>server"), "other networks are not what it is about");
 }
 
+/// Rows: SVC-node-ports.
+#[test]
+fn a_node_that_may_lead_elsewhere_is_not_excepted_from_what_its_pods_may_send() {
+    let name = ObjectName::new("x", "p0");
+    let mut cluster = Cluster::new(&[]);
+    let spec = json!({"podSelector": pods(&["server"]), "policyTypes": ["Ingress", "Egress"]});
+    let policy = manifest::read_network_policy(name.clone(), &spec).unwrap();
+    cluster.objects.network_policies.insert(name, policy.into());
+    let with_node = |node_may_lead_elsewhere| {
+        let desired = cluster.compile_with(&Options { node_may_lead_elsewhere, ..options(true) });
+        let EndpointPolicy { ingress, egress, .. } = &desired.endpoints[&cluster.endpoint("server").id];
+        [ingress, egress].map(|policy| {
+            evaluate(policy.as_ref().unwrap(), "192.0.2.1".parse().unwrap(), 6, Some(30080)).is_some()
+        })
+    };
+    assert_eq!(with_node(false), [true, true]);
+    assert_eq!(with_node(true), [true, false]);
+}
+
 /// Rows: C84.
 #[test]
 fn attachments_with_leases_by_dhcp_reach_servers_and_hear_from_them() {

@@ -17,6 +17,7 @@ use super::index::Endpoint;
 use super::parents::Parents;
 use super::passage::Passage;
 use super::programming::{Behind, Change};
+use super::routed::Routed;
 use super::unenforced::{self, Demand, Unenforceable};
 use crate::attach::Enforce;
 use crate::bpf::{self, Dataplane, Device, FlowTable};
@@ -40,6 +41,7 @@ pub struct Enforcer {
     pub(super) options: Options,
     pub(super) passage: Passage,
     pub(super) fast: Arc<FastPaths>,
+    pub(super) routed: Routed,
     pub(super) parents: Parents,
     pub(super) modes: AttachModes,
     /// Whether programs can tell from which namespace's socket a frame came.
@@ -100,6 +102,7 @@ impl Enforcer {
         let fast =
             Arc::new(FastPaths::new(passage.fast_path, passage.xdp, modes.others, dataplane.fast_path()?));
         let flows = dataplane.flows()?;
+        let routed = Routed::begin(dataplane.routed()?, options.network_policy, dataplane.is_new())?;
         Ok(Self {
             dataplane,
             flows,
@@ -108,6 +111,7 @@ impl Enforcer {
             source,
             options,
             passage,
+            routed,
             parents: Parents::new(modes.attachments, passage.strangers),
             modes,
             knows_senders: bpf::probe::has_netns_cookie(),
@@ -144,6 +148,7 @@ impl Enforcer {
                 }
             }
         }
+        self.routed.guard(guarded, host)?;
         if let (Device::Parent(on), Some(macvlan)) = (&guarded.device, &guarded.in_pod) {
             return self.parents.attach(&self.dataplane, guarded.id, on, macvlan, host, pod);
         }
@@ -202,6 +207,7 @@ impl Enforcer {
     /// A map could not be written.
     pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
+        self.routed.forget(id)?;
         self.flows.purge(self.dataplane.hosts(id)?)?;
         // A link whose device is still there would judge packets of nobody, and drop them.
         self.end(id)?;

@@ -68,6 +68,11 @@ impl Enforcer {
         Ok(true)
     }
 
+    /// Somebody took a program off, and it was put back.
+    pub(super) fn count_put_back(&self) {
+        self.put_back.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// How often programs were put back since the agent's start.
     pub fn put_back(&self) -> u64 {
         self.put_back.load(Ordering::Relaxed)

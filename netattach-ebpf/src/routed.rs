@@ -1,0 +1,128 @@
+//! Behind the node's translation: what it routes is judged by where it goes, not by where it was sent.
+//!
+//! A pod sends to a Service, or to a port of its node that leads to another pod. The node makes another destination of it
+//! before it routes it, and another source after that (kube-proxy, hostPort). `na_routed` runs between the two, by a rule of
+//! the node's packet filter (nftables with `xt_bpf`; the agent's `netlink::guard`) that drops what it answers 1 to: packets
+//! begin with their IP header, and are the same whichever device they come by. An answer is seen before its translation is
+//! taken back, so that both directions are one flow.
+//!
+//! | chain | sees |
+//! |---|---|
+//! | input, 99 | what pods send to the node itself |
+//! | forward, 90 | what pods send elsewhere, and what comes to them from elsewhere; with br_netfilter also what bridges forward |
+//! | output, 90 | what the node sends to its pods |
+//!
+//! Each is judged for the attachment whose address its source is, then for that of its destination (`na_guard`). The devices'
+//! programs let pass what comes here, as far as [`Gate`](netattach_common::Gate) says that it does: they check what a pod
+//! says of itself, charge it to its bandwidth and count it.
+
+use aya_ebpf::{
+    bindings::__sk_buff,
+    macros::socket_filter,
+    programs::{SkBuffContext, TcContext},
+};
+use netattach_common::{Address, DropReason, Hook, Ip4, Ip6};
+
+use crate::{
+    classifier::{self, Scope},
+    count, frame, maps,
+    packet::{self, Packet, Room},
+    record,
+    stages::{self, NOTHING, Stages},
+    verdict::{Denied, Word},
+};
+
+/// What the filter's rule drops.
+const DROPPED: u32 = 1;
+
+#[socket_filter]
+pub(crate) fn na_routed(ctx: SkBuffContext) -> i64 {
+    let skb = ctx.skb.skb;
+    let version: Result<u8, _> = frame::load(&TcContext::new(skb), 0);
+    // The packet filter gives no others to chains for both families.
+    let drops = match version.map(|byte| byte >> 4) {
+        Ok(4) => na_routed4(skb),
+        Ok(6) => na_routed6(skb),
+        _ => 0,
+    };
+    drops.into()
+}
+
+/// The stages of one address family.
+trait Routed: Stages {
+    /// Reads a packet that begins with its IP header.
+    fn read_copied(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
+}
+
+macro_rules! stages {
+    ($address:ty, $body:path, $copied:ident, $routed:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $copied(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
+            let answer = match stages::exclusive(packet) {
+                Some(packet) => $body(&TcContext::new(skb), packet).map_err(Denied::from),
+                None => Err(NOTHING),
+            };
+            answer.to_word()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $routed(skb: *mut __sk_buff) -> u32 {
+            judge::<$address>(&TcContext::new(skb))
+        }
+
+        impl Routed for $address {
+            #[inline(always)]
+            fn read_copied(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied> {
+                Word::from_word($copied(ctx.skb.skb, packet))
+            }
+        }
+    };
+}
+
+stages!(Ip4, packet::copied_ipv4, na_copied4, na_routed4);
+stages!(Ip6, packet::copied_ipv6, na_copied6, na_routed6);
+
+/// Judges a packet for both of its ends.
+#[inline(always)]
+fn judge<A: Routed>(ctx: &TcContext) -> u32 {
+    let mut room = Room::new();
+    let packet: &mut Packet<A> = room.blank();
+    let read = A::read_copied(ctx, packet);
+    let sender = maps::guarded(&packet.tuple.source.widen()).unwrap_or(0);
+    let receiver = maps::guarded(&packet.tuple.destination.widen()).unwrap_or(0);
+    // No policy keeps a pod from itself, by whatever Service it gets there.
+    if sender == receiver {
+        return 0;
+    }
+    if sender != 0 && refuses(ctx, sender, Hook::FromPod, packet, read) {
+        return DROPPED;
+    }
+    if receiver != 0 && refuses(ctx, receiver, Hook::ToPod, packet, read) {
+        return DROPPED;
+    }
+    0
+}
+
+/// Whether an attachment's policies do not let a packet pass. Only that is counted: what passes is where its device is.
+#[inline(never)]
+fn refuses<A: Routed>(
+    ctx: &TcContext,
+    attachment: u32,
+    hook: Hook,
+    packet: &mut Packet<A>,
+    read: Result<(), Denied>,
+) -> bool {
+    let Some(scope) = Scope::of(attachment, hook) else {
+        count::packet(attachment, hook, ctx.len(), Err(DropReason::Unbound.into()));
+        return true;
+    };
+    if scope.policies.none() && !scope.is_pending() {
+        return false;
+    }
+    let Err(denied) = read.and_then(|()| classifier::judge_ip(ctx, &scope, packet)) else { return false };
+    record::dropped(ctx, &scope, packet, denied);
+    count::packet(attachment, hook, ctx.len(), Err(denied));
+    true
+}

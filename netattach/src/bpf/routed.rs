@@ -1,0 +1,142 @@
+//! What is judged behind the node's translation of addresses: whose packets come there, by which address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use aya::maps::{Array, HashMap, MapData};
+use aya::programs::ProgramFd;
+use netattach_common::{Address, Gate, Ip4, Ip6};
+
+use super::BpfError;
+use super::dataplane::open_program;
+use super::entries::{absent, insert};
+use super::pin::{Pins, Program, exists, map_name};
+use super::table::Table;
+
+/// Handles of the program and its maps, and what is in them. One owner at a time: it remembers what it wrote.
+pub struct Routed {
+    program: ProgramFd,
+    gates: Array<MapData, u64>,
+    addresses: HashMap<MapData, Ip6, u32>,
+    known_gates: BTreeMap<u32, Gate>,
+    known_addresses: BTreeMap<Ip6, u32>,
+}
+
+impl Routed {
+    /// Opens the maps and takes stock of what an earlier agent left.
+    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
+        let mut known_gates: BTreeMap<u32, Gate> = Table::<u32, u64>::open(pins, map_name::GATE)?
+            .read()?
+            .into_iter()
+            .map(|(id, word)| (id, Gate::from_word(word)))
+            .collect();
+        known_gates.retain(|_, gate| *gate != Gate::NONE);
+        let addresses: HashMap<_, Ip6, u32> = pins.open(map_name::GUARD)?;
+        let failed = |source| BpfError::ReadMap { map: map_name::GUARD, source };
+        let known_addresses = addresses.iter().collect::<Result<_, _>>().map_err(failed)?;
+        Ok(Self {
+            program: open_program(&pins.program(Program::Routed))?,
+            gates: pins.open(map_name::GATE)?,
+            addresses,
+            known_gates,
+            known_addresses,
+        })
+    }
+
+    /// The program that the node's packet filter is to run.
+    pub fn program(&self) -> BorrowedFd<'_> {
+        self.program.as_fd()
+    }
+
+    /// What the node routes from and to these addresses, and no others, is judged for an attachment.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub fn guard(&mut self, id: u32, addresses: &[IpAddr]) -> Result<(), BpfError> {
+        let wanted: BTreeSet<Ip6> = addresses.iter().map(|address| widened(*address)).collect();
+        for address in &wanted {
+            if self.known_addresses.get(address) != Some(&id) {
+                insert(&mut self.addresses, map_name::GUARD, *address, id)?;
+                self.known_addresses.insert(*address, id);
+            }
+        }
+        self.remove_addresses(|address, of| of == id && !wanted.contains(address))
+    }
+
+    /// Says what an attachment's device leaves to the packet filter. Its addresses are guarded before, and after that it
+    /// leaves nothing they are guarded no more.
+    ///
+    /// # Errors
+    /// The map could not be written.
+    pub fn set_gate(&mut self, id: u32, gate: Gate) -> Result<(), BpfError> {
+        if self.known_gates.get(&id).copied().unwrap_or(Gate::NONE) == gate {
+            return Ok(());
+        }
+        self.gates
+            .set(id, gate.to_word(), 0)
+            .map_err(|source| BpfError::WriteMap { map: map_name::GATE, source })?;
+        if gate == Gate::NONE {
+            self.known_gates.remove(&id);
+        } else {
+            self.known_gates.insert(id, gate);
+        }
+        Ok(())
+    }
+
+    /// Everything of an attachment is judged at its device, and nothing elsewhere. Idempotent.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub fn forget(&mut self, id: u32) -> Result<(), BpfError> {
+        self.set_gate(id, Gate::NONE)?;
+        self.remove_addresses(|_, of| of == id)
+    }
+
+    /// The attachments that have a gate or addresses here.
+    pub fn known(&self) -> BTreeSet<u32> {
+        self.known_gates.keys().chain(self.known_addresses.values()).copied().collect()
+    }
+
+    fn remove_addresses(&mut self, goes: impl Fn(&Ip6, u32) -> bool) -> Result<(), BpfError> {
+        let going: Vec<Ip6> = self
+            .known_addresses
+            .iter()
+            .filter(|(address, id)| goes(address, **id))
+            .map(|(it, _)| *it)
+            .collect();
+        for address in going {
+            let failed = |source| BpfError::WriteMap { map: map_name::GUARD, source };
+            self.addresses.remove(&address).or_else(absent).map_err(failed)?;
+            self.known_addresses.remove(&address);
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Routed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Routed").field("gates", &self.known_gates).finish_non_exhaustive()
+    }
+}
+
+fn widened(address: IpAddr) -> Ip6 {
+    match address {
+        IpAddr::V4(address) => Ip4::from(address).widen(),
+        IpAddr::V6(address) => Ip6::from(address),
+    }
+}
+
+/// Has devices judge everything again, below the pins of an agent that has ended: the packet filter is about to do it no more.
+///
+/// # Errors
+/// A map could not be read or written.
+pub fn close_gates(root: &Path) -> Result<(), BpfError> {
+    let pins = Pins::new(root);
+    if !exists(&pins.map(map_name::GATE))? || !exists(&pins.program(Program::Routed))? {
+        return Ok(());
+    }
+    let mut routed = Routed::open(&pins)?;
+    routed.known().into_iter().try_for_each(|id| routed.forget(id))
+}

@@ -1,0 +1,322 @@
+//! The table of the node's packet filter in which a program judges what the node routes, behind its translation of addresses.
+//!
+//! nftables with one expression of the older filter's, `bpf` (`xt_bpf`, by `nft_compat`): every kernel has had it since long
+//! before Linux 5.15. The table is all the agent's; it is replaced whole, in one transaction.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+
+use super::nft::{Family, NLMSG_ERROR, attributes_of, dump, messages, name};
+use super::{Error, Refused};
+
+/// What the table is called, in the family of both versions of IP.
+pub const TABLE: &str = "netattach";
+
+const NAME: &str = "NFT_MSG_NEWRULE";
+const RULES: &str = "NFT_MSG_GETRULE";
+
+/// `linux/netfilter/nfnetlink.h`: a transaction.
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+/// `NFNL_SUBSYS_NFTABLES`.
+const NFTABLES: u16 = 10;
+/// `enum nf_tables_msg_types`.
+const NEW_TABLE: u16 = 0;
+const DELETE_TABLE: u16 = 2;
+const NEW_CHAIN: u16 = 3;
+const GET_CHAIN: u16 = 4;
+const NEW_RULE: u16 = 6;
+const GET_RULE: u16 = 7;
+
+const REQUEST: u16 = 0x1;
+const ACK: u16 = 0x4;
+const CREATE: u16 = 0x400;
+const APPEND: u16 = 0x800;
+const NESTED: u16 = 0x8000;
+
+/// A chain of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Chain {
+    name: &'static str,
+    /// `NF_INET_*`.
+    hook: u32,
+    priority: i32,
+}
+
+/// Behind the translation of destinations (-100) and everybody's filters (0), before that of sources (100) and before IPVS
+/// takes answers (99) or has taken packets (98).
+const CHAINS: [Chain; 3] = [
+    Chain { name: "input", hook: 1, priority: 99 },
+    Chain { name: "forward", hook: 2, priority: 90 },
+    Chain { name: "output", hook: 3, priority: 90 },
+];
+
+/// `struct xt_bpf_info_v1` of `linux/netfilter/xt_bpf.h`: mode, number of instructions, descriptor, room for instructions or
+/// a path, and a pointer of the kernel's.
+const INFO_LEN: usize = 2 + 2 + 4 + 512 + 8;
+/// `XT_BPF_MODE_FD_ELF`: the program is a descriptor.
+const BY_DESCRIPTOR: u16 = 2;
+const INFO_REVISION: u32 = 1;
+
+/// Puts the table in place, or in the place of another of its name: what the program answers 1 to is dropped.
+///
+/// # Errors
+/// The kernel refuses: it may have no nftables, no `nft_compat` or no `xt_bpf`.
+pub fn install_guard(program: BorrowedFd<'_>) -> Result<(), Error> {
+    transact(&[remove(), install(program.as_raw_fd())].concat())
+}
+
+/// Removes the table. Idempotent.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove_guard() -> Result<(), Error> {
+    match transact(&remove()) {
+        // No nftables, no table.
+        Err(error) if is_unsupported(&error) => Ok(()),
+        other => other,
+    }
+}
+
+/// Whether the table is there as [`install_guard`] puts it, as far as it can be seen from outside: its chains, and in each of
+/// them one rule, which drops what a program answers 1 to.
+///
+/// # Errors
+/// The kernel does not answer.
+pub fn guard_stands() -> Result<bool, Error> {
+    let mut chains = BTreeMap::new();
+    let mut rules: BTreeMap<String, Vec<Vec<String>>> = BTreeMap::new();
+    let kinds = |get, new| [NFTABLES << 8 | get, NFTABLES << 8 | new];
+    let seen = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
+        chains.extend(own_chain(chain));
+    })?;
+    let table = attribute(1, &text(TABLE));
+    let all_seen = dump(RULES, kinds(GET_RULE, NEW_RULE), Family::Inet, &table, &mut |rule| {
+        if let Some((chain, expressions)) = own_rule(rule) {
+            rules.entry(chain).or_default().push(expressions);
+        }
+    })?;
+    if !(seen && all_seen) {
+        // What was in the middle of changing is looked at again; who asks does so soon.
+        return Err(Error::Interrupted(RULES));
+    }
+    let wanted = CHAINS.map(|chain| (chain.name.to_owned(), (chain.hook, chain.priority)));
+    let rule = || vec![["match", "immediate"].map(str::to_owned).to_vec()];
+    Ok(chains == wanted.into() && rules == CHAINS.map(|chain| (chain.name.to_owned(), rule())).into())
+}
+
+/// Whether there is anything of the table.
+///
+/// # Errors
+/// The kernel does not answer.
+pub fn guard_is_there() -> Result<bool, Error> {
+    let mut found = false;
+    let kinds = [NFTABLES << 8 | GET_CHAIN, NFTABLES << 8 | NEW_CHAIN];
+    dump("NFT_MSG_GETCHAIN", kinds, Family::Inet, &[], &mut |chain| found |= own_chain(chain).is_some())?;
+    Ok(found)
+}
+
+/// Whether all bridges show frames of a family to the packet filter for IP packets: `iptables` or `ip6tables`.
+pub fn bridges_call(family: &str) -> bool {
+    let path = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
+    // Without the file nothing shows frames to it.
+    std::fs::read_to_string(path).is_ok_and(|value| !matches!(value.trim(), "" | "0"))
+}
+
+fn is_unsupported(error: &Error) -> bool {
+    use rustix::io::Errno;
+    let open = matches!(error, Error::Open(source) if source.raw_os_error() == Some(libc::EPROTONOSUPPORT));
+    open || matches!(error.errno(), Some(Errno::OPNOTSUPP | Errno::INVAL))
+}
+
+/// Name, hook and priority of a chain of the table.
+fn own_chain(attributes: &[u8]) -> Option<(String, (u32, i32))> {
+    let (mut table, mut chain, mut at) = (None, None, None);
+    for (kind, value) in attributes_of(attributes) {
+        match kind {
+            1 => table = name(value),
+            3 => chain = name(value),
+            4 => {
+                let number = |wanted| {
+                    let (_, value) = attributes_of(value).find(|(kind, _)| *kind == wanted)?;
+                    <[u8; 4]>::try_from(value).ok()
+                };
+                at = number(1).map(u32::from_be_bytes).zip(number(2).map(i32::from_be_bytes));
+            }
+            _ => {}
+        }
+    }
+    (table? == TABLE).then_some((chain?, at?))
+}
+
+/// Chain of a rule of the table, and the names of its expressions.
+fn own_rule(attributes: &[u8]) -> Option<(String, Vec<String>)> {
+    let (mut table, mut chain, mut expressions) = (None, None, Vec::new());
+    for (kind, value) in attributes_of(attributes) {
+        match kind {
+            1 => table = name(value),
+            2 => chain = name(value),
+            4 => {
+                let of = |expression| attributes_of(expression).find(|(kind, _)| *kind == 1);
+                let names = attributes_of(value).filter_map(|(_, expression)| name(of(expression)?.1));
+                expressions = names.collect();
+            }
+            _ => {}
+        }
+    }
+    (table? == TABLE).then_some((chain?, expressions))
+}
+
+/// Carries out messages, all or none.
+fn transact(messages_in_order: &[Vec<u8>]) -> Result<(), Error> {
+    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
+    socket.bind_auto().map_err(Error::Open)?;
+    let begin = message(BATCH_BEGIN, 0, 0, NFTABLES, &[]);
+    let end = message(BATCH_END, 0, 0, NFTABLES, &[]);
+    let batch = [begin, messages_in_order.concat(), end].concat();
+    socket.send(&batch, 0).map_err(|source| Error::Send(NAME, source))?;
+    // The kernel has answered when it has taken them: whatever is said of any of them is there.
+    socket.set_non_blocking(true).map_err(Error::Open)?;
+    let mut buffer = vec![0; 64 * 1024];
+    let mut answered = 0;
+    loop {
+        match socket.recv(&mut &mut buffer[..], 0) {
+            Ok(length) => {
+                for answer in messages(&buffer[..length]).filter(|answer| answer.kind == NLMSG_ERROR) {
+                    let code = answer.body.get(..4).and_then(|bytes| bytes.try_into().ok());
+                    match code.map_or(0, i32::from_ne_bytes).saturating_neg() {
+                        0 => answered += 1,
+                        errno => return Err(Refused { request: NAME, errno, text: None }.into()),
+                    }
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(source) => return Err(Error::Receive(NAME, source)),
+        }
+    }
+    if answered == messages_in_order.len() {
+        Ok(())
+    } else {
+        Err(Error::Malformed { request: NAME, what: "the kernel has not answered to all of it" })
+    }
+}
+
+/// Takes the table away, which need not be there.
+fn remove() -> Vec<Vec<u8>> {
+    let table = attribute(1, &text(TABLE));
+    vec![own(NEW_TABLE, CREATE, &table), own(DELETE_TABLE, 0, &table)]
+}
+
+fn install(program: i32) -> Vec<Vec<u8>> {
+    let mut messages = vec![own(NEW_TABLE, CREATE, &attribute(1, &text(TABLE)))];
+    messages.extend(CHAINS.iter().map(|chain| own(NEW_CHAIN, CREATE, &chain_attributes(chain))));
+    messages
+        .extend(CHAINS.iter().map(|chain| own(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program))));
+    messages
+}
+
+fn chain_attributes(chain: &Chain) -> Vec<u8> {
+    /// `NF_ACCEPT`: what no rule drops goes on.
+    const ACCEPT: u32 = 1;
+    let hook = [attribute(1, &chain.hook.to_be_bytes()), attribute(2, &chain.priority.to_be_bytes())];
+    [
+        attribute(1, &text(TABLE)),
+        attribute(3, &text(chain.name)),
+        attribute(4 | NESTED, &hook.concat()),
+        attribute(5, &ACCEPT.to_be_bytes()),
+        attribute(7, &text("filter")),
+    ]
+    .concat()
+}
+
+fn rule_attributes(chain: &Chain, program: i32) -> Vec<u8> {
+    /// `NF_DROP`, and the register of verdicts.
+    const ZERO: [u8; 4] = [0; 4];
+    let mut info = BY_DESCRIPTOR.to_ne_bytes().to_vec();
+    info.extend([0; 2]);
+    info.extend(program.to_ne_bytes());
+    info.resize(INFO_LEN, 0);
+    let condition =
+        [attribute(1, &text("bpf")), attribute(2, &INFO_REVISION.to_be_bytes()), attribute(3, &info)];
+    let verdict = attribute(2 | NESTED, &attribute(2 | NESTED, &attribute(1, &ZERO)));
+    let verdict = [attribute(1, &ZERO), verdict];
+    let expression = |kind: &str, data: &[u8]| {
+        attribute(1 | NESTED, &[attribute(1, &text(kind)), attribute(2 | NESTED, data)].concat())
+    };
+    let expressions = [expression("match", &condition.concat()), expression("immediate", &verdict.concat())];
+    [
+        attribute(1, &text(TABLE)),
+        attribute(2, &text(chain.name)),
+        attribute(4 | NESTED, &expressions.concat()),
+    ]
+    .concat()
+}
+
+/// A message about the table or what is in it, to be acknowledged.
+fn own(kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
+    message(NFTABLES << 8 | kind, flags | ACK, Family::Inet as u8, 0, attributes)
+}
+
+/// `struct nlmsghdr`, `struct nfgenmsg`, attributes.
+fn message(kind: u16, flags: u16, family: u8, resource: u16, attributes: &[u8]) -> Vec<u8> {
+    let mut message = ((20 + attributes.len()) as u32).to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend((flags | REQUEST).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend([family, 0]);
+    message.extend(resource.to_be_bytes());
+    message.extend(attributes);
+    message
+}
+
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+fn text(words: &str) -> Vec<u8> {
+    [words.as_bytes(), &[0]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for chain in &CHAINS {
+            let read = own_chain(&chain_attributes(chain)).unwrap();
+            assert_eq!(read, (chain.name.to_owned(), (chain.hook, chain.priority)));
+            let rule = own_rule(&rule_attributes(chain, 7)).unwrap();
+            assert_eq!(rule, (chain.name.to_owned(), vec!["match".to_owned(), "immediate".to_owned()]));
+        }
+        let others = [attribute(1, &text("filter")), attribute(3, &text("input"))].concat();
+        assert_eq!(own_chain(&others), None);
+        assert_eq!(own_rule(&others), None);
+    }
+
+    #[test]
+    fn messages_are_whole() {
+        let program = 7;
+        let batch = install(program).concat();
+        let kinds: Vec<u16> = messages(&batch).map(|message| message.kind & 0xff).collect();
+        assert_eq!(kinds, [NEW_TABLE, NEW_CHAIN, NEW_CHAIN, NEW_CHAIN, NEW_RULE, NEW_RULE, NEW_RULE]);
+        let length = messages(&batch).map(|message| message.body.len() + 16).sum::<usize>();
+        assert_eq!(length, batch.len());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
+            own_chain(&bytes);
+            own_rule(&bytes);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The table in the node's packet filter: there from the first packet on, put back when it is gone, gone with the setting.
+
+use super::*;
+use netattach::netlink::{guard_is_there, guard_stands, remove_guard};
+
+fn stands(scene: &Scene) -> bool {
+    scene.node.namespace.run(guard_stands).unwrap()
+}
+
+const DENIED: [(&str, To, bool); 2] =
+    [("client", To::Service(3, WEB), false), ("client", To::Service(1, WEB), true)];
+
+fn only_the_server() -> Value {
+    json!({
+        "podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"], "egress": [{"to": [app("server")]}]
+    })
+}
+
+/// Rows: SVC-table.
+#[test]
+fn the_table_is_put_back_when_somebody_removes_it() {
+    let scene = Scene::new(Links::Bridge);
+    scene.policy("client", &only_the_server());
+    scene.expect(&DENIED);
+    for _ in 0..2 {
+        scene.node.namespace.run(remove_guard).unwrap();
+        assert!(!stands(&scene));
+        assert!(eventually(PATIENCE, || stands(&scene)));
+        // Until devices leave packets to it again, they judge them untranslated.
+        let service = To::Service(1, WEB).address(0);
+        assert!(eventually(PATIENCE, || datagram(&scene.client.namespace, service, SILENCE).unwrap()));
+        scene.expect(&DENIED);
+    }
+    let back = scene.node.ctl(&["status"]).unwrap()["programs_put_back"].clone();
+    assert_eq!(back, json!(2));
+    scene.end();
+}
+
+#[test]
+fn a_killed_agents_table_goes_on_and_its_successor_takes_it_over() {
+    let mut scene = Scene::new(Links::Routed);
+    scene.policy("client", &only_the_server());
+    scene.node.kill().unwrap();
+    scene.expect(&DENIED);
+    scene.node.start().unwrap();
+    assert!(stands(&scene));
+    scene.expect(&DENIED);
+    scene.end();
+}
+
+#[test]
+fn without_the_setting_there_is_no_table_and_devices_judge() {
+    let mut scene = Scene::new(Links::Bridge);
+    scene.policy("client", &only_the_server());
+    scene.expect(&DENIED);
+    scene.node.kill().unwrap();
+    scene.node.set("networkPolicy", json!(false));
+    scene.node.start().unwrap();
+    assert!(!scene.node.namespace.run(guard_is_there).unwrap());
+    scene.expect(&[("client", To::Service(3, WEB), true), ("client", To::Service(1, WEB), true)]);
+    scene.end();
+}
+
+/// A bridge that gets another address takes frames for the node by that.
+#[test]
+fn the_node_is_where_its_bridge_is() {
+    let scene = Scene::new(Links::Bridge);
+    scene.policy("client", &only_the_server());
+    scene.expect(&DENIED);
+    ip(&scene.node.namespace, &["link", "set", "br0", "address", "02:00:00:00:77:77"]).unwrap();
+    for pod in [&scene.client, &scene.server, &scene.other] {
+        ip(&pod.namespace, &["neigh", "flush", "all"]).unwrap();
+    }
+    scene.expect(&DENIED);
+    scene.end();
+}
