@@ -628,6 +628,7 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             programmed: &programmed,
             desired: &desired,
             passage,
+            behind_translation: false,
         };
         let dice = Dice::new(seed);
         for number in 0..2 * PACKETS {
