@@ -4,12 +4,12 @@
 //! shuttle's: a run then tries one order of the threads after another (`model`).
 
 #[cfg(not(feature = "model"))]
-pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 #[cfg(not(feature = "model"))]
 pub(crate) use std::thread;
 
 #[cfg(feature = "model")]
-pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard};
+pub(crate) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
 #[cfg(feature = "model")]
 pub(crate) use shuttle::thread;
 
@@ -20,8 +20,19 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A step that others see, such as a call of the system: under the model checker any other thread may run before it.
-pub(crate) fn step() {
+/// Waits for somebody else, for about that long; under the model checker until others have had their turn.
+pub(crate) fn pause(time: std::time::Duration) {
+    #[cfg(feature = "model")]
+    let _ = time;
     #[cfg(feature = "model")]
     shuttle::thread::yield_now();
+    #[cfg(not(feature = "model"))]
+    thread::sleep(time);
+}
+
+/// A step that others see, such as a call of the system: under the model checker any other thread may run before it.
+pub(crate) fn step() {
+    // Not a yield: the checker would prefer others after it.
+    #[cfg(feature = "model")]
+    thread::sleep(std::time::Duration::ZERO);
 }

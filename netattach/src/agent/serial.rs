@@ -1,14 +1,15 @@
 //! Puts operations to sleep and wakes them, as [`turns`](super::turns) and [`lanes`](super::lanes) decide.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
 use super::lanes::{Class, Full, Lanes, Limits, Ticket};
 use super::turns::{Asker, Order};
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
 use crate::waits::{Crowded, Footprint, Place, Resource};
 
 /// How many DELs work at a time. They mostly wait for the kernel, and share its grace periods when they do so
@@ -109,7 +110,7 @@ impl Turns {
 
     fn lock(&self) -> MutexGuard<'_, Asking> {
         // Every change is complete before anything that could panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 
@@ -302,7 +303,7 @@ impl Traffic {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change is complete before anything that could panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 
@@ -389,6 +390,10 @@ impl Drop for Closed {
         self.traffic.left.notify_waiters();
     }
 }
+
+#[cfg(test)]
+#[cfg(feature = "model")]
+mod model;
 
 #[cfg(test)]
 mod tests {

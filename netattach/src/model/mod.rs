@@ -4,7 +4,9 @@
 //! stopped looking is noticed. A schedule that fails is printed with what replays it.
 
 mod disk;
+mod engine;
 mod journal;
+mod leases;
 mod spare;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,28 +20,29 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 /// The seed: CI explores the same orders each time.
 const SEED: u64 = 20_251_122;
 
+/// Operations go deep: parsers and the system's libraries among them.
+fn config() -> Config {
+    let mut config = Config::new();
+    config.stack_size = 1 << 20;
+    config
+}
+
 /// Explores `schedules` orders of `scenario`, half of them at random, half with few changes of thread at
 /// chosen places, which is what most faults need.
-fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Copy + 'static) {
-    shuttle::Runner::new(RandomScheduler::new_from_seed(SEED, schedules / 2), Config::default())
-        .run(scenario);
-    shuttle::Runner::new(PctScheduler::new_from_seed(SEED, 3, schedules / 2), Config::default())
-        .run(scenario);
+pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::Runner::new(RandomScheduler::new_from_seed(SEED, schedules / 2), config()).run(scenario.clone());
+    shuttle::Runner::new(PctScheduler::new_from_seed(SEED, 3, schedules / 2), config()).run(scenario);
 }
 
 /// Whether one of at most `schedules` orders of a scenario with a planted fault fails, as it should.
-fn finds(schedules: usize, planted: impl Fn() + Send + Sync + Copy + 'static) -> bool {
+pub(crate) fn finds(schedules: usize, planted: impl Fn() + Send + Sync + Copy + 'static) -> bool {
     let explored = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&explored);
-    let run = AssertUnwindSafe(|| {
-        let counting = move || {
-            counted.fetch_add(1, Ordering::Relaxed);
-            planted();
-        };
-        let scheduler = RandomScheduler::new_from_seed(SEED, schedules);
-        shuttle::Runner::new(scheduler, Config::default()).run(counting);
-    });
-    let found = catch_unwind(run).is_err();
+    let counting = move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        planted();
+    };
+    let found = catch_unwind(AssertUnwindSafe(|| explore(schedules, counting))).is_err();
     println!("planted fault found: {found}, orders explored: {}", explored.load(Ordering::Relaxed));
     found
 }

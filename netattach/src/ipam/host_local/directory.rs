@@ -128,7 +128,7 @@ impl Opened {
                     return Err(Error::Busy { path: self.path.join(LOCK) });
                 }
                 Err(Errno::WOULDBLOCK) => {
-                    sync::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+                    sync::pause(pause.min(deadline.saturating_duration_since(Instant::now())));
                     pause = (pause * 2).min(Duration::from_millis(10));
                 }
                 Err(error) => {

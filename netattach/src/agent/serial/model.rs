@@ -1,0 +1,131 @@
+//! Turns and lanes under the model checker: threads that ask, give up, work and leave.
+
+use std::collections::{BTreeMap, HashSet};
+
+use shuttle::future::block_on;
+
+use super::{Class, Traffic, Turns};
+use crate::model::{explore, finds};
+use crate::sync::{Arc, Mutex, locked, step, thread};
+use crate::waits::{Place, Resource};
+
+/// Who is at work, by what must not be worked on twice at a time.
+type AtWork = Arc<Mutex<BTreeMap<&'static str, usize>>>;
+
+/// Works on something that bears so many at a time.
+fn work(at_work: &AtWork, on: &'static str, most: usize) {
+    let count = {
+        let mut at_work = locked(at_work);
+        let count = at_work.entry(on).or_default();
+        *count += 1;
+        *count
+    };
+    assert!(count <= most, "{count} at work on {on}");
+    step();
+    *locked(at_work).entry(on).or_default() -= 1;
+}
+
+/// Operations on two containers, one that gives up and a GC that watches. The fault: a turn that ends before its work.
+fn turns(ends_early: bool) {
+    let turns = Arc::new(Turns::default());
+    let at_work = AtWork::default();
+    let operation = move |turns: &Arc<Turns>, at_work: &AtWork, container: &'static str| {
+        let turn = block_on(turns.wait(container));
+        if ends_early {
+            drop(turn);
+            work(at_work, container, 1);
+        } else {
+            work(at_work, container, 1);
+            drop(turn);
+        }
+    };
+    let mut others = Vec::new();
+    for container in ["a", "a", "b"] {
+        let (turns, at_work) = (Arc::clone(&turns), Arc::clone(&at_work));
+        others.push(thread::spawn(move || operation(&turns, &at_work, container)));
+    }
+    let (given_up, of) = (Arc::clone(&turns), Arc::clone(&at_work));
+    others.push(thread::spawn(move || {
+        let watch = given_up.watch();
+        // Polled once: it waits in the row, and waits no more.
+        let mut waiting = Box::pin(given_up.wait("a"));
+        let polled = block_on(std::future::poll_fn(|context| {
+            std::task::Poll::Ready(waiting.as_mut().poll(context).is_ready())
+        }));
+        step();
+        drop(waiting);
+        if let Some(turn) = block_on(watch.take("b")) {
+            work(&of, "b", 1);
+            drop(turn);
+        }
+        assert!(polled || watch.seen().contains("a"));
+    }));
+    operation(&turns, &at_work, "a");
+    others.into_iter().for_each(|other| other.join().unwrap());
+    assert_eq!(
+        turns.lock().order.containers(&HashSet::new()).count(),
+        0,
+        "nobody has a turn or waits for one"
+    );
+    assert!(turns.lock().waiting.is_empty());
+}
+
+#[test]
+fn a_container_is_worked_on_by_one_at_a_time_and_everybody_has_a_turn() {
+    explore(2_000, || turns(false));
+}
+
+#[test]
+fn a_turn_that_ends_before_its_work_is_found() {
+    assert!(finds(2_000, || turns(true)));
+}
+
+/// ADDs in lanes with one place to work in, two of which stand at a pool. The fault: work in the place of another.
+fn lanes(leaves_early: bool) {
+    let traffic = Traffic::new(1);
+    let at_work = AtWork::default();
+    let operation = move |traffic: &Arc<Traffic>, at_work: &AtWork, pool: Option<&Resource>| {
+        let slot = traffic.enter(Class::Add).unwrap();
+        loop {
+            block_on(slot.begin());
+            work(at_work, "place", 1);
+            let needs = pool.into_iter().cloned().collect();
+            if slot.admit(&needs).is_ok() {
+                break;
+            }
+            assert!(slot.was_sent_back());
+        }
+        if let Some(pool) = pool {
+            slot.arrive(pool);
+            work(at_work, "pool", 2);
+            slot.depart();
+        }
+        if leaves_early {
+            drop(slot);
+            work(at_work, "place", 1);
+        } else {
+            work(at_work, "place", 1);
+            drop(slot);
+        }
+    };
+    let pool = Resource::Pool { data_dir: "/pools".into(), network: "net".to_owned() };
+    let others = [Some(pool.clone()), Some(pool)].map(|pool| {
+        let (traffic, at_work) = (Arc::clone(&traffic), Arc::clone(&at_work));
+        thread::spawn(move || operation(&traffic, &at_work, pool.as_ref()))
+    });
+    operation(&traffic, &at_work, None);
+    others.into_iter().for_each(|other| other.join().unwrap());
+    let state = traffic.lock();
+    assert!(state.waiting.is_empty() && state.since.is_empty() && state.asleep == 0, "{state:?}");
+    assert!(state.lanes.held().is_empty());
+}
+
+#[test]
+fn a_place_is_worked_in_by_one_at_a_time_and_everybody_comes_through() {
+    explore(2_000, || lanes(false));
+}
+
+#[test]
+fn work_in_the_place_of_another_is_found() {
+    assert!(finds(2_000, || lanes(true)));
+}
