@@ -59,12 +59,12 @@ enum Harm {
 fn harm() -> impl Strategy<Value = Harm> {
     let (pod, any) = (0..PODS.len(), any::<usize>());
     prop_oneof![
-        4 => (pod.clone(), any.clone(), 0..8_u32).prop_map(|(pod, byte, bit)| Harm::Flip { pod, byte, bit }),
-        2 => (pod.clone(), any.clone()).prop_map(|(pod, at)| Harm::Cut { pod, at }),
+        4 => (pod.clone(), any, 0..8_u32).prop_map(|(pod, byte, bit)| Harm::Flip { pod, byte, bit }),
+        2 => (pod.clone(), any).prop_map(|(pod, at)| Harm::Cut { pod, at }),
         1 => pod.clone().prop_map(|pod| Harm::Empty { pod }),
-        1 => (pod.clone(), any.clone()).prop_map(|(pod, line)| Harm::Double { pod, line }),
-        1 => (pod.clone(), any.clone(), any.clone()).prop_map(|(pod, line, other)| Harm::Swap { pod, line, other }),
-        1 => (pod.clone(), any.clone(), pod.clone(), any)
+        1 => (pod.clone(), any).prop_map(|(pod, line)| Harm::Double { pod, line }),
+        1 => (pod.clone(), any, any).prop_map(|(pod, line, other)| Harm::Swap { pod, line, other }),
+        1 => (pod.clone(), any, pod.clone(), any)
             .prop_map(|(pod, line, from, taken)| Harm::Mix { pod, line, from, taken }),
         1 => (pod.clone(), pod).prop_map(|(pod, from)| Harm::Exchange { pod, from }),
     ]

@@ -357,7 +357,8 @@ impl Engine {
         // Until it is taken back, nobody else gets its numbers.
         self.registry.hold(&record.plan);
         let goes_on = is_whole(record);
-        if !record.is_of_earlier_boot() && !(goes_on && record.is_complete()) {
+        let keeps_numbers = record.is_of_earlier_boot() || (goes_on && record.is_complete());
+        if !keeps_numbers {
             record.check_whole()?;
         }
         let begun = known_ids(record, recorded);
