@@ -48,6 +48,7 @@ fn no_packet_is_judged_by_neither_the_old_nor_the_new_policy() {
             max_rules: entries,
             max_peers_v4: entries,
             max_flows_v4: 65_536,
+            max_flows_v6: 65_536,
             ..config
         });
         rig.put(Checks::default());
