@@ -154,8 +154,8 @@ fn open_files(node: &Node) -> usize {
 fn pools_that_were_used_once_keep_no_descriptors() {
     const NETWORKS: usize = 120;
     const AT_ONCE: usize = 6;
-    // 64 directories are kept open, of four descriptors each.
-    const MOST: usize = 64 * 4 + 64;
+    // 64 directories are kept open, of four descriptors each; some more are open while work goes on.
+    const MOST: usize = 64 * 4 + 16;
     let mut node = Node::new(&[]).unwrap();
     for number in 0..NETWORKS {
         let subnets = [format!("10.60.{number}.0/24"), format!("fd00:60:{number}::/64")];
@@ -176,12 +176,13 @@ fn pools_that_were_used_once_keep_no_descriptors() {
         })
         .collect();
     node.start().unwrap();
+    let before = open_files(&node);
     for pod in &pods {
         node.add(pod).success();
         node.del(pod).success();
     }
     let open = open_files(&node);
-    assert!(open <= MOST, "{open} are open");
+    assert!(open <= before + MOST, "{open} are open, {before} were before");
     let limits = fs::read_to_string(format!("/proc/{}/limits", node.agent_pid())).unwrap();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     let limits: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use crate::attach::{Engine, IntentReader};
-use crate::npwg::NetworkRef;
+use crate::npwg::{Definition, NetworkRef};
 use crate::policy::compile::{Condition as PolicyCondition, Subject};
 use crate::policy::model::Severity;
 use crate::policy::sync::Enforcer;
@@ -61,6 +61,8 @@ impl Troubles {
     pub(super) fn rows(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let of_policies = self.enforcer.conditions().into_iter().filter_map(of_policy);
+        // What is on disk changes without the objects.
+        let on_disk = self.of_definitions(&objects, |definition| definition.config.is_none());
         let mut rows = {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             if !seen.is_of(&objects) {
@@ -72,6 +74,7 @@ impl Troubles {
             }
             seen.rows.clone()
         };
+        rows.extend(on_disk);
         rows.extend(of_policies);
         bounded(rows)
     }
@@ -103,12 +106,18 @@ impl Troubles {
         }
         let default = self.intents.restrictions.default_network.as_ref();
         rows.extend(of_no_network(objects, default));
-        let unusable = objects.definitions.keys().filter_map(|name| {
+        rows.extend(self.of_definitions(objects, |definition| definition.config.is_some()));
+        rows
+    }
+
+    /// The definitions of a kind by which no pod can be attached.
+    fn of_definitions(&self, objects: &Objects, is_of_kind: impl Fn(&Definition) -> bool) -> Vec<Condition> {
+        let of_kind = objects.definitions.iter().filter(|(_, definition)| is_of_kind(definition));
+        let unusable = of_kind.filter_map(|(name, _)| {
             let problem = self.unusable(objects, name)?;
             Some(Condition { object: format!("network-attachment-definition {name}"), problem })
         });
-        rows.extend(unusable);
-        rows
+        unusable.collect()
     }
 
     /// Why no pod can be attached by a definition.
