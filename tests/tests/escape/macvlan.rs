@@ -49,6 +49,8 @@ fn another_pods_address_is_not_to_be_had_with(attach: &str) {
     let seen = wire.frames_until(&last[last.len() - TAIL..], PATIENCE).unwrap();
     assert!(seen.contains(&last), "the allowed datagram leaves by the parent");
     assert!(!seen.contains(&frame), "what came from the victim's address did not");
+    // What the pod made itself is not for DEL to delete.
+    attacker_runs(&scene, "ip", "link del net2");
     scene.end();
 }
 
