@@ -54,6 +54,7 @@ impl Node {
             &[
                 ("CNI_COMMAND", verb),
                 ("CNI_CONTAINERID", "abc"),
+                ("CNI_IFNAME", "eth0"),
                 ("NETATTACH_TIMEOUT", "0.2"),
                 ("HOME", "/root"),
             ],
@@ -63,7 +64,7 @@ impl Node {
 
     /// The call as the agent is to see it.
     fn call(&self, verb: &str) -> CniCall {
-        let env = [("CNI_COMMAND", verb), ("CNI_CONTAINERID", "abc")];
+        let env = [("CNI_COMMAND", verb), ("CNI_CONTAINERID", "abc"), ("CNI_IFNAME", "eth0")];
         CniCall {
             env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
             stdin: self.config().to_string(),
