@@ -11,13 +11,12 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use netattach::npwg::NetworkRef;
+use netattach::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use netattach::policy::compile::Options;
 use netattach::policy::compiler::Compiler;
 use netattach::policy::evaluate::evaluate;
 use netattach::policy::index::{Endpoint, Place};
-use netattach::policy::manifest;
-use netattach::source::objects::{ContainerPort, Phase, Pod};
-use netattach::source::{ObjectName, Objects};
+use netattach::source::read::policy as manifest;
 use serde_json::{Map, Value, json};
 
 const NAMESPACES: [&str; 2] = ["a", "b"];

@@ -5,9 +5,12 @@
 //! number in host order. Sizes and offsets are asserted at compile time; a change of any of them is a change
 //! of [`LAYOUT_VERSION`], which names the pin directory.
 //!
-//! The decisions of the packet path live here as well, free of maps and packets, so that the kernel and the
-//! tests run the same code: [`decide`] (is this peer and port allowed by a policy), [`flow`] (what a packet means
-//! to the flow it belongs to) and [`limit`] (is it one too many).
+//! What the packet path decides lives here as well, free of maps and of the kernel's buffers, so that the kernel and the
+//! tests run the same code: [`parse`] (what a packet says), [`decide`] (is this peer and port allowed by a policy), [`flow`]
+//! (what a packet means to the flow it belongs to) and [`limit`] (is it one too many).
+//!
+//! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies, [`fragment`], [`share`]
+//! and [`stats`], [`fast`] and [`wire`] for the fast path. [`record`]s carry a [`reason`]. What aya may read as plain bytes says `pod`.
 #![cfg_attr(not(test), no_std)]
 
 pub mod address;
@@ -21,6 +24,7 @@ pub mod key;
 pub mod limit;
 pub mod link;
 pub mod parent;
+pub mod parse;
 #[cfg(feature = "user")]
 mod pod;
 pub mod reason;

@@ -11,39 +11,18 @@ use netattach_common::{
     Address, AttachmentRecord, DropReason, Hook, Ip4, Ip6, Mac,
     attachment::flag,
     link::{self, icmpv6},
+    parse::{Bytes, Kind, Packet, Payload, arp, options, packet::IPV4_LEN},
     protocol,
 };
 
 use crate::{
     classifier::Scope,
-    frame::{self, ETHERNET_LEN, Frame, Payload, ethertype},
+    family::Judged,
+    frame::{self, Frame, Skb},
     maps::Family,
-    packet::{IPV4_LEN, Kind, Packet, Version},
     stages,
     verdict::Denied,
 };
-
-/// An ARP packet for Ethernet and IPv4 (RFC 826).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ArpPacket {
-    hardware_and_protocol: [u16; 2],
-    lengths: [u8; 2],
-    operation: u16,
-    sender_mac: Mac,
-    sender_ip: [u8; 4],
-    target_mac: Mac,
-    target_ip: [u8; 4],
-}
-
-/// A neighbour discovery option that holds an Ethernet address (RFC 4861, 4.6.1).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LinkLayerOption {
-    kind: u8,
-    eights: u8,
-    address: Mac,
-}
 
 /// IANA number of IGMP.
 const IGMP: u8 = 2;
@@ -84,31 +63,18 @@ pub(crate) fn arp(
     record: &AttachmentRecord,
     frame: &Frame,
 ) -> Result<(), DropReason> {
-    /// What Ethernet pads to (46 bytes; with the trailer that some cards leave, 50): more is no padding.
-    const MOST: u32 = 50;
-    if ctx.len() > u32::from(frame.payload.offset) + MOST {
+    if !arp::fits(ctx.len(), frame.payload.offset) {
         return Err(DropReason::Malformed);
     }
     let checked = scope.has(flag::CHECK_MAC) || scope.has(flag::CHECK_ADDRESS);
     if scope.hook == Hook::ToPod || !checked {
         return Ok(());
     }
-    let arp: ArpPacket = frame::header(ctx, !frame.tagged, ETHERNET_LEN, frame.payload.offset.into())?;
-    if arp.hardware_and_protocol != [1u16.to_be(), ethertype::IPV4.to_be()] || arp.lengths != [6, 4] {
-        return Err(DropReason::Malformed);
-    }
-    // Reverse and inverse ARP (RFC 903, RFC 2390) are other protocols, which nothing here needs.
-    let request = arp.operation == 1u16.to_be();
-    if !request && arp.operation != 2u16.to_be() {
-        return Err(DropReason::Malformed);
-    }
-    if scope.has(flag::CHECK_MAC) && !arp.sender_mac.same(&record.mac) {
+    let claim = arp::read(&Skb::of(ctx), !frame.tagged, frame.payload.offset)?;
+    if scope.has(flag::CHECK_MAC) && !claim.mac.same(&record.mac) {
         return Err(DropReason::ArpSenderMac);
     }
-    let sender = Ip4 { octets: arp.sender_ip };
-    let probe = request && sender.same(&Ip4::UNSPECIFIED);
-    let claimed = if probe { Ip4 { octets: arp.target_ip } } else { sender };
-    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, record, &claimed) {
+    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, record, &claim.address) {
         return Err(DropReason::ArpSenderIp);
     }
     Ok(())
@@ -116,7 +82,7 @@ pub(crate) fn arp(
 
 /// Checks that what comes in does not claim to come from the pod itself.
 #[inline(always)]
-pub(crate) fn from_others<A: Version>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
+pub(crate) fn from_others<A: Judged>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
     let checked = scope.hook == Hook::ToPod && scope.has(flag::CHECK_ADDRESS);
     if checked && A::is_own_address(scope, scope.record()?, &packet.tuple.source) {
         return Err(A::SPOOFED.into());
@@ -127,7 +93,7 @@ pub(crate) fn from_others<A: Version>(scope: &Scope, packet: &Packet<A>) -> Resu
 /// Checks an IPv4 packet.
 #[inline(always)]
 pub(crate) fn ipv4(
-    ctx: &TcContext,
+    skb: &Skb,
     scope: &Scope,
     record: &AttachmentRecord,
     packet: &Packet<Ip4>,
@@ -147,13 +113,13 @@ pub(crate) fn ipv4(
             if packet.transport == packet.end {
                 return Err(DropReason::Malformed.into());
             }
-            let [message]: [u8; 1] = frame::load(ctx, packet.transport())?;
+            let [message]: [u8; 1] = skb.load(packet.transport())?;
             if link::is_routers_igmp(message) {
                 return Err(DropReason::RouterMessage.into());
             }
         }
         if packet.has_options {
-            return stages::check_options(ctx, packet.network() as u32 + IPV4_LEN as u32, packet.transport);
+            return stages::check_options(skb, packet.network() as u32 + IPV4_LEN as u32, packet.transport);
         }
     }
     Ok(())
@@ -162,7 +128,7 @@ pub(crate) fn ipv4(
 /// Checks an IPv6 packet.
 #[inline(always)]
 pub(crate) fn ipv6(
-    ctx: &TcContext,
+    skb: &Skb,
     scope: &Scope,
     record: &AttachmentRecord,
     packet: &Packet<Ip6>,
@@ -179,17 +145,17 @@ pub(crate) fn ipv6(
         return Err(DropReason::DhcpServer.into());
     }
     if is_icmp && packet.kind != Kind::LaterFragment {
-        return stages::check_neighbour(ctx, scope, packet);
+        return stages::check_neighbour(skb, scope, packet);
     }
     Ok(())
 }
 
 /// Checks what neighbour discovery says. The body of a stage.
 #[inline(always)]
-pub(crate) fn neighbour(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
+pub(crate) fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     let check_mac = scope.has(flag::CHECK_MAC);
     let record = scope.record()?;
-    let options = match packet.icmp_type {
+    let skipped = match packet.icmp_type {
         icmpv6::ROUTER_ADVERTISEMENT
         | icmpv6::REDIRECT
         | icmpv6::LISTENER_QUERY
@@ -204,7 +170,7 @@ pub(crate) fn neighbour(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) ->
             let claims = packet.icmp_type == icmpv6::NEIGHBOUR_ADVERTISEMENT
                 || packet.tuple.source.same(&Ip6::UNSPECIFIED);
             if claims && scope.has(flag::CHECK_ADDRESS) {
-                let target: Ip6 = frame::load(ctx, packet.transport() + 8)?;
+                let target: Ip6 = skb.load(packet.transport() + 8)?;
                 if !is_own_ipv6(scope, record, &target) {
                     return Err(DropReason::NdTarget);
                 }
@@ -213,40 +179,10 @@ pub(crate) fn neighbour(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) ->
         }
         _ => return Ok(()),
     };
-    if check_mac { link_layer_options(ctx, record, packet, options) } else { Ok(()) }
-}
-
-/// Source and target link-layer address options (RFC 4861, 4.6.1) must name the pod's own MAC.
-#[inline(always)]
-fn link_layer_options(
-    ctx: &TcContext,
-    record: &AttachmentRecord,
-    packet: &Packet<Ip6>,
-    skip: usize,
-) -> Result<(), DropReason> {
-    /// More options than any of these messages has.
-    const LIMIT: usize = 8;
-    const SOURCE: u8 = 1;
-    const TARGET: u8 = 2;
-    let mut offset = packet.transport() + skip;
-    let end = packet.end as usize;
-    for _ in 0..LIMIT {
-        if offset == end {
-            return Ok(());
-        }
-        if offset + size_of::<LinkLayerOption>() > end {
-            return Err(DropReason::Malformed);
-        }
-        let option: LinkLayerOption = frame::load(ctx, offset)?;
-        if option.eights == 0 {
-            return Err(DropReason::Malformed);
-        }
-        if (option.kind == SOURCE || option.kind == TARGET) && !option.address.same(&record.mac) {
-            return Err(DropReason::NdLinkLayer);
-        }
-        offset += usize::from(option.eights) * 8;
+    if !check_mac {
+        return Ok(());
     }
-    if offset == end { Ok(()) } else { Err(DropReason::Malformed) }
+    options::neighbour(skb, &record.mac, packet.transport() + skipped, packet.end as usize)
 }
 
 /// The unspecified address, which stands for "none" in the record, is nobody's own.
@@ -281,36 +217,4 @@ fn is_udp<A>(packet: &Packet<A>, source_port: u16, destination_port: u16) -> boo
         && packet.has_ports
         && packet.tuple.ports.source().number() == source_port
         && packet.tuple.ports.destination().number() == destination_port
-}
-
-/// Looks for loose and strict source routing (RFC 791, 3.1) among the options from one offset to another. The body of a
-/// stage.
-#[inline(always)]
-pub(crate) fn options(ctx: &TcContext, from: u32, to: u32) -> Result<(), DropReason> {
-    const END: u8 = 0;
-    const NO_OPERATION: u8 = 1;
-    const LOOSE: u8 = 131;
-    const STRICT: u8 = 137;
-    /// More options than any header in use has; each costs the verifier.
-    const LIMIT: usize = 12;
-    let (mut offset, transport) = (from as usize, to as usize);
-    for _ in 0..LIMIT {
-        if offset >= transport {
-            return Ok(());
-        }
-        let [kind]: [u8; 1] = frame::load(ctx, offset)?;
-        match kind {
-            END => return Ok(()),
-            NO_OPERATION => offset += 1,
-            LOOSE | STRICT => return Err(DropReason::SourceRoute),
-            _ => {
-                let [length]: [u8; 1] = frame::load(ctx, offset + 1)?;
-                offset += usize::from(length);
-                if length < 2 || offset > transport {
-                    return Err(DropReason::Malformed);
-                }
-            }
-        }
-    }
-    if offset >= transport { Ok(()) } else { Err(DropReason::Malformed) }
 }

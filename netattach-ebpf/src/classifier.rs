@@ -5,14 +5,16 @@ use aya_ebpf::{
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::{AttachmentRecord, DropReason, Hook, Ip4, Ip6, PolicyIds, attachment::flag};
+use netattach_common::{
+    AttachmentRecord, DropReason, Hook, Ip4, Ip6, PolicyIds,
+    attachment::flag,
+    parse::{Kind, Packet, Room, ethertype, packet},
+};
 
 use crate::{
     antispoof, conntrack, count, fast,
-    frame::{self, ethertype},
-    limit, maps,
-    packet::{self, Kind, Packet, Room},
-    record,
+    frame::{self, Skb},
+    limit, maps, record,
     stages::{self, Stages},
     verdict::{Denied, Sort},
 };
@@ -140,15 +142,31 @@ pub(crate) fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<Sort, Denied
     }
     let record = scope.record()?;
     let frame = frame::read(ctx, scope, record)?;
-    let mut room = Room::new();
+    let mut room = Room::default();
     let from_pod = scope.hook == Hook::FromPod;
     if from_pod && scope.has(flag::CHECK_MAC) && !frame.is_own {
         return Err(DropReason::SourceMac.into());
     }
     match frame.payload.ethertype {
         ethertype::ARP => antispoof::arp(ctx, scope, record, &frame)?,
-        ethertype::IPV4 => return ip::<Ip4>(ctx, scope, record, room.begin(&frame), frame.is_for_the_node),
-        ethertype::IPV6 => return ip::<Ip6>(ctx, scope, record, room.begin(&frame), frame.is_for_the_node),
+        ethertype::IPV4 => {
+            return ip::<Ip4>(
+                ctx,
+                scope,
+                record,
+                room.begin(&frame.payload, frame.tagged),
+                frame.is_for_the_node,
+            );
+        }
+        ethertype::IPV6 => {
+            return ip::<Ip6>(
+                ctx,
+                scope,
+                record,
+                room.begin(&frame.payload, frame.tagged),
+                frame.is_for_the_node,
+            );
+        }
         _ => stages::check_other(ctx, scope, &frame.payload)?,
     }
     Ok(Sort::Control)
@@ -164,7 +182,7 @@ fn ip<A: Stages>(
 ) -> Result<Sort, Denied> {
     A::read(ctx, packet)?;
     let verdict = match scope.hook {
-        Hook::FromPod => A::check_sender(ctx, scope, record, packet),
+        Hook::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet),
         Hook::ToPod => Ok(()),
     };
     if verdict.is_ok() && is_for_the_node(scope, record, packet, passes_the_node) {
@@ -236,8 +254,8 @@ pub(crate) fn judge_ip<A: Stages>(
         Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
         Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
         _ => {
-            A::open(ctx, scope, packet)?;
-            A::settle(scope, packet)
+            let opening = A::open(scope, packet)?;
+            if opening.is_any() { A::enter(ctx, scope, packet, opening) } else { Ok(()) }
         }
     }
 }

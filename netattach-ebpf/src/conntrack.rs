@@ -5,10 +5,11 @@ use netattach_common::{
     DropReason, Flow, FlowKey, Traffic,
     attachment::flag,
     flow::{Leg, Tuple},
+    parse::Packet,
 };
 
 use crate::{
-    classifier::Scope, count, limit, maps, packet::Packet, policy, record, stages::Stages, verdict::Denied,
+    classifier::Scope, count, frame::Skb, limit, maps, policy, record, share, stages::Stages, verdict::Denied,
 };
 
 /// Judges a packet by its flow. `false`: it has none. The body of a stage.
@@ -34,39 +35,81 @@ pub(crate) fn is_known<A: Stages>(
     Ok(true)
 }
 
-/// Judges a packet of no known flow, and enters the flow when it is allowed. The body of a stage.
+/// Judges a packet of no known flow: the flow that it opens, if it is allowed and opens one. The body of a stage.
 #[inline(always)]
-pub(crate) fn open<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
-    let Opening { rule, forward } = admit(scope, packet)?;
+pub(crate) fn open<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
+    let opening = admit(scope, packet)?;
     if packet.signal.accepts() || packet.signal.aborts() {
         // It may go to its receiver, and nothing may come back by it.
-        return Ok(());
+        return Ok(Opening::NONE);
     }
     if !limit::flow(scope.id) {
         return Err(DropReason::FlowRate.into());
     }
+    Ok(opening)
+}
+
+/// Enters the flow that a packet opens, at a place among its attachment's. The body of a stage.
+///
+/// The place comes first: a place whose flow is not in the table counts as free, so nothing has to be taken back, and the flow is
+/// written once.
+#[inline(always)]
+pub(crate) fn enter<A: Stages>(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &Packet<A>,
+    opening: Opening,
+) -> Result<(), Denied> {
+    let forward = opening.is_forward();
     let leg = Leg::of(scope.hook, forward);
     let source_is_low = packet.tuple.source_is_low();
     let key = FlowKey::new(scope.zone, &packet.tuple, source_is_low);
+    let place = share::take(scope.id, &key)?;
     let state = packet.signal.first_state(forward);
     let mut entry = Flow::entered(seconds(), forward == source_is_low, leg, scope.policies.of(leg), state);
     entry.attachment = scope.id;
+    entry.place = place as u16;
     let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
     *traffic = Traffic { packets: 1, bytes: ctx.len().into() };
     if !A::remember(&key, &entry) {
         return Err(DropReason::FlowsFull.into());
     }
     count::new_flow(scope.id);
-    record::opened(ctx, scope, packet, leg, rule);
+    record::opened(ctx, scope, packet, leg, opening.rule());
     Ok(())
 }
 
-/// How a flow begins.
-struct Opening {
-    /// The rule that allows it; 0: nobody had to.
-    rule: u32,
-    /// Whether its first packet comes from its opener.
-    forward: bool,
+/// How a flow begins, as one number, which is what a stage can answer: the rule that allows it (0: nobody had to), and whether its
+/// first packet comes from its opener.
+#[derive(Clone, Copy)]
+pub(crate) struct Opening(pub(crate) u32);
+
+impl Opening {
+    /// The packet may pass, and opens nothing.
+    pub(crate) const NONE: Self = Self(u32::MAX);
+    /// Set if the first packet comes from the opener. No policy has so many rules.
+    const FORWARD: u32 = 1 << 30;
+
+    #[inline(always)]
+    fn new(rule: u32, forward: bool) -> Self {
+        Self(rule & (Self::FORWARD - 1) | if forward { Self::FORWARD } else { 0 })
+    }
+
+    /// Whether there is a flow to enter.
+    #[inline(always)]
+    pub(crate) fn is_any(self) -> bool {
+        self.0 != Self::NONE.0
+    }
+
+    #[inline(always)]
+    fn rule(self) -> u32 {
+        self.0 & (Self::FORWARD - 1)
+    }
+
+    #[inline(always)]
+    fn is_forward(self) -> bool {
+        self.0 & Self::FORWARD != 0
+    }
 }
 
 /// Asks the policy about a packet of no known flow, as the first of one that its sender opens. Only where the table was lost
@@ -80,7 +123,7 @@ fn admit<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied
     }
     let by = |forward| {
         let rule = policy::allows(scope, &packet.tuple, Leg::of(scope.hook, forward))?;
-        Ok(Opening { rule, forward })
+        Ok(Opening::new(rule, forward))
     };
     by(true).or_else(|denied| {
         if midstream && !packet.signal.accepts() && has_lost_flows(scope) {
@@ -113,7 +156,7 @@ pub(crate) fn without_ports<A: Stages>(
 pub(crate) fn is_answer<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
     // The error counts as an answer to the packet it is about, and goes back to that one's sender.
     let mut answer = packet.tuple;
-    if !A::answer_to_quoted(ctx, packet.transport() + 8, &mut answer)
+    if !A::answer_to_quoted(&Skb::of(ctx), packet.transport() + 8, &mut answer)
         || !answer.destination.same(&packet.tuple.destination)
     {
         return false;

@@ -28,14 +28,11 @@ use aya_ebpf::{
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::{Decline, FastPort, Hook, Mac, StationKey, attachment::flag, wire};
-
-use crate::{
-    classifier, count,
-    frame::{self, ETHERNET_LEN},
-    limit, maps, route,
-    verdict::Sort,
+use netattach_common::{
+    Decline, FastPort, Hook, Mac, StationKey, attachment::flag, parse::ETHERNET_LEN, wire,
 };
+
+use crate::{classifier, count, frame, limit, maps, route, verdict::Sort};
 
 /// `linux/if_packet.h`: addressed to the host.
 pub(crate) const PACKET_HOST: u32 = 0;

@@ -1,13 +1,11 @@
 //! Fragments: the first one has the ports, the later ones are judged by them.
 
-use netattach_common::{FragmentKey, Fragmented, Ports};
-
-use crate::{
-    classifier::Scope,
-    conntrack::seconds,
-    maps::Family,
-    packet::{Kind, Packet},
+use netattach_common::{
+    FragmentKey, Fragmented, Ports,
+    parse::{Kind, Packet},
 };
+
+use crate::{classifier::Scope, conntrack::seconds, maps::Family};
 
 /// Remembers what a first fragment says, or completes a later one by it. The body of a stage.
 #[inline(always)]

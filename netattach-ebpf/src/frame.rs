@@ -3,51 +3,68 @@
 //! Headers at their usual place are read directly, after [`pull`] has made sure that they do not lie in a
 //! paged buffer; all others by `bpf_skb_load_bytes`. Whatever cannot be read is [`DropReason::Malformed`].
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
     AttachmentRecord, DropReason, Hook, Mac,
     attachment::flag,
-    flow::{self, Lane},
+    flow::Lane,
+    parse::{
+        self, Bytes, ETHERNET_LEN, EthernetHeader, Payload, Plain, ethertype,
+        frame::{is_tag, vlan_id},
+    },
 };
 
 use crate::{classifier::Scope, fast::PACKET_HOST, maps, stages, verdict::Denied};
 
-/// Length of an Ethernet header without tags.
-pub(crate) const ETHERNET_LEN: usize = 14;
-/// Length of a VLAN tag.
-const TAG_LEN: usize = 4;
+/// A packet of the kernel's, to be read.
+pub(crate) struct Skb(TcContext);
 
-/// EtherType numbers (IEEE 802).
-pub(crate) mod ethertype {
-    /// IPv4.
-    pub(crate) const IPV4: u16 = 0x0800;
-    /// ARP.
-    pub(crate) const ARP: u16 = 0x0806;
-    /// IPv6.
-    pub(crate) const IPV6: u16 = 0x86dd;
-    /// Customer VLAN tag.
-    pub(crate) const VLAN: u16 = 0x8100;
-    /// Service VLAN tag.
-    pub(crate) const QINQ: u16 = 0x88a8;
-    /// Service VLAN tag, as it was before it was standardised.
-    pub(crate) const OLD_QINQ: u16 = 0x9100;
+impl Skb {
+    #[inline(always)]
+    pub(crate) fn new(skb: *mut __sk_buff) -> Self {
+        Self(TcContext::new(skb))
+    }
+
+    #[inline(always)]
+    pub(crate) fn of(ctx: &TcContext) -> Self {
+        Self::new(ctx.skb.skb)
+    }
+
+    #[inline(always)]
+    pub(crate) fn raw(&self) -> *mut __sk_buff {
+        self.0.skb.skb
+    }
 }
 
-/// An Ethernet header (IEEE 802.3) without tags.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct EthernetHeader {
-    pub(crate) destination: Mac,
-    pub(crate) source: Mac,
-    pub(crate) ethertype: u16,
-}
+impl Bytes for Skb {
+    type At<'a, T: Plain + 'a> = &'a T;
 
-/// A VLAN tag (IEEE 802.1Q) behind its ethertype, and the ethertype of what follows.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Tag {
-    control: u16,
-    ethertype: u16,
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.0.len()
+    }
+
+    #[inline(always)]
+    fn is_uncut(&self) -> bool {
+        // SAFETY: the context pointer is valid while the program runs.
+        unsafe { (*self.0.skb.skb).gso_size != 0 }
+    }
+
+    #[inline(always)]
+    fn tag_beside(&self) -> (bool, u16) {
+        // SAFETY: as above.
+        unsafe { ((*self.0.skb.skb).vlan_present != 0, (*self.0.skb.skb).vlan_tci as u16) }
+    }
+
+    #[inline(always)]
+    fn at<T: Plain>(&self, offset: usize) -> Result<&T, DropReason> {
+        at(&self.0, offset)
+    }
+
+    #[inline(always)]
+    fn load<T: Plain>(&self, offset: usize) -> Result<T, DropReason> {
+        load(&self.0, offset)
+    }
 }
 
 /// What the programs need to know about a frame.
@@ -61,19 +78,6 @@ pub(crate) struct Frame {
     /// What it carries.
     pub(crate) payload: Payload,
 }
-
-/// What a frame carries, behind its tags. Without padding, as stages want their arguments.
-#[repr(C)]
-pub(crate) struct Payload {
-    /// What it is.
-    pub(crate) ethertype: u16,
-    /// Where it begins, as an offset in the frame.
-    pub(crate) offset: u16,
-    /// The VLAN tags as they stand in keys; no protocol yet.
-    pub(crate) lane: Lane,
-}
-
-const _: () = assert!(size_of::<Payload>() == 8);
 
 /// Index of the device, in the namespace of the device.
 #[inline(always)]
@@ -106,7 +110,7 @@ pub(crate) fn destination(ctx: &TcContext) -> Result<&Mac, DropReason> {
 
 /// The header behind Ethernet, in place.
 #[inline(always)]
-pub(crate) fn network<T: Copy>(ctx: &TcContext) -> Result<&T, DropReason> {
+pub(crate) fn network<T: Plain>(ctx: &TcContext) -> Result<&T, DropReason> {
     at(ctx, ETHERNET_LEN)
 }
 
@@ -148,50 +152,16 @@ fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac) -> bool {
     }
 }
 
-/// Walks over at most two tags. At ingress the kernel has moved the outer one into the context; at egress it may be
-/// in either place. The body of a stage.
+/// Walks over the tags. The body of a stage.
 #[inline(always)]
-pub(crate) fn peel(ctx: &TcContext, scope: &Scope, payload: &mut Payload) -> Result<(), DropReason> {
-    let (mut ethertype, mut offset) = (payload.ethertype, ETHERNET_LEN);
-    let mut ids = [0u16; 2];
-    let mut found = 0usize;
-    // SAFETY: the context pointer is valid while the program runs.
-    let (present, beside) = unsafe { ((*ctx.skb.skb).vlan_present, (*ctx.skb.skb).vlan_tci) };
-    if present != 0 {
-        ids[0] = allowed(scope, beside as u16)?;
-        found = 1;
-    }
-    if is_tag(ethertype) {
-        let tag: Tag = load(ctx, offset)?;
-        let id = allowed(scope, u16::from_be(tag.control))?;
-        if found == 0 {
-            ids[0] = id
-        } else {
-            ids[1] = id
-        }
-        found += 1;
-        ethertype = u16::from_be(tag.ethertype);
-        offset += TAG_LEN;
-    }
-    if is_tag(ethertype) && found == 1 {
-        let tag: Tag = load(ctx, offset)?;
-        ids[1] = allowed(scope, u16::from_be(tag.control))?;
-        ethertype = u16::from_be(tag.ethertype);
-        offset += TAG_LEN;
-    }
-    if is_tag(ethertype) {
-        return Err(DropReason::VlanTagged);
-    }
-    payload.ethertype = ethertype;
-    payload.offset = offset as u16;
-    payload.lane = Lane::new(0, flow::tags(ids[0], ids[1]));
-    Ok(())
+pub(crate) fn peel(skb: &Skb, scope: &Scope, payload: &mut Payload) -> Result<(), DropReason> {
+    parse::frame::peel(skb, payload, |control| allowed(scope, control))
 }
 
 /// The VLAN id of a tag's control information (priority bits left out), when the attachment may use it.
 #[inline(always)]
 fn allowed(scope: &Scope, control: u16) -> Result<u16, DropReason> {
-    let id = control & 0xfff;
+    let id = vlan_id(control);
     if scope.has(flag::VLANS) && maps::may_use_vlan(scope.id, id) {
         Ok(id)
     } else {
@@ -199,32 +169,15 @@ fn allowed(scope: &Scope, control: u16) -> Result<u16, DropReason> {
     }
 }
 
-#[inline(always)]
-fn is_tag(number: u16) -> bool {
-    matches!(number, ethertype::VLAN | ethertype::QINQ | ethertype::OLD_QINQ)
-}
-
-/// Reads a header that mostly lies at `usual`, a constant. `plain` says whether it does: the verifier would follow
-/// each offset that is compared on its own.
-#[inline(always)]
-pub(crate) fn header<T: Copy>(
-    ctx: &TcContext,
-    plain: bool,
-    usual: usize,
-    offset: usize,
-) -> Result<T, DropReason> {
-    if plain { at(ctx, usual).copied() } else { load(ctx, offset) }
-}
-
 /// A header at a constant offset, in place.
 #[inline(always)]
-pub(crate) fn at<T: Copy>(ctx: &TcContext, offset: usize) -> Result<&T, DropReason> {
+pub(crate) fn at<T: Plain>(ctx: &TcContext, offset: usize) -> Result<&T, DropReason> {
     let start = ctx.data() + offset;
     if start + size_of::<T>() > ctx.data_end() {
         return Err(DropReason::Malformed);
     }
     // SAFETY: the bytes lie within the packet (checked above, and again by the verifier), which nothing
-    // changes while the program runs; the header types hold integers and byte arrays only. IP headers
+    // changes while the program runs, and can stand for the type (`Plain`). IP headers
     // follow 14 bytes of Ethernet and are aligned for these types wherever the kernel needs it
     // (`NET_IP_ALIGN`); elsewhere a BPF load needs no alignment.
     Ok(unsafe { &*(start as *const T) })
@@ -232,6 +185,6 @@ pub(crate) fn at<T: Copy>(ctx: &TcContext, offset: usize) -> Result<&T, DropReas
 
 /// A copy of a header at any offset.
 #[inline(always)]
-pub(crate) fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, DropReason> {
+pub(crate) fn load<T: Plain>(ctx: &TcContext, offset: usize) -> Result<T, DropReason> {
     ctx.load(offset).map_err(|_| DropReason::Malformed)
 }

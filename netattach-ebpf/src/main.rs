@@ -24,7 +24,7 @@
 //!
 //! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
 //!    and attaches second.
-//! 2. VLAN tags are peeled off (`frame`). From the pod: source MAC, ARP, source address and neighbour discovery are
+//! 2. VLAN tags are peeled off (`frame`; what a packet says is read by `netattach_common::parse`). From the pod: source MAC, ARP, source address and neighbour discovery are
 //!    checked (`antispoof`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass. While the policy is pending nothing
 //!    else does. Other ethertypes than IP pass.
@@ -33,6 +33,9 @@
 //! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
 //! Every verdict is counted, drops by reason (`count`); new flows and drops are told to the agent (`record`).
+//!
+//! The entry points stand in `classifier`, the walk over a packet in `packet` and `icmp`, places for flows in `share`, the fast path's
+//! routing in `route`; all maps in `maps`.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 // The target has atomic operations, which the standard library does not offer for it yet.
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics), allow(internal_features))]
@@ -46,6 +49,8 @@ mod conntrack;
 #[cfg(target_arch = "bpf")]
 mod count;
 #[cfg(target_arch = "bpf")]
+mod family;
+#[cfg(target_arch = "bpf")]
 mod fast;
 #[cfg(target_arch = "bpf")]
 mod fragment;
@@ -57,8 +62,6 @@ mod icmp;
 mod limit;
 #[cfg(target_arch = "bpf")]
 mod maps;
-#[cfg(target_arch = "bpf")]
-mod packet;
 #[cfg(target_arch = "bpf")]
 mod parent;
 #[cfg(target_arch = "bpf")]

@@ -42,7 +42,7 @@
 //!
 //! The hash maps that are not of least recent use are not preallocated: their memory follows their use.
 
-use crate::packet::Version;
+use crate::family::Judged;
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key},
@@ -356,7 +356,7 @@ pub(crate) fn tail_call_parent(ctx: &TcContext, hook: Hook) {
 }
 
 /// The maps of one address family.
-pub(crate) trait Family: Version {
+pub(crate) trait Family: Judged {
     /// Whether the attachment may send from this address.
     fn is_own(attachment: u32, address: &Self) -> bool;
     /// Class of exactly this peer.

@@ -6,13 +6,13 @@ use netattach_common::{
     DropReason, Hook, PortKey,
     decide::{Query, Tables, Verdict, decide},
     flow::{Leg, Tuple},
+    parse::packet::has_ports,
 };
 
 use crate::{
     classifier::Scope,
     count,
     maps::{self, Family},
-    packet::has_ports,
     stages::Stages,
     verdict::Denied,
 };

@@ -4,13 +4,12 @@
 //! share, is counted instead.
 
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, programs::TcContext};
-use netattach_common::{Address, Hook, Ip6, Port, Record, flow::Leg};
+use netattach_common::{Address, Hook, Ip6, Port, Record, flow::Leg, parse::Packet};
 
 use crate::{
     classifier::Scope,
     count, frame, limit,
     maps::{self, Family},
-    packet::Packet,
     verdict::Denied,
 };
 

@@ -18,15 +18,17 @@ use aya_ebpf::{
 };
 use netattach_common::{
     Decline, FastPort, Ip6, Mac, ParentKey, Ports, StationKey,
+    parse::{
+        ETHERNET_LEN, Plain, ethertype,
+        packet::{self, AUTHENTICATION, HOP_BY_HOP, IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header},
+    },
     protocol::{SCTP, TCP, UDP},
     wire::flag,
 };
 
 use crate::{
     fast::{Origin, TO_WIRE, ready},
-    frame::{self, ETHERNET_LEN, ethertype},
-    maps,
-    packet::{self, AUTHENTICATION, HOP_BY_HOP, IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header},
+    frame, maps,
 };
 
 const AF_INET: u8 = 2;
@@ -131,15 +133,15 @@ fn stays_on_link(address: &Ip6) -> bool {
 }
 
 #[inline(always)]
-fn read<T: Copy>(ctx: &TcContext) -> Result<T, Decline> {
-    frame::header(ctx, true, ETHERNET_LEN, ETHERNET_LEN).map_err(|_| Decline::Control)
+fn read<T: Plain>(ctx: &TcContext) -> Result<T, Decline> {
+    frame::network(ctx).copied().map_err(|_| Decline::Control)
 }
 
 /// What rules take for the ports of a whole packet whose transport header is at an offset.
 #[inline(always)]
 fn ports(ctx: &TcContext, protocol: u8, at: usize) -> Result<Ports, Decline> {
     if matches!(protocol, TCP | UDP | SCTP) || ALSO_PORTS.contains(&protocol) {
-        return frame::header(ctx, true, at, at).map_err(|_| Decline::NoPorts);
+        return frame::at(ctx, at).copied().map_err(|_| Decline::NoPorts);
     }
     // Behind it the kernel looks for the ports.
     if protocol == AUTHENTICATION { Err(Decline::NoPorts) } else { Ok(Ports::NONE) }

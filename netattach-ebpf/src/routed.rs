@@ -21,13 +21,16 @@ use aya_ebpf::{
     macros::socket_filter,
     programs::{SkBuffContext, TcContext},
 };
-use netattach_common::{Address, DropReason, Hook, Ip4, Ip6};
+use netattach_common::{
+    Address, DropReason, Hook, Ip4, Ip6,
+    parse::{Packet, Room, packet},
+};
 
 use crate::{
     classifier::{self, Scope},
-    count, frame, maps,
-    packet::{self, Packet, Room},
-    record,
+    count,
+    frame::{self, Skb},
+    maps, record,
     stages::{self, NOTHING, Stages},
     verdict::{Denied, Word},
 };
@@ -60,7 +63,7 @@ macro_rules! stages {
         #[inline(never)]
         fn $copied(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
             let answer = match stages::exclusive(packet) {
-                Some(packet) => $body(&TcContext::new(skb), packet).map_err(Denied::from),
+                Some(packet) => $body(&Skb::new(skb), packet).map_err(Denied::from),
                 None => Err(NOTHING),
             };
             answer.to_word()
@@ -87,7 +90,7 @@ stages!(Ip6, packet::copied_ipv6, na_copied6, na_routed6);
 /// Judges a packet for both of its ends.
 #[inline(always)]
 fn judge<A: Routed>(ctx: &TcContext) -> u32 {
-    let mut room = Room::new();
+    let mut room = Room::default();
     let packet: &mut Packet<A> = room.blank();
     let read = A::read_copied(ctx, packet);
     let sender = maps::guarded(&packet.tuple.source.widen()).unwrap_or(0);

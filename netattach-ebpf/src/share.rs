@@ -2,38 +2,16 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
-use netattach_common::{DropReason, Flow, FlowKey, PlaceKey, Share};
+use netattach_common::{DropReason, FlowKey, PlaceKey, Share};
 
-use crate::{
-    classifier::Scope, conntrack::seconds, count, maps::Family, packet::Packet, stages::Stages,
-    verdict::Denied,
-};
+use crate::{conntrack::seconds, count, maps::Family, stages::Stages, verdict::Denied};
 
 /// What [`ask`] says of a place that the flow now has.
 pub(crate) const TAKEN: u32 = 0;
 
-/// Gives the flow that a packet has just opened, if it has, a place among its attachment's. The body of a stage.
+/// Takes a place among an attachment's for a flow that is about to be entered.
 #[inline(always)]
-pub(crate) fn settle<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
-    let key = FlowKey::new(scope.zone, &packet.tuple, packet.tuple.source_is_low());
-    let Some(entry) = A::flow(&key) else { return Ok(()) };
-    // SAFETY: as in `conntrack::is_known`.
-    let entry = unsafe { &mut *entry };
-    if entry.attachment != scope.id || entry.place != Flow::UNPLACED {
-        return Ok(());
-    }
-    match take(scope.id, &key) {
-        Ok(place) => entry.place = place as u16,
-        Err(denied) => {
-            A::forget(&key);
-            return Err(denied);
-        }
-    }
-    Ok(())
-}
-
-#[inline(always)]
-fn take<A: Stages>(attachment: u32, key: &FlowKey<A>) -> Result<u32, Denied> {
+pub(crate) fn take<A: Stages>(attachment: u32, key: &FlowKey<A>) -> Result<u32, Denied> {
     let Some((most, next)) = A::places(attachment) else { return Err(DropReason::FlowsFull.into()) };
     let now = seconds();
     let (mut least_missed, mut chosen) = (0, 0);

@@ -15,8 +15,8 @@
 //! | `na_on_link` | asks whether neighbour discovery is no more than that |
 //! | `na_fragment4`, `na_fragment6` | remember what first fragments say, complete later ones |
 //! | `na_known4`, `na_known6` | judge a packet by its flow |
-//! | `na_open4`, `na_open6` | judge a packet without one by the policy, and enter the flow |
-//! | `na_place4`, `na_place6` | find a place for the flow among the attachment's own |
+//! | `na_open4`, `na_open6` | judge a packet without one by the policy |
+//! | `na_enter4`, `na_enter6` | find a place for its flow among the attachment's own, and enter it |
 //! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about |
 //! | `na_policy4`, `na_policy6` | ask a policy |
@@ -29,16 +29,17 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
     DropReason, FlowKey, Ip4, Ip6,
     flow::{Leg, Tuple},
+    parse::{Packet, Payload, options, packet},
 };
 
 use crate::{
     antispoof,
     classifier::{self, Scope},
-    conntrack, fragment,
-    frame::{self, Payload},
+    conntrack::{self, Opening},
+    fragment,
+    frame::{self, Skb},
     icmp,
     maps::Family,
-    packet::{self, Packet},
     policy, share,
     verdict::{Denied, Sort, Word},
 };
@@ -56,10 +57,10 @@ pub(crate) trait Stages: Family {
     fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
     /// Judges a packet by its flow. `false`: it has none.
     fn is_known(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
-    /// Judges a packet of no known flow, and enters the flow when it is allowed.
-    fn open(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied>;
-    /// Gives the flow that a packet has just opened, if it has, a place among its attachment's.
-    fn settle(scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied>;
+    /// Judges a packet of no known flow: the flow that it opens.
+    fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied>;
+    /// Enters that flow, at a place among its attachment's.
+    fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
     /// Takes a place if no flow that goes on has it; or says how little that would be missed.
     fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
@@ -82,8 +83,8 @@ pub(crate) fn peel(ctx: &TcContext, scope: &Scope, payload: &mut Payload) -> Res
 
 /// Checks the options of an IPv4 header that lie between these offsets.
 #[inline(always)]
-pub(crate) fn check_options(ctx: &TcContext, from: u32, to: u32) -> Result<(), Denied> {
-    Word::from_word(na_options(ctx.skb.skb, from, to))
+pub(crate) fn check_options(skb: &Skb, from: u32, to: u32) -> Result<(), Denied> {
+    Word::from_word(na_options(skb.raw(), from, to))
 }
 
 /// Judges a frame that is neither IP's nor ARP's.
@@ -94,8 +95,8 @@ pub(crate) fn check_other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> 
 
 /// Checks neighbour discovery that a pod sends.
 #[inline(always)]
-pub(crate) fn check_neighbour(ctx: &TcContext, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), Denied> {
-    Word::from_word(na_neighbour(ctx.skb.skb, scope, packet))
+pub(crate) fn check_neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), Denied> {
+    Word::from_word(na_neighbour(skb.raw(), scope, packet))
 }
 
 #[unsafe(no_mangle)]
@@ -112,9 +113,7 @@ fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
 #[inline(never)]
 fn na_tags(skb: *mut __sk_buff, scope: *const Scope, payload: *mut Payload) -> u32 {
     let answer = match (reference(scope), exclusive(payload)) {
-        (Some(scope), Some(payload)) => {
-            frame::peel(&TcContext::new(skb), scope, payload).map_err(Denied::from)
-        }
+        (Some(scope), Some(payload)) => frame::peel(&Skb::new(skb), scope, payload).map_err(Denied::from),
         _ => Err(NOTHING),
     };
     answer.to_word()
@@ -123,7 +122,7 @@ fn na_tags(skb: *mut __sk_buff, scope: *const Scope, payload: *mut Payload) -> u
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn na_options(skb: *mut __sk_buff, from: u32, to: u32) -> u32 {
-    antispoof::options(&TcContext::new(skb), from, to).map_err(Denied::from).to_word()
+    options::ipv4(&Skb::new(skb), from, to).map_err(Denied::from).to_word()
 }
 
 #[unsafe(no_mangle)]
@@ -143,7 +142,7 @@ fn na_other(skb: *mut __sk_buff, scope: *const Scope, payload: *const Payload) -
 fn na_on_link(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip6>) -> u32 {
     let answer = match (reference(scope), reference(packet)) {
         (Some(scope), Some(packet)) => {
-            icmp::stays_on_link(&TcContext::new(skb), scope, packet).map_err(Denied::from)
+            icmp::stays_on_link(&Skb::new(skb), scope, packet).map_err(Denied::from)
         }
         _ => Err(NOTHING),
     };
@@ -155,7 +154,7 @@ fn na_on_link(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip
 fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip6>) -> u32 {
     let answer = match (reference(scope), reference(packet)) {
         (Some(scope), Some(packet)) => {
-            antispoof::neighbour(&TcContext::new(skb), scope, packet).map_err(Denied::from)
+            antispoof::neighbour(&Skb::new(skb), scope, packet).map_err(Denied::from)
         }
         _ => Err(NOTHING),
     };
@@ -163,12 +162,12 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
 }
 
 macro_rules! stages {
-    ($address:ty, $on_link:ident, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $place:ident, $ask:ident, $answer:ident, $policy:ident) => {
+    ($address:ty, $on_link:ident, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $enter:ident, $ask:ident, $answer:ident, $policy:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         fn $read(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
             let answer = match exclusive(packet) {
-                Some(packet) => $body(&TcContext::new(skb), packet).map_err(Denied::from),
+                Some(packet) => $body(&Skb::new(skb), packet).map_err(Denied::from),
                 None => Err(NOTHING),
             };
             answer.to_word()
@@ -196,19 +195,26 @@ macro_rules! stages {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        fn $open(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<$address>) -> u32 {
+        fn $open(scope: *const Scope, packet: *const Packet<$address>) -> u64 {
             let answer = match (reference(scope), reference(packet)) {
-                (Some(scope), Some(packet)) => conntrack::open(&TcContext::new(skb), scope, packet),
+                (Some(scope), Some(packet)) => conntrack::open(scope, packet),
                 _ => Err(NOTHING),
             };
-            answer.to_word()
+            answer.map(|opening| opening.0).to_word()
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        fn $place(scope: *const Scope, packet: *const Packet<$address>) -> u32 {
+        fn $enter(
+            skb: *mut __sk_buff,
+            scope: *const Scope,
+            packet: *const Packet<$address>,
+            opening: u32,
+        ) -> u32 {
             let answer = match (reference(scope), reference(packet)) {
-                (Some(scope), Some(packet)) => share::settle(scope, packet),
+                (Some(scope), Some(packet)) => {
+                    conntrack::enter(&TcContext::new(skb), scope, packet, Opening(opening))
+                }
                 _ => Err(NOTHING),
             };
             answer.to_word()
@@ -275,13 +281,19 @@ macro_rules! stages {
             }
 
             #[inline(always)]
-            fn open(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied> {
-                Word::from_word($open(ctx.skb.skb, scope, packet))
+            fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied> {
+                let answer: Result<u32, Denied> = Word::from_word($open(scope, packet));
+                answer.map(Opening)
             }
 
             #[inline(always)]
-            fn settle(scope: &Scope, packet: &Packet<Self>) -> Result<(), Denied> {
-                Word::from_word($place(scope, packet))
+            fn enter(
+                ctx: &TcContext,
+                scope: &Scope,
+                packet: &Packet<Self>,
+                opening: Opening,
+            ) -> Result<(), Denied> {
+                Word::from_word($enter(ctx.skb.skb, scope, packet, opening.0))
             }
 
             #[inline(always)]
@@ -316,7 +328,7 @@ stages!(
     na_fragment4,
     na_known4,
     na_open4,
-    na_place4,
+    na_enter4,
     na_ask4,
     na_answer4,
     na_policy4
@@ -329,7 +341,7 @@ stages!(
     na_fragment6,
     na_known6,
     na_open6,
-    na_place6,
+    na_enter6,
     na_ask6,
     na_answer6,
     na_policy6

@@ -13,6 +13,10 @@
 use aya_ebpf::{bindings::TC_ACT_UNSPEC, macros::classifier, programs::TcContext};
 use netattach_common::{
     Address, Decline, FastPort, LocalKey, Seen, StationKey, Uplink,
+    parse::{
+        ETHERNET_LEN, ethertype,
+        packet::{self, HOP_BY_HOP, IPV6_LEN, Ipv4Header, Ipv6Header},
+    },
     protocol::ICMPV6,
     wire::{SHOWN_EVERY, flag},
 };
@@ -20,9 +24,7 @@ use netattach_common::{
 use crate::{
     conntrack, count,
     fast::{self, PACKET_HOST},
-    frame::{self, ETHERNET_LEN, ethertype},
-    maps,
-    packet::{self, HOP_BY_HOP, IPV6_LEN, Ipv4Header, Ipv6Header},
+    frame, maps,
 };
 
 /// Extension headers that neighbour discovery could stand behind (IANA).

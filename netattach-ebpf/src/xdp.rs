@@ -21,6 +21,10 @@ use netattach_common::{
     attachment::{flag as attachment, link_local},
     decide::Query,
     flow::{Lane, Tuple, tcp},
+    parse::{
+        ETHERNET_LEN, EthernetHeader, Plain, ethertype,
+        packet::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, TcpHeader},
+    },
     protocol::{TCP, UDP},
     wire::flag,
 };
@@ -28,9 +32,7 @@ use netattach_common::{
 use crate::{
     classifier::Scope,
     count,
-    frame::{ETHERNET_LEN, EthernetHeader, ethertype},
     maps::{self, Family},
-    packet::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, TcpHeader},
     policy,
 };
 
@@ -146,12 +148,12 @@ fn denied<A: Family>(
 
 /// A header in place, `None` where the frame is shorter: then the pod's program says what is wrong with it.
 #[inline(always)]
-fn at<T: Copy>(ctx: &XdpContext, offset: usize) -> Option<&T> {
+fn at<T: Plain>(ctx: &XdpContext, offset: usize) -> Option<&T> {
     let start = ctx.data() + offset;
     if start + size_of::<T>() > ctx.data_end() {
         return None;
     }
     // SAFETY: the bytes lie within the frame (checked above, and again by the verifier), which nothing changes while the
-    // program runs; the header types hold integers and byte arrays only, and a BPF load needs no alignment.
+    // program runs; they can stand for the type (`Plain`), and a BPF load needs no alignment.
     Some(unsafe { &*(start as *const T) })
 }

@@ -19,8 +19,10 @@ pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
     // It may have been replaced since.
-    check_kind(FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode))?;
-    let mut content = Vec::new();
+    let stat = rustix::fs::fstat(&file)?;
+    check_kind(FileType::from_raw_mode(stat.st_mode))?;
+    // It may grow meanwhile.
+    let mut content = Vec::with_capacity(usize::try_from(stat.st_size).unwrap_or(0).min(most) + 1);
     File::from(file).take(most as u64 + 1).read_to_end(&mut content)?;
     if content.len() > most {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {most} bytes")));
@@ -51,6 +53,12 @@ fn check_kind(kind: FileType) -> io::Result<()> {
         FileType::Directory => Err(rustix::io::Errno::ISDIR.into()),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "is no regular file")),
     }
+}
+
+/// A text with as much white space behind it as makes it so long: for tests of bounds.
+#[cfg(test)]
+pub(crate) fn padded(text: &str, bytes: usize) -> String {
+    format!("{text}{}", " ".repeat(bytes - text.len()))
 }
 
 #[cfg(test)]

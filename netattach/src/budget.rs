@@ -3,7 +3,13 @@
 //! Whoever writes a pod's annotation, a definition, a configuration or a plugin can make it large. Each of it has a bound, which
 //! is checked before anything is looked up or kept, and which is refused by name. `docs/budgets.md` has the same table.
 
-use crate::cni::{CniError, code};
+/// Codes of the CNI specification (section 5) by which what is too large is refused; [`crate::cni::code`] has all of them.
+mod code {
+    pub(super) const INVALID_ENVIRONMENT: u32 = 4;
+    pub(super) const IO_FAILURE: u32 = 5;
+    pub(super) const DECODING_FAILURE: u32 = 6;
+    pub(super) const INVALID_CONFIG: u32 = 7;
+}
 
 /// One bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,12 +53,6 @@ impl Budget {
     }
 }
 
-impl From<Exceeded> for CniError {
-    fn from(error: Exceeded) -> Self {
-        Self::new(code::INVALID_CONFIG, error.to_string())
-    }
-}
-
 const POD: &str = "pod's author";
 const DEFINITION: &str = "definition's author";
 const RUNTIME: &str = "container runtime";
@@ -66,6 +66,10 @@ const fn of(what: &'static str, most: usize, unit: &'static str, whose: &'static
 const fn file(what: &'static str, most: usize, refused: &'static str, code: Option<u32>) -> Budget {
     Budget { what, most, unit: "bytes", whose: NODE, refused, code }
 }
+
+/// Values that a JSON text of others may hold: more than the largest configuration and the largest result need. Each takes 72
+/// bytes at least, and several hundred as an object of its own.
+const VALUES: usize = 40 << 10;
 
 /// A pod's annotation that names networks.
 pub const ANNOTATION: Budget = of("networks annotation", 64 << 10, "bytes", POD);
@@ -84,8 +88,15 @@ pub const ARGUMENTS: Budget = of("cni-args", 8 << 10, "bytes", POD);
 /// A name or namespace of a network.
 pub const NAME: Budget = of("name of a network", 253, "bytes", POD);
 
+/// The configurations of all its attachments together, as text: a plan has them all.
+pub const POD_TEXT: Budget = of("configurations of a pod's networks", 1 << 20, "bytes", POD);
+/// Values in them.
+pub const POD_VALUES: Budget = of("values of a pod's networks", VALUES, "values", POD);
+
 /// A CNI configuration: `spec.config`, or a file.
 pub const CONFIG: Budget = of("network configuration", 256 << 10, "bytes", DEFINITION);
+/// Values in it: each takes many times its bytes of memory.
+pub const CONFIG_VALUES: Budget = of("values of a network configuration", VALUES, "values", DEFINITION);
 /// Plugins of a list, those of a folder beside it included.
 pub const PLUGINS: Budget = of("plugins of a network", 16, "plugins", DEFINITION);
 /// Ranges of `host-local`, in all sets.
@@ -107,6 +118,9 @@ pub const STDIN: Budget = Budget {
     refused: "every verb",
     ..of("standard input", 4 << 20, "bytes", RUNTIME)
 };
+/// Values in it.
+pub const STDIN_VALUES: Budget =
+    Budget { what: "values of standard input", most: VALUES, unit: "values", ..STDIN };
 /// `CNI_ARGS`.
 pub const CNI_ARGS: Budget =
     Budget { code: Some(code::INVALID_ENVIRONMENT), ..of("CNI_ARGS", 16 << 10, "bytes", RUNTIME) };
@@ -116,6 +130,14 @@ pub const RESULT: Budget = Budget {
     code: Some(code::DECODING_FAILURE),
     refused: "the call; the plugin is killed",
     ..of("output of a plugin", 1 << 20, "bytes", PLUGIN)
+};
+/// Values in it.
+pub const RESULT_VALUES: Budget = Budget {
+    what: "values of a plugin's output",
+    most: VALUES,
+    unit: "values",
+    refused: "the call",
+    ..RESULT
 };
 /// `interfaces` of a result.
 pub const RESULT_INTERFACES: Budget = result("interfaces of a result", 256, "interfaces");
@@ -133,7 +155,7 @@ pub const MANIFEST: Budget = file("manifest", 16 << 20, "the file; what it gave 
 /// Documents and items of a manifest.
 pub const OBJECTS: Budget = Budget {
     unit: "objects",
-    ..file("objects of a manifest", 16 << 10, "the file; what it gave before stays", None)
+    ..file("objects of a manifest", 8 << 10, "the file; what it gave before stays", None)
 };
 /// `ipam.resolvConf`.
 pub const RESOLV_CONF: Budget = file("ipam.resolvConf", 64 << 10, "ADD", Some(code::IO_FAILURE));
@@ -143,20 +165,26 @@ pub const DEVICE_INFO: Budget = file("device information", 64 << 10, "ADD", Some
 pub const MULTUS_STATE: Budget = file("file of multusStateDir", 1 << 20, "DEL", Some(code::IO_FAILURE));
 /// An entry in libcni's cache: a configuration, a result, and both escaped.
 pub const CACHED: Budget = file("entry of libcni's cache", 4 << 20, "the entry", None);
+/// Values in it.
+pub const CACHED_VALUES: Budget =
+    Budget { unit: "values", ..file("values of an entry of libcni's cache", 2 * VALUES, "the entry", None) };
 /// A lease.
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All of them, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 29] = [
+pub const TABLE: [&Budget; 35] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
     &NAME,
+    &POD_TEXT,
+    &POD_VALUES,
     &IPS,
     &GATEWAYS,
     &PORT_MAPPINGS,
     &ARGUMENTS,
     &CONFIG,
+    &CONFIG_VALUES,
     &PLUGINS,
     &RANGES,
     &EXCLUDED,
@@ -165,8 +193,10 @@ pub const TABLE: [&Budget; 29] = [
     &FILE_NAME,
     &PATH,
     &STDIN,
+    &STDIN_VALUES,
     &CNI_ARGS,
     &RESULT,
+    &RESULT_VALUES,
     &RESULT_INTERFACES,
     &RESULT_IPS,
     &RESULT_ROUTES,
@@ -176,6 +206,7 @@ pub const TABLE: [&Budget; 29] = [
     &DEVICE_INFO,
     &MULTUS_STATE,
     &CACHED,
+    &CACHED_VALUES,
     &LEASE,
 ];
 

@@ -1,11 +1,18 @@
 //! Each bound at itself and one past it, through the functions that refuse.
 
+use std::os::unix::fs::PermissionsExt;
+
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cni::{CniArgs, CniResult, NetworkList, Version};
+use crate::bounded::padded;
+use crate::cni::{CniArgs, CniResult, Command, Map, NetworkList, Request, Version, cache};
+use crate::delegate::DelegateError;
 use crate::ipam::host_local::Config;
+use crate::netns::NetnsId;
 use crate::npwg::{parse_networks, parse_selection};
+use crate::plan::Sandbox;
+use crate::plan::resolve::{Intent, Network, Options, resolve};
 
 /// What a bound answers to as much as there may be, and to one more.
 fn both(budget: &Budget, of: impl Fn(usize) -> Result<(), String>) {
@@ -47,10 +54,6 @@ fn an_annotation_is_refused_beyond_each_of_its_bounds() {
     both(&ARGUMENTS, |bytes| element(json!({"cni-args": {"a": "x".repeat(bytes - r#"{"a":""}"#.len())}})));
 }
 
-fn padded(text: &str, bytes: usize) -> String {
-    format!("{text}{}", " ".repeat(bytes - text.len()))
-}
-
 /// A name of labels that are short enough.
 fn long_name(bytes: usize) -> String {
     let mut name: String = "a".repeat(bytes);
@@ -64,6 +67,10 @@ fn long_name(bytes: usize) -> String {
 fn a_configuration_is_refused_beyond_each_of_its_bounds() {
     let list = |text: String| said(NetworkList::parse(text.as_bytes()));
     both(&CONFIG, |bytes| list(padded(r#"{"name": "a", "type": "bridge"}"#, bytes)));
+    // The object, three members, and what the last of them holds.
+    both(&CONFIG_VALUES, |count| {
+        list(json!({"name": "a", "type": "bridge", "b": vec![0; count - 4]}).to_string())
+    });
     both(&PLUGINS, |count| {
         list(json!({"name": "a", "plugins": many(count, |_| json!({"type": "x"}))}).to_string())
     });
@@ -88,15 +95,127 @@ fn a_configuration_is_refused_beyond_each_of_its_bounds() {
     both(&PATH, |bytes| ipam(json!({"dataDir": format!("/{}", "a/".repeat(bytes).split_at(bytes - 1).0)})));
 }
 
+/// A network of so many values and bytes of text.
+fn network(values: usize, bytes: usize) -> Network {
+    let written =
+        json!({"name": "a", "type": "macvlan", "cniVersion": "1.0.0", "b": vec![0; values - 5], "c": ""});
+    let mut list = NetworkList::from_map(written.as_object().unwrap().clone()).unwrap();
+    let (found, text) = list.extent();
+    assert_eq!(found, values);
+    let mut written = written;
+    written["c"] = "x".repeat(bytes - text).into();
+    list = NetworkList::from_map(written.as_object().unwrap().clone()).unwrap();
+    Network {
+        name: "shop/a".into(),
+        list: list.into(),
+        resource: None,
+        enforce: None,
+        ethertypes: Vec::new(),
+    }
+}
+
+/// What is planned for a pod whose default network and selections are of these.
+fn planned(networks: &[Network]) -> Result<(), String> {
+    let request = Request {
+        command: Command::Add,
+        container_id: "c1".into(),
+        netns: Some("/run/netns/c1".into()),
+        ifname: "eth0".into(),
+        args: CniArgs::default(),
+        path: Vec::new(),
+        netns_override: false,
+        config: Map::new(),
+        version: Version::LATEST,
+        name: "net".into(),
+        valid_attachments: None,
+        tolerated: None,
+    };
+    let sandbox = Sandbox {
+        container_id: "c1".into(),
+        ifname: "eth0".into(),
+        netns: "/run/netns/c1".into(),
+        netns_id: NetnsId { device: 4, inode: 5 },
+        cni_args: String::new(),
+        cni_path: Vec::new(),
+        config_name: "net".into(),
+        pod: None,
+    };
+    let (selection, _) = parse_selection(&json!({"name": "a"}), "shop").unwrap();
+    let (default, others) = networks.split_first().unwrap();
+    let intent = Intent {
+        default: default.clone(),
+        default_selection: None,
+        selections: others.iter().map(|network| (selection.clone(), network.clone())).collect(),
+        warnings: Vec::new(),
+    };
+    said(resolve(sandbox, &request, &intent, &Options::default(), None))
+}
+
+#[test]
+fn what_a_pods_networks_say_is_bounded_in_sum() {
+    let small = network(10, 100);
+    let (values, bytes) = small.list.extent();
+    both(&POD_VALUES, |most| planned(&[small.clone(), small.clone(), network(most - 2 * values, 100)]));
+    both(&POD_TEXT, |most| planned(&[small.clone(), network(10, most - 2 * bytes), small.clone()]));
+}
+
 #[test]
 fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
     both(&CNI_ARGS, |bytes| said(CniArgs::parse(&format!("A={}", "x".repeat(bytes - 2)))));
+    let stdin = |text: String| {
+        let variables = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/run/netns/c1"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+        ];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Request::parse(&variables.into(), text.as_bytes())
+    };
+    both(&STDIN_VALUES, |count| {
+        let text = json!({"cniVersion": "0.4.0", "name": "a", "b": vec![0; count - 4]}).to_string();
+        let version = if count > STDIN_VALUES.most { Version::LATEST } else { Version::V0_4_0 };
+        assert_eq!(crate::cni::request::error_version(text.as_bytes()), version);
+        stdin(text).map(drop).map_err(|error| {
+            assert_eq!(error.code, code::DECODING_FAILURE);
+            error.msg
+        })
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = crate::delegate::Delegate {
+        search: vec![directory.path().to_owned()],
+        timeout: std::time::Duration::from_secs(60),
+        owner: String::new(),
+    };
+    both(&RESULT_VALUES, |count| {
+        let text = json!({"cniVersion": "1.0.0", "b": vec![0; count - 3]}).to_string();
+        let name = format!("prints-{count}");
+        let program = directory.path().join(&name);
+        std::fs::write(&program, format!("#!/bin/sh\ncat <<'END'\n{text}\nEND\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let call = crate::delegate::Call::without_container(Command::Add, &name, b"{}");
+        let added = plugin.add(&call, Version::LATEST);
+        assert_eq!(
+            added.as_ref().map_or_else(DelegateError::code, |_| 0),
+            if count > RESULT_VALUES.most { 6 } else { 0 }
+        );
+        said(added)
+    });
     let result = |key: &str, items: Value| {
         said(CniResult::parse(&json!({"cniVersion": "1.0.0", key: items}), Version::LATEST))
     };
     both(&RESULT_INTERFACES, |count| result("interfaces", many(count, |_| json!({"name": "a"}))));
     both(&RESULT_IPS, |count| result("ips", many(count, |_| json!({"address": "10.0.0.7/24"}))));
     both(&RESULT_ROUTES, |count| result("routes", many(count, |_| json!({"dst": "10.0.0.0/24"}))));
+}
+
+#[test]
+fn an_entry_of_the_cache_is_refused_beyond_its_bound() {
+    let result = |count: usize| json!({"cniVersion": "1.0.0", "b": vec![0; count]});
+    both(&CACHED_VALUES, |count| said(cache::result(result(count - 3).to_string().as_bytes())));
+    let entry = |count: usize| json!({"kind": "cniCacheV1", "containerId": "c1", "ifName": "eth0", "networkName": "n", "result": result(count)});
+    both(&CACHED_VALUES, |count| said(cache::Entry::decode(entry(count - 8).to_string().as_bytes())));
 }
 
 #[test]

@@ -1,8 +1,10 @@
-//! Networks as text, read as Go's `net.ParseCIDR` reads them. Pure.
+//! Networks as text, read as Go's `net.ParseCIDR` reads them: in configurations, results of plugins, policies and settings
+//! alike. Pure. What the agent itself has written, such as its journal, is read as it is.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Deserializer};
 
 /// Reads an address with a prefix length. Host bits are kept. Octets with leading zeros are refused: to some they are octal.
 pub(crate) fn parse(text: &str) -> Option<IpNet> {
@@ -11,6 +13,26 @@ pub(crate) fn parse(text: &str) -> Option<IpNet> {
         !length.is_empty() && length.len() <= 3 && length.bytes().all(|digit| digit.is_ascii_digit());
     let length = length.parse().ok().filter(|_| digits)?;
     IpNet::new(address.parse::<IpAddr>().ok()?, length).ok()
+}
+
+/// For `deserialize_with`: as [`parse`].
+///
+/// # Errors
+/// The text is no network.
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse(&text)
+        .ok_or_else(|| serde::de::Error::custom(format!("{text:?} is not an address with a prefix length")))
+}
+
+/// As [`deserialize`], for a list.
+///
+/// # Errors
+/// One of the texts is no network.
+pub(crate) fn deserialize_all<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+    #[derive(Deserialize)]
+    struct Written(#[serde(deserialize_with = "deserialize")] IpNet);
+    Ok(Vec::<Written>::deserialize(deserializer)?.into_iter().map(|written| written.0).collect())
 }
 
 #[cfg(test)]

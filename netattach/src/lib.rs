@@ -6,16 +6,21 @@
 //! |---|---|---|
 //! | [`rpc`] | frames between the CNI executable and the agent | socket |
 //! | [`cni`] | the CNI specification: requests, configurations, results, versions, errors | no |
-//! | [`source`] | where pods, networks and policies come from | files |
 //! | [`npwg`] | the multi-network standard: selections, definitions, status | no |
+//! | [`objects`] | the model: pods, namespaces, definitions and policies, as every source gives them | no |
+//! | [`source`] | where objects come from | files |
+//! | [`spec`], [`step`] | the words of a plan: kernel objects as they are wanted; steps and what they bring | no |
 //! | [`plan`], [`link`] | a request and the facts about the node become ordered steps with inverses | no |
 //! | [`journal`] | what was planned and done, written before it is done | files |
 //! | [`attach`] | carries plans out and takes them back | dispatches |
 //! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`sysctl`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
+//! | [`policy`] | compiles policies to lookup tables; explains and shows them | no |
+//! | [`enforce`] | keeps the kernel's policies equal to the compiled ones | by `hooks`, `bpf`, `netlink` |
+//! | [`hooks`] | runs programs on devices: clsact filters or tcx links | by `bpf` and `netlink` |
+//! | [`fast_path`] | who takes the fast path between pods: follows links and filters | by `netlink` and `bpf` |
+//! | [`publish`] | where the `network-status` of attached pods is published | files |
 //! | [`multus`] | what a node has of Multus: its configuration, its memory of pods | no |
-//! | [`policy`] | MultiNetworkPolicy compiled to classes | no |
-//! | [`fast`] | who takes the fast path between pods: follows links and filters | by `netlink` and `bpf` |
-//! | [`observe`] | what the programs told lately | no |
+//! | [`observe`] | what the programs reported lately | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
 //! | [`moment`] | which of two things came first | clock |
 //! | `sync` | locks and threads, by names that a model checker can stand behind | no |
@@ -24,6 +29,8 @@
 //! | `bounded`, `durable` | files of others, read up to a bound; files that are replaced whole | files |
 //! | [`waits`] | what an operation may have to wait for that others own | no |
 //! | `descriptors` | how many files may be open, and are | limits |
+//! | [`mac`] | Ethernet addresses | no |
+//! | `crash`, `model` | what only tests have: an end at every point; a model checker | |
 
 pub mod agent;
 pub mod attach;
@@ -36,7 +43,9 @@ pub mod cni;
 pub mod delegate;
 mod descriptors;
 mod durable;
-pub mod fast;
+pub mod enforce;
+pub mod fast_path;
+pub mod hooks;
 pub mod ipam;
 pub mod journal;
 pub mod link;
@@ -49,12 +58,16 @@ pub mod multus;
 pub mod netlink;
 pub mod netns;
 pub mod npwg;
+pub mod objects;
 pub mod observe;
 pub mod plan;
 pub mod policy;
+pub mod publish;
 pub mod report;
 pub mod rpc;
 pub mod source;
+pub mod spec;
+pub mod step;
 mod sync;
 pub mod sysctl;
 pub mod waits;

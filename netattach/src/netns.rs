@@ -5,13 +5,16 @@
 //! that ends the process instead; the journal makes an end safe at any instant.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use serde::{Deserialize, Serialize};
+
+use crate::bounded;
 
 /// `f_type` of the filesystem that namespaces live on (`NSFS_MAGIC`, linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
@@ -99,9 +102,11 @@ impl Netns {
     /// Opens the namespace that `path` refers to.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => NetnsError::Gone { path: path.to_owned() },
-            _ => NetnsError::Open { path: path.to_owned(), source },
+        // Not waiting for the other end of a FIFO.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+        let file = file.map_err(|source| match bounded::is_nothing(&source) {
+            true => NetnsError::Gone { path: path.to_owned() },
+            false => NetnsError::Open { path: path.to_owned(), source },
         })?;
         let failed =
             |source: rustix::io::Errno| NetnsError::Open { path: path.to_owned(), source: source.into() };
@@ -240,8 +245,23 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_path_is_gone() {
-        assert!(Netns::open("/nonexistent/netns").unwrap_err().is_gone());
+    fn a_path_under_which_nothing_can_be_is_gone() {
+        let long = format!("/{}", "x".repeat(300));
+        for path in ["/nonexistent/netns", "/proc/self/comm/netns", &long] {
+            assert!(matches!(Netns::open(path), Err(NetnsError::Gone { .. })), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_fifo_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        let (opened, is_opened) = std::sync::mpsc::channel();
+        // Left behind if it waits.
+        std::thread::spawn(move || opened.send(Netns::open(&fifo).map(|netns| netns.id())));
+        let outcome = is_opened.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
+        assert!(matches!(outcome, Err(NetnsError::NotANamespace { .. })), "{outcome:?}");
     }
 
     #[test]

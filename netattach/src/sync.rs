@@ -30,6 +30,22 @@ pub(crate) fn pause(time: std::time::Duration) {
     thread::sleep(time);
 }
 
+/// What a future comes to until then, if it does. Under the model checker no time passes: what is due later never is.
+pub(crate) async fn until<F: Future>(due: std::time::Instant, future: F) -> Option<F::Output> {
+    #[cfg(not(feature = "model"))]
+    return tokio::time::timeout_at(due.into(), future).await.ok();
+    #[cfg(feature = "model")]
+    {
+        let mut future = std::pin::pin!(future);
+        let is_due = due <= std::time::Instant::now();
+        std::future::poll_fn(|context| match future.as_mut().poll(context) {
+            std::task::Poll::Pending if is_due => std::task::Poll::Ready(None),
+            polled => polled.map(Some),
+        })
+        .await
+    }
+}
+
 /// A step that others see, such as a call of the system: under the model checker any other thread may run before it.
 pub(crate) fn step() {
     // Not a yield: the checker would prefer others after it.

@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::ipam::host_local;
-use crate::plan::{AttachmentPlan, Plan, Step};
+use crate::plan::{AttachmentPlan, Plan};
+use crate::step::Step;
 
 /// Something outside of this process that may make an operation wait.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,6 +93,13 @@ pub trait Place {
     fn arrive(&self, resource: &Resource);
     /// It is done with it; blocks until there is a place to work in.
     fn depart(&self);
+    /// The containers that are being taken back by other operations.
+    fn leaving(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// The operation has failed, and taken back what it did, for what that container still has: it is to be begun anew once
+    /// that one has left.
+    fn put_off(&self, _container: String) {}
 }
 
 thread_local! {
@@ -117,6 +125,18 @@ pub(crate) fn within<T>(place: Arc<dyn Place>, work: impl FnOnce() -> T) -> T {
 /// [`Crowded`].
 pub(crate) fn admit(needs: &Footprint) -> Result<(), Crowded> {
     here().map_or(Ok(()), |place| place.admit(needs))
+}
+
+/// The operation of this thread has failed, and taken back what it did: where it was for what one of the containers has that
+/// are being taken back, it is begun anew when that one has left. `holder` says which of them.
+pub(crate) fn put_off(holder: impl FnOnce(&[String]) -> Option<String>) {
+    let Some(place) = here() else { return };
+    let leaving = place.leaving();
+    if !leaving.is_empty()
+        && let Some(container) = holder(&leaving)
+    {
+        place.put_off(container);
+    }
 }
 
 /// Does what may hang at a resource.

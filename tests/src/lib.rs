@@ -1,5 +1,16 @@
 //! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets, a whole node with a
 //! running agent, and a machine with container runtimes.
+//!
+//! | module | what a test gets |
+//! |---|---|
+//! | [`node`] | a node with a running agent |
+//! | [`manifest`] | the objects that it reads |
+//! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
+//! | [`runtime`], [`calls`], [`machine`] | a runtime's part; what scripted plugins were told; real container runtimes |
+//! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
+//! | [`peak`] | the most memory that a process has had |
+//! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
+//! | [`foreign`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
 
 pub mod calls;
 pub mod foreign;
@@ -8,8 +19,10 @@ pub mod manifest;
 mod namespace;
 pub mod node;
 pub mod packet;
+pub mod peak;
 pub mod privilege;
 pub mod raw;
+pub mod reading;
 pub mod record;
 pub mod runtime;
 pub mod snapshot;

@@ -8,6 +8,7 @@ use netattach_tests::node::{Call, WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
+use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::{Value, json};
 
 /// A started node with a pod `good` and networks `lan` (no capabilities), `cap` (with) and `tiny` (one address).
@@ -393,6 +394,32 @@ fn an_exhausted_pool_can_be_tried_again_when_a_pod_has_gone() {
     node.add(&two).success();
     node.del(&two).success();
     look(&node, &[&one, &two]).assert_nothing_is_left();
+}
+
+/// Neither is a fault of the agent's: what a DEL that has not come yet still holds, and a disk that is full.
+#[test]
+fn a_lease_that_is_there_already_or_cannot_be_written_has_its_code() {
+    let node = node(&[]);
+    warm_up(&node);
+    let good = Pod::new("good").unwrap();
+    let pool = node.path(&format!("leases/@{NAMESPACE}/lan"));
+    std::fs::write(pool.join("10.52.0.77"), "c-good\r\nnet1").unwrap();
+    let (code, message) = node.add(&good).failure();
+    assert!(code == 11 && message.contains("10.52.0.77"), "{code}: {message}");
+    node.del(&good).success();
+    node.add(&good).success();
+    node.del(&good).success();
+    // Room for the directory and its lock.
+    let full = MountFlags::empty();
+    rustix::mount::mount("full", &pool, "tmpfs", full, Some(c"nr_inodes=2")).unwrap();
+    let outcome = node.add(&good);
+    node.del(&good).success();
+    rustix::mount::unmount(&pool, UnmountFlags::DETACH).unwrap();
+    let (code, message) = outcome.failure();
+    assert!(code == 5 && message.contains("No space left on device"), "{code}: {message}");
+    node.add(&good).success();
+    node.del(&good).success();
+    look(&node, &[&good]).assert_nothing_is_left();
 }
 
 /// Makes what stays: bridge, forwarding, lease directories.

@@ -11,8 +11,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use netattach::link::spec::{Addressing, Bridge, Route};
 use netattach::netlink::Handle;
+use netattach::spec::{Addressing, Bridge, Route};
 use netattach_tests::node::WIRE;
 use netattach_tests::node::executable;
 use netattach_tests::runtime::{Call, Runtime, config, version_of, with_result};

@@ -10,7 +10,7 @@ use netattach::bpf::probe::has_netns_cookie;
 use netattach::rpc::client::{self, Patience};
 use netattach::rpc::message::{DetachCall, Request, Response, SandboxName};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{WIRE, executable};
+use netattach_tests::node::{MAX_ATTACHMENTS, WIRE, executable};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Node, Pod};
@@ -186,7 +186,10 @@ fn what_cannot_be_attached_is_refused_and_leaves_nothing() {
             &["--container-id", "x", "shop/lan"],
             "container x is not attached on this node; netattachctl attachments lists what is (code 3)",
         ),
-        (&["shop/a", "nothing"], "network shop/nothing is not defined (code 7)"),
+        (
+            &["shop/a", "nothing"],
+            "network shop/nothing is not defined; in namespace shop defined are broken, lan, odd, storage (code 7)",
+        ),
         (
             &["shop/a", "lan", "--ifname", "eth0"],
             "container c-a has an interface named eth0 already (code 4)",
@@ -304,6 +307,26 @@ fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
         fs::remove_file(&at).unwrap();
         node.start_as(agent, &variables).unwrap();
     }
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// Half of the node's numbers, however a pod comes by them.
+#[test]
+fn what_a_pod_is_given_while_it_lives_counts_among_what_it_may_have() {
+    const HALF: u32 = MAX_ATTACHMENTS / 2;
+    let mut node = node();
+    // One less, beside the default network.
+    let selected = vec!["lan"; HALF as usize - 2].join(",");
+    node.write("a", &pod("a", &json!({}), &json!(selected))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.ctl(&["attach", "shop/a", "lan"]).unwrap();
+    let said = refused(&node, &["attach", "shop/a", "storage"]);
+    let expected =
+        format!("attachments of a pod: {} attachments, and at most {HALF} are allowed (code 7)", HALF + 1);
+    assert_eq!(said, format!("attach net{HALF} (shop/storage): {expected}"));
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }

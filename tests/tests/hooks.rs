@@ -123,15 +123,18 @@ fn attachments_by_tcx_are_attached_checked_adopted_and_taken_back() {
 
     scene.node.kill().unwrap();
     scene.assert_judged("without an agent");
-    // Links of a device that is gone, as an agent leaves them that is killed in a DEL.
+    // A link that is pinned as another device's, which is gone.
     let gone = scene.node.bpffs().join("link/4000000_na_to_pod");
     std::fs::rename(&pins[1], &gone).unwrap();
     scene.node.start().unwrap();
-    assert!(!gone.exists());
-    // Its predecessor was in the way when devices were adopted; the first look at them, beside the serving, puts it back.
-    assert!(eventually(PATIENCE, || pins[1].exists()));
+    assert_eq!((gone.exists(), pins[1].exists()), (false, true));
     scene.assert_judged("adopted");
     scene.node.check(&scene.server).success();
+    assert_eq!(scene.node.ctl(&["status"]).unwrap()["programs_put_back"], json!(0), "it ran all the while");
+    let log = scene.node.stop().unwrap();
+    let troubles: Vec<&str> = log.lines().filter(|line| !line.contains(" INFO ")).collect();
+    assert_eq!(troubles, [""; 0], "{log}");
+    scene.node.start().unwrap();
     scene.end();
 }
 

@@ -3,10 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::thread::spawn;
+use std::thread::{JoinHandle, spawn};
+use std::time::Instant;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::{Outcome, executable};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
@@ -114,6 +117,113 @@ fn a_signal_is_heard_while_nothing_but_what_hangs_is_left() {
     Snapshot::take(&node, &[&pods[0]]).unwrap().assert_nothing_is_left();
 }
 
+/// What `before` has on `lan` is asked for again, and `others` has nothing of it.
+fn successors() -> (Node, [Pod; 4]) {
+    let (mut node, _) = node(&json!({}), 0);
+    let lan = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br-lan", "capabilities": {"mac": true, "ips": true},
+                     "ipam": node.host_local(&["10.58.0.0/24"])});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    let ips = json!({"name": "lan", "ips": ["10.58.0.9"]});
+    let mac = json!({"name": "lan", "mac": "02:00:00:00:58:09"});
+    let both = json!({"name": "lan", "ips": ["10.58.0.9"], "mac": "02:00:00:00:58:09"});
+    let selections = [json!([both, {"name": "odd"}]), json!([ips]), json!([mac]), Value::Null];
+    let pods = ["before", "same-ip", "same-mac", "others"];
+    let pods: Vec<Pod> = pods
+        .into_iter()
+        .zip(selections)
+        .map(|(name, selection)| {
+            let selection = if selection.is_null() { selection } else { json!(selection.to_string()) };
+            node.write(name, &pod(name, &json!({}), &selection)).unwrap();
+            Pod::new(name).unwrap()
+        })
+        .collect();
+    node.start().unwrap();
+    node.add(&pods[0]).success();
+    let Ok(pods) = pods.try_into() else { panic!("four") };
+    (node, pods)
+}
+
+/// The ADDs of those that ask for what `before` has, while it is being taken back and its plugin hangs.
+fn begin_successors(node: &Node, pods: &[Pod; 4]) -> Vec<JoinHandle<Outcome>> {
+    let [_, ip, mac, others] = pods;
+    let begun = [ip, mac].map(|pod| node.call("ADD", pod)).map(|call| spawn(move || call.run()));
+    // Beside them everything is as ever.
+    for _ in 0..5 {
+        node.add(others).success();
+        node.del(others).success();
+    }
+    assert!(begun.iter().all(|add| !add.is_finished()));
+    begun.into()
+}
+
+#[test]
+fn an_add_waits_for_an_address_that_is_being_taken_back() {
+    let (mut node, pods) = successors();
+    let [before, ip, mac, _] = &pods;
+    // First in a DEL, then in what an agent that was killed has left.
+    for is_left_over in [false, true] {
+        node.plugin("odd", &json!({"DEL": {"sleepMs": if is_left_over { 300_000 } else { 4000 }}})).unwrap();
+        node.take_calls().unwrap();
+        let del = node.call("DEL", before);
+        let del = spawn(move || del.run());
+        assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == 1));
+        let del = if is_left_over {
+            node.kill().unwrap();
+            assert_eq!(del.join().unwrap().failure().0, 11);
+            node.plugin("odd", &json!({"DEL": {"sleepMs": 4000}})).unwrap();
+            node.start_serving().unwrap();
+            assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == 2));
+            None
+        } else {
+            Some(del)
+        };
+        for add in begin_successors(&node, &pods) {
+            add.join().unwrap().success();
+        }
+        if let Some(del) = del {
+            del.join().unwrap().success();
+        }
+        for pod in [ip, mac] {
+            node.del(pod).success();
+        }
+        if !is_left_over {
+            node.plugin("odd", &json!({})).unwrap();
+            node.add(before).success();
+        }
+    }
+    node.stop().unwrap();
+    let all: Vec<&Pod> = pods.iter().collect();
+    Snapshot::take(&node, &all).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn an_add_waits_no_longer_than_for_a_pool_for_an_address_that_does_not_become_free() {
+    let (mut node, pods) = successors();
+    node.plugin("odd", &hanging("DEL")).unwrap();
+    let del = node.call("DEL", &pods[0]);
+    let del = spawn(move || del.run());
+    assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == 1));
+    let began = Instant::now();
+    let outcomes: Vec<(u64, String)> =
+        begin_successors(&node, &pods).into_iter().map(|add| add.join().unwrap().failure()).collect();
+    let waited = began.elapsed().as_secs();
+    assert!((10..30).contains(&waited), "{waited} s");
+    let [(ip, of_ip), (mac, of_mac)] = outcomes.as_slice() else { panic!("{outcomes:?}") };
+    assert_eq!((*ip, *mac), (11, 11));
+    assert!(of_ip.contains("requested address 10.58.0.9 is not available in range set 0"), "{of_ip}");
+    let taken =
+        "MAC address 02:00:00:00:58:09 is taken: pod shop/before, container c-before, interface net1 has it";
+    assert!(of_mac.contains(taken), "{of_mac}");
+    node.plugin("odd", &json!({})).unwrap();
+    node.kill().unwrap();
+    del.join().unwrap();
+    node.start().unwrap();
+    for pod in &pods[1..3] {
+        node.add(pod).success();
+        node.del(pod).success();
+    }
+}
+
 /// The plugin makes its link when it has slept: after the DEL of the next agent, if it lived that long.
 #[test]
 fn a_plugin_does_not_outlive_the_agent_that_had_called_it() {
@@ -175,7 +285,13 @@ fn pools_that_were_used_once_keep_no_descriptors() {
             Pod::new(&name).unwrap()
         })
         .collect();
-    node.start().unwrap();
+    // As service managers start it, with fewer than it may have.
+    let agent = node.path("netattachd");
+    let script =
+        format!("#!/bin/sh\nulimit -Sn 1024\nexec {} \"$@\"\n", executable("netattachd").unwrap().display());
+    fs::write(&agent, script).unwrap();
+    fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
+    node.start_as(&agent, &[]).unwrap();
     let before = open_files(&node);
     for pod in &pods {
         node.add(pod).success();
@@ -186,5 +302,6 @@ fn pools_that_were_used_once_keep_no_descriptors() {
     let limits = fs::read_to_string(format!("/proc/{}/limits", node.agent_pid())).unwrap();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     let limits: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    assert_eq!(limits[0], limits[1].min(65_536), "as far as it may be raised");
+    assert_eq!(limits, [limits[1].min(65_536), limits[1]], "as far as it may be raised");
+    assert!(limits[0] > 1024, "the machine allows no more: {limits:?}");
 }

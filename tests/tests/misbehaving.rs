@@ -158,7 +158,8 @@ fn a_configuration_that_is_meant_to_hurt_is_refused_or_passed_on_whole() {
     let large = "x".repeat(250 << 10);
     // What ADD does: a part of the refusal, or the key that the plugin gets with its value.
     let rows = [
-        ("deep", deep(100_000), Err((7, "recursion limit exceeded"))),
+        ("deep", deep(10_000), Err((7, "recursion limit exceeded"))),
+        ("deeper", deep(100_000), Err((7, "100003 values, and at most 40960 are allowed"))),
         ("nested", deep(100), Ok(("deep", (1..100).fold(json!([]), |inner, _| json!([inner]))))),
         ("large", config(json!({"large": large})), Ok(("large", json!(large)))),
         ("args", config(json!({"args": []})), Ok(("args", json!([])))),

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 
 use anyhow::Result;
-use netattach::link::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Pace, Route, Veth};
 use netattach::netlink::{Error, Handle};
+use netattach::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Pace, Route, Veth};
 use netattach_tests::Namespace;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::traffic::PATIENCE;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use netattach::netns::Netns;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::WIRE;
+use netattach_tests::node::{WIRE, ip};
 use netattach_tests::record::rewritten;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, ping};
@@ -132,4 +132,85 @@ fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_l
     assert!(!look.files.keys().any(|path| path.starts_with("leases/")), "{:?}", look.files);
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// A DEL that is repeated names the numbers of its record again: they are nobody else's until that is gone.
+#[test]
+fn a_record_that_cannot_be_removed_keeps_its_numbers_and_its_next_del_costs_no_other_pod_anything() {
+    let mut node = node();
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    let path = record(&node, "c-a");
+    // In the agent's mount namespace, which is this one: what something is mounted on cannot be removed.
+    rustix::mount::mount_bind(&path, &path).unwrap();
+    let failed = node.del(&a);
+    let added = node.add(&b);
+    let failed_again = node.del(&a);
+    rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
+    for failed in [failed, failed_again] {
+        let (code, message) = failed.failure();
+        assert!(code == 5 && message.contains("all is taken back, but "), "{code}: {message}");
+    }
+    added.success();
+    node.check(&b).success();
+    node.del(&a).success();
+    node.check(&b).success();
+    assert!(ping(&b.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+    node.del(&b).success();
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+}
+
+/// What a plugin has made can be taken back only with what it answered: its DEL is told that.
+#[test]
+fn a_plugin_whose_answer_is_lost_is_not_asked_to_take_back_what_nobody_knows() {
+    let mut node = Node::new(&[pod("a", &json!({}), &json!("odd"))]).unwrap();
+    node.plugin("odd", &json!({})).unwrap();
+    node.write("odd", &network(NAMESPACE, "odd", &json!({"cniVersion": "1.0.0", "type": "odd"}))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.kill().unwrap();
+    node.take_calls().unwrap();
+    let path = record(&node, "c-a");
+    let whole = fs::read(&path).unwrap();
+    let answer = String::from_utf8(whole.clone()).unwrap().find("\"delegate\",\"result\"").unwrap();
+    let mut harmed = whole.clone();
+    harmed[answer] ^= 1;
+    fs::write(&path, harmed).unwrap();
+    node.start().unwrap();
+    let (_, message) = node.del(&a).failure();
+    assert!(message.contains(&format!("{} is damaged (line ", path.display())), "{message}");
+    assert_eq!(node.take_calls().unwrap(), [] as [Value; 0]);
+    assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "DEL has taken nothing");
+    node.kill().unwrap();
+    fs::write(&path, whole).unwrap();
+    node.start().unwrap();
+    node.del(&a).success();
+    assert_eq!(node.take_calls().unwrap().len(), 1);
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// What has the name of an interface that the pod has lost is somebody else's.
+#[test]
+fn a_link_that_the_pod_has_made_in_place_of_its_own_stays() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("lan"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    for words in ["link del net1", "link add net1 type veth peer name x0"] {
+        ip(&a.namespace, &words.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    node.del(&a).success();
+    let look = Snapshot::take(&node, &[&a]).unwrap();
+    assert_eq!(
+        look.pods["c-a"].links.keys().collect::<Vec<_>>(),
+        ["lo", "net1", "x0"],
+        "all is the pod's own"
+    );
+    assert_eq!((look.files, look.dataplane), Default::default());
 }

@@ -2,7 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use netattach_tests::Node;
-use netattach_tests::manifest::{NAMESPACE, network, network_policy, policy};
+use netattach_tests::manifest::{NAMESPACE, namespace, network, network_policy, pod, policy};
+use netattach_tests::node::DEFAULT_NETWORK;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
@@ -98,4 +99,70 @@ fn a_policy_that_cannot_be_read_is_told() {
     assert_eq!(found[1], ("multi-networkpolicy shop/odd".to_owned(), isolates.to_owned()));
     let log = node.stop().unwrap();
     assert!(log.contains("manifest not in force") && log.contains("not in force as written"), "{log}");
+}
+
+#[test]
+fn what_is_on_disk_is_told_once_and_shown_while_it_lasts() {
+    let mut node = Node::new(&[]).unwrap();
+    let mut bare = network(NAMESPACE, "net", &json!({}));
+    bare["spec"] = json!({});
+    node.write("net", &bare).unwrap();
+    let conf_dir = node.path("cni-conf");
+    let file = |name: &str| conf_dir.join(name);
+    let directory = conf_dir.display().to_string();
+    let broken = file("00.conflist").display().to_string();
+    node.start().unwrap();
+    let none = format!(
+        "network shop/net has no spec.config, and {directory}: no network configuration in the directory"
+    );
+    let definition = ("network-attachment-definition shop/net", none.as_str());
+    await_rows(&node, &[definition]);
+    std::fs::create_dir_all(file("")).unwrap();
+    std::fs::write(
+        file("10.conf"),
+        json!({"cniVersion": "1.0.0", "name": "net", "type": "bridge"}).to_string(),
+    )
+    .unwrap();
+    await_rows(&node, &[]);
+    std::fs::write(file("00.conflist"), "{").unwrap();
+    let problem = "parse network configuration: EOF while parsing an object at line 1 column 1";
+    await_rows(&node, &[(&broken, problem)]);
+    // By looks that have found it again.
+    node.write("policy", &network_policy("web", &json!({"podSelector": {}}))).unwrap();
+    await_rows(&node, &[(&broken, problem), OFF]);
+    node.remove("policy").unwrap();
+    std::fs::remove_file(file("10.conf")).unwrap();
+    let unusable = format!(
+        "network shop/net has no spec.config, and {directory}: no network configuration with name \"net\" (unusable files: 00.conflist)"
+    );
+    let definition_again = ("network-attachment-definition shop/net", unusable.as_str());
+    await_rows(&node, &[(&broken, problem), definition_again]);
+    let log = node.stop().unwrap();
+    let told: Vec<&str> =
+        log.lines().filter_map(|line| line.split_once(" WARN ")).map(|(_, told)| told).collect();
+    let line = |(object, problem): (&str, &str)| {
+        format!("netattach::agent::health: not in force object={object:?} problem={problem:?}")
+    };
+    let expected = [definition, (&broken, problem), OFF, definition_again].map(line);
+    assert_eq!(told, expected, "{log}");
+}
+
+#[test]
+fn namespaces_whose_labels_policies_ask_for_and_nobody_knows_are_told() {
+    let from =
+        json!([{"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}}]);
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": from}]});
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    node.write("web", &policy("web", DEFAULT_NETWORK, &spec)).unwrap();
+    node.start().unwrap();
+    let problem = "has no manifest, so that its labels are not known: multi-networkpolicy shop/web selects namespaces by labels";
+    await_rows(&node, &[("namespace shop", problem)]);
+    node.write("namespace", &namespace(NAMESPACE, &json!({}))).unwrap();
+    await_rows(&node, &[]);
+    node.remove("namespace").unwrap();
+    await_rows(&node, &[("namespace shop", problem)]);
+    node.remove("web").unwrap();
+    await_rows(&node, &[]);
+    let log = node.stop().unwrap();
+    assert_eq!(log.matches("not in force object=\"namespace shop\"").count(), 2, "{log}");
 }

@@ -13,6 +13,8 @@
 //! | [`vm`] | selections of the tests in virtual machines: an older kernel, a card with VFs |
 //! | [`demo`] | what netattach does, as a story in eight steps |
 //! | [`bench`] | attachment latency, measured beside its alternatives |
+//!
+//! [`source`] lists the Rust files for `tidy` and `conformance`.
 
 pub mod bench;
 pub mod child;

@@ -23,11 +23,14 @@ enum Verb {
     BuildEbpf,
     /// Build the BPF object and the static executables into target/dist
     Build,
-    /// Check formatting, lints, the invariants of the source tree, conformance and licences
+    /// Check formatting, lints, the invariants of the source tree, documents, conformance and licences
     Tidy {
         /// Check these parts only
         #[arg(long, value_enum, value_delimiter = ',')]
         only: Vec<tidy::Part>,
+        /// A copy of an advisory database in RustSec's format
+        #[arg(long, value_name = "DIR")]
+        advisories: Option<PathBuf>,
     },
     /// Write docs/conformance.md from the rows of the standards and the tests that name them
     Conformance {
@@ -159,7 +162,7 @@ fn main() -> ExitCode {
         Verb::Setup => setup::run(setup::Scope::Testing),
         Verb::BuildEbpf => ebpf::build(),
         Verb::Build => dist::build(),
-        Verb::Tidy { only } => tidy::run(&only),
+        Verb::Tidy { only, advisories } => tidy::run(&only, advisories.as_deref()),
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
         Verb::Vm { guest, test, dist, filters } => {

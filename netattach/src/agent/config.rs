@@ -12,17 +12,18 @@ use crate::attach::{DefaultNetwork, InvalidDefaultNetwork, RepeatedAdd, standalo
 use crate::cni::CniError;
 use crate::cni::identifier::check_network_name;
 use crate::delegate::DEFAULT_DIRECTORY;
-use crate::fast;
+use crate::enforce::admission::Demand;
+use crate::enforce::node_defaults::Passage;
+use crate::fast_path;
+use crate::hooks::AttachBy;
 use crate::multus;
 use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
-use crate::npwg::restriction::{Isolation, Restrictions};
 use crate::npwg::status::Form;
-use crate::plan::{Remembered, When};
-use crate::policy::hooks::AttachBy;
-use crate::policy::manifest::CommonRulesError;
-use crate::policy::passage::Passage;
-use crate::policy::unenforced::Demand;
+use crate::objects::access::{Isolation, Restrictions};
+use crate::plan::Remembered;
+use crate::source::read::policy::CommonRulesError;
+use crate::step::When;
 
 /// Attaches pods to their networks.
 ///
@@ -126,9 +127,9 @@ pub struct Settings {
     /// What becomes of flows when the policy that approved them changes.
     pub established_on_change: EstablishedOnChange,
     /// When packets between pods of the node pass its network stack by.
-    pub fast_path: fast::Mode,
+    pub fast_path: fast_path::Mode,
     /// Whether the node's uplinks drop what they can before it is a packet of the kernel's.
-    pub xdp: fast::Xdp,
+    pub xdp: fast_path::Xdp,
     /// ICMP passes whatever the policies say.
     #[serde(rename = "acceptICMP")]
     pub accept_icmp: bool,
@@ -306,8 +307,8 @@ impl Default for Settings {
             new_flows_per_second: 25_000,
             midstream: Midstream::default(),
             established_on_change: EstablishedOnChange::default(),
-            fast_path: fast::Mode::default(),
-            xdp: fast::Xdp::default(),
+            fast_path: fast_path::Mode::default(),
+            xdp: fast_path::Xdp::default(),
             accept_icmp: false,
             accept_icmpv6: false,
             other_macvlans: OtherMacvlans::default(),

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use super::failure;
 use super::handler::Agent;
 use super::lanes::Class;
-use crate::attach::Attached;
+use crate::attach::{Attached, IntentError};
 use crate::cni::{CniError, Value, code};
 use crate::journal::Key;
+use crate::npwg::NetworkRef;
 use crate::plan::AttachmentPlan;
 use crate::rpc::message::{
     AttachCall, AttachmentName, DetachCall, Dynamic, Failure, PodName, Response, SandboxName,
@@ -16,6 +17,8 @@ use crate::rpc::message::{
 
 /// Longest name of whoever asks, in bytes: that of a DNS name.
 const LONGEST_BY: usize = 253;
+/// How many networks are listed of those that there are.
+const LISTED: usize = 10;
 
 impl Agent {
     /// Attaches. The status is published after the answer, as after ADD.
@@ -29,14 +32,21 @@ impl Agent {
         };
         let key = sandbox.key.clone();
         let done = self.in_turn(&key.container_id, Class::Add, move |agent| {
-            let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection)?;
-            Ok(agent.engine.attach(&sandbox.key, &call.by, &wanted)?)
+            let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
+            if let Err(IntentError::UnknownNetwork(network)) = &wanted {
+                return Ok(Err(agent.no_network(network)));
+            }
+            Ok(Ok(agent.engine.attach(&sandbox.key, &call.by, &wanted?)?))
         });
         match done.await {
-            Ok(((result, attached), turn)) => {
+            Ok((Ok((result, attached)), turn)) => {
                 self.publish_later(key, turn);
                 answer(result, &attached)
             }
+            Ok((Err(missing), _)) => match failed(&missing) {
+                Response::Failed(failure) => Response::Failed(Failure { not_there: true, ..failure }),
+                other => other,
+            },
             Err(error) => failed(&error),
         }
     }
@@ -61,6 +71,23 @@ impl Agent {
             }
             Err(error) => failed(&error),
         }
+    }
+
+    /// That a network is not defined, and what is instead.
+    fn no_network(&self, network: &NetworkRef) -> CniError {
+        let objects = self.intents.source.snapshot();
+        let NetworkRef { namespace, .. } = network;
+        let there = objects.definitions.keys().filter(|other| other.namespace == *namespace);
+        let mut names: Vec<&str> = there.map(|other| other.name.as_str()).collect();
+        let more = names.len().saturating_sub(LISTED);
+        names.truncate(LISTED);
+        let mut listed = names.join(", ");
+        if more > 0 {
+            listed.push_str(&format!(" and {more} more"));
+        }
+        let what = if listed.is_empty() { "nothing is".to_owned() } else { format!("defined are {listed}") };
+        let msg = format!("network {network} is not defined; in namespace {namespace} {what}");
+        CniError::new(code::INVALID_CONFIG, msg)
     }
 
     /// That a sandbox has nothing to detach at an interface, and what it has instead.
@@ -132,5 +159,6 @@ fn failed(verb: &str, sandbox: &SandboxName, what: &str, error: &CniError) -> Re
     Response::Failed(Failure {
         code: error.code,
         message: format!("{}{separator}{}", error.msg, error.details),
+        not_there: error.code == code::UNKNOWN_CONTAINER,
     })
 }

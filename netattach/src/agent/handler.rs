@@ -9,13 +9,16 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::failure::Asked;
 use super::health::Health;
 use super::lanes::{Class, Full};
+use super::operation::{Operation, Patience};
 use super::report::Reporter;
-use super::serial::{MOST_ADDS, MOST_CHECKS, MOST_DELS, Traffic, Turn, Turns};
-use crate::attach::{Engine, IntentReader, StatusFiles};
+use super::serial::{MOST_ADDS, MOST_CHECKS, MOST_DELS, Slot, Traffic, Turn, Turns};
+use crate::attach::{Engine, IntentReader, network_status};
 use crate::cni::{self, CniError, Command, code};
+use crate::enforce::error::EnforceError;
 use crate::journal::Key;
+use crate::npwg::status::Form;
 use crate::plan::PodRef;
-use crate::policy::error::EnforceError;
+use crate::publish::Publish;
 use crate::report::Chain;
 use crate::rpc::message::{CniCall, CniReply, Condition, Request, Response};
 use crate::rpc::server::Handler;
@@ -33,12 +36,19 @@ pub(super) const MOST_PUBLISHERS: usize = 8;
 /// How long the status waits, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
 
+/// Where the status of pods is published, and in which form.
+#[derive(Debug)]
+pub(super) struct Statuses {
+    pub(super) publisher: Arc<dyn Publish>,
+    pub(super) form: Form,
+}
+
 /// What requests are answered with.
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) engine: Arc<Engine>,
     pub(super) intents: Arc<IntentReader>,
-    pub(super) status: StatusFiles,
+    statuses: Statuses,
     pub(super) reporter: Reporter,
     health: Arc<Health>,
     pub(super) turns: Arc<Turns>,
@@ -59,7 +69,7 @@ impl Agent {
     pub(super) fn new(
         engine: Arc<Engine>,
         intents: Arc<IntentReader>,
-        status: StatusFiles,
+        statuses: Statuses,
         reporter: Reporter,
         health: Arc<Health>,
         parallel_adds: usize,
@@ -67,7 +77,7 @@ impl Agent {
         Self {
             engine,
             intents,
-            status,
+            statuses,
             reporter,
             health,
             turns: Arc::default(),
@@ -97,6 +107,7 @@ impl Agent {
 
     async fn dispatch(self: &Arc<Self>, call: CniCall) -> Result<String, CniError> {
         let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
+        drop(call);
         let class = match request.command {
             Command::Version => return Ok(cni::json::pretty(&cni::request::version_reply())),
             Command::Status => return self.health.answer(&request.path).map(|()| String::new()),
@@ -127,10 +138,14 @@ impl Agent {
     ) -> Result<(T, Turn), CniError> {
         let _admitted = self.admit(class)?;
         let turn = self.turns.wait(container).await;
+        if class == Class::Del {
+            turn.takes_back();
+        }
         Ok((self.in_lane(class, work).await?, turn))
     }
 
-    /// Works when there is a place in the lane. Work that is sent back has had no effect, and is begun anew.
+    /// Works when there is a place in the lane. Work that is sent back has had no effect, and is begun anew; so is work that
+    /// has failed for what another container still has, when that one has left.
     ///
     /// # Errors
     /// Code 11 where too many wait, or what the work says.
@@ -139,14 +154,31 @@ impl Agent {
         class: Class,
         work: impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static,
     ) -> Result<T, CniError> {
-        let slot = self.traffic.enter(class).map_err(|Full| too_many(class))?;
         let work = Arc::new(work);
+        let mut patience = Patience::default();
+        loop {
+            let slot = self.traffic.enter(class).map_err(|Full| too_many(class))?;
+            let (worked, waits_for) = self.in_slot(slot, &work).await;
+            match waits_for {
+                Some(container) if worked.is_err() && patience.wait(&self.turns, &container).await => {}
+                _ => return worked,
+            }
+        }
+    }
+
+    /// Works in a place of the lane. What it says, and the container whose departure would make a difference.
+    async fn in_slot<T: Send + 'static>(
+        self: &Arc<Self>,
+        slot: Arc<Slot>,
+        work: &Arc<impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static>,
+    ) -> (Result<T, CniError>, Option<String>) {
         loop {
             slot.begin().await;
-            let (agent, place, work) = (Arc::clone(self), Arc::clone(&slot), Arc::clone(&work));
+            let operation = Operation::new(Arc::clone(&slot), Arc::clone(&self.turns));
+            let (agent, place, work) = (Arc::clone(self), Arc::clone(&operation), Arc::clone(work));
             let worked = blocking(move || waits::within(place, || work(&agent))).await;
             if worked.is_ok() || !slot.was_sent_back() {
-                return worked;
+                return (worked, operation.waits_for());
             }
         }
     }
@@ -233,7 +265,9 @@ impl Agent {
     }
 
     fn publish(&self, sandbox: &Key) {
-        if let Err(error) = self.status.publish(&self.engine.registry().with_dynamic(sandbox)) {
+        let attached = self.engine.registry().with_dynamic(sandbox);
+        let Some((pod, entries)) = network_status(&attached, self.statuses.form) else { return };
+        if let Err(error) = self.statuses.publisher.publish(&pod, &entries) {
             tracing::warn!(error = %Chain(&error), "network-status not published");
         }
     }
@@ -246,7 +280,7 @@ impl Agent {
             {
                 continue;
             }
-            if let Err(error) = self.status.withdraw(pod) {
+            if let Err(error) = self.statuses.publisher.withdraw(pod) {
                 tracing::warn!(error = %Chain(&error), "network-status not withdrawn");
             }
         }

@@ -20,6 +20,7 @@ use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::netlink::FilterWatch;
+use crate::plan::collect::Defined;
 use crate::plan::resolve::Network;
 use crate::report::Chain;
 use crate::rpc::message::{Condition, Readiness};
@@ -46,6 +47,9 @@ const MOST_TROUBLES: usize = 100;
 const FEWEST_DESCRIPTORS: u64 = 32;
 /// What a look writes into the journal's directory, in bytes: more than any inode holds by itself.
 const PROBE: usize = 4096;
+
+/// What is said of an object that is there and does nothing.
+pub(super) const NOT_IN_FORCE: &str = "not in force";
 
 /// What there is to say of a dataplane that is well.
 const ALL_PINNED: &str = "programs and maps are pinned";
@@ -254,7 +258,9 @@ impl Health {
     /// Notes which networks could not be attached, and which have no address left.
     fn look_at_networks(&self) -> Seen {
         let cni_path = lock(&self.cni_path).clone();
-        let rows = self.intents.defined().into_iter().filter_map(|defined| {
+        // What makes no plan is the definition's trouble, and told as that (`agent::trouble`).
+        let planned = |defined: &Defined| self.engine.check_plan(&defined.network).is_ok();
+        let rows = self.intents.defined().into_iter().filter(planned).filter_map(|defined| {
             // What else is wrong with the default network is in a look of its own.
             let found = match defined.default {
                 true => Ok(()),
@@ -276,7 +282,7 @@ impl Health {
             object: path.display().to_string(),
             problem: Chain(&error).to_string(),
         });
-        *lock(&self.unusable) = unusable.collect();
+        note(NOT_IN_FORCE, &self.unusable, unusable.collect());
         let network = self.usable_network()?;
         if let Some(conf) = &self.conf {
             self.file.take(|| {
@@ -320,9 +326,15 @@ fn not_available(msg: String) -> CniError {
     CniError::new(code::NOT_AVAILABLE, msg)
 }
 
-/// Keeps what was found, and tells of what was not there before.
-fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Condition>) {
-    let before = std::mem::replace(&mut *lock(kept), found.clone());
+/// Keeps what a look found, and tells of what was not there before.
+pub(super) fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Condition>) {
+    let mut kept = lock(kept);
+    tell_new(what, &kept, &found);
+    *kept = found;
+}
+
+/// Each trouble is a line when it begins.
+pub(super) fn tell_new(what: &str, before: &[Condition], found: &[Condition]) {
     for Condition { object, problem } in found.iter().filter(|row| !before.contains(row)) {
         tracing::warn!(object, problem, "{what}");
     }
@@ -421,7 +433,7 @@ async fn follow(
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change is one assignment.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

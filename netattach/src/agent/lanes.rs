@@ -38,7 +38,7 @@ pub(crate) struct Limits {
     /// Operations that work at the same time.
     pub(crate) working: usize,
     /// Operations that may stand at one resource before no further one begins that needs it. Those that have begun
-    /// by then may still come: at most `working` more.
+    /// by then may still come: those that work, and those that come from another resource.
     pub(crate) standing: usize,
     /// From this many begun operations on, only those begin whose resources nobody stands at.
     pub(crate) shared: usize,

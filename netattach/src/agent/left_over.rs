@@ -66,6 +66,7 @@ impl LeftOver {
         if let Some((_, left)) = self.0.get_mut(&container) {
             left.push(what);
         } else if let Some(turn) = turns.take(&container) {
+            turn.takes_back();
             self.0.insert(container, (turn, vec![what]));
         }
     }

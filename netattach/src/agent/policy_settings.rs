@@ -4,10 +4,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::npwg::Restrictions;
+use crate::cidr;
+use crate::objects::access::Restrictions;
+use crate::objects::policy::{Direction, Inference, Peer, Peers, Ports, Rule};
 use crate::policy::compile::{CommonRules, OnOverflow, Options};
-use crate::policy::manifest::{CommonRulesError, read_common_rules};
-use crate::policy::model::{Direction, Inference, Peer, Peers, Ports, Rule};
+use crate::source::read::policy::{CommonRulesError, read_common_rules};
 
 use super::config::Settings;
 
@@ -38,8 +39,10 @@ pub enum Overflow {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AlwaysAllow {
     /// Whose packets may come in.
+    #[serde(deserialize_with = "cidr::deserialize_all")]
     pub src: Vec<IpNet>,
     /// Where pods may send.
+    #[serde(deserialize_with = "cidr::deserialize_all")]
     pub dst: Vec<IpNet>,
 }
 
@@ -135,6 +138,16 @@ mod tests {
             let error = settings(rules).policy_options(Restrictions::default()).unwrap_err();
             assert_eq!(Chain(&error).to_string(), expected);
         }
+    }
+
+    #[test]
+    fn a_prefix_that_some_read_in_octal_is_refused() {
+        let read = |text: &str| serde_json::from_value::<AlwaysAllow>(json!({"src": [text]}));
+        assert_eq!(read("10.0.0.8/32").unwrap().src, ["10.0.0.8/32".parse().unwrap()]);
+        assert_eq!(
+            read("10.0.0.010/32").unwrap_err().to_string(),
+            "\"10.0.0.010/32\" is not an address with a prefix length"
+        );
     }
 
     #[test]

@@ -7,22 +7,23 @@ use std::time::Duration;
 
 use super::flow;
 use super::health::Health;
+use super::memory::Resident;
 use super::trouble::Troubles;
 use crate::attach::{Attached, Engine};
 use crate::bpf::{self, FastStats, Segment, XdpMode};
 use crate::cni::code;
-use crate::fast::Standing;
-use crate::fast::uplink::Wire;
+use crate::enforce::enforcer::Enforcer;
+use crate::enforce::error::EnforceError;
+use crate::fast_path::Standing;
+use crate::fast_path::uplink::Wire;
 use crate::netlink::{Handle, LOOPBACK};
+use crate::objects::policy::PolicyName;
 use crate::observe::{Event, Observer};
-use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result, vantage};
+use crate::plan::{AttachmentPlan, Sandbox, result, vantage};
 use crate::policy::compile::Subject;
 use crate::policy::dump::Dump;
-use crate::policy::error::EnforceError;
 use crate::policy::explain::{Path, Question};
 use crate::policy::level::{Enforcement, Level};
-use crate::policy::model::PolicyName;
-use crate::policy::sync::Enforcer;
 use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Failure, FastPath,
@@ -30,6 +31,7 @@ use crate::rpc::message::{
     PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
 use crate::source::Source;
+use crate::step::{Interface, Step};
 
 /// Answers questions.
 pub(super) struct Reporter {
@@ -102,7 +104,7 @@ impl Reporter {
 
     /// How far policies hold for an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
-        let vantage = vantage::of(row.number, row.plan, &row.attached.outputs);
+        let vantage = vantage::of(row.plan, row.attached.outputs.of(row.number));
         self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage)
     }
 
@@ -174,6 +176,7 @@ impl Reporter {
                     "pod {pod} is not attached on this node, and no manifest has it; netattachctl attachments lists what is \
                      attached"
                 ),
+                not_there: true,
             }),
         }
     }
@@ -346,7 +349,7 @@ impl Row<'_> {
     }
 
     fn link(&self) -> (Option<Interface>, Option<Interface>) {
-        let ends = result::link(self.number, self.plan, &self.attached.outputs);
+        let ends = result::link(self.attached.outputs.of(self.number));
         ends.map_or((None, None), |(host, pod)| (host, Some(pod)))
     }
 
@@ -360,7 +363,7 @@ impl Row<'_> {
 
     fn result(&self) -> crate::cni::CniResult {
         // A result that was readable at ADD is readable still; without it there is nothing to show.
-        result::result(self.sandbox(), self.number, self.plan, &self.attached.outputs).unwrap_or_default()
+        result::result(self.sandbox(), self.plan, self.attached.outputs.of(self.number)).unwrap_or_default()
     }
 }
 
@@ -473,8 +476,5 @@ fn kernel_release() -> String {
 
 /// Resident set of this process in bytes; 0 where the kernel does not tell.
 fn resident_memory() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
-    pages.unwrap_or_default() * rustix::param::page_size() as u64
+    Resident::now().map_or(0, |resident| resident.all as u64)
 }

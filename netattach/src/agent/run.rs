@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use clap::Parser;
 use tokio::sync::{oneshot, watch};
-use tokio::task::AbortHandle;
 
+use super::background::{Background, EndedEarly};
 use super::cni_conf::CniConf;
 use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
 use super::flow::wall_clock;
-use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Served};
+use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Served, Statuses};
 use super::health::Health;
 use super::left_over::LeftOver;
 use super::log::{self, LogError};
@@ -20,24 +20,25 @@ use super::owned::{self, Owned, OwnedError};
 use super::privileges::{self, Unprivileged};
 use super::report::Reporter;
 use super::serial;
-use super::signals;
+use super::signals::Signals;
 use super::trouble::Troubles;
 use crate::attach::{
-    AttachError, Bridges, Enforce, Engine, Inheritance, IntentReader, Node, Occupied, Recovery,
-    StatusFileError, StatusFiles,
+    AttachError, Bridges, Engine, Inheritance, IntentReader, Node, Occupied, Recovery, network_status,
 };
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, Orphan, ResultCache, end_orphans};
 use crate::descriptors;
+use crate::enforce::Enforce;
+use crate::enforce::enforcer::Enforcer;
+use crate::enforce::error::EnforceError;
+use crate::hooks::{AttachModes, NoHook, choose_all};
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Store};
 use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
-use crate::policy::error::EnforceError;
-use crate::policy::hooks::{AttachModes, NoHook, choose_all};
-use crate::policy::sync::Enforcer;
+use crate::publish::{PublishError, StatusFiles};
 use crate::report::Chain;
 use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
@@ -115,13 +116,16 @@ pub enum AgentError {
     /// Changes of links cannot be followed.
     #[error("listen for changes of links")]
     Watch(#[from] netlink::Error),
+    /// What the agent does beside its requests does not go on.
+    #[error(transparent)]
+    EndedEarly(#[from] EndedEarly),
     /// No runtime, no signals.
     #[error("start")]
     Start(#[from] std::io::Error),
 }
 
 /// `netattachd`: reads the command line, logs to standard error (see [`log`]), runs.
-pub fn main() -> ExitCode {
+pub(super) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let started = log::start().map_err(AgentError::from).and_then(|()| Ok(Settings::read(arguments)?));
     match started.and_then(run) {
@@ -133,7 +137,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs the agent until it is told to end (see [`signals`]). Attachments, programs and maps stay as they are.
+/// Runs the agent until it is told to end (see [`Signals`]). Attachments, programs and maps stay as they are.
 ///
 /// # Errors
 /// Why it could not start.
@@ -160,9 +164,15 @@ const fn most_threads(parallel_adds: usize) -> usize {
 
 async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     privileges::check()?;
-    let mut ending = signals::Ending::hear()?;
+    let mut signals = Signals::hear()?;
+    let served = serve_until(&mut signals, settings).await;
+    signals.end().await;
+    served
+}
+
+/// Serves until a signal ends it, or says why it cannot.
+async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), AgentError> {
     let mut background = Background::default();
-    background.start(signals::Others::hear()?.explain());
     // Taken first, and answered on last.
     let listener = Listener::bind(&settings.socket())?;
     // Whoever has another socket may have the same records and pins.
@@ -170,19 +180,22 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
 
     let settings = Arc::new(settings);
     let start_with = Arc::clone(&settings);
-    let starting = tokio::task::spawn_blocking(move || start(&start_with));
-    let started = tokio::select! {
-        started = starting => started.map_err(|panic| AgentError::Start(std::io::Error::other(panic)))??,
-        // What was begun goes on at the next start.
-        _ = ending.told() => return Ok(()),
-    };
-    let Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner, pins: _pins } =
-        started;
+    let started = unless_told(signals.told(), move || start(&start_with)).await?;
+    // What was begun goes on at the next start.
+    let Some(started) = started else { return Ok(()) };
+    let Started { source, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins: _pins } =
+        started?;
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), Arc::clone(&source), conf));
     let observer = Arc::new(Observer::default());
-    background.start(Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?));
-    background.start(observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?));
-    background.start(collect_flows(Arc::clone(&enforcer)));
+    background.keep(
+        "the fast path",
+        Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?),
+    );
+    background.keep(
+        "records of packets",
+        observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?),
+    );
+    background.keep("the flow table", collect_flows(Arc::clone(&enforcer)));
     let troubles = Arc::new(Troubles::new(
         Arc::clone(&source),
         Arc::clone(&enforcer),
@@ -190,42 +203,48 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
         Arc::clone(&engine),
         settings.network_policy,
     ));
-    background.start(Arc::clone(&troubles).keep_looking(source.changes()));
+    background.keep("the look at objects", Arc::clone(&troubles).keep_looking(source.changes()));
     let reporter =
         Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), troubles, observer);
     if enforcer.judges_routed() {
-        background.start(keep_routed(Arc::clone(&enforcer), LinkWatch::open()?));
+        background.keep("the packet filter", keep_routed(Arc::clone(&enforcer), LinkWatch::open()?));
     }
     let parallel_adds = settings.parallel_adds;
     let agent =
-        Agent::new(Arc::clone(&engine), intents, status, reporter, Arc::clone(&health), parallel_adds);
+        Agent::new(Arc::clone(&engine), intents, statuses, reporter, Arc::clone(&health), parallel_adds);
     let agent = Arc::new(agent);
 
     let taken_over = recovery.failed.is_empty();
     let first_look = Arc::clone(&health);
-    // A panic has been reported by the panic hook; the next look is another try.
-    let _ = tokio::task::spawn_blocking(move || first_look.look_first(taken_over)).await;
-    background.start(follow_policies(enforcer, source.changes()));
+    let looked = unless_told(signals.told(), move || first_look.look_first(taken_over)).await?;
+    let Some(()) = looked else { return Ok(()) };
+    background.keep("policies", follow_policies(enforcer, source.changes()));
     // Their turns are taken before anybody else can ask for one.
     let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
     agent.left_over.store(left_over.len(), Ordering::Relaxed);
-    background.start(left_over.finish(Arc::clone(&agent)));
+    background.once("what earlier agents left", left_over.finish(Arc::clone(&agent)));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
         // A sender that is gone says the same.
         let _ = stopped.await;
     };
     let mut serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
-    background.start(health.keep_looking(source.changes(), FilterWatch::open()));
+    background.keep("the look at the node", health.keep_looking(source.changes(), FilterWatch::open()));
     tracing::info!(socket = %settings.socket().display(), sandboxes = engine.registry().len(), "ready");
 
-    let signal = ending.told().await;
-    tracing::info!(signal, "ending; attachments stay as they are");
+    let early = tokio::select! {
+        signal = signals.told() => {
+            say_it_ends(signal);
+            None
+        }
+        // Said when the agent ends, by its caller.
+        early = background.ended_early() => Some(early),
+    };
     drop(stop);
     let ended = tokio::select! {
         ended = &mut serving => ended,
         // A second signal does not wait for operations in flight: the journal has what they did.
-        _ = ending.told() => {
+        _ = signals.told() => {
             serving.abort();
             Ok(())
         }
@@ -236,7 +255,30 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     drop(background);
     // Of what is broken off no plugin is to go on.
     let _ = tokio::task::spawn_blocking(move || end_orphans(&owner)).await;
-    Ok(())
+    early.map_or(Ok(()), |early| Err(early.into()))
+}
+
+/// Does what the agent does before it serves, and that may hang. `None`: it was told to end meanwhile.
+///
+/// # Errors
+/// A panic: whatever there is then, it is not to be served.
+async fn unless_told<T: Send + 'static>(
+    told: impl Future<Output = &'static str>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<Option<T>, AgentError> {
+    tokio::select! {
+        done = tokio::task::spawn_blocking(work) => {
+            done.map(Some).map_err(|panic| AgentError::Start(std::io::Error::other(panic)))
+        }
+        signal = told => {
+            say_it_ends(signal);
+            Ok(None)
+        }
+    }
+}
+
+fn say_it_ends(signal: &str) {
+    tracing::info!(signal, "ending; attachments stay as they are");
 }
 
 /// What there is before anything is served.
@@ -247,7 +289,7 @@ struct Started {
     intents: Arc<IntentReader>,
     recovery: Recovery,
     pending: Vec<Pending>,
-    status: StatusFiles,
+    statuses: Statuses,
     conf: Option<CniConf>,
     /// By which its plugins are known.
     owner: String,
@@ -279,35 +321,20 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
         );
     }
     let recovery = adopt(&engine)?;
-    let status = StatusFiles::new(settings.run_dir.join("network-status"), settings.network_status);
-    if let Err(error) = publish_again(&status, &engine) {
+    let files = StatusFiles::new(settings.run_dir.join("network-status"));
+    let statuses = Statuses { publisher: Arc::new(files), form: settings.network_status };
+    if let Err(error) = publish_again(&statuses, &engine) {
         tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
     }
     let conf = CniConf::of(settings)?;
     let pending = pending::list(&settings.state_dir)?;
-    Ok(Started { source, enforcer, engine, intents, recovery, pending, status, conf, owner, pins })
+    Ok(Started { source, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins })
 }
 
 /// By which the agent's plugins are known: its state directory, which no two agents share.
 fn owner(settings: &Settings) -> String {
     let path = std::fs::canonicalize(&settings.state_dir);
     path.unwrap_or_else(|_| settings.state_dir.clone()).to_string_lossy().into_owned()
-}
-
-/// What the agent does beside its requests, until this is dropped.
-#[derive(Default)]
-struct Background(Vec<AbortHandle>);
-
-impl Background {
-    fn start<T: Send + 'static>(&mut self, work: impl Future<Output = T> + Send + 'static) {
-        self.0.push(tokio::spawn(work).abort_handle());
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
-    }
 }
 
 /// Loads or adopts the dataplane.
@@ -378,13 +405,17 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
 }
 
 /// Brings the published status of all pods up to date.
-fn publish_again(status: &StatusFiles, engine: &Engine) -> Result<(), StatusFileError> {
+fn publish_again(statuses: &Statuses, engine: &Engine) -> Result<(), PublishError> {
+    let Statuses { publisher, form } = statuses;
     let attached = engine.registry().all();
     // A dynamic attachment is told of by the pod's own record.
     for sandbox in attached.iter().filter(|attached| attached.plan.dynamic.is_none()) {
-        status.publish(&engine.registry().with_dynamic(&sandbox.key))?;
+        if let Some((pod, entries)) = network_status(&engine.registry().with_dynamic(&sandbox.key), *form) {
+            publisher.publish(&pod, &entries)?;
+        }
     }
-    status.withdraw_others(&attached)
+    let pods = attached.iter().filter_map(|attached| attached.plan.sandbox.pod.clone());
+    publisher.withdraw_others(&pods.collect())
 }
 
 /// How programs are attached: what the settings ask for, if the kernel has it.
@@ -472,5 +503,32 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
             }
         })
         .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_panics_before_it_is_served_is_why_the_agent_does_not_start() {
+        let panicked = unless_told::<()>(pending(), || panic!("a panic of the test")).await.unwrap_err();
+        let said = Chain(&panicked).to_string();
+        assert!(
+            said.starts_with("start: task ")
+                && said.ends_with(" panicked with message \"a panic of the test\""),
+            "{said}"
+        );
+        assert_eq!(unless_told(pending(), || 7).await.unwrap(), Some(7));
+    }
+
+    #[tokio::test]
+    async fn a_signal_does_not_wait_for_what_hangs_at_the_start() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let hangs = move || ended.recv().is_ok();
+        assert_eq!(unless_told(ready("SIGTERM"), hangs).await.unwrap(), None);
+        drop(end);
     }
 }

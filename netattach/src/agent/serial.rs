@@ -57,6 +57,8 @@ struct Asking {
     waiting: HashMap<Asker, oneshot::Sender<()>>,
     /// Who has answered and has his turn only for what need not be waited for.
     finishing: HashSet<Asker>,
+    /// Who takes back what its container has, and who waits for that.
+    taking_back: HashMap<Asker, (String, Vec<oneshot::Sender<()>>)>,
     /// Who had or asked for a turn since [`Turns::watch`].
     watched: Option<HashSet<String>>,
 }
@@ -100,6 +102,22 @@ impl Turns {
         Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
     }
 
+    /// The containers that are taken back in their turns.
+    pub(super) fn leaving(&self) -> Vec<String> {
+        self.lock().taking_back.values().map(|(container, _)| container.clone()).collect()
+    }
+
+    /// Ends when whoever takes the container back is done, however that comes out. `None`: nobody does.
+    pub(super) fn departure(&self, container: &str) -> Option<impl Future<Output = ()> + use<>> {
+        let mut asking = self.lock();
+        let mut taking_back = asking.taking_back.values_mut();
+        let (_, waiting) = taking_back.find(|(leaving, _)| leaving == container)?;
+        let (grant, gone) = oneshot::channel();
+        waiting.push(grant);
+        // The sender goes with the turn.
+        Some(async move { drop(gone.await) })
+    }
+
     /// From now on, sees which containers have or ask for a turn. One watch at a time.
     pub(super) fn watch(self: &Arc<Self>) -> Watch {
         let mut asking = self.lock();
@@ -131,6 +149,12 @@ async fn given(turn: Turn, granted: Option<oneshot::Receiver<()>>) -> Turn {
 }
 
 impl Turn {
+    /// What the container has is taken back in this turn: whoever needs some of it may wait for that.
+    pub(super) fn takes_back(&self) {
+        let mut asking = self.turns.lock();
+        asking.taking_back.insert(self.asker, (self.container.clone(), Vec::new()));
+    }
+
     /// The operation is about to be answered: what is left to do is nobody's business.
     pub(super) fn finish(&self) {
         self.turns.lock().finishing.insert(self.asker);
@@ -141,6 +165,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut asking = self.turns.lock();
         asking.finishing.remove(&self.asker);
+        asking.taking_back.remove(&self.asker);
         asking.waiting.remove(&self.asker);
         if let Some(next) = asking.order.leave(&self.container, self.asker)
             && let Some(grant) = asking.waiting.remove(&next)
@@ -257,7 +282,7 @@ impl Traffic {
                     return Some(Closed { traffic: Arc::clone(self), resource: resource.clone() });
                 }
             }
-            tokio::time::timeout_at(until.into(), left).await.ok()?;
+            crate::sync::until(until, left).await?;
         }
     }
 
@@ -357,11 +382,11 @@ impl Place for Slot {
         let has_place = state.lanes.depart(self.ticket);
         state.since.remove(&self.ticket);
         self.traffic.advance(&mut state, self.class);
-        if !has_place {
-            state = self.traffic.sleep_until_it_goes_on(state, self.ticket);
-        }
-        drop(state);
+        // Before it waits for a place: it is at the resource no more.
         self.traffic.left.notify_waiters();
+        if !has_place {
+            drop(self.traffic.sleep_until_it_goes_on(state, self.ticket));
+        }
     }
 }
 
@@ -469,6 +494,22 @@ mod tests {
         });
         stands.await.unwrap();
         go
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_place_to_work_in_is_at_no_resource() {
+        let traffic = Traffic::new(1);
+        let inside = standing(&traffic, Class::Add, "a").await;
+        let working = traffic.enter(Class::Add).unwrap();
+        working.begin().await;
+        let resource = pool("a");
+        let closing = traffic.close(&resource, Instant::now() + Duration::from_secs(60));
+        tokio::pin!(closing);
+        assert!(is_pending(closing.as_mut()).await);
+        drop(inside);
+        let closed = tokio::time::timeout(Duration::from_secs(30), closing).await;
+        assert!(closed.is_ok_and(|closed| closed.is_some()), "while the other still works");
+        drop(working);
     }
 
     #[tokio::test]

@@ -1,22 +1,34 @@
 //! What is wrong with objects although they can be read, so that nothing says so before somebody suffers from it: policies for
-//! networks that there are not, NetworkPolicies that do not hold, definitions by which no pod can be attached, and policies
-//! that are not in force as they are written.
+//! networks that there are not, NetworkPolicies that do not hold, definitions by which no pod can be attached, namespaces whose
+//! labels policies ask for and nobody knows, and policies that are not in force as they are written.
+//!
+//! Each is a line in the log when it begins, and a row of the status as long as it lasts.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
+use super::health::{NOT_IN_FORCE, lock, note, tell_new};
 use crate::attach::{Engine, IntentReader};
+use crate::enforce::enforcer::Enforcer;
 use crate::npwg::{Definition, NetworkRef};
+use crate::objects::labels::Requirement;
+use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
+use crate::objects::{NAMESPACE_NAME_LABEL, ObjectName, Objects};
 use crate::policy::compile::{Condition as PolicyCondition, Subject};
-use crate::policy::model::Severity;
-use crate::policy::sync::Enforcer;
 use crate::report::Chain;
 use crate::rpc::message::Condition;
-use crate::source::{Objects, Source};
+use crate::source::Source;
 
 /// Rows that are told; of more, how many there are.
 const TOLD: usize = 100;
+
+/// How often configurations on disk are looked at, which change without the objects.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// What was found on disk longer ago than that makes a question for it a reason to look again.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// Looks for trouble, and says what is new in the log.
 pub(super) struct Troubles {
@@ -26,23 +38,30 @@ pub(super) struct Troubles {
     engine: Arc<Engine>,
     network_policy: bool,
     seen: Mutex<Seen>,
+    on_disk: Mutex<Vec<Condition>>,
+    /// When the disk was looked at last.
+    looked: Mutex<Option<Instant>>,
+    wanted: Notify,
 }
 
 #[derive(Default)]
 struct Seen {
     /// Of which objects; `None` before the first look.
     of: Option<Arc<Objects>>,
+    /// The namespaces of their pods that have no object.
+    unlabelled: BTreeSet<String>,
     rows: Vec<Condition>,
 }
 
 impl Seen {
-    /// Whether a look at these would come to the same. Pods, which change most often, make no difference.
-    fn is_of(&self, objects: &Objects) -> bool {
-        self.of.as_ref().is_some_and(|of| {
-            of.definitions == objects.definitions
-                && of.policies == objects.policies
-                && of.network_policies == objects.network_policies
-        })
+    /// Whether a look at these would come to the same. Of pods, which change most often, the namespaces alone make a difference.
+    fn is_of(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> bool {
+        self.unlabelled == *unlabelled
+            && self.of.as_ref().is_some_and(|of| {
+                of.definitions == objects.definitions
+                    && of.policies == objects.policies
+                    && of.network_policies == objects.network_policies
+            })
     }
 }
 
@@ -54,46 +73,72 @@ impl Troubles {
         engine: Arc<Engine>,
         network_policy: bool,
     ) -> Self {
-        Self { source, enforcer, intents, engine, network_policy, seen: Mutex::default() }
+        Self {
+            source,
+            enforcer,
+            intents,
+            engine,
+            network_policy,
+            seen: Mutex::default(),
+            on_disk: Mutex::default(),
+            looked: Mutex::default(),
+            wanted: Notify::new(),
+        }
     }
 
-    /// Every trouble there is, a row for each. May block: configurations are read from disk.
+    /// Every trouble there is, a row for each: of the objects as they are, of the disk as it was seen last.
     pub(super) fn rows(&self) -> Vec<Condition> {
-        let objects = self.source.snapshot();
-        let of_policies = self.enforcer.conditions().into_iter().filter_map(of_policy);
-        // What is on disk changes without the objects.
-        let on_disk = self.of_definitions(&objects, |definition| definition.config.is_none());
-        let mut rows = {
-            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            if !seen.is_of(&objects) {
-                let rows = self.look(&objects);
-                for row in rows.iter().filter(|row| !seen.rows.contains(row)) {
-                    tracing::warn!(object = row.object, problem = row.problem, "not in force");
-                }
-                *seen = Seen { of: Some(objects), rows };
-            }
-            seen.rows.clone()
-        };
-        rows.extend(on_disk);
-        rows.extend(of_policies);
+        let mut rows = self.of_objects();
+        rows.extend(lock(&self.on_disk).iter().cloned());
+        if lock(&self.looked).is_none_or(|at| at.elapsed() > FRESH) {
+            self.wanted.notify_one();
+        }
+        rows.extend(self.enforcer.conditions().into_iter().filter_map(of_policy));
         bounded(rows)
     }
 
-    /// Looks again whenever the objects change, until their source ends.
+    /// Looks again whenever the objects change, when somebody asks, and now and then, until the objects' source ends.
     pub(super) async fn keep_looking(self: Arc<Self>, mut changes: watch::Receiver<u64>) {
         loop {
             let looking = Arc::clone(&self);
-            // The join error is a panic, which the panic hook has reported; the next change is another try.
-            let _ = tokio::task::spawn_blocking(move || looking.rows()).await;
-            // May be dropped at any time: a change stays unseen.
-            if changes.changed().await.is_err() {
-                return;
+            // The join error is a panic, which the panic hook has reported; the next look is another try.
+            let _ = tokio::task::spawn_blocking(move || {
+                looking.of_objects();
+                looking.look_at_disk();
+            })
+            .await;
+            // All three may be dropped at any time: a change stays unseen, a wish is kept, time goes on.
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = self.wanted.notified() => {}
+                () = tokio::time::sleep(INTERVAL) => {}
             }
         }
     }
 
-    fn look(&self, objects: &Objects) -> Vec<Condition> {
-        let mut rows = Vec::new();
+    /// Of the objects as they are. Whoever comes after a change looks.
+    fn of_objects(&self) -> Vec<Condition> {
+        let objects = self.source.snapshot();
+        let unlabelled = without_object(&objects);
+        let mut seen = lock(&self.seen);
+        if !seen.is_of(&objects, &unlabelled) {
+            let rows = self.look(&objects, &unlabelled);
+            tell_new(NOT_IN_FORCE, &seen.rows, &rows);
+            *seen = Seen { of: Some(objects), unlabelled, rows };
+        }
+        seen.rows.clone()
+    }
+
+    /// Of definitions whose configuration is on disk.
+    fn look_at_disk(&self) {
+        let objects = self.source.snapshot();
+        let rows = self.of_definitions(&objects, |definition| definition.config.is_none());
+        note(NOT_IN_FORCE, &self.on_disk, rows);
+        *lock(&self.looked) = Some(Instant::now());
+    }
+
+    fn look(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> Vec<Condition> {
+        let mut rows = of_unlabelled(objects, unlabelled, self.network_policy);
         if !self.network_policy && !objects.network_policies.is_empty() {
             rows.push(Condition {
                 object: "networkpolicies".into(),
@@ -143,6 +188,54 @@ fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Conditi
     rows
 }
 
+/// The namespaces of pods that have no object. In a cluster there are none: the API takes no pod without its namespace.
+fn without_object(objects: &Objects) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut next = objects.pods.keys().next();
+    while let Some(ObjectName { namespace, .. }) = next {
+        if !objects.namespaces.contains_key(namespace) {
+            found.insert(namespace.clone());
+        }
+        // Pods are in the order of their namespaces, and no name has a zero.
+        let behind = ObjectName::new(format!("{namespace}\0"), "");
+        next = objects.pods.range(behind..).next().map(|(name, _)| name);
+    }
+    found
+}
+
+/// What policies ask that nobody can answer: the labels of namespaces without an object.
+fn of_unlabelled(objects: &Objects, namespaces: &BTreeSet<String>, network_policy: bool) -> Vec<Condition> {
+    let others = objects.network_policies.values().filter(|_| network_policy);
+    let mut asking = objects.policies.values().chain(others).filter(|policy| asks_for_labels(policy));
+    let Some(first) = asking.next() else { return Vec::new() };
+    let first = Subject::Policy(first.name.clone());
+    let by = match asking.count() {
+        0 => format!("{first} selects"),
+        more => format!("{first} and {more} more select"),
+    };
+    let row = |namespace: &String| Condition {
+        object: format!("namespace {namespace}"),
+        problem: format!("has no manifest, so that its labels are not known: {by} namespaces by labels"),
+    };
+    // One more than are told, for that to be said.
+    namespaces.iter().take(TOLD + 1).map(row).collect()
+}
+
+/// Whether a policy selects namespaces by more than their names.
+fn asks_for_labels(policy: &Policy) -> bool {
+    let rules = [Direction::Ingress, Direction::Egress].into_iter().flat_map(|it| policy.rules(it));
+    let peers = rules.flat_map(|rule| match &rule.peers {
+        Peers::Any => &[],
+        Peers::Of(peers) => peers.as_slice(),
+    });
+    let selectors = peers.filter_map(|peer| match peer {
+        Peer::Pods { namespaces, .. } => namespaces.as_ref(),
+        Peer::Block { .. } => None,
+    });
+    let mut keys = selectors.flat_map(|selector| &selector.requirements).map(Requirement::key);
+    keys.any(|key| key != NAMESPACE_NAME_LABEL)
+}
+
 /// What is said of a policy that is not in force as it is written.
 fn of_policy(condition: PolicyCondition) -> Option<Condition> {
     let is_error = condition.severity == Severity::Error;
@@ -162,8 +255,9 @@ fn bounded(mut rows: Vec<Condition>) -> Vec<Condition> {
 mod tests {
     use super::*;
     use crate::npwg::Definition;
-    use crate::policy::manifest::{POLICY_FOR_ANNOTATION, read};
-    use crate::source::ObjectName;
+    use crate::objects::Pod;
+    use crate::objects::policy::POLICY_FOR_ANNOTATION;
+    use crate::source::read::policy::read;
 
     #[test]
     fn a_policy_for_a_network_that_there_is_not_is_told_of_and_the_default_network_need_not_be_an_object() {
@@ -187,6 +281,46 @@ mod tests {
         };
         assert_eq!(of_no_network(&objects, Some(&default)), [of("shop/lam")]);
         assert_eq!(of_no_network(&objects, None), [of("kube-system/default"), of("shop/lam")]);
+    }
+
+    #[test]
+    fn a_namespace_without_a_manifest_is_told_of_while_policies_select_namespaces_by_labels() {
+        let mut objects = Objects::default();
+        for (namespace, name) in [("bare", "a"), ("bare", "b"), ("bare-2", "a"), ("shop", "a")] {
+            let name = ObjectName::new(namespace, name);
+            let pod = Pod {
+                name: name.clone(),
+                uid: None,
+                labels: Default::default(),
+                annotations: Default::default(),
+                phase: Default::default(),
+                host_network: false,
+                ports: Vec::new(),
+                powers: Default::default(),
+            };
+            objects.pods.insert(name, Arc::new(pod));
+        }
+        objects.namespaces.insert("shop".to_owned(), Default::default());
+        let bare: BTreeSet<String> = ["bare", "bare-2"].map(str::to_owned).into();
+        assert_eq!(without_object(&objects), bare);
+        let mut add = |name: &str, key: &str| {
+            let selector =
+                serde_json::json!({"matchExpressions": [{"key": key, "operator": "DoesNotExist"}]});
+            let spec = serde_json::json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": selector}]}]});
+            let annotations = [(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())];
+            let policy = read(ObjectName::new("shop", name), &annotations.into(), &spec).unwrap();
+            objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
+            of_unlabelled(&objects, &bare, false)
+        };
+        assert_eq!(add("by-name", NAMESPACE_NAME_LABEL), []);
+        let of = |who: &str| {
+            let problem =
+                format!("has no manifest, so that its labels are not known: {who} namespaces by labels");
+            ["bare", "bare-2"]
+                .map(|name| Condition { object: format!("namespace {name}"), problem: problem.clone() })
+        };
+        assert_eq!(add("one", "team"), of("multi-networkpolicy shop/one selects"));
+        assert_eq!(add("two", "team"), of("multi-networkpolicy shop/one and 1 more select"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::bridges::Entered;
@@ -12,17 +13,17 @@ use super::routing::{move_default_routes, route_by_source};
 use super::{AttachError, Doing, Node, Progress, StepError, device_info};
 use crate::cni::{self, Command};
 use crate::delegate::{self, Call, DelegateError};
+use crate::enforce::attachment::Guarded;
 use crate::ipam::host_local::{self, Leases, Owner};
-use crate::link::spec;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::undo::inverse;
 use crate::plan::vantage::{self, Sight};
-use crate::plan::{
-    AttachmentPlan, Bridge, Delegate, Interface, LeasedAddress, Output, Parent, Plan, Protect, Role, Sandbox,
-    Step, StepRef, Style, addressing, remember, result, routing,
+use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, remember, result, routing};
+use crate::spec;
+use crate::step::{
+    Bridge, Delegate, Interface, LeasedAddress, Output, Parent, Protect, Role, Step, StepRef, Style,
 };
-use crate::policy::guarded::Guarded;
 use crate::sysctl;
 use crate::waits::{self, Resource};
 
@@ -86,7 +87,7 @@ impl Executor<'_> {
             waits::at(&Resource::Sync, || self.progress.wait_durable())?;
         }
         // Of what is never taken back nobody needs to know that it began.
-        if inverse(self.sandbox, attachment, step).is_some() {
+        if inverse(self.sandbox, attachment, step, None).is_some() {
             self.progress.begin(at)?;
         }
         crate::crash_point!("apply", at);
@@ -134,7 +135,7 @@ impl Executor<'_> {
             Step::Protect(protect) => self.protect(at, attachment, protect),
             Step::Remember(remember) => {
                 let entry =
-                    remember::entry(self.sandbox, at.0, attachment, remember, self.progress.outputs())
+                    remember::entry(self.sandbox, attachment, remember, self.progress.outputs().of(at.0))
                         .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
                 waits::at(&Resource::Cache, || self.node.cache.write(&entry))?;
                 Ok(Output::Nothing)
@@ -146,7 +147,7 @@ impl Executor<'_> {
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
-                let (host, pod) = self.link(at, attachment)?;
+                let (host, pod) = self.link(at)?;
                 let has_v6 = addressing.addresses.iter().any(|address| address.addr().is_ipv6());
                 if has_v6 && (1..IPV6_MIN_MTU).contains(&pod.mtu) {
                     return Err(StepError::SmallMtu(pod.mtu));
@@ -178,7 +179,7 @@ impl Executor<'_> {
         veth: &spec::Veth,
     ) -> Result<Output, StepError> {
         let bridge = match &veth.port {
-            Some(_) => Some(self.bridge_index(at, attachment)?),
+            Some(_) => Some(self.bridge_index(at)?),
             None => None,
         };
         if let Some(mac) = veth.mac {
@@ -271,7 +272,7 @@ impl Executor<'_> {
         let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
         let before = match delegate.role {
             Role::Plugin if !is_first(at, attachment) => {
-                let so_far = result::told(self.sandbox, at.0, attachment, self.progress.outputs());
+                let so_far = result::told(self.sandbox, attachment, self.progress.outputs().of(at.0));
                 Some(so_far.map_err(unreadable)?)
             }
             _ => None,
@@ -301,7 +302,7 @@ impl Executor<'_> {
         force: bool,
     ) -> Result<Output, StepError> {
         let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
-        let index = self.bridge_index(at, attachment)?;
+        let index = self.bridge_index(at)?;
         let changes = addressing::gateway_changes(&self.host.addresses(index)?, &wanted, force).map_err(
             |conflict| StepError::GatewayConflict {
                 bridge: bridge.to_owned(),
@@ -331,7 +332,7 @@ impl Executor<'_> {
 
     fn route_to_pod(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
         let leased = self.leased(at, attachment)?;
-        let (host, _) = self.link(at, attachment)?;
+        let (host, _) = self.link(at)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
         self.host.configure(host.index, &addressing::host_side(&leased.addresses))?;
         Ok(Output::Nothing)
@@ -351,7 +352,7 @@ impl Executor<'_> {
         let sight = Sight {
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
-            device: vantage::device_info(at.0, attachment, self.progress.outputs()),
+            device: vantage::device_info(self.progress.outputs().of(at.0)),
         };
         Ok(sight.output())
     }
@@ -365,8 +366,8 @@ impl Executor<'_> {
         let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
         let leased = self.leased(at, attachment)?;
         let outputs = self.progress.outputs();
-        let ends = result::ends(at.0, attachment, outputs);
-        let vantage = vantage::of(at.0, attachment, outputs);
+        let ends = result::ends(outputs.of(at.0));
+        let vantage = vantage::of(attachment, outputs.of(at.0));
         if attachment.vantage().is_none() {
             enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
         }
@@ -384,7 +385,7 @@ impl Executor<'_> {
         addresses: impl Iterator<Item = IpAddr>,
         chosen: bool,
     ) -> Result<(), StepError> {
-        let segment = segment(at.0, attachment, self.progress.outputs());
+        let segment = segment(attachment, self.progress.outputs().of(at.0));
         for ip in addresses {
             let claimed = segment.map_or(Ok(()), |segment| {
                 self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
@@ -462,29 +463,25 @@ impl Executor<'_> {
     }
 
     fn leased(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<result::Leased, StepError> {
-        result::leased(at.0, attachment, self.progress.outputs())
+        result::leased(attachment, self.progress.outputs().of(at.0))
             .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
     }
 
     /// The bridge that the attachment is on.
-    fn bridge_index(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<u32, StepError> {
-        let outputs = self.progress.outputs();
-        // Step numbers fit: see `Plan::steps`.
-        (0..attachment.steps.len())
-            .find_map(|step| match outputs.get(&StepRef(at.0, step as u16)) {
-                Some(Output::Bridge(bridge)) => Some(bridge.link.index),
+    fn bridge_index(&self, at: StepRef) -> Result<u32, StepError> {
+        let outputs = self.progress.outputs().of(at.0);
+        outputs
+            .iter()
+            .find_map(|output| match output {
+                Output::Bridge(bridge) => Some(bridge.link.index),
                 _ => None,
             })
             .ok_or(StepError::Missing("a bridge"))
     }
 
     /// The ends of the attachment's link.
-    fn link(
-        &self,
-        at: StepRef,
-        attachment: &AttachmentPlan,
-    ) -> Result<(Option<Interface>, Interface), StepError> {
-        result::link(at.0, attachment, self.progress.outputs()).ok_or(StepError::Missing("a link"))
+    fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
+        result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
     }
 }
 
@@ -538,11 +535,21 @@ impl<'a> DelegateCall<'a> {
     }
 
     fn stdin(&self, prev_result: Option<Value>) -> String {
-        let mut config: Map<String, Value> = self.delegate.config.clone();
-        if let Some(prev_result) = prev_result {
-            config.insert("prevResult".into(), prev_result);
+        /// A configuration, with another `prevResult`.
+        struct Stdin<'a>(&'a Map<String, Value>, Option<Value>);
+
+        impl Serialize for Stdin<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let told = self.1.as_ref().map(|result| (PREV_RESULT, result));
+                let config = self.0.iter().map(|(key, value)| (key.as_str(), value));
+                serializer
+                    .collect_map(config.filter(|(key, _)| told.is_none() || *key != PREV_RESULT).chain(told))
+            }
         }
-        Value::Object(config).to_string()
+
+        const PREV_RESULT: &str = "prevResult";
+        // Values have no way to fail.
+        serde_json::to_string(&Stdin(&self.delegate.config, prev_result)).unwrap_or_default()
     }
 
     fn call(&'a self, sandbox: &'a Sandbox, stdin: &'a str) -> Call<'a> {

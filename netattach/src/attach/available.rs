@@ -8,14 +8,15 @@ use super::apply::runner;
 use super::{AttachError, Doing, Engine, Node, StepError, guard};
 use crate::cni::{self, CniError, Command, Value, code, json};
 use crate::delegate::{self, Call, DelegateError};
+use crate::enforce::error::EnforceError;
 use crate::ipam::host_local::{Config, ConfigError, Error as LeaseError};
-use crate::link::spec::Macvlan;
 use crate::netlink::Handle;
 use crate::netns::NetnsId;
 use crate::plan::resolve::{Network, rehearse};
-use crate::plan::{AttachmentPlan, Sandbox, Step};
-use crate::policy::error::EnforceError;
+use crate::plan::{AttachmentPlan, Sandbox};
 use crate::report::Chain;
+use crate::spec::Macvlan;
+use crate::step::Step;
 
 /// Name that interfaces of pods usually have. STATUS is about none.
 const ANY_INTERFACE: &str = "eth0";
@@ -130,7 +131,7 @@ impl Engine {
 }
 
 /// The other plugins of an attachment, with what they read.
-fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::plan::Delegate)> {
+fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::step::Delegate)> {
     plan.steps.iter().filter_map(|step| match step {
         Step::Delegate(delegate) => Some((Value::Object(delegate.config.clone()).to_string(), delegate)),
         _ => None,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::netlink::{self, Handle};
-use crate::plan::{Output, StepRef};
+use crate::step::{Output, Outputs};
 
 /// The bridges that plans in the making are about to use, and by how many of them each is. A bridge stays for them.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl Bridges {
     ///
     /// # Errors
     /// The kernel refused.
-    pub(super) fn remove_made(&self, outputs: &BTreeMap<StepRef, Output>) -> Result<(), netlink::Error> {
+    pub(super) fn remove_made(&self, outputs: &Outputs) -> Result<(), netlink::Error> {
         let made = |output: &Output| match output {
             Output::Bridge(bridge) if bridge.made => Some(bridge.link.clone()),
             _ => None,

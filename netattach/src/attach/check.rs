@@ -6,12 +6,13 @@ use super::apply::{DelegateCall, owner};
 use super::{AttachError, Doing, Node, StepError, guard, routing};
 use crate::cni::{Command, Value};
 use crate::journal::Record;
-use crate::link::spec::Route;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::expect::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
-use crate::plan::{AttachmentPlan, Interface, Sandbox, Step, result};
+use crate::plan::{AttachmentPlan, Sandbox, result};
+use crate::spec::Route;
+use crate::step::{Interface, Step};
 use crate::waits;
 
 /// Compares the kernel with the record, and asks every other plugin.
@@ -28,8 +29,8 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         }
         // Attachment numbers fit: see `Plan::steps`.
         let number = number as u16;
-        let last = result::result(sandbox, number, attachment, &record.outputs)?;
-        let want = expected(number, attachment, &record.outputs, &last, &sandbox.netns)?;
+        let last = result::result(sandbox, attachment, record.outputs.of(number))?;
+        let want = expected(attachment, record.outputs.of(number), &last, &sandbox.netns)?;
         let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod);
         let looked = looked.and_then(|difference| match (difference, &node.enforcer) {
             (None, Some(enforcer)) => {
@@ -47,7 +48,7 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
             });
         }
         if attachment.version.has_check() {
-            let told = result::told(sandbox, number, attachment, &record.outputs)?;
+            let told = result::told(sandbox, attachment, record.outputs.of(number))?;
             check_delegates(node, sandbox, attachment, Some(&told))?;
         }
     }

@@ -12,8 +12,8 @@ use super::Engine;
 use super::rig::{self, Maps};
 use crate::journal::{Loaded, Pool, State, Store};
 use crate::plan::resolve::Numbers;
-use crate::plan::{Output, StepRef};
 use crate::report::Chain;
+use crate::step::{Output, StepRef};
 use crate::sync::Arc;
 
 const PODS: [&str; 3] = ["a", "b", "c"];

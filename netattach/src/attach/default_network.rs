@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use super::conf_dir;
 use super::intent::{IntentError, Network};
@@ -47,7 +48,8 @@ impl FromStr for DefaultNetwork {
 /// runtimes take it, except that those which call netattach are passed over.
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
-    Ok(Network { name: list.name.clone(), list, resource: None, enforce: None, ethertypes: Vec::new() })
+    let (name, list) = (list.name.clone(), Arc::new(list));
+    Ok(Network { name, list, resource: None, enforce: None, ethertypes: Vec::new() })
 }
 
 fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
@@ -56,7 +58,8 @@ fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
         IntentError::DefaultDirectory { path: path.to_owned(), source: Box::new(source) }
     })?;
     for skipped in &found.skipped {
-        tracing::warn!(directory = %path.display(), error = %Chain(skipped), "CNI configuration skipped");
+        // The look at the files on disk tells.
+        tracing::debug!(directory = %path.display(), error = %Chain(skipped), "CNI configuration skipped");
     }
     Ok(found.list)
 }

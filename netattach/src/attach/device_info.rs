@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::StepError;
 use crate::npwg::device_info;
-use crate::plan::{DeviceInfoFiles, Output};
 use crate::report::Chain;
+use crate::step::{DeviceInfoFiles, Output};
 use crate::{bounded, budget};
 
 /// Copies what the device plugin says to where the attachment's plugins look, and makes sure that nothing else is
@@ -74,4 +74,43 @@ fn write_read_only(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = File::create_new(path)?;
     file.write_all(text)?;
     file.set_permissions(Permissions::from_mode(0o444))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::attach::AttachError;
+    use crate::cni::{CniError, Command, code};
+
+    #[test]
+    fn information_of_all_bytes_that_there_may_be_is_passed_on_and_one_more_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let [described, attachment] =
+            ["plugin.json", "attachment.json"].map(|name| directory.path().join(name));
+        let files =
+            DeviceInfoFiles { device_plugin: Some(described.clone()), attachment: attachment.clone() };
+        let info = json!({"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:01:00.0"}});
+        let most = budget::DEVICE_INFO.most;
+        let text = |bytes: usize| bounded::padded(&info.to_string(), bytes);
+        fs::write(&described, text(most)).unwrap();
+        prepare(&files).unwrap();
+        assert_eq!(fs::read_to_string(&attachment).unwrap(), text(most));
+        assert_eq!(
+            read(&attachment),
+            Output::DeviceInfo { info: device_info::parse(text(most).as_bytes()).unwrap() }
+        );
+        fs::write(&described, text(most + 1)).unwrap();
+        let refused = CniError::from(AttachError::Network {
+            command: Command::Add,
+            network: "lan".to_owned(),
+            source: Box::new(prepare(&files).unwrap_err()),
+        });
+        let said = format!("device information {}: longer than {most} bytes", described.display());
+        assert_eq!(refused.code, code::IO_FAILURE);
+        assert!(refused.msg.ends_with(&said), "{}", refused.msg);
+        assert_eq!(read(&described), Output::Nothing);
+        assert!(!attachment.exists());
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Inheritance;
 use super::apply::apply;
@@ -9,18 +10,19 @@ use super::check::check;
 use super::guard::guards;
 use super::registry::{Attached, Reservation};
 use super::undo::undo;
-use super::{AttachError, Doing, Node, Registry, RepeatedAdd};
+use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError};
 use serde_json::Value;
 
 use crate::cni;
+use crate::enforce::attachment::Guarded;
 use crate::journal::{Key, Loaded, Pool, Record, State, Store};
 use crate::moment::Moment;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Numbers, Options, resolve};
-use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, Step, result};
-use crate::policy::guarded::Guarded;
+use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
 use crate::report::Chain;
+use crate::step::Step;
 use crate::waits::{self, Resource};
 
 /// Attaches and detaches sandboxes. One operation per (container, interface) at a time: callers serialise by
@@ -180,11 +182,38 @@ impl Engine {
                 let container = record.key.container_id.clone();
                 // The answer says why, and is logged.
                 tracing::debug!(container, error = %Chain(&error), "ADD failed, taking it back");
-                if let Err(undo) = self.take_back(record) {
-                    tracing::error!(container, error = %Chain(&undo), "could not take ADD back; DEL will try again");
+                match self.take_back(record) {
+                    Ok(()) => waits::put_off(|leaving| self.holder(&error, leaving)),
+                    Err(undo) => {
+                        tracing::error!(container, error = %Chain(&undo), "could not take ADD back; DEL will try again");
+                    }
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Which of these containers has the address that an ADD has failed for, or some address of the pool that has none left.
+    fn holder(&self, error: &AttachError, of: &[String]) -> Option<String> {
+        let AttachError::Step { source, .. } = error else { return None };
+        match &**source {
+            StepError::AddressTaken { holder: Holder::Attachment { container, .. }, .. } => {
+                of.contains(container).then(|| container.clone())
+            }
+            StepError::Lease(error) => {
+                let (directory, wanted) = error.none_free()?;
+                let (data_dir, network) = (directory.parent()?, directory.file_name()?.to_str()?);
+                let pool = Resource::Pool { data_dir: data_dir.to_path_buf(), network: network.to_owned() };
+                let has_it = |container: &&String| {
+                    let held = self.node.leases.held(data_dir, network, container, &[]);
+                    // What cannot be read is nobody's to wait for.
+                    held.is_ok_and(|held| {
+                        wanted.map_or(!held.is_empty(), |one| held.contains(&one.to_canonical()))
+                    })
+                };
+                waits::at(&pool, || of.iter().find(has_it).cloned())
+            }
+            _ => None,
         }
     }
 
@@ -194,12 +223,12 @@ impl Engine {
         netns: &Netns,
         version: cni::Version,
     ) -> Result<Value, AttachError> {
-        let plan = record.plan.clone();
+        let plan = Arc::clone(&record.plan);
         apply(&self.node, &plan, netns, record)?;
         let default = plan
             .attachments
             .first()
-            .map(|attachment| result::told(&plan.sandbox, 0, attachment, &record.outputs));
+            .map(|attachment| result::told(&plan.sandbox, attachment, record.outputs.of(0)));
         let result = default.transpose()?.unwrap_or_default();
         // A version that cannot express the result fails here, while everything can still be taken back.
         let reply = cni::result::in_version(&result, version)?;
@@ -421,7 +450,7 @@ impl Engine {
             tracing::warn!(error = %Chain(&error), "a bridge that was made for an ADD that failed stays");
         }
         crate::crash_point!("undo", "record");
-        let (key, plan) = (record.key.clone(), record.plan.clone());
+        let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
         // While there is a record, its DEL may be repeated, and names these numbers again.
         record.remove()?;
         self.registry.remove(&key, &plan);

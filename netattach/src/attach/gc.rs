@@ -7,6 +7,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::apply::runner;
@@ -17,8 +18,9 @@ use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::host_local::Owner;
 use crate::journal::{Key, Loaded};
 use crate::plan::collect::{Defined, Holder, Place, holders, in_use};
-use crate::plan::{self, Plan, PodRef};
+use crate::plan::{Plan, PodRef};
 use crate::report::Chain;
+use crate::step::Delegate;
 
 /// What GC came to. What could be taken back is gone whatever else failed.
 #[derive(Debug, Default)]
@@ -56,7 +58,7 @@ pub struct Census {
     /// What is to be taken back, by container; the youngest of a container first.
     pub stale: BTreeMap<String, Vec<Stale>>,
     /// Every record, but for the stale ones.
-    kept: BTreeMap<Key, Plan>,
+    kept: BTreeMap<Key, Arc<Plan>>,
     /// In use, says the runtime, and in no record: nobody knows which interfaces these containers have beside.
     strangers: Vec<AttachmentId>,
     /// Every record could be read.
@@ -67,7 +69,7 @@ pub struct Census {
 #[derive(Debug, Clone)]
 pub struct Stale {
     key: Key,
-    plan: Plan,
+    plan: Arc<Plan>,
 }
 
 impl Census {
@@ -144,7 +146,7 @@ impl Engine {
         if !census.complete {
             return Vec::new();
         }
-        let kept: Vec<Plan> = census.kept.values().cloned().collect();
+        let kept: Vec<Arc<Plan>> = census.kept.values().cloned().collect();
         let mut holders = holders(defined, &kept, &self.options.exec);
         if census.strangers.is_empty() {
             return holders;
@@ -174,7 +176,7 @@ impl Engine {
         busy: &HashSet<String>,
         until: Instant,
     ) -> Result<(), AttachError> {
-        let mut plans: Vec<Plan> = census.kept.values().cloned().collect();
+        let mut plans: Vec<Arc<Plan>> = census.kept.values().cloned().collect();
         for key in self.journal.keys()? {
             let is_known = census.kept.contains_key(&key) && !busy.contains(&key.container_id);
             if !is_known && let Loaded::Whole(record) = self.journal.peek(&key)? {
@@ -224,7 +226,7 @@ impl Engine {
 
 fn run_gc(
     runner: &delegate::Delegate,
-    plugin: &plan::Delegate,
+    plugin: &Delegate,
     in_use: &[AttachmentId],
 ) -> Result<(), DelegateError> {
     let mut config = plugin.config.clone();

@@ -1,24 +1,24 @@
 //! What the dataplane is told of attached sandboxes, and whether it still has it.
 
-use std::collections::BTreeMap;
-
-use super::{Attached, Enforce, StepError};
+use super::{Attached, StepError};
+use crate::enforce::Enforce;
+use crate::enforce::attachment::Guarded;
+use crate::enforce::error::EnforceError;
 use crate::netlink::Handle;
-use crate::plan::{AttachmentPlan, Output, Plan, Step, StepRef, result, vantage};
-use crate::policy::error::EnforceError;
-use crate::policy::guarded::Guarded;
+use crate::plan::{AttachmentPlan, Plan, result, vantage};
 use crate::report::Chain;
+use crate::step::{Outputs, Step};
 
 /// What the dataplane has to know of a sandbox: one for each attachment that it judges.
 pub(super) fn guards<'p>(
     plan: &'p Plan,
-    outputs: &'p BTreeMap<StepRef, Output>,
+    outputs: &'p Outputs,
 ) -> impl Iterator<Item = (&'p AttachmentPlan, Guarded)> {
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
-        let leased = result::leased(at.0, attachment, outputs).unwrap_or_default();
-        let ends = result::ends(at.0, attachment, outputs);
-        let vantage = vantage::of(at.0, attachment, outputs);
+        let leased = result::leased(attachment, outputs.of(at.0)).unwrap_or_default();
+        let ends = result::ends(outputs.of(at.0));
+        let vantage = vantage::of(attachment, outputs.of(at.0));
         let guarded =
             Guarded::new(protect, &plan.sandbox, attachment, &leased, vantage, ends.as_ref()).ok()?;
         Some((attachment, guarded))
@@ -29,7 +29,7 @@ pub(super) fn guards<'p>(
 pub(super) fn difference(
     enforcer: &dyn Enforce,
     plan: &Plan,
-    outputs: &BTreeMap<StepRef, Output>,
+    outputs: &Outputs,
     attachment: &AttachmentPlan,
     host: &mut Handle,
 ) -> Result<Option<String>, StepError> {

@@ -281,3 +281,25 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, InheritanceError> {
         Err(source) => Err(InheritanceError::Read { path: path.to_owned(), source }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{CniError, code};
+
+    #[test]
+    fn a_file_of_all_bytes_that_there_may_be_is_read_and_one_more_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c1");
+        let most = budget::MULTUS_STATE.most;
+        std::fs::write(&path, vec![b' '; most]).unwrap();
+        assert_eq!(read(&path).unwrap(), Some(vec![b' '; most]));
+        std::fs::write(&path, vec![b' '; most + 1]).unwrap();
+        let refused = CniError::from(AttachError::from(read(&path).unwrap_err()));
+        let said = format!(
+            "read {}, in which Multus remembers the container: longer than {most} bytes",
+            path.display()
+        );
+        assert_eq!((refused.code, refused.msg), (code::IO_FAILURE, said));
+    }
+}

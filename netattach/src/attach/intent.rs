@@ -1,5 +1,6 @@
 //! From a request to what the pod wants: every reference followed, nothing decided.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,18 +9,21 @@ use super::default_network::{self, DefaultNetwork};
 use crate::cni::load::{self, LoadError};
 use crate::cni::{self, CniError, ConfigError, NetworkList, Value, code};
 use crate::npwg::{
-    self, DEFAULT_NETWORK_ANNOTATION, Forbidden, NETWORKS_ANNOTATION, NetworkRef, Parsed,
-    RESOURCE_ANNOTATION, Restrictions, Selection, SelectionError, SelectionWarning,
+    self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef, Parsed, RESOURCE_ANNOTATION,
+    Selection, SelectionError, SelectionWarning,
 };
+use crate::objects::Pod;
+use crate::objects::access::{Forbidden, Restrictions};
+use crate::objects::{ObjectName, Objects};
 use crate::plan::collect::Defined;
 use crate::plan::ethertypes::{self, ETHERTYPES_ANNOTATION, InvalidEthertypes};
 pub(super) use crate::plan::resolve::Network;
 use crate::plan::resolve::{Intent, Warning};
-use crate::plan::vantage::ENFORCE_ANNOTATION;
-use crate::plan::{PodRef, When, pools};
+use crate::plan::{PodRef, pools};
 use crate::report::Chain;
-use crate::source::objects::Pod;
-use crate::source::{ObjectName, Objects, Source};
+use crate::source::Source;
+use crate::step::ENFORCE_ANNOTATION;
+use crate::step::When;
 
 /// The plugin type by which runtimes call netattach.
 const OWN_TYPE: &str = "netattach";
@@ -217,9 +221,17 @@ impl IntentReader {
             Some(selection) => self.network_for(&objects, &pod.namespace, &selection.network)?,
             None => self.ready_default(&objects)?,
         };
+        // Many attachments may be of one network, whose configuration may be large.
+        let mut networks: BTreeMap<NetworkRef, Network> = BTreeMap::new();
         let mut selections = Vec::new();
         for selection in self.selections(&pod, known, &mut warnings)? {
-            let network = self.network_for(&objects, &pod.namespace, &selection.network)?;
+            let network = match networks.get(&selection.network) {
+                Some(known) => known.clone(),
+                None => {
+                    let network = self.network_for(&objects, &pod.namespace, &selection.network)?;
+                    networks.entry(selection.network.clone()).or_insert(network).clone()
+                }
+            };
             selections.push((selection, network));
         }
         Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings }))
@@ -275,8 +287,8 @@ impl IntentReader {
         unusable
     }
 
-    /// Every network whose configuration can be read now, the default network first. What cannot be read is
-    /// left out with a warning.
+    /// Every network whose configuration can be read now, the default network first. Of what cannot be read, which is left out,
+    /// the looks at definitions and at the default network tell.
     pub fn defined(&self) -> Vec<Defined> {
         let objects = self.source.snapshot();
         let default = self.node_default(&objects);
@@ -287,7 +299,7 @@ impl IntentReader {
             std::iter::once((default, true)).chain(read).filter_map(|(network, default)| match network {
                 Ok(network) => Some(Defined { network, default }),
                 Err(error) => {
-                    tracing::warn!(error = %Chain(&error), "network left out");
+                    tracing::debug!(error = %Chain(&error), "network left out");
                     None
                 }
             });
@@ -388,6 +400,7 @@ impl IntentReader {
                     directory,
                     source,
                 })?;
+                let list = Arc::new(list);
                 Network { name: name.clone(), list, resource: None, enforce: None, ethertypes: Vec::new() }
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
@@ -430,7 +443,8 @@ impl IntentReader {
             Some(text) => ethertypes::parse(text)
                 .map_err(|source| IntentError::Ethertypes { network: reference.clone(), source })?,
         };
-        not_itself(Network { name: reference.to_string(), list, resource, enforce, ethertypes })
+        let (name, list) = (reference.to_string(), Arc::new(list));
+        not_itself(Network { name, list, resource, enforce, ethertypes })
     }
 
     fn on_disk(
@@ -442,7 +456,8 @@ impl IntentReader {
         let found =
             load::find(&directory, name).map_err(|source| failed(self.conf_dir.clone(), Box::new(source)))?;
         for skipped in &found.skipped {
-            tracing::warn!(directory = %self.conf_dir.display(), error = %Chain(skipped), "CNI configuration skipped");
+            // The look at the files on disk tells.
+            tracing::debug!(directory = %self.conf_dir.display(), error = %Chain(skipped), "CNI configuration skipped");
         }
         Ok(found.list)
     }

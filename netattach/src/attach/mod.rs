@@ -3,6 +3,19 @@
 //! [`Engine`] has one function per CNI verb. Everything it does to the machine goes through a plan's steps
 //! ([`apply`]) and their inverses ([`undo`]), each of them in the journal before it happens; DEL and CHECK need
 //! nothing else. The choices were made in `plan`: what is left here is in order, and boring.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `intent`, `default_network`, `conf_dir` | from a request to what the pod wants |
+//! | `engine` | one function per CNI verb |
+//! | `repeated`, `occupied` | an ADD for a sandbox that is attached; addresses that are somebody else's |
+//! | [`apply`], `bridges`, `device_info`, `routing`, `guard` | the effects of steps: bridges, device information, default routes, enforcement |
+//! | [`undo`], `plugin_del` | inverses, and those of other plugins |
+//! | `check`, `available`, `gc` | the verbs CHECK, STATUS and GC |
+//! | `dynamic`, `inherited` | attachments of live pods; pods that Multus attached |
+//! | `registry`, `network_status` | what is attached, in memory; what is published of it |
+//! | [`standalone`] | the native plugins as plain CNI executables |
+//! | `error` | what goes wrong, and its CNI code |
 
 pub mod apply;
 mod available;
@@ -20,6 +33,7 @@ mod gc;
 mod guard;
 mod inherited;
 mod intent;
+mod network_status;
 mod occupied;
 mod plugin_del;
 mod registry;
@@ -28,7 +42,6 @@ mod repeated;
 pub(crate) mod rig;
 mod routing;
 pub mod standalone;
-pub mod status;
 pub mod undo;
 
 pub use bridges::Bridges;
@@ -38,23 +51,18 @@ pub use error::{AttachError, Doing, StepError};
 pub use gc::{Census, Collected, Stale};
 pub use inherited::{Inheritance, InheritanceError};
 pub use intent::{IntentError, IntentReader};
+pub use network_status::network_status;
 pub use occupied::{Address, Holder, Occupied};
 pub use registry::{Attached, Registry};
 pub use repeated::RepeatedAdd;
-pub use status::{StatusFileError, StatusFiles};
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::delegate;
+use crate::enforce::Enforce;
 use crate::ipam::host_local::Leases;
 use crate::journal::{JournalError, Record};
-use crate::netlink::Handle;
-use crate::plan::{AttachmentPlan, Output, PodRef, StepRef, Vantage};
-use crate::policy::error::EnforceError;
-use crate::policy::guarded::Guarded;
-use crate::policy::unenforced::Unenforceable;
+use crate::step::{Output, Outputs, StepRef};
 
 /// What a node offers to every attachment. Shared by all operations.
 #[derive(Debug)]
@@ -71,57 +79,6 @@ pub struct Node {
     pub occupied: Occupied,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
-}
-
-/// What attaching and detaching ask of the dataplane. A trait so that executables without a dataplane do not
-/// carry its code and its BPF object.
-pub trait Enforce: fmt::Debug + Send + Sync {
-    /// The attachment has its policy, its counters and its programs, and its link its pace. `host` is in the node's
-    /// namespace, `pod` in the pod's.
-    ///
-    /// # Errors
-    /// The kernel refused a map, a program or a queue; whatever was done, [`Enforce::detach`] and the end of the link
-    /// take back.
-    fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError>;
-    /// The dataplane knows the attachment with this number no more, or never did.
-    ///
-    /// # Errors
-    /// The kernel refused. Calling again is safe.
-    fn detach(&self, id: u32) -> Result<(), EnforceError>;
-    /// Packets reach the attachment by the node's stack only, from here on: its link is about to go.
-    ///
-    /// # Errors
-    /// The kernel refused. Calling again is safe.
-    fn retire(&self, id: u32) -> Result<(), EnforceError>;
-    /// These attachments exist, and no others when these are `all`. Says what is wrong with which.
-    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError>;
-    /// The numbers of the attachments that the dataplane has records of.
-    fn recorded(&self) -> Vec<u32>;
-    /// What is missing of the attachment's enforcement, in words: record, addresses, policy or programs.
-    ///
-    /// # Errors
-    /// It could not be looked at.
-    fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError>;
-    /// Puts the programs back where somebody has taken them off the attachment's device, and says whether it did.
-    ///
-    /// # Errors
-    /// The kernel refused a program.
-    fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError>;
-    /// What is missing of what all attachments share, in words.
-    ///
-    /// # Errors
-    /// It could not be looked at.
-    fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
-    /// Policies hold for the attachment as far as is asked; `vantage` is where its frames are seen, as far as that is known.
-    ///
-    /// # Errors
-    /// They do not, and whose word it is.
-    fn permit(
-        &self,
-        pod: Option<&PodRef>,
-        attachment: &AttachmentPlan,
-        vantage: Option<&Vantage>,
-    ) -> Result<(), Unenforceable>;
 }
 
 /// Where the progress of a plan is kept.
@@ -151,7 +108,7 @@ pub trait Progress {
     /// The cookie of the namespace that the steps were carried out in, if it is known.
     fn netns_cookie(&self) -> Option<u64>;
     /// What the finished steps brought.
-    fn outputs(&self) -> &BTreeMap<StepRef, Output>;
+    fn outputs(&self) -> &Outputs;
 }
 
 impl Progress for Record {
@@ -179,7 +136,7 @@ impl Progress for Record {
         self.netns_cookie
     }
 
-    fn outputs(&self) -> &BTreeMap<StepRef, Output> {
+    fn outputs(&self) -> &Outputs {
         &self.outputs
     }
 }

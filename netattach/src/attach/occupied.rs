@@ -12,7 +12,8 @@ use super::{Attached, StepError};
 use crate::ipam::host_local::Owner;
 use crate::mac::Mac;
 use crate::netlink::{Handle, Station};
-use crate::plan::{AttachmentPlan, Output, Plan, Sandbox, Step, StepRef, result};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
+use crate::step::{Brought, Output, Step};
 
 /// An address that only one may have on a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,8 +30,13 @@ pub(super) type Segment = u32;
 /// Who has an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// An attachment, in words.
-    Attachment(String),
+    /// An attachment.
+    Attachment {
+        /// Its container.
+        container: String,
+        /// Whose it is, in words.
+        who: String,
+    },
     /// A device of the node, by its name.
     Node(String),
     /// The node itself, or everybody on one of its links.
@@ -46,7 +52,7 @@ pub enum Holder {
 impl Holder {
     /// Whether it may be another's or nobody's by itself, soon.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Attachment(_) | Self::Seen(_))
+        matches!(self, Self::Attachment { .. } | Self::Seen(_))
     }
 }
 
@@ -62,7 +68,7 @@ impl fmt::Display for Address {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Attachment(who) => write!(f, "{who} has it"),
+            Self::Attachment { who, .. } => write!(f, "{who} has it"),
             Self::Node(device) => write!(f, "the node's device {device} has it"),
             Self::Own => f.write_str("it is an address of the node, or of everybody on one of its links"),
             Self::NextHop => f.write_str("the node sends packets to it as to a router"),
@@ -78,7 +84,7 @@ pub struct Occupied {
     held: Mutex<BTreeMap<(Segment, Address), Held>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Held {
     owner: Owner,
     /// The same for people.
@@ -101,7 +107,8 @@ impl Occupied {
         match self.lock().entry((segment, address)) {
             Entry::Occupied(held) if held.get().owner == owner => Ok(()),
             Entry::Occupied(held) => {
-                let holder = Holder::Attachment(held.get().who.clone());
+                let Held { owner, who } = held.get().clone();
+                let holder = Holder::Attachment { container: owner.container_id, who };
                 Err(StepError::AddressTaken { address, holder })
             }
             Entry::Vacant(free) => {
@@ -124,10 +131,9 @@ impl Occupied {
         for (number, attachment) in plan.attachments.iter().enumerate() {
             // Numbers fit: see `Plan::steps`.
             let number = number as u16;
-            let Some(segment) = segment(number, attachment, outputs) else { continue };
-            let mac =
-                result::ends(number, attachment, outputs).and_then(|ends| ends.pod.mac).map(Address::Mac);
-            let leased = result::leased(number, attachment, outputs).unwrap_or_default();
+            let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
+            let mac = result::ends(outputs.of(number)).and_then(|ends| ends.pod.mac).map(Address::Mac);
+            let leased = result::leased(attachment, outputs.of(number)).unwrap_or_default();
             let addresses = leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr()));
             for address in mac.into_iter().chain(addresses) {
                 // The first has it.
@@ -154,12 +160,8 @@ fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
 }
 
 /// Where an attachment's addresses are used, as far as its steps have shown.
-pub(super) fn segment(
-    number: u16,
-    attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
-) -> Option<Segment> {
-    attachment.steps.iter().zip(0..).find_map(|(step, at)| match (step, outputs.get(&StepRef(number, at))?) {
+pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Segment> {
+    attachment.steps.iter().enumerate().find_map(|(at, step)| match (step, outputs.step(at)?) {
         (_, Output::Bridge(bridge)) => Some(bridge.link.index),
         (_, Output::Link { parent: Some(parent), .. }) => Some(parent.device.index),
         (Step::CreateVeth(veth), _) if veth.port.is_none() => Some(0),

@@ -4,7 +4,6 @@
 //! By the specification a DEL succeeds although something is missing. Plugins that look for their device first fail instead, and
 //! would as often as the runtime asks: the pod could not end.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::apply::{DelegateCall, is_first};
@@ -14,7 +13,8 @@ use crate::delegate::DelegateError;
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::address_management;
-use crate::plan::{AttachmentPlan, Delegate, Output, Plan, StepRef, pci_address, result};
+use crate::plan::{AttachmentPlan, Plan, pci_address, result};
+use crate::step::{Delegate, Output, Outputs, StepRef};
 
 /// The devices of the machine (Documentation/ABI/testing/sysfs-bus-pci).
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -29,7 +29,7 @@ pub(super) struct PluginDel<'a> {
     pub(super) attachment: &'a AttachmentPlan,
     pub(super) delegate: &'a Delegate,
     /// What the steps of the plan brought.
-    pub(super) outputs: &'a BTreeMap<StepRef, Output>,
+    pub(super) outputs: &'a Outputs,
 }
 
 impl PluginDel<'_> {
@@ -94,7 +94,7 @@ impl PluginDel<'_> {
         if !known || !attachment.version.has_prev_result_at_del() {
             return Ok(None);
         }
-        let told = result::told(&plan.sandbox, at.0, attachment, outputs);
+        let told = result::told(&plan.sandbox, attachment, outputs.of(at.0));
         told.map(Some).map_err(|source| StepError::Result { plugin: delegate.plugin.clone(), source })
     }
 

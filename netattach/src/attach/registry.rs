@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
 use crate::journal::{Key, Record};
+use crate::plan::Plan;
 use crate::plan::resolve::Numbers;
-use crate::plan::{Output, Plan, Protect, Step, StepRef};
+use crate::step::{Outputs, Protect, Step};
 use crate::sync::{Mutex, MutexGuard, locked};
 
 /// A sandbox whose ADD succeeded.
@@ -15,15 +16,15 @@ use crate::sync::{Mutex, MutexGuard, locked};
 pub struct Attached {
     /// Which record it has.
     pub key: Key,
-    /// What was done.
+    /// What was done, in outline.
     pub plan: Plan,
     /// What it brought.
-    pub outputs: BTreeMap<StepRef, Output>,
+    pub outputs: Outputs,
 }
 
 impl From<&Record> for Attached {
     fn from(record: &Record) -> Self {
-        Self { key: record.key.clone(), plan: record.plan.clone(), outputs: record.outputs.clone() }
+        Self { key: record.key.clone(), plan: record.plan.outline(), outputs: record.outputs.clone() }
     }
 }
 

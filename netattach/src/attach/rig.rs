@@ -5,17 +5,19 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{Enforce, Engine, Inheritance, Node, Occupied, RepeatedAdd};
+use super::{Engine, Inheritance, Node, Occupied, RepeatedAdd};
 use crate::cni;
 use crate::delegate::{Delegate, ResultCache};
+use crate::enforce::Enforce;
+use crate::enforce::admission::Unenforceable;
+use crate::enforce::attachment::Guarded;
+use crate::enforce::error::EnforceError;
 use crate::ipam::host_local::Leases;
 use crate::journal::{Key, Store};
 use crate::netlink::Handle;
 use crate::plan::resolve::Options;
-use crate::plan::{AttachmentPlan, Plan, PodRef, Remembered, Step, Vantage, When};
-use crate::policy::error::EnforceError;
-use crate::policy::guarded::Guarded;
-use crate::policy::unenforced::Unenforceable;
+use crate::plan::{AttachmentPlan, Plan, PodRef, Remembered};
+use crate::step::{Step, Vantage, When};
 use crate::sync::{Arc, Mutex, locked};
 
 /// Attachment numbers are below this.
@@ -163,7 +165,7 @@ pub(crate) fn request(verb: &str, container: &str) -> cni::Request {
 }
 
 /// The address of the plan's lease, taken as the plan's step takes it.
-pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::plan::Output {
+pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
     let (_, attachment, step) = plan.steps().next().unwrap();
     let Step::Lease(config) = step else { panic!("the first step is a lease") };
     super::apply::lease(&engine.node.leases, config, &super::apply::owner(&plan.sandbox, attachment)).unwrap()

@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use rustix::io::Errno;
 
 use super::StepError;
-use crate::link::spec::Route;
 use crate::netlink::{Handle, RouteState, Rule};
 use crate::plan::expect::Expected;
-use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, SourceRouting, interface_of, metric};
+use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, interface_of, metric};
+use crate::spec::Route;
+use crate::step::SourceRouting;
 
 /// The pod's default routes of the families of `wanted` are these, through the interface with that index, and no
 /// others. Nothing wanted: those that the interface has, of the families that it has some of. Returns what the

@@ -4,8 +4,9 @@ use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
-use crate::plan::undo::{Inverse, inverse};
-use crate::plan::{AttachmentPlan, Output, Plan, StepRef, remember};
+use crate::plan::undo::{Inverse, Stage, inverse};
+use crate::plan::{AttachmentPlan, Plan, remember};
+use crate::step::StepRef;
 use crate::waits::{self, Resource};
 
 /// Takes back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
@@ -22,70 +23,34 @@ pub fn undo(
     netns: Option<&Netns>,
     progress: &dyn Progress,
 ) -> Result<(), AttachError> {
-    let mut errors = Vec::new();
-    let inverses: Vec<_> = plan
-        .steps()
-        .rev()
-        .filter(|(at, _, _)| progress.has_begun(*at))
-        .filter_map(|(at, attachment, step)| {
-            Some((at, attachment, inverse(&plan.sandbox, attachment, step)?))
-        })
-        .collect();
+    let begun = plan.steps().rev().filter(|(at, _, _)| progress.has_begun(*at));
+    let inverses = begun.filter_map(|(at, attachment, step)| {
+        let inverse = inverse(&plan.sandbox, attachment, step, progress.outputs().get(&at))?;
+        Some(Begun { at, attachment, inverse })
+    });
+    let inverses: Vec<Begun<'_>> = inverses.collect();
+    let of = |stage| inverses.iter().filter(move |begun| begun.inverse.stage() == stage);
 
+    let mut errors = Vec::new();
     errors.extend(retire(node, &inverses).err());
-    for (at, attachment, inverse) in &inverses {
-        if let Inverse::Delegate(delegate) = inverse {
-            crate::crash_point!("undo", at);
-            let outputs = progress.outputs();
-            let undone = PluginDel { node, plan, netns, at: *at, attachment, delegate, outputs }.run();
-            errors.extend(
-                undone
-                    .err()
-                    .map(|source| AttachError::step(Doing::Detach, attachment, "read its result", source)),
-            );
-        }
+    for begun in of(Stage::Plugins) {
+        crate::crash_point!("undo", begun.at);
+        errors.extend(begun.ask_plugin(node, plan, netns, progress).err());
     }
     crate::crash_point!("undo", "links");
-    errors.extend(delete_links(plan, netns, progress, &inverses).err());
+    errors.extend(delete_links(plan, netns, progress, of(Stage::Links)).err());
     crate::crash_point!("undo", "leases");
-    for (at, attachment, inverse) in &inverses {
-        crate::crash_point!("release", at);
-        let undone = match inverse {
-            Inverse::Release { data_dir, network, owner } => {
-                let pool =
-                    Resource::Pool { data_dir: data_dir.to_path_buf(), network: (*network).to_owned() };
-                let released = waits::at(&pool, || node.leases.release(data_dir, network, owner));
-                released.map(drop).map_err(StepError::from)
-            }
-            Inverse::Unprotect { id } => match &node.enforcer {
-                Some(enforcer) => enforcer.detach(*id).map_err(StepError::from),
-                None => Ok(()),
-            },
-            Inverse::RemoveFile(path) => device_info::remove(path),
-            Inverse::ForgetSources => match netns {
-                Some(netns) => Handle::open_in(netns)
-                    .map_err(StepError::from)
-                    .and_then(|mut pod| routing::forget_gone_interfaces(&mut pod)),
-                None => Ok(()),
-            },
-            Inverse::DeleteLink { .. } | Inverse::Delegate(_) | Inverse::Forget => Ok(()),
-        };
-        errors.extend(
-            undone
-                .err()
-                .map(|source| AttachError::step(Doing::Detach, attachment, "release what it held", source)),
-        );
+    for begun in of(Stage::Holdings) {
+        crate::crash_point!("release", begun.at);
+        let released = begun.release(node, netns);
+        errors.extend(released.map_err(|source| begun.failed("release what it held", source)).err());
     }
-    // Whoever looks into the cache for what is left finds it as long as something is.
     if errors.is_empty() {
-        for (at, attachment, _) in inverses.iter().filter(|(.., inverse)| *inverse == Inverse::Forget) {
-            crate::crash_point!("forget", at);
-            let undone =
-                waits::at(&Resource::Cache, || node.cache.remove(&remember::key(&plan.sandbox, attachment)));
-            let failed = |source| {
-                AttachError::step(Doing::Detach, attachment, "remove it from libcni's cache", source)
-            };
-            errors.extend(undone.err().map(failed));
+        for begun in of(Stage::Cache) {
+            crate::crash_point!("forget", begun.at);
+            let key = remember::key(&plan.sandbox, begun.attachment);
+            let removed = waits::at(&Resource::Cache, || node.cache.remove(&key));
+            errors.extend(removed.map_err(|it| begun.failed("remove it from libcni's cache", it)).err());
         }
     }
     if errors.is_empty() {
@@ -96,39 +61,83 @@ pub fn undo(
     }
 }
 
+/// A step that may have begun, and what takes it back.
+struct Begun<'p> {
+    at: StepRef,
+    attachment: &'p AttachmentPlan,
+    inverse: Inverse<'p>,
+}
+
+impl Begun<'_> {
+    fn failed(&self, what: &'static str, source: impl Into<StepError>) -> AttachError {
+        AttachError::step(Doing::Detach, self.attachment, what, source.into())
+    }
+
+    fn ask_plugin(
+        &self,
+        node: &Node,
+        plan: &Plan,
+        netns: Option<&Netns>,
+        progress: &dyn Progress,
+    ) -> Result<(), AttachError> {
+        let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };
+        let (at, attachment, outputs) = (self.at, self.attachment, progress.outputs());
+        let asked = PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run();
+        asked.map_err(|source| self.failed("read its result", source))
+    }
+
+    /// What is the sandbox's no more once its links are gone.
+    fn release(&self, node: &Node, netns: Option<&Netns>) -> Result<(), StepError> {
+        match &self.inverse {
+            Inverse::Release { data_dir, network, owner } => {
+                let pool =
+                    Resource::Pool { data_dir: data_dir.to_path_buf(), network: (*network).to_owned() };
+                waits::at(&pool, || node.leases.release(data_dir, network, owner))?;
+            }
+            Inverse::Unprotect { id } => {
+                if let Some(enforcer) = &node.enforcer {
+                    enforcer.detach(*id)?;
+                }
+            }
+            Inverse::RemoveFile(path) => device_info::remove(path)?,
+            Inverse::ForgetSources => {
+                if let Some(netns) = netns {
+                    routing::forget_gone_interfaces(&mut Handle::open_in(netns)?)?;
+                }
+            }
+            // Of other stages.
+            Inverse::DeleteLink { .. } | Inverse::Delegate(_) | Inverse::Forget => {}
+        }
+        Ok(())
+    }
+}
+
 /// Takes the attachments off the fast path while their links exist.
-fn retire(node: &Node, inverses: &[(StepRef, &AttachmentPlan, Inverse<'_>)]) -> Result<(), AttachError> {
+fn retire(node: &Node, inverses: &[Begun<'_>]) -> Result<(), AttachError> {
     let Some(enforcer) = &node.enforcer else { return Ok(()) };
-    for (_, attachment, inverse) in inverses {
-        if let Inverse::Unprotect { id } = inverse {
-            let step = |source: StepError| {
-                AttachError::step(Doing::Detach, attachment, "take it off the fast path", source)
-            };
-            enforcer.retire(*id).map_err(StepError::from).map_err(step)?;
+    for begun in inverses {
+        if let Inverse::Unprotect { id } = begun.inverse {
+            enforcer.retire(id).map_err(|source| begun.failed("take it off the fast path", source))?;
         }
     }
     Ok(())
 }
 
-fn delete_links(
+fn delete_links<'p>(
     plan: &Plan,
     netns: Option<&Netns>,
     progress: &dyn Progress,
-    inverses: &[(StepRef, &AttachmentPlan, Inverse<'_>)],
+    begun: impl Iterator<Item = &'p Begun<'p>>,
 ) -> Result<(), AttachError> {
     let group = plan.sandbox.link_group();
     // Without a cookie another namespace may have the inode by now, and in it another link the index.
     let is_certain = progress.netns_cookie().is_some();
     let mut in_pod = Vec::new();
     let mut on_node = Vec::new();
-    for (at, _, inverse) in inverses {
-        if let Inverse::DeleteLink { pod_name, host_name } = inverse {
-            let made = match progress.outputs().get(at) {
-                Some(Output::Link { pod, .. }) if is_certain => Some(pod.index),
-                _ => None,
-            };
-            in_pod.push((*pod_name, made));
-            on_node.extend(*host_name);
+    for begun in begun {
+        if let Inverse::DeleteLink { pod_name, host_name, made } = begun.inverse {
+            in_pod.push((pod_name, made.filter(|_| is_certain)));
+            on_node.extend(host_name);
         }
     }
     if in_pod.is_empty() {

@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
-use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::maps::{Array, MapData};
 use ipnet::Ipv6Net;
 use netattach_common::attachment::flag;
-use netattach_common::{AddressKey, AttachmentRecord, Ip4, Ip6, Limits, Prefix, Rate, VlanKey};
+use netattach_common::{
+    AddressKey, AttachmentRecord, Ip4, Ip6, Limits, ParentEntry, ParentKey, Prefix, Rate, VlanKey,
+};
 
 use super::BpfError;
-use super::entries::{absent, insert, keys};
+use super::entries::Entries;
 use super::parents::{Device, OnParent, Parents};
 use super::pin::{self, Pins, map_name};
 use super::table::Table;
@@ -79,14 +81,40 @@ impl Checks {
     }
 }
 
+/// The maps that say of attachments who they are.
+pub(super) struct Maps {
+    /// Device to attachment.
+    pub(super) links: Box<dyn Entries<u32, u32>>,
+    pub(super) records: Box<dyn Entries<u32, AttachmentRecord>>,
+    pub(super) addresses_v4: Box<dyn Entries<AddressKey<Ip4>, u32>>,
+    pub(super) addresses_v6: Box<dyn Entries<AddressKey<Ip6>, u32>>,
+    pub(super) vlans: Box<dyn Entries<VlanKey, u32>>,
+    pub(super) limits: Box<dyn Entries<u32, Limits>>,
+    pub(super) parents: Box<dyn Entries<ParentKey, ParentEntry>>,
+}
+
+impl Maps {
+    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
+        Ok(Self {
+            links: Box::new(Table::open(pins, map_name::LINK)?),
+            records: Box::new(Table::open(pins, map_name::ATTACHMENT)?),
+            addresses_v4: Box::new(Table::open(pins, map_name::ADDRESS4)?),
+            addresses_v6: Box::new(Table::open(pins, map_name::ADDRESS6)?),
+            vlans: Box::new(Table::open(pins, map_name::VLAN)?),
+            limits: Box::new(Table::open(pins, map_name::LIMIT)?),
+            parents: Box::new(Table::open(pins, map_name::PARENT)?),
+        })
+    }
+}
+
 /// Handles of the attachment maps, and what is in them.
 pub(super) struct Attachments {
-    links: HashMap<MapData, u32, u32>,
-    records: Array<MapData, AttachmentRecord>,
-    addresses_v4: HashMap<MapData, AddressKey<Ip4>, u32>,
-    addresses_v6: HashMap<MapData, AddressKey<Ip6>, u32>,
-    vlan_map: HashMap<MapData, VlanKey, u32>,
-    limits: Array<MapData, Limits>,
+    links: Box<dyn Entries<u32, u32>>,
+    record_map: Box<dyn Entries<u32, AttachmentRecord>>,
+    addresses_v4: Box<dyn Entries<AddressKey<Ip4>, u32>>,
+    addresses_v6: Box<dyn Entries<AddressKey<Ip6>, u32>>,
+    vlan_map: Box<dyn Entries<VlanKey, u32>>,
+    limits: Box<dyn Entries<u32, Limits>>,
     /// Every record that is an attachment's.
     present: BTreeMap<u32, AttachmentRecord>,
     /// Every allowed VLAN in the maps.
@@ -101,44 +129,36 @@ pub(super) struct Attachments {
 }
 
 impl Attachments {
-    /// Opens the maps and takes stock.
-    pub(super) fn open(pins: &Pins, max: u32) -> Result<Self, BpfError> {
-        let links: HashMap<_, u32, u32> = pins.open(map_name::LINK)?;
-        let addresses_v4: HashMap<_, AddressKey<Ip4>, u32> = pins.open(map_name::ADDRESS4)?;
-        let addresses_v6: HashMap<_, AddressKey<Ip6>, u32> = pins.open(map_name::ADDRESS6)?;
+    /// Takes stock of the maps.
+    pub(super) fn over(maps: Maps, max: u32) -> Result<Self, BpfError> {
+        let Maps { mut links, mut records, mut addresses_v4, mut addresses_v6, mut vlans, limits, parents } =
+            maps;
         let mut addresses: BTreeMap<u32, BTreeSet<IpAddr>> = BTreeMap::new();
-        for key in keys(addresses_v4.keys(), map_name::ADDRESS4, |_| true)? {
+        for (key, _) in addresses_v4.all()? {
             addresses.entry(key.attachment).or_default().insert(IpAddr::V4(key.address.into()));
         }
-        for key in keys(addresses_v6.keys(), map_name::ADDRESS6, |_| true)? {
+        for (key, _) in addresses_v6.all()? {
             addresses.entry(key.attachment).or_default().insert(IpAddr::V6(key.address.into()));
         }
-        let bound = links
-            .iter()
-            .collect::<Result<_, _>>()
-            .map_err(|source| BpfError::ReadMap { map: map_name::LINK, source })?;
-        let vlan_map: HashMap<_, VlanKey, u32> = pins.open(map_name::VLAN)?;
-        let mut vlans: BTreeMap<u32, BTreeSet<u16>> = BTreeMap::new();
-        for key in keys(vlan_map.keys(), map_name::VLAN, |_| true)? {
+        let mut allowed: BTreeMap<u32, BTreeSet<u16>> = BTreeMap::new();
+        for (key, _) in vlans.all()? {
             // The programs look up 12 bits only; whatever else is in the map is nobody's.
-            vlans.entry(key.attachment).or_default().extend(u16::try_from(key.vlan));
+            allowed.entry(key.attachment).or_default().extend(u16::try_from(key.vlan));
         }
-        let mut present = Table::<u32, AttachmentRecord>::open(pins, map_name::ATTACHMENT)?.read()?;
+        let mut present = records.all()?;
         present.retain(|(id, record)| *id != 0 && record.has(flag::PRESENT));
-        let records = pins.open(map_name::ATTACHMENT)?;
-        let limits = pins.open(map_name::LIMIT)?;
         let mut opened = Self {
+            bound: links.all()?.into_iter().collect(),
             links,
-            records,
+            record_map: records,
             addresses_v4,
             addresses_v6,
-            vlan_map,
+            vlan_map: vlans,
             limits,
             present: present.into_iter().collect(),
-            vlans,
+            vlans: allowed,
             addresses,
-            bound,
-            parents: Parents::open(pins)?,
+            parents: Parents::over(parents)?,
             max,
         };
         let strangers =
@@ -193,7 +213,7 @@ impl Attachments {
         let mut record = self.known(id)?;
         let before = self.bound.get(&ifindex).copied();
         if before != Some(id) {
-            insert(&mut self.links, map_name::LINK, ifindex, id)?;
+            self.links.put(ifindex, id)?;
             self.bound.insert(ifindex, id);
         }
         // The programs believe a record that names the device (`na_hint`), so that only one may.
@@ -215,9 +235,7 @@ impl Attachments {
 
     /// Makes a device nobody's. One that is nobody's is fine.
     pub(super) fn unbind(&mut self, ifindex: u32) -> Result<(), BpfError> {
-        let failed = |source| BpfError::WriteMap { map: map_name::LINK, source };
-        self.links.remove(&ifindex).or_else(absent).map_err(failed)?;
-        crate::crash_point!("map", map_name::LINK);
+        self.links.remove(&ifindex)?;
         match self.bound.remove(&ifindex) {
             Some(id) => self.forget_device(id, ifindex),
             None => Ok(()),
@@ -258,10 +276,7 @@ impl Attachments {
         device: &Device,
         attachment: &Attachment,
     ) -> Result<Option<String>, BpfError> {
-        let found = self
-            .records
-            .get(&id, 0)
-            .map_err(|source| BpfError::ReadMap { map: map_name::ATTACHMENT, source })?;
+        let found = self.record_map.get(&id)?.unwrap_or(AttachmentRecord::FREE);
         let wanted = Self::record_of(attachment, device.index());
         if !found.has(flag::PRESENT) {
             return Ok(Some(format!("the dataplane has no record of attachment {id}")));
@@ -269,11 +284,8 @@ impl Attachments {
         if found != wanted {
             return Ok(Some(format!("the dataplane's record of attachment {id} is another")));
         }
-        let reading = |map| move |source| BpfError::ReadMap { map, source };
         let bound = match device {
-            Device::Own(ifindex) => {
-                present(self.links.get(ifindex, 0)).map_err(reading(map_name::LINK))? == Some(id)
-            }
+            Device::Own(ifindex) => self.links.get(ifindex)? == Some(id),
             Device::Parent(on) => self.parents.has(id, found.mac, on)?,
             Device::InPod | Device::Nowhere => true,
         };
@@ -284,12 +296,10 @@ impl Attachments {
         for address in &attachment.addresses {
             let allowed = match address {
                 IpAddr::V4(v4) => {
-                    let key = AddressKey { attachment: id, address: Ip4::from(*v4) };
-                    present(self.addresses_v4.get(&key, 0)).map_err(reading(map_name::ADDRESS4))?
+                    self.addresses_v4.get(&AddressKey { attachment: id, address: Ip4::from(*v4) })?
                 }
                 IpAddr::V6(v6) => {
-                    let key = AddressKey { attachment: id, address: Ip6::from(*v6) };
-                    present(self.addresses_v6.get(&key, 0)).map_err(reading(map_name::ADDRESS6))?
+                    self.addresses_v6.get(&AddressKey { attachment: id, address: Ip6::from(*v6) })?
                 }
             };
             if allowed.is_none() {
@@ -368,21 +378,18 @@ impl Attachments {
         if self.present.get(&id) == Some(&record) {
             return Ok(());
         }
-        let failed = |source| BpfError::WriteMap { map: map_name::ATTACHMENT, source };
-        self.records.set(id, record, 0).map_err(failed)?;
+        self.record_map.put(id, record)?;
         if record.has(flag::PRESENT) {
             self.present.insert(id, record);
         } else {
             self.present.remove(&id);
         }
-        crate::crash_point!("map", map_name::ATTACHMENT);
         Ok(())
     }
 
     /// Writes limits. What is used up of a rate that stays the same stays used up.
     fn write_limits(&mut self, id: u32, wanted: Limits) -> Result<(), BpfError> {
-        let present: Limits =
-            self.limits.get(&id, 0).map_err(|source| BpfError::ReadMap { map: map_name::LIMIT, source })?;
+        let present = self.limits.get(&id)?.unwrap_or_default();
         let keep = |wanted: Rate, present: Rate| Rate {
             arrival: if wanted.interval == present.interval { present.arrival } else { 0 },
             ..wanted
@@ -397,25 +404,17 @@ impl Attachments {
         if limits == present {
             return Ok(());
         }
-        self.limits
-            .set(id, limits, 0)
-            .map_err(|source| BpfError::WriteMap { map: map_name::LIMIT, source })?;
-        crate::crash_point!("map", map_name::LIMIT);
-        Ok(())
+        self.limits.put(id, limits)
     }
 
     fn allow_vlan(&mut self, id: u32, vlan: u16) -> Result<(), BpfError> {
-        let key = VlanKey { attachment: id, vlan: vlan.into() };
-        insert(&mut self.vlan_map, map_name::VLAN, key, 1)?;
+        self.vlan_map.put(VlanKey { attachment: id, vlan: vlan.into() }, 1)?;
         self.vlans.entry(id).or_default().insert(vlan);
         Ok(())
     }
 
     fn disallow_vlan(&mut self, id: u32, vlan: u16) -> Result<(), BpfError> {
-        let failed = |source| BpfError::WriteMap { map: map_name::VLAN, source };
-        let key = VlanKey { attachment: id, vlan: vlan.into() };
-        self.vlan_map.remove(&key).or_else(absent).map_err(failed)?;
-        crate::crash_point!("map", map_name::VLAN);
+        self.vlan_map.remove(&VlanKey { attachment: id, vlan: vlan.into() })?;
         forget(&mut self.vlans, id, &vlan);
         Ok(())
     }
@@ -423,12 +422,10 @@ impl Attachments {
     fn allow(&mut self, id: u32, address: IpAddr) -> Result<(), BpfError> {
         match address {
             IpAddr::V4(v4) => {
-                let key = AddressKey { attachment: id, address: Ip4::from(v4) };
-                insert(&mut self.addresses_v4, map_name::ADDRESS4, key, 1)?;
+                self.addresses_v4.put(AddressKey { attachment: id, address: Ip4::from(v4) }, 1)?;
             }
             IpAddr::V6(v6) => {
-                let key = AddressKey { attachment: id, address: Ip6::from(v6) };
-                insert(&mut self.addresses_v6, map_name::ADDRESS6, key, 1)?;
+                self.addresses_v6.put(AddressKey { attachment: id, address: Ip6::from(v6) }, 1)?;
             }
         }
         self.addresses.entry(id).or_default().insert(address);
@@ -436,18 +433,14 @@ impl Attachments {
     }
 
     fn disallow(&mut self, id: u32, address: IpAddr) -> Result<(), BpfError> {
-        let (result, map) = match address {
+        match address {
             IpAddr::V4(v4) => {
-                let key = AddressKey { attachment: id, address: Ip4::from(v4) };
-                (self.addresses_v4.remove(&key), map_name::ADDRESS4)
+                self.addresses_v4.remove(&AddressKey { attachment: id, address: Ip4::from(v4) })?;
             }
             IpAddr::V6(v6) => {
-                let key = AddressKey { attachment: id, address: Ip6::from(v6) };
-                (self.addresses_v6.remove(&key), map_name::ADDRESS6)
+                self.addresses_v6.remove(&AddressKey { attachment: id, address: Ip6::from(v6) })?;
             }
-        };
-        result.or_else(absent).map_err(|source| BpfError::WriteMap { map, source })?;
-        crate::crash_point!("map", map);
+        }
         forget(&mut self.addresses, id, &address);
         Ok(())
     }
@@ -491,13 +484,4 @@ fn passage_bits(attachment: &Attachment) -> u32 {
     .into_iter()
     .filter(|(set, _)| *set)
     .fold(0, |bits, (_, bit)| bits | bit)
-}
-
-/// A key that is not there is an answer.
-fn present<T>(read: Result<T, MapError>) -> Result<Option<T>, MapError> {
-    match read {
-        Ok(value) => Ok(Some(value)),
-        Err(MapError::KeyNotFound) => Ok(None),
-        Err(error) => Err(error),
-    }
 }

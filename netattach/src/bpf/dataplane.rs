@@ -14,6 +14,7 @@ use netattach_common::{AttachmentRecord, Hook, LAYOUT_VERSION, PolicyIds, Stats,
 use rustix::thread::MembarrierCommand;
 
 use super::attachments::{Attachment, Attachments};
+use super::caches::Caches;
 use super::fast::FastPath;
 use super::flows::{FlowTable, Host};
 use super::in_pod::InPod;
@@ -24,10 +25,11 @@ use super::pin::{Found, Pins, Program, exists, map_name, specs};
 use super::policies::Policies;
 use super::records::Records;
 use super::routed::Routed;
-use super::shares::{PerFamily, Shares};
+use super::shares::PerFamily;
 use super::sys::SharedWords;
 use super::{BpfError, load, object};
 use crate::policy::compiled::{CompiledPolicy, RuleId};
+use crate::policy::diff::DENY_ALL;
 
 /// Where the pins are and how much the maps hold. Capacities count when the maps are created; later they must
 /// be the same.
@@ -93,10 +95,9 @@ pub struct Dataplane {
     lost_flows: bool,
     pins: Pins,
     links: Links,
-    attachments: Mutex<Attachments>,
+    caches: Caches,
     policies: Mutex<Policies>,
     policy_words: SharedWords,
-    shares: Mutex<Shares>,
     stats: Mutex<PerCpuArray<MapData, Stats>>,
     cpus: usize,
 }
@@ -134,7 +135,9 @@ impl Dataplane {
                 object_tag: object.tag,
                 // At the first start nothing can be attached yet that runs other programs.
                 attached_tag: if found == Found::Nothing { object.tag } else { 0 },
-                next_policy_id: memory.next_policy_id.max(first_unused(&policy_words)),
+                next_policy_id: memory
+                    .next_policy_id
+                    .max(first_unused((0..policy_words.len()).filter_map(|id| policy_words.get(id)))),
                 layout_version: LAYOUT_VERSION,
             })?;
         }
@@ -147,8 +150,7 @@ impl Dataplane {
             object_tag: object.tag,
             is_new: found == Found::Nothing || !others.is_empty(),
             lost_flows,
-            shares: Mutex::new(Shares::open(&pins, [config.max_flows_v4, config.max_flows_v6])?),
-            attachments: Mutex::new(Attachments::open(&pins, config.max_attachments)?),
+            caches: Caches::open(&pins, config)?,
             policies: Mutex::new(policies),
             policy_words,
             stats: Mutex::new(pins.open(map_name::STATS)?),
@@ -234,18 +236,16 @@ impl Dataplane {
     /// [`Share::GRACE`](common::Share::GRACE) seconds from now. Once: later calls change nothing, so that agents that are
     /// started again and again do not prolong it.
     pub fn take_answers(&self, id: u32) -> Result<(), BpfError> {
-        self.attachments().check(id)?;
-        lock(&self.shares).take_answers(id)
+        self.caches.take_answers(id)
     }
 
     /// Gives attachments their places in the flow table, by how many flows of theirs go on ([`share_out`](super::share_out)), and takes
     /// those of all others back. Returns what each has. Numbers that are no attachment's are left out.
     pub fn share_out_flows(
         &self,
-        mut live: BTreeMap<u32, PerFamily>,
+        live: BTreeMap<u32, PerFamily>,
     ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
-        live.retain(|id, _| self.attachments().check(*id).is_ok());
-        lock(&self.shares).share_out(&live)
+        self.caches.share_out(live)
     }
 
     /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned no
@@ -327,9 +327,7 @@ impl Dataplane {
 
     /// Removes all traces of an attachment: devices, record, addresses, policies, counters. Idempotent.
     pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
-        self.attachments().remove(id)?;
-        self.set_policy(id, PolicyIds::default())?;
-        lock(&self.shares).clear(id)?;
+        self.caches.remove(id, || self.set_policy(id, PolicyIds::default()))?;
         let failed = |source| BpfError::WriteMap { map: map_name::STATS, source };
         let zeros = PerCpuValues::try_from(vec![Stats::default(); self.cpus])
             .map_err(|error| failed(error.into()))?;
@@ -467,8 +465,8 @@ impl Dataplane {
         self.attachments().parents.len()
     }
 
-    fn attachments(&self) -> MutexGuard<'_, Attachments> {
-        lock(&self.attachments)
+    fn attachments(&self) -> crate::sync::MutexGuard<'_, Attachments> {
+        self.caches.attachments()
     }
 
     fn policies(&self) -> MutexGuard<'_, Policies> {
@@ -509,9 +507,11 @@ fn forget_programs(pins: &Pins) -> Result<(), BpfError> {
 }
 
 /// The lowest policy id above all that attachments refer to: matters when `na_cfg` was lost.
-fn first_unused(words: &SharedWords) -> u32 {
-    let ids = (0..words.len()).filter_map(|id| words.get(id)).map(PolicyIds::from_word);
-    ids.map(|ids| ids.ingress.max(ids.egress)).max().map_or(1, |highest| highest.saturating_add(1))
+fn first_unused(words: impl Iterator<Item = u64>) -> u32 {
+    let ids = words.map(PolicyIds::from_word).flat_map(|ids| [ids.ingress, ids.egress]);
+    // The number of what is isolated completely is nobody's.
+    let highest = ids.filter(|id| *id != DENY_ALL).max();
+    highest.map_or(1, |highest| highest.saturating_add(1))
 }
 
 fn map_words(pins: &Pins, len: u32) -> Result<SharedWords, BpfError> {
@@ -542,4 +542,24 @@ pub(super) fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {
     SchedClassifier::from_pin(path)
         .and_then(|program| program.fd()?.try_clone().map_err(Into::into))
         .map_err(|source| BpfError::OpenProgram { path: path.to_path_buf(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_number_is_above_all_that_are_in_use_but_that_of_complete_isolation() {
+        let under = |ingress, egress| PolicyIds { ingress, egress }.to_word();
+        let table: [(&[u64], u32); 5] = [
+            (&[], 1),
+            (&[under(0, 0)], 1),
+            (&[under(3, 0), under(0, 7), under(2, 2)], 8),
+            (&[under(DENY_ALL, DENY_ALL)], 1),
+            (&[under(4, 0), under(DENY_ALL, 5)], 6),
+        ];
+        for (words, expected) in table {
+            assert_eq!(first_unused(words.iter().copied()), expected, "{words:x?}");
+        }
+    }
 }

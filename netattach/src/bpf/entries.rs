@@ -1,4 +1,4 @@
-//! Single entries of aya's typed maps.
+//! Single entries of maps.
 
 use std::borrow::BorrowMut;
 
@@ -6,6 +6,46 @@ use aya::Pod;
 use aya::maps::{HashMap, MapData, MapError};
 
 use super::BpfError;
+
+/// A map of which the agent remembers what it wrote: the kernel's, or under the model checker one in memory.
+pub(super) trait Entries<K, V>: Send {
+    /// The value of a key, if there is one.
+    fn get(&self, key: &K) -> Result<Option<V>, BpfError>;
+    /// Enters or replaces one.
+    fn put(&mut self, key: K, value: V) -> Result<(), BpfError>;
+    /// Takes one out. What is not there is as good as taken out.
+    fn remove(&mut self, key: &K) -> Result<(), BpfError>;
+    /// The same for many at once.
+    fn remove_all(&mut self, keys: &[K]) -> Result<(), BpfError>;
+    /// Every entry.
+    fn all(&mut self) -> Result<Vec<(K, V)>, BpfError>;
+}
+
+#[cfg(test)]
+impl<K: Ord + Copy + Send, V: Copy + Send> Entries<K, V> for std::collections::BTreeMap<K, V> {
+    fn get(&self, key: &K) -> Result<Option<V>, BpfError> {
+        Ok(self.get(key).copied())
+    }
+
+    fn put(&mut self, key: K, value: V) -> Result<(), BpfError> {
+        self.insert(key, value);
+        Ok(())
+    }
+
+    fn remove(&mut self, key: &K) -> Result<(), BpfError> {
+        self.remove(key);
+        Ok(())
+    }
+
+    fn remove_all(&mut self, keys: &[K]) -> Result<(), BpfError> {
+        self.retain(|key, _| !keys.contains(key));
+        Ok(())
+    }
+
+    fn all(&mut self) -> Result<Vec<(K, V)>, BpfError> {
+        Ok(self.iter().map(|(key, value)| (*key, *value)).collect())
+    }
+}
 
 /// The keys of a map that a condition holds for. Collected first: deleting while walking restarts the walk.
 pub(super) fn keys<K>(

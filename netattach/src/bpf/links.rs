@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use netattach_common::Hook;
 
 use super::BpfError;
-use super::pin::{Entry, Program};
+use super::pin::{self, Entry, Program};
 use super::sys::{self, LinkInfo, XdpMode};
 
 /// Both hooks of a device.
@@ -82,11 +82,11 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn new(root: &Path) -> Self {
-        Self { directory: root.join("link") }
+        Self { directory: root.join(pin::LINKS) }
     }
 
-    /// The program runs there, before what is there already, but for programs of ours that come first ([`IN_ORDER`]). One that runs there is replaced in one step: no packet
-    /// passes between the two. The calling thread is in the device's namespace.
+    /// The program runs there, before what is there already, but for programs of ours that come first ([`IN_ORDER`]). One that
+    /// runs there is replaced in one step: no packet passes between the two. The calling thread is in the device's namespace.
     pub(super) fn ensure(&self, place: Place, program: BorrowedFd<'_>) -> Result<(), BpfError> {
         let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
         let failed = |source| BpfError::AttachLink { program: name, ifindex, source };
@@ -110,8 +110,16 @@ impl Links {
                 let after = predecessor.as_ref().map(AsFd::as_fd);
                 sys::tcx_attach(program, ifindex, place.program().direction(), after)
             }
-        }
-        .map_err(failed)?;
+        };
+        let link = match link {
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists
+                    && self.take_over(place, program, &path)? =>
+            {
+                return Ok(());
+            }
+            link => link.map_err(failed)?,
+        };
         sys::pin(link.as_fd(), &path).map_err(|source| BpfError::PinTree {
             action: "pin a link at",
             path,
@@ -119,6 +127,24 @@ impl Links {
         })?;
         crate::crash_point!("link", name);
         Ok(())
+    }
+
+    /// Gives a link its pin whose program runs on the device already, under the name of another device: a hook has a program
+    /// once, and to take it off for that would let packets by. `false`: there is none.
+    fn take_over(&self, place: Place, program: BorrowedFd<'_>, path: &Path) -> Result<bool, BpfError> {
+        // A pod's index says nothing without the pod.
+        let Place::Node { ifindex, .. } = place else { return Ok(false) };
+        let wanted = program_id(program, path)?;
+        for (index, name) in self.pinned("")? {
+            let other = self.directory.join(format!("{index}_{name}"));
+            let found = open(&other)?;
+            if found.is_some_and(|(_, info)| (info.ifindex, info.program_id) == (ifindex, wanted)) {
+                let failed = |source| BpfError::PinTree { action: "rename", path: other.clone(), source };
+                fs::rename(&other, path).map_err(failed)?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The last of our links on the same hook that packets are to meet before that one.
@@ -138,11 +164,7 @@ impl Links {
     pub(super) fn runs(&self, place: Place, program: BorrowedFd<'_>) -> Result<Running, BpfError> {
         let path = self.path(place);
         let Some(info) = self.find(place)? else { return Ok(Running::Nothing) };
-        let wanted = sys::program_id(program).map_err(|source| BpfError::PinTree {
-            action: "compare the program of",
-            path,
-            source,
-        })?;
+        let wanted = program_id(program, &path)?;
         Ok(if info.program_id == wanted { Running::This } else { Running::Another })
     }
 
@@ -219,6 +241,15 @@ pub enum Running {
     Another,
     /// Nothing of ours.
     Nothing,
+}
+
+/// What the kernel calls a program that a link may run.
+fn program_id(program: BorrowedFd<'_>, link: &Path) -> Result<u32, BpfError> {
+    sys::program_id(program).map_err(|source| BpfError::PinTree {
+        action: "compare the program of",
+        path: link.to_path_buf(),
+        source,
+    })
 }
 
 fn open(path: &Path) -> Result<Option<(OwnedFd, LinkInfo)>, BpfError> {

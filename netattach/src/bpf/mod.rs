@@ -20,8 +20,22 @@
 //!
 //! The order of writes keeps every moment safe: an attachment's addresses before its record, its record
 //! before its device, a policy's entries before the word that names it; and the reverse when taking away.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `object`, [`probe`], `load`, `pin` | the compiled programs; what the kernel can do; loading; the pin tree |
+//! | `dataplane`, `caches` | the packet path as the rest of the agent sees it; what it remembers of the maps |
+//! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of what the node routes |
+//! | `policies`, `rows` | the maps of policies, and a compiled policy as their entries |
+//! | `flows`, `shares` | the flow table, and who has how many places in it |
+//! | `fast` | the maps of the fast path |
+//! | `links`, `parent_links`, `in_pod` | programs on devices by links: of the node, of parents, in pods |
+//! | [`records`] | the reading end of the ring buffer |
+//! | `table`, `entries`, [`sys`] | maps of many entries and of single ones; the system calls that aya lacks |
+//! | `error` | what goes wrong |
 
 mod attachments;
+mod caches;
 mod dataplane;
 mod entries;
 mod error;

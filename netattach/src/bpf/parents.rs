@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aya::maps::{HashMap, MapData};
 use netattach_common::parent::flag;
 use netattach_common::{self as common, ParentEntry, ParentKey};
 
 use super::BpfError;
-use super::entries::{absent, insert};
-use super::pin::{Pins, map_name};
+use super::entries::Entries;
 
 /// Where an attachment's frames are seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,18 +58,14 @@ pub struct Parent {
 
 /// The handle of `na_par`, and what is in it.
 pub(super) struct Parents {
-    map: HashMap<MapData, ParentKey, ParentEntry>,
+    map: Box<dyn Entries<ParentKey, ParentEntry>>,
     entries: BTreeMap<ParentKey, ParentEntry>,
 }
 
 impl Parents {
-    /// Opens the map and takes stock.
-    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
-        let map: HashMap<_, ParentKey, ParentEntry> = pins.open(map_name::PARENT)?;
-        let entries = map
-            .iter()
-            .collect::<Result<_, _>>()
-            .map_err(|source| BpfError::ReadMap { map: map_name::PARENT, source })?;
+    /// Takes stock of the map.
+    pub(super) fn over(mut map: Box<dyn Entries<ParentKey, ParentEntry>>) -> Result<Self, BpfError> {
+        let entries = map.all()?.into_iter().collect();
         Ok(Self { map, entries })
     }
 
@@ -140,11 +134,7 @@ impl Parents {
 
     /// Whether the kernel's map has the attachment as it was bound.
     pub(super) fn has(&self, id: u32, mac: common::Mac, on: &OnParent) -> Result<bool, BpfError> {
-        let found = match self.map.get(&ParentKey::macvlan(on.parent, mac), 0) {
-            Ok(entry) => Some(entry),
-            Err(aya::maps::MapError::KeyNotFound) => None,
-            Err(source) => return Err(BpfError::ReadMap { map: map_name::PARENT, source }),
-        };
+        let found = self.map.get(&ParentKey::macvlan(on.parent, mac))?;
         Ok(found == Some(entry_of(id, on)))
     }
 
@@ -171,15 +161,13 @@ impl Parents {
         if self.entries.get(&key) == Some(&entry) {
             return Ok(());
         }
-        insert(&mut self.map, map_name::PARENT, key, entry)?;
+        self.map.put(key, entry)?;
         self.entries.insert(key, entry);
         Ok(())
     }
 
     fn erase(&mut self, key: ParentKey) -> Result<(), BpfError> {
-        let failed = |source| BpfError::WriteMap { map: map_name::PARENT, source };
-        self.map.remove(&key).or_else(absent).map_err(failed)?;
-        crate::crash_point!("map", map_name::PARENT);
+        self.map.remove(&key)?;
         self.entries.remove(&key);
         Ok(())
     }

@@ -473,12 +473,15 @@ fn refuse_foreign(root: &Path) -> Result<(), BpfError> {
     let failed = |source| BpfError::PinTree { action: "list", path: root.to_path_buf(), source };
     for entry in fs::read_dir(root).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        if layout_version(&name).is_none() {
+        if layout_version(&name).is_none() && name != LINKS {
             return Err(BpfError::ForeignPin { path: root.to_path_buf(), name });
         }
     }
     Ok(())
 }
+
+/// The directory of links below the root, which agents of all layouts share.
+pub(super) const LINKS: &str = "link";
 
 /// The layout that a directory below the root is of.
 fn layout_version(name: &str) -> Option<u32> {

@@ -5,21 +5,20 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use aya::maps::{Array, HashMap, MapData};
 use aya::programs::ProgramFd;
 use netattach_common::{Address, Gate, Ip4, Ip6};
 
 use super::BpfError;
 use super::dataplane::open_program;
-use super::entries::{absent, insert};
+use super::entries::Entries;
 use super::pin::{Pins, Program, exists, map_name};
 use super::table::Table;
 
 /// Handles of the program and its maps, and what is in them. One owner at a time: it remembers what it wrote.
 pub struct Routed {
-    program: ProgramFd,
-    gates: Array<MapData, u64>,
-    addresses: HashMap<MapData, Ip6, u32>,
+    program: Box<dyn AsFd + Send>,
+    gates: Box<dyn Entries<u32, u64>>,
+    addresses: Box<dyn Entries<Ip6, u32>>,
     known_gates: BTreeMap<u32, Gate>,
     known_addresses: BTreeMap<Ip6, u32>,
 }
@@ -27,27 +26,38 @@ pub struct Routed {
 impl Routed {
     /// Opens the maps and takes stock of what an earlier agent left.
     pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
-        let mut known_gates: BTreeMap<u32, Gate> = Table::<u32, u64>::open(pins, map_name::GATE)?
-            .read()?
-            .into_iter()
-            .map(|(id, word)| (id, Gate::from_word(word)))
-            .collect();
+        let program = open_program(&pins.program(Program::Routed))?;
+        let gates = Box::new(Table::open(pins, map_name::GATE)?);
+        Self::over(Box::new(Opened(program)), gates, Box::new(Table::open(pins, map_name::GUARD)?))
+    }
+
+    /// Takes stock of any maps.
+    pub(super) fn over(
+        program: Box<dyn AsFd + Send>,
+        mut gates: Box<dyn Entries<u32, u64>>,
+        mut addresses: Box<dyn Entries<Ip6, u32>>,
+    ) -> Result<Self, BpfError> {
+        let mut known_gates: BTreeMap<u32, Gate> =
+            gates.all()?.into_iter().map(|(id, word)| (id, Gate::from_word(word))).collect();
         known_gates.retain(|_, gate| *gate != Gate::NONE);
-        let addresses: HashMap<_, Ip6, u32> = pins.open(map_name::GUARD)?;
-        let failed = |source| BpfError::ReadMap { map: map_name::GUARD, source };
-        let known_addresses = addresses.iter().collect::<Result<_, _>>().map_err(failed)?;
-        Ok(Self {
-            program: open_program(&pins.program(Program::Routed))?,
-            gates: pins.open(map_name::GATE)?,
-            addresses,
-            known_gates,
-            known_addresses,
-        })
+        let known_addresses = addresses.all()?.into_iter().collect();
+        Ok(Self { program, gates, addresses, known_gates, known_addresses })
+    }
+
+    /// With these gates open, and nothing that runs.
+    ///
+    /// # Panics
+    /// There is no /dev/null.
+    #[cfg(test)]
+    pub(crate) fn in_memory(gates: &[(u32, Gate)]) -> Self {
+        let nothing = std::fs::File::open("/dev/null").unwrap();
+        let gates: BTreeMap<u32, u64> = gates.iter().map(|(id, gate)| (*id, gate.to_word())).collect();
+        Self::over(Box::new(nothing), Box::new(gates), Box::new(BTreeMap::new())).unwrap()
     }
 
     /// The program that the node's packet filter is to run.
     pub fn program(&self) -> BorrowedFd<'_> {
-        self.program.as_fd()
+        (*self.program).as_fd()
     }
 
     /// What the node routes from and to these addresses, and no others, is judged for an attachment.
@@ -58,7 +68,7 @@ impl Routed {
         let wanted: BTreeSet<Ip6> = addresses.iter().map(|address| widened(*address)).collect();
         for address in &wanted {
             if self.known_addresses.get(address) != Some(&id) {
-                insert(&mut self.addresses, map_name::GUARD, *address, id)?;
+                self.addresses.put(*address, id)?;
                 self.known_addresses.insert(*address, id);
             }
         }
@@ -74,9 +84,7 @@ impl Routed {
         if self.known_gates.get(&id).copied().unwrap_or(Gate::NONE) == gate {
             return Ok(());
         }
-        self.gates
-            .set(id, gate.to_word(), 0)
-            .map_err(|source| BpfError::WriteMap { map: map_name::GATE, source })?;
+        self.gates.put(id, gate.to_word())?;
         if gate == Gate::NONE {
             self.known_gates.remove(&id);
         } else {
@@ -94,6 +102,11 @@ impl Routed {
         self.remove_addresses(|_, of| of == id)
     }
 
+    /// The attachments whose devices leave packets to the packet filter.
+    pub fn open_gates(&self) -> Vec<u32> {
+        self.known_gates.keys().copied().collect()
+    }
+
     /// The attachments that have a gate or addresses here.
     pub fn known(&self) -> BTreeSet<u32> {
         self.known_gates.keys().chain(self.known_addresses.values()).copied().collect()
@@ -107,11 +120,19 @@ impl Routed {
             .map(|(it, _)| *it)
             .collect();
         for address in going {
-            let failed = |source| BpfError::WriteMap { map: map_name::GUARD, source };
-            self.addresses.remove(&address).or_else(absent).map_err(failed)?;
+            self.addresses.remove(&address)?;
             self.known_addresses.remove(&address);
         }
         Ok(())
+    }
+}
+
+/// A program of the kernel's.
+struct Opened(ProgramFd);
+
+impl AsFd for Opened {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use aya::maps::{Array, MapData};
 use netattach_common::{FlowKey, Ip4, Ip6, PlaceKey, Share};
 
 use super::BpfError;
+use super::entries::Entries;
 use super::flows;
 use super::pin::{Pins, map_name};
 use super::table::Table;
@@ -58,10 +58,28 @@ fn power_below(number: u32) -> u32 {
     1 << number.max(1).ilog2()
 }
 
+/// The maps that say who has which places.
+pub(super) struct Maps {
+    pub(super) shares: Box<dyn Entries<u32, Share>>,
+    pub(super) places_v4: Box<dyn Entries<PlaceKey, FlowKey<Ip4>>>,
+    pub(super) places_v6: Box<dyn Entries<PlaceKey, FlowKey<Ip6>>>,
+}
+
+impl Maps {
+    pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
+        Ok(Self {
+            shares: Box::new(Table::open(pins, map_name::SHARE)?),
+            places_v4: Box::new(Table::open(pins, map_name::OWN4)?),
+            places_v6: Box::new(Table::open(pins, map_name::OWN6)?),
+        })
+    }
+}
+
 /// The maps of shares and places.
 pub(super) struct Shares {
-    map: Array<MapData, Share>,
-    places: (Table<PlaceKey, FlowKey<Ip4>>, Table<PlaceKey, FlowKey<Ip6>>),
+    map: Box<dyn Entries<u32, Share>>,
+    places_v4: Box<dyn Entries<PlaceKey, FlowKey<Ip4>>>,
+    places_v6: Box<dyn Entries<PlaceKey, FlowKey<Ip6>>>,
     capacity: PerFamily,
     /// What attachments have been given.
     given: BTreeMap<u32, PerFamily>,
@@ -70,15 +88,18 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    pub(super) fn open(pins: &Pins, capacity: PerFamily) -> Result<Self, BpfError> {
-        let rows = Table::<u32, Share>::open(pins, map_name::SHARE)?.read()?;
+    /// Takes stock of the maps.
+    pub(super) fn over(maps: Maps, capacity: PerFamily) -> Result<Self, BpfError> {
+        let Maps { mut shares, places_v4, places_v6 } = maps;
+        let rows = shares.all()?;
         let given = |(id, share): (u32, Share)| {
             let most = [share.most_v4, share.most_v6];
             (most != [0, 0]).then_some((id, most))
         };
         Ok(Self {
-            map: pins.open(map_name::SHARE)?,
-            places: (Table::open(pins, map_name::OWN4)?, Table::open(pins, map_name::OWN6)?),
+            map: shares,
+            places_v4,
+            places_v6,
             capacity,
             given: rows.into_iter().filter_map(given).collect(),
             left: BTreeMap::new(),
@@ -161,18 +182,16 @@ impl Shares {
         let keys = |family: usize| -> Vec<PlaceKey> {
             (from[family]..to[family]).map(|place| PlaceKey { attachment: id, place }).collect()
         };
-        self.places.0.delete(&keys(0))?;
-        self.places.1.delete(&keys(1))
+        self.places_v4.remove_all(&keys(0))?;
+        self.places_v6.remove_all(&keys(1))
     }
 
     fn get(&self, id: u32) -> Result<Share, BpfError> {
-        self.map.get(&id, 0).map_err(|source| BpfError::ReadMap { map: map_name::SHARE, source })
+        Ok(self.map.get(&id)?.unwrap_or_default())
     }
 
     fn set(&mut self, id: u32, share: Share) -> Result<(), BpfError> {
-        self.map.set(id, share, 0).map_err(|source| BpfError::WriteMap { map: map_name::SHARE, source })?;
-        crate::crash_point!("map", map_name::SHARE);
-        Ok(())
+        self.map.put(id, share)
     }
 }
 

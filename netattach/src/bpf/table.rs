@@ -15,6 +15,7 @@ use aya::maps::{MapData, MapError};
 use aya::sys::SyscallError;
 
 use super::BpfError;
+use super::entries::Entries;
 use super::pin::Pins;
 use super::sys::{self, Command};
 
@@ -99,6 +100,17 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
+    /// The value of a key, if there is one.
+    fn find(&self, key: &K) -> io::Result<Option<V>> {
+        let mut value = MaybeUninit::<V>::uninit();
+        // SAFETY: a key that the kernel reads, and room for a value, which it writes.
+        match unsafe { self.one(Command::MapLookup, key, value.as_mut_ptr() as u64) } {
+            Err(error) if is_absent(&error) => Ok(None),
+            // SAFETY: written above.
+            outcome => outcome.map(|()| Some(unsafe { value.assume_init() })),
+        }
+    }
+
     /// Every entry. What others write meanwhile may be among them or not.
     pub(super) fn read(&mut self) -> Result<Vec<(K, V)>, BpfError> {
         let read = if self.batches { self.read_batches() } else { self.read_one_by_one() };
@@ -109,7 +121,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
             }
             read => read,
         };
-        read.map_err(|error| BpfError::ReadMap { map: self.name, source: call("bpf_map_lookup", error) })
+        read.map_err(|error| self.not_read(error))
     }
 
     /// Whose entries, by `owner`, are not there as they are given: each key with the value at the same place.
@@ -178,7 +190,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         let mut all = Vec::new();
         let mut before: Option<K> = None;
         loop {
-            let (mut key, mut value) = (MaybeUninit::<K>::uninit(), MaybeUninit::<V>::uninit());
+            let mut key = MaybeUninit::<K>::uninit();
             let before_it = before.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             // SAFETY: a key that the kernel reads, or none for the first; and room for the next, which it writes.
             match unsafe { self.one(Command::MapGetNextKey, before_it, key.as_mut_ptr() as u64) } {
@@ -187,13 +199,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
             }
             // SAFETY: written above.
             let key = unsafe { key.assume_init() };
-            // SAFETY: a key that the kernel reads, and room for a value, which it writes.
-            match unsafe { self.one(Command::MapLookup, &raw const key, value.as_mut_ptr() as u64) } {
-                // Deleted in between.
-                Err(error) if is_absent(&error) => {}
-                // SAFETY: written above.
-                outcome => outcome.map(|()| all.push((key, unsafe { value.assume_init() })))?,
-            }
+            // Unless it was deleted in between.
+            all.extend(self.find(&key)?.map(|value| (key, value)));
             before = Some(key);
         }
     }
@@ -229,8 +236,34 @@ impl<K: Pod, V: Pod> Table<K, V> {
         unsafe { sys::bpf(command, &request) }.map(drop)
     }
 
+    fn not_read(&self, error: io::Error) -> BpfError {
+        BpfError::ReadMap { map: self.name, source: call("bpf_map_lookup", error) }
+    }
+
     fn not_written(&self, name: &'static str, error: io::Error) -> BpfError {
         BpfError::WriteMap { map: self.name, source: call(name, error) }
+    }
+}
+
+impl<K: Pod, V: Pod> Entries<K, V> for Table<K, V> {
+    fn get(&self, key: &K) -> Result<Option<V>, BpfError> {
+        self.find(key).map_err(|error| self.not_read(error))
+    }
+
+    fn put(&mut self, key: K, value: V) -> Result<(), BpfError> {
+        self.write(&[key], &[value])
+    }
+
+    fn remove(&mut self, key: &K) -> Result<(), BpfError> {
+        self.delete(std::slice::from_ref(key))
+    }
+
+    fn remove_all(&mut self, keys: &[K]) -> Result<(), BpfError> {
+        self.delete(keys)
+    }
+
+    fn all(&mut self) -> Result<Vec<(K, V)>, BpfError> {
+        self.read()
     }
 }
 

@@ -8,11 +8,11 @@ use clap::Args;
 
 use super::CliError;
 use crate::npwg::selection::PortProtocol;
+use crate::objects::ObjectName;
+use crate::objects::policy::Direction;
 use crate::plan::ethertypes;
 use crate::policy::explain::{Asked, End, Form, Leg, Limit, Missing, Path, Question};
-use crate::policy::model::Direction;
 use crate::rpc::message::{PodName, Request};
-use crate::source::ObjectName;
 
 /// One flow.
 #[derive(Debug, Args)]

@@ -9,6 +9,7 @@ use super::CliError;
 use super::table::{self, Align::Left};
 use crate::multus::config::{Configuration, ConfigurationError};
 use crate::multus::mapping::{Fate, Imported, Row, import};
+use crate::{bounded, budget};
 
 /// Where Multus installs its configuration, by CNI version.
 const INSTALLED: [&str; 2] = ["/etc/cni/net.d/00-multus.conf", "/etc/cni/net.d/00-multus.conflist"];
@@ -81,7 +82,8 @@ impl Import {
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, ImportError> {
-    std::fs::read(path).map_err(|source| ImportError::Read { path: path.to_owned(), source })
+    bounded::read(path, budget::CONFIG.most)
+        .map_err(|source| ImportError::Read { path: path.to_owned(), source })
 }
 
 fn render(imported: &Imported) -> String {
@@ -111,6 +113,7 @@ mod tests {
     use super::super::{Arguments, CliError, run};
     use crate::agent::config as agent;
     use crate::report::Chain;
+    use crate::{bounded, budget};
 
     fn run_with(words: &[&str]) -> (String, Result<(), CliError>) {
         let mut out = Vec::new();
@@ -199,5 +202,25 @@ cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default 
             )
         );
         assert_eq!(run_with(&["--conf", "/nonexistent"]).1.unwrap_err().to_string(), "read /nonexistent");
+    }
+
+    #[test]
+    fn files_that_never_end_are_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let said = |words: [&str; 2]| run_with(&words).1.map_err(|error| Chain(&error).to_string());
+        let whole = r#"{"type": "multus", "clusterNetwork": "default"}"#;
+        let most = budget::CONFIG.most;
+        let fits = file(&directory, "fits", &bounded::padded(whole, most));
+        let long = file(&directory, "long", &bounded::padded(whole, most + 1));
+        let fifo = directory.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let fifo = fifo.to_str().unwrap();
+        assert_eq!(said(["--conf", &fits]), Ok(()));
+        for option in ["--conf", "--daemon-config"] {
+            assert_eq!(said([option, &long]), Err(format!("read {long}: longer than {most} bytes")));
+            assert_eq!(said([option, fifo]), Err(format!("read {fifo}: is no regular file")));
+            assert_eq!(said([option, "/dev/zero"]), Err("read /dev/zero: is no regular file".to_owned()));
+        }
     }
 }

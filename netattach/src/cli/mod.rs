@@ -1,6 +1,15 @@
 //! The commands of `netattachctl`: each asks the agent one question and shows the answer as a table or as JSON.
 //!
 //! The JSON is that of [`crate::rpc::message`]; its field names are stable.
+//!
+//! | module | what it shows or does |
+//! |---|---|
+//! | `status`, `attachments`, `stats`, `flows` | the agent's readiness; attachments; counters; flows |
+//! | `policy`, `explain` | policies in force; why traffic passes or does not |
+//! | `attach` | gives a live pod one more network, or takes it back |
+//! | `import`, `uninstall` | reads a configuration of Multus; takes netattach off a node |
+//! | `exit`, `missing` | exit codes; what is not there, and what there is instead |
+//! | `table`, `time` | how it is printed |
 
 mod attach;
 mod attachments;
@@ -161,7 +170,9 @@ impl CliError {
         match self {
             Self::Agent(ClientError::Refused { .. } | ClientError::Prepare(_)) => Exit::Failed,
             Self::Agent(_) => Exit::NoAgent,
-            Self::Failed(failure) if failure.code == code::UNKNOWN_CONTAINER => Exit::NotFound,
+            Self::Failed(failure) if failure.not_there || failure.code == code::UNKNOWN_CONTAINER => {
+                Exit::NotFound
+            }
             Self::NotFound(_) => Exit::NotFound,
             Self::Words(_) => Exit::Usage,
             Self::AgentRuns(_) | Self::Attached(_) => Exit::InUse,
@@ -211,7 +222,11 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
         Command::Import(import) => return import.run(arguments.output == Format::Json),
         // Written as it comes: see `run`.
         Command::Flows(_) => return Ok((String::new(), Ok(()))),
-        Command::Uninstall(uninstall) => return Ok((uninstall.run(&arguments.socket)?, Ok(()))),
+        Command::Uninstall(uninstall) => {
+            let removed = uninstall.run(&arguments.socket)?;
+            let json = arguments.output == Format::Json;
+            return Ok((if json { pretty(&removed)? } else { removed.to_string() }, Ok(())));
+        }
     };
     let patience = match &request {
         // These run plugins, as ADD and DEL do.
@@ -476,16 +491,19 @@ mod tests {
             );
             assert_eq!((error.exit(), out.as_str()), (Exit::NotFound, shown));
         }
-        let unknown = Failure { code: code::UNKNOWN_CONTAINER, message: "pod a/b is not known".into() };
+        let failure = |code, not_there| Failure { code, message: "pod a/b is not known".into(), not_there };
         for words in
             [&["detach", "a/b", "net1"][..], &["attach", "a/b", "lan"], &["explain", "a/b", "c/d", "80"]]
         {
-            let (_, result) = run_against(&Response::Failed(unknown.clone()), words);
-            assert_eq!(result.unwrap_err().exit(), Exit::NotFound, "{words:?}");
+            for (code, not_there, exit) in [
+                (code::UNKNOWN_CONTAINER, false, Exit::NotFound),
+                (code::INVALID_CONFIG, true, Exit::NotFound),
+                (code::INVALID_CONFIG, false, Exit::Failed),
+            ] {
+                let (_, result) = run_against(&Response::Failed(failure(code, not_there)), words);
+                assert_eq!(result.unwrap_err().exit(), exit, "{words:?}");
+            }
         }
-        let other = Failure { code: code::INVALID_CONFIG, message: "no such key".into() };
-        let (_, result) = run_against(&Response::Failed(other), &["attach", "a/b", "lan"]);
-        assert_eq!(result.unwrap_err().exit(), Exit::Failed);
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
         ("OUT-PACKETS", Align::Right),
         ("OUT-BYTES", Align::Right),
         ("FLOWS", Align::Right),
+        ("DISPLACED", Align::Right),
         ("DROPPED", Align::Right),
         ("REASONS", Align::Left),
         ("FAST-IN", Align::Right),
@@ -30,7 +31,7 @@ pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
     table::render(columns, &cells)
 }
 
-fn row(stats: &AttachmentStats) -> [String; 13] {
+fn row(stats: &AttachmentStats) -> [String; 14] {
     let [pod, network, ifname] = name_cells(&stats.name);
     let dropped = stats.dropped.values().fold(0u64, |sum, count| sum.saturating_add(*count));
     [
@@ -42,6 +43,7 @@ fn row(stats: &AttachmentStats) -> [String; 13] {
         stats.sent.packets.to_string(),
         stats.sent.bytes.to_string(),
         stats.flows.to_string(),
+        stats.flows_displaced.to_string(),
         dropped.to_string(),
         reasons(&stats.dropped),
         stats.fast.packets.to_string(),
@@ -74,6 +76,7 @@ mod tests {
                 fast_sent: Traffic { packets: 6, bytes: 600 },
                 left_to_stack: [("control".to_owned(), 3), ("elsewhere".to_owned(), 4)].into(),
                 flows: 12,
+                flows_displaced: 3,
                 ..idle(name(1, "shop/cart-0", "default", "eth0"))
             },
             idle(name(2, "shop/cart-1", "shop/storage", "net1")),
@@ -81,9 +84,9 @@ mod tests {
         assert_eq!(
             render(&rows, "nothing"),
             "\
-POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  FLOWS  DROPPED  REASONS                          FAST-IN  FAST-OUT  LEFT-TO-STACK
-shop/cart-0  default       eth0                7       700       123456  123456789     12       42  spoofed-mac 40, policy-egress 2        5         6  elsewhere 4, control 3
-shop/cart-1  shop/storage  net1                0         0            0          0      0        0                                         0         0
+POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  FLOWS  DISPLACED  DROPPED  REASONS                          FAST-IN  FAST-OUT  LEFT-TO-STACK
+shop/cart-0  default       eth0                7       700       123456  123456789     12          3       42  spoofed-mac 40, policy-egress 2        5         6  elsewhere 4, control 3
+shop/cart-1  shop/storage  net1                0         0            0          0      0          0        0                                         0         0
 "
         );
     }

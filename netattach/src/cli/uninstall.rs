@@ -1,9 +1,11 @@
 //! `netattachctl uninstall`: takes netattach's pins off a node whose agent has ended for good.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde::Serialize;
 
 use super::{CliError, PATIENCE};
 use crate::bpf::{close_gates, pinned_attachments, remove_all_pins};
@@ -27,13 +29,39 @@ pub(super) struct Uninstall {
     force: bool,
 }
 
+/// What was taken away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Removed {
+    /// Where programs and maps were looked for.
+    bpffs: PathBuf,
+    /// Whether there were any.
+    removed: bool,
+    /// Whether nobody looked for devices of attached pods, which keep their programs until the pods go.
+    forced: bool,
+}
+
+impl fmt::Display for Removed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bpffs, removed, forced } = self;
+        let root = bpffs.display();
+        match (removed, forced) {
+            (false, _) => writeln!(f, "Nothing is pinned at {root}."),
+            (true, false) => writeln!(f, "Removed the programs and maps pinned at {root}."),
+            (true, true) => writeln!(
+                f,
+                "Removed the programs and maps pinned at {root}. Devices of pods that are still attached keep theirs until the pods go."
+            ),
+        }
+    }
+}
+
 impl Uninstall {
-    /// Removes the pins and says so.
+    /// Removes the pins and says what was removed.
     ///
     /// # Errors
     /// [`CliError::AgentRuns`] while an agent answers, [`CliError::Attached`] while pods are attached, and what could not be
     /// removed.
-    pub(super) fn run(&self, socket: &Path) -> Result<String, CliError> {
+    pub(super) fn run(&self, socket: &Path) -> Result<Removed, CliError> {
         match client::call(socket, &Request::Status, PATIENCE) {
             Err(error) if error.is_nobody_there() => {}
             Err(error @ ClientError::Connect { .. }) => return Err(error.into()),
@@ -49,17 +77,11 @@ impl Uninstall {
         if netlink::guard_is_there()? {
             netlink::remove_guard()?;
         }
-        let root = self.bpffs.display();
-        if !self.bpffs.exists() {
-            return Ok(format!("Nothing is pinned at {root}.\n"));
+        let removed = self.bpffs.exists();
+        if removed {
+            remove_all_pins(&self.bpffs)?;
         }
-        remove_all_pins(&self.bpffs)?;
-        let rest = if self.force {
-            " Devices of pods that are still attached keep theirs until the pods go."
-        } else {
-            ""
-        };
-        Ok(format!("Removed the programs and maps pinned at {root}.{rest}\n"))
+        Ok(Removed { bpffs: self.bpffs.clone(), removed, forced: self.force })
     }
 
     /// The pods that the records name, and attachments in the maps that are in no record.
@@ -93,4 +115,22 @@ fn recorded(journal: &Path) -> Result<BTreeSet<String>, JournalError> {
         found.insert(pod.map_or_else(container, |pod| format!("{}/{}", pod.namespace, pod.name)));
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_removed_is_said_in_a_line() {
+        let said = |removed, forced| Removed { bpffs: "/pins".into(), removed, forced }.to_string();
+        for forced in [false, true] {
+            assert_eq!(said(false, forced), "Nothing is pinned at /pins.\n");
+        }
+        assert_eq!(said(true, false), "Removed the programs and maps pinned at /pins.\n");
+        assert_eq!(
+            said(true, true),
+            "Removed the programs and maps pinned at /pins. Devices of pods that are still attached keep theirs until the pods go.\n"
+        );
+    }
 }

@@ -9,7 +9,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::config::{ConfigError, NetworkList};
-use super::json::{Map, Value, null_is_default};
+use super::json::{Map, Value, count_values, null_is_default};
+use crate::budget::{self, Exceeded};
 
 /// Marks the format.
 const KIND: &str = "cniCacheV1";
@@ -48,6 +49,9 @@ pub enum CacheFormatError {
     /// Nothing in it: its writer lost power.
     #[error("the file is empty")]
     Empty,
+    /// It holds too much.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// Not JSON, or a key of another type.
     #[error("not a cached attachment")]
     Json(#[source] serde_json::Error),
@@ -133,6 +137,7 @@ impl Entry {
         if bytes.is_empty() {
             return Err(CacheFormatError::Empty);
         }
+        budget::CACHED_VALUES.check(count_values(bytes))?;
         let stored: Stored = serde_json::from_slice(bytes).map_err(CacheFormatError::Json)?;
         if stored.kind != KIND {
             return Err(CacheFormatError::Kind(stored.kind));
@@ -176,6 +181,7 @@ pub fn result(bytes: &[u8]) -> Result<Option<Value>, CacheFormatError> {
     if bytes.is_empty() {
         return Err(CacheFormatError::Empty);
     }
+    budget::CACHED_VALUES.check(count_values(bytes))?;
     let mut map: Map = serde_json::from_slice(bytes).map_err(CacheFormatError::Json)?;
     if map.get("kind").and_then(Value::as_str) == Some(KIND) {
         return Ok(map.remove("result").filter(|result| !result.is_null()));

@@ -157,17 +157,28 @@ impl NetworkList {
         Value::Object(map)
     }
 
-    fn list_from_map(map: Map) -> Result<Self, ConfigError> {
+    /// How much its plugins' configurations hold: values and bytes of text.
+    pub fn extent(&self) -> (usize, usize) {
+        let of_plugin = |plugin: &PluginConf| {
+            let parts = plugin.raw.iter().map(|(key, value)| (json::extent(value), key.len()));
+            parts.fold((0, 0), |(values, bytes), ((more, text), key)| (values + more, bytes + text + key))
+        };
+        let plugins = self.plugins.iter().map(of_plugin);
+        plugins.fold((0, 0), |(values, bytes), (more, text)| (values + more, bytes + text))
+    }
+
+    fn list_from_map(mut map: Map) -> Result<Self, ConfigError> {
         let only_inlined = boolean(&map, "loadOnlyInlinedPlugins")?;
-        let plugins = match map.get("plugins") {
+        // Taken out, so that they are there once; the key keeps its place among the others.
+        let plugins = match map.get_mut("plugins").map(Value::take) {
             None if only_inlined => return Err(ConfigError::NoPlugins),
             None => Vec::new(),
             Some(Value::Array(entries)) if entries.is_empty() => return Err(ConfigError::NoPlugins),
             Some(Value::Array(entries)) => {
                 budget::PLUGINS.check(entries.len())?;
-                entries.iter().enumerate().map(plugin_at).collect::<Result<_, _>>()?
+                entries.into_iter().enumerate().map(plugin_at).collect::<Result<_, _>>()?
             }
-            Some(other) => return Err(wrong_type("plugins", "an array", other)),
+            Some(other) => return Err(wrong_type("plugins", "an array", &other)),
         };
         Ok(Self {
             name: name(&map)?,
@@ -329,18 +340,23 @@ pub(super) fn peek_name(bytes: &[u8]) -> Option<String> {
     Some(object(bytes).ok()?.get("name")?.as_str()?.to_owned())
 }
 
-pub(super) fn object(bytes: &[u8]) -> Result<Map, ConfigError> {
+/// Reads a document that is an object.
+///
+/// # Errors
+/// It is too large, no JSON, or something else.
+pub(crate) fn object(bytes: &[u8]) -> Result<Map, ConfigError> {
     budget::CONFIG.check(bytes.len())?;
+    budget::CONFIG_VALUES.check(json::count_values(bytes))?;
     match serde_json::from_slice(bytes).map_err(ConfigError::Json)? {
         Value::Object(map) => Ok(map),
         other => Err(ConfigError::Type { key: ".".into(), expected: "an object", found: json::kind(&other) }),
     }
 }
 
-fn plugin_at((index, entry): (usize, &Value)) -> Result<PluginConf, ConfigError> {
+fn plugin_at((index, entry): (usize, Value)) -> Result<PluginConf, ConfigError> {
     match entry {
-        Value::Object(map) => PluginConf::new(map.clone()),
-        other => Err(wrong_type(".", "an object", other)),
+        Value::Object(map) => PluginConf::new(map),
+        other => Err(wrong_type(".", "an object", &other)),
     }
     .map_err(|source| ConfigError::Plugin { index, source: Box::new(source) })
 }

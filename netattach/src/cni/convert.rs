@@ -102,6 +102,7 @@ struct OldestResult {
 
 #[derive(Serialize, Deserialize)]
 struct OldestIp {
+    #[serde(deserialize_with = "crate::cidr::deserialize")]
     ip: IpNet,
     #[serde(default, deserialize_with = "blank_is_no_address", skip_serializing_if = "Option::is_none")]
     gateway: Option<IpAddr>,

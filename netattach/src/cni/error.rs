@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json::{self, Value};
 use super::version::Version;
+use crate::budget::Exceeded;
 use crate::report::Chain;
 
 /// The codes of the specification (SPEC, section "Error"), and the two that only its Go library defines.
@@ -140,9 +141,24 @@ impl TryFrom<ErrorObject> for CniError {
     }
 }
 
+impl From<Exceeded> for CniError {
+    fn from(error: Exceeded) -> Self {
+        Self::new(code::INVALID_CONFIG, error.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn budgets_are_answered_by_codes_of_the_specification() {
+        use crate::budget::{CNI_ARGS, CONFIG, LEASE, RESOLV_CONF, STDIN};
+        let codes = [CNI_ARGS, RESOLV_CONF, STDIN, CONFIG, LEASE].map(|budget| budget.code);
+        let [environment, io, decoding, config] =
+            [code::INVALID_ENVIRONMENT, code::IO_FAILURE, code::DECODING_FAILURE, code::INVALID_CONFIG];
+        assert_eq!(codes, [Some(environment), Some(io), Some(decoding), Some(config), None]);
+    }
 
     /// Rows: ENV-23.
     #[test]

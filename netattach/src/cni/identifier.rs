@@ -128,6 +128,8 @@ mod tests {
             ("a\u{2003}b", "interface name contains / or : or white space"),
             ("a\n", "interface name contains / or : or white space"),
             ("a\0", "interface name contains / or : or white space"),
+            ("%d", "interface name contains %"),
+            ("eth%d", "interface name contains %"),
         ] {
             let error = check_ifname(name).unwrap_err();
             assert_eq!((error.code, error.msg.as_str()), (4, msg), "{name:?}");

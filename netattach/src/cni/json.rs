@@ -1,11 +1,48 @@
 //! JSON as CNI uses it: typed reading that names the offending key, printing as the Go plugins print.
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
-use serde::ser::Serialize;
+use serde::ser::{Serialize, Serializer};
 pub use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// A JSON object that keeps the order of its keys.
 pub type Map = serde_json::Map<String, Value>;
+
+/// A value that is kept as its text, which takes a fraction of the memory. Read and written as the value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text(Box<str>);
+
+impl Text {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&Value> for Text {
+    fn from(value: &Value) -> Self {
+        Self(value.to_string().into())
+    }
+}
+
+impl Default for Text {
+    fn default() -> Self {
+        Self("null".into())
+    }
+}
+
+impl Serialize for Text {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let written: &RawValue = serde_json::from_str(&self.0).map_err(serde::ser::Error::custom)?;
+        written.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self::from(&Value::deserialize(deserializer)?))
+    }
+}
 
 /// A value was not what its reader expects.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +86,49 @@ pub fn pretty(value: &Value) -> String {
         Ok(()) => String::from_utf8_lossy(&bytes).into_owned(),
         // Writing a `Value` to memory has no way to fail; the compact form says the same.
         Err(_) => value.to_string(),
+    }
+}
+
+/// How many values a JSON text holds, members and elements at every depth among them; read so, each takes many times its
+/// bytes. Of what is no JSON, some number.
+pub(crate) fn count_values(text: &[u8]) -> usize {
+    let mut count = 1;
+    // Behind the beginning of an array or object, of which nobody knows yet whether something is in it.
+    let mut begun = false;
+    let mut rest = text.iter();
+    while let Some(byte) = rest.next() {
+        match byte {
+            b' ' | b'\n' | b'\r' | b'\t' => continue,
+            b',' => count += 1,
+            b']' | b'}' => {}
+            _ => count += usize::from(begun),
+        }
+        begun = matches!(byte, b'[' | b'{');
+        if *byte == b'"' {
+            while let Some(byte) = rest.next() {
+                match byte {
+                    b'"' => break,
+                    b'\\' => drop(rest.next()),
+                    _ => {}
+                }
+            }
+        }
+    }
+    count
+}
+
+/// How much a value holds: values, itself among them, and bytes of text.
+pub(crate) fn extent(value: &Value) -> (usize, usize) {
+    let all = |(values, bytes): (usize, usize), (more, more_bytes): (usize, usize)| {
+        (values + more, bytes + more_bytes)
+    };
+    match value {
+        Value::Array(items) => items.iter().map(extent).fold((1, 0), all),
+        Value::Object(map) => {
+            map.iter().map(|(key, value)| all((0, key.len()), extent(value))).fold((1, 0), all)
+        }
+        Value::String(text) => (1, text.len()),
+        Value::Null | Value::Bool(_) | Value::Number(_) => (1, 0),
     }
 }
 
@@ -98,6 +178,56 @@ mod tests {
             Chain(&error).to_string(),
             "key ranges[1].mtu: invalid type: string \"big\", expected u32"
         );
+    }
+
+    #[test]
+    fn a_value_kept_as_text_is_written_and_read_as_itself_within_what_is_tagged() {
+        #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(tag = "step")]
+        enum Step {
+            Keep(Kept),
+        }
+        #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        struct Kept {
+            config: Text,
+        }
+        let value = serde_json::json!({"b": [1, {"a": "\u{e9}\""}], "a": 9_007_199_254_740_993_u64});
+        let kept = Step::Keep(Kept { config: Text::from(&value) });
+        let expected = format!(r#"{{"step":"Keep","config":{value}}}"#);
+        assert_eq!(serde_json::to_string(&kept).unwrap(), expected);
+        assert_eq!(serde_json::from_str::<Step>(&expected).unwrap(), kept);
+        assert_eq!(serde_json::to_string(&Text::default()).unwrap(), "null");
+    }
+
+    #[test]
+    fn values_are_counted_at_every_depth_and_not_in_texts() {
+        let table = [
+            (r#""[1,2]\",3\\""#, 1),
+            ("[ ]", 1),
+            ("[[], {}]", 3),
+            (r#"{"a,b": [1, "x,[{", null], "c": {"d": -1.5e3}}"#, 7),
+            (" [\n1 , 2\t]\r", 3),
+        ];
+        for (text, expected) in table {
+            assert_eq!(count_values(text.as_bytes()), expected, "{text}");
+            assert_eq!(extent(&serde_json::from_str(text).unwrap()).0, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn texts_and_keys_are_measured() {
+        assert_eq!(extent(&serde_json::json!({"ab": ["cd", 7, {"e": null}], "f": true})), (7, 6));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_counted_is_what_is_read(
+            value in crate::cni::result::arbitrary::document(&["cniVersion", "a,[", "\"\\"]),
+        ) {
+            let value = Value::Object(value.as_object().cloned().unwrap_or_default());
+            proptest::prop_assert_eq!(count_values(value.to_string().as_bytes()), extent(&value).0);
+            proptest::prop_assert_eq!(count_values(pretty(&value).as_bytes()), extent(&value).0);
+        }
     }
 
     /// Rows: RES-06.

@@ -10,6 +10,8 @@
 //! | [`version`], [`identifier`], [`args`], [`error`] | the words these are written in |
 //!
 //! Nothing here reads a file, a clock or an environment variable: callers pass bytes and maps.
+//!
+//! JSON is read and printed by `json`.
 
 pub mod args;
 pub mod cache;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::args::{self, CniArgs};
@@ -15,6 +16,7 @@ use super::json::{self, Map, Value};
 use super::outgoing::VALID_ATTACHMENTS;
 use super::result::{self, CniResult};
 use super::version::{Number, Version};
+use crate::budget;
 
 /// A verb of the specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -165,9 +167,38 @@ impl Request {
 
 /// The version to print an error in, for a request that may be unreadable.
 pub fn error_version(stdin: &[u8]) -> Version {
-    let declared = read_config(stdin)
-        .ok()
-        .and_then(|config| Version::exact(config.get("cniVersion").map_or(Some(""), Value::as_str)?));
+    /// The `cniVersion` of an object; nothing else is kept.
+    struct Declared(Option<Version>);
+
+    impl<'de> Deserialize<'de> for Declared {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            deserializer.deserialize_map(Self(Version::exact("")))
+        }
+    }
+
+    impl<'de> Visitor<'de> for Declared {
+        type Value = Self;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+            while let Some(key) = map.next_key::<String>()? {
+                if key == "cniVersion" {
+                    self.0 = map.next_value::<Value>()?.as_str().and_then(Version::exact);
+                } else {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+            Ok(self)
+        }
+    }
+
+    if budget::STDIN_VALUES.check(json::count_values(stdin)).is_err() {
+        return Version::LATEST;
+    }
+    let declared = serde_json::from_slice::<Declared>(stdin).ok().and_then(|declared| declared.0);
     declared.unwrap_or(Version::LATEST)
 }
 
@@ -285,6 +316,7 @@ fn tolerate(command: Command, error: CniError, tolerated: &mut Option<CniError>)
 }
 
 fn read_config(stdin: &[u8]) -> Result<Map, CniError> {
+    budget::STDIN_VALUES.check(json::count_values(stdin)).map_err(|error| undecodable(error.to_string()))?;
     match serde_json::from_slice(stdin) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => {

@@ -9,6 +9,7 @@ use super::convert;
 use super::error::{CniError, code};
 use super::json::{self, Value, null_is_default};
 use super::version::Version;
+use crate::cidr;
 
 /// The result of an ADD (SPEC, "Result Types").
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -68,6 +69,7 @@ pub struct IpConfig {
     #[serde(default, deserialize_with = "negative_is_none", skip_serializing_if = "Option::is_none")]
     pub interface: Option<usize>,
     /// The address with its prefix length; host bits are kept.
+    #[serde(deserialize_with = "cidr::deserialize")]
     pub address: IpNet,
     /// The gateway of its subnet.
     #[serde(default, deserialize_with = "blank_is_no_address", skip_serializing_if = "Option::is_none")]
@@ -78,6 +80,7 @@ pub struct IpConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// The destination; host bits are kept.
+    #[serde(deserialize_with = "cidr::deserialize")]
     pub dst: IpNet,
     /// The next hop; without one, the gateway of the subnet if there is one, else the link.
     #[serde(default, deserialize_with = "blank_is_no_address", skip_serializing_if = "Option::is_none")]

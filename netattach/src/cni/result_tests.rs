@@ -205,10 +205,29 @@ fn what_cannot_be_decoded_is_named() {
         (json!("x"), "CNI result is a string, not an object"),
         (
             json!({"ips": [{"address": "10.0.0.1"}]}),
-            "CNI result: key ips[0].address: invalid IP address syntax",
+            "CNI result: key ips[0].address: \"10.0.0.1\" is not an address with a prefix length",
+        ),
+        (
+            json!({"ips": [{"address": "10.0.0.010/24"}]}),
+            "CNI result: key ips[0].address: \"10.0.0.010/24\" is not an address with a prefix length",
         ),
         (json!({"ips": [{}]}), "CNI result: key ips[0]: missing field `address`"),
-        (json!({"routes": [{"dst": "0/0"}]}), "CNI result: key routes[0].dst: invalid IP address syntax"),
+        (
+            json!({"routes": [{"dst": "0/0"}]}),
+            "CNI result: key routes[0].dst: \"0/0\" is not an address with a prefix length",
+        ),
+        (
+            json!({"routes": [{"dst": "010.0.0.0/8"}]}),
+            "CNI result: key routes[0].dst: \"010.0.0.0/8\" is not an address with a prefix length",
+        ),
+        (
+            json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.010/24"}}),
+            "CNI result: key ip4.ip: \"10.0.0.010/24\" is not an address with a prefix length",
+        ),
+        (
+            json!({"ips": [{"address": "10.0.0.1/8", "gateway": "10.0.0.010"}]}),
+            "CNI result: key ips[0].gateway: \"10.0.0.010\" is not an IP address",
+        ),
         (
             json!({"ips": [{"address": "10.0.0.1/8", "gateway": "x"}]}),
             "CNI result: key ips[0].gateway: \"x\" is not an IP address",

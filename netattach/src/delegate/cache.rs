@@ -329,6 +329,28 @@ mod tests {
         assert!(cache.list("c1").unwrap().found.is_empty());
     }
 
+    #[test]
+    fn an_entry_of_all_bytes_that_there_may_be_is_read_and_one_more_is_not() {
+        let (root, cache) = cache();
+        let entry = entry("n", "c1", "eth0");
+        let path = root.path().join("cni/results/n-c1-eth0");
+        let most = budget::CACHED.most;
+        cache.write(&entry).unwrap();
+        let mut content = fs::read(&path).unwrap();
+        content.resize(most, b' ');
+        fs::write(&path, &content).unwrap();
+        assert_eq!(cache.read(&entry.key).unwrap(), Some(entry.clone()));
+        content.push(b' ');
+        fs::write(&path, &content).unwrap();
+        let refused = cache.read(&entry.key).unwrap_err();
+        assert_eq!(
+            crate::report::Chain(&refused).to_string(),
+            format!("read cached attachment {}: longer than {most} bytes", path.display())
+        );
+        assert_eq!(cache.list("c1").unwrap().unreadable.len(), 1);
+        assert_eq!(fs::read(&path).unwrap(), content, "it is where it was");
+    }
+
     /// Rows: CAC-05.
     #[test]
     fn an_attachment_without_a_full_name_is_refused_and_leaves_no_file() {

@@ -360,6 +360,8 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -374,6 +376,22 @@ mod tests {
         assert!(text.starts_with(&format!("({dropped} bytes cut) xxx")), "{}", &text[..40]);
         assert!(text.ends_with("xthe cause"));
         assert!(text.len() < STDERR_LIMIT + 40);
+    }
+
+    #[test]
+    fn a_plugin_may_print_as_much_as_it_may_and_no_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let printed = |bytes: usize| {
+            let program = directory.path().join(format!("prints-{bytes}"));
+            std::fs::write(&program, format!("#!/bin/sh\nexec head -c {bytes} /dev/zero\n")).unwrap();
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let timeout = Duration::from_secs(60);
+            run(&Invocation { program: &program, env: Vec::new(), stdin: b"", timeout })
+        };
+        let most = printed(STDOUT_LIMIT).unwrap();
+        assert!(most.status.success());
+        assert!(most.stdout == vec![0; STDOUT_LIMIT]);
+        assert!(matches!(printed(STDOUT_LIMIT + 1), Err(ChildError::TooMuchOutput { .. })));
     }
 
     #[test]

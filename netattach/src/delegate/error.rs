@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use super::Call;
 use super::child::{ChildError, Output, STDOUT_LIMIT};
+use crate::budget;
+use crate::cni::json::count_values;
 use crate::cni::version::VersionError;
 use crate::cni::{CniError, Command, Value, code};
 use crate::report::Chain;
@@ -310,9 +312,12 @@ pub(super) fn judge(call: &Call<'_>, output: Output) -> Result<Vec<u8>, Delegate
             }
         });
     }
-    if matches!(command, Command::Add | Command::Version)
-        && let Err(source) = serde_json::from_slice::<Value>(&stdout)
-    {
+    let expects_json = matches!(command, Command::Add | Command::Version);
+    if expects_json && let Err(error) = budget::RESULT_VALUES.check(count_values(&stdout)) {
+        let source = CniError::new(code::DECODING_FAILURE, error.to_string());
+        return Err(DelegateError::Result { plugin, source });
+    }
+    if expects_json && let Err(source) = serde_json::from_slice::<Value>(&stdout) {
         return Err(DelegateError::garbage(call, &stdout, source, stderr));
     }
     if !stderr.is_empty() {

@@ -3,6 +3,9 @@
 //! A plugin is foreign code: it may hang, flood its output, print rubbish, or leave a child behind that
 //! holds its pipes. Time and memory of a call are bounded whatever it does, and every way to fail is a
 //! [`DelegateError`] that says which plugin, what happened and what it wrote on stderr.
+//!
+//! `find` finds an executable, `probe` asks for its versions, `child` runs it within its bounds, `cache` keeps what libcni would keep,
+//! `orphans` ends plugins of an agent that died, `error` names the ways to fail.
 
 mod cache;
 mod child;

@@ -10,11 +10,13 @@
 //! else that is not as it was written is damage: what is left is read, and nothing is concluded from what is not there.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::plan::{Output, Plan, StepRef};
+use crate::plan::Plan;
+use crate::step::{Output, StepRef};
 
 /// The version that is written.
 pub(super) const VERSION: u32 = 2;
@@ -31,7 +33,8 @@ pub(super) enum Line {
         /// The same in nanoseconds since that boot. Not in version 1.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since_boot: Option<u64>,
-        plan: Box<Plan>,
+        #[serde(with = "shared")]
+        plan: Arc<Plan>,
     },
     /// Cookie of the sandbox's namespace.
     Namespace(u64),
@@ -39,6 +42,26 @@ pub(super) enum Line {
     Done(StepRef, Box<Output>),
     Attached(Value),
     Removing,
+}
+
+/// A shared value is written and read as the value.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        value: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        T::serialize(value, serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
 }
 
 /// Something in a record is not as it was written.

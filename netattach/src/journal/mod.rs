@@ -19,6 +19,9 @@
 //! leases is not synced at all: its file exists before its leases do, which a journalling filesystem keeps in
 //! that order, and an empty file still says whose they are. The pools to look for them in are noted once each
 //! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
+//!
+//! A [`Store`] (`store`) is the directory of records, a [`Record`] (`record`) one file of it, which [`format`] reads and judges. What
+//! the journal asks of a directory stands in `files`, so that a model checker can put one in memory behind it.
 
 pub(crate) mod files;
 pub mod format;

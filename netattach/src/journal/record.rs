@@ -1,6 +1,6 @@
 //! One sandbox's record: lines that are appended, and what they add up to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,8 @@ use super::files::{Appended, Files};
 use super::format::{self, Content, Damage, Line, Read, Writer};
 use crate::cni::identifier::{check_container_id, check_ifname};
 use crate::moment::Moment;
-use crate::plan::{Output, Plan, Step, StepRef};
+use crate::plan::Plan;
+use crate::step::{Output, Outputs, Step, StepRef};
 use crate::sync::Arc;
 use crate::sync::thread::{self, JoinHandle};
 
@@ -65,13 +66,13 @@ pub struct Record {
     /// What it is about.
     pub key: Key,
     /// What was to be done.
-    pub plan: Plan,
+    pub plan: std::sync::Arc<Plan>,
     /// When that was decided.
     pub planned: Moment,
     /// How far it has come.
     pub state: State,
     /// What each finished step brought.
-    pub outputs: BTreeMap<StepRef, Output>,
+    pub outputs: Outputs,
     /// The result that the runtime was given, in the newest version.
     pub result: Option<Value>,
     /// Cookie of the sandbox's namespace, which no other ever has during a boot; `None` before it was looked at, where
@@ -118,27 +119,27 @@ impl Record {
     pub(super) fn create(place: Place, key: Key, boot: &str, plan: Plan) -> Result<Self, JournalError> {
         let head = format::head(&place.name, None).into_bytes();
         let moment = Moment::now(boot);
-        let mut record = Self::new(place, key, plan, moment.clone());
+        let mut record = Self::new(place, key, plan.into(), moment.clone());
         record.unwritten = head;
         let line = Line::Planned {
             version: format::VERSION,
             boot: moment.boot,
             at: milliseconds(SystemTime::now()),
             since_boot: moment.since_boot,
-            plan: Box::new(record.plan.clone()),
+            plan: std::sync::Arc::clone(&record.plan),
         };
         record.append(&line)?;
         Ok(record)
     }
 
-    fn new(place: Place, key: Key, plan: Plan, planned: Moment) -> Self {
+    fn new(place: Place, key: Key, plan: std::sync::Arc<Plan>, planned: Moment) -> Self {
         let Place { path, name, files, file } = place;
         Self {
             key,
             plan,
             planned,
             state: State::Applying,
-            outputs: BTreeMap::new(),
+            outputs: Outputs::default(),
             result: None,
             netns_cookie: None,
             begun: BTreeSet::new(),
@@ -179,7 +180,7 @@ impl Record {
             return Ok(Replayed::Lost(vec![Damage { line: 1, what }]));
         }
         let earlier_boot = written != boot;
-        let mut record = Self::new(place, key, *plan, Moment { boot: written, since_boot });
+        let mut record = Self::new(place, key, plan, Moment { boot: written, since_boot });
         record.earlier_boot = earlier_boot;
         record.damage = damage;
         record.length = length as u64;

@@ -7,9 +7,10 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, check_link_name, check_mtu, spec};
+use super::{Driver, PlanError, Request, check_link_name, check_mtu};
 use crate::cni::json::null_is_default;
-use crate::plan::{Configure, Step, Style};
+use crate::spec;
+use crate::step::{Configure, Step, Style};
 
 pub(super) struct Bridge;
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Driver, PlanError, Request};
-use crate::plan::Step;
+use crate::step::Step;
 
 pub(super) struct Loopback;
 

@@ -6,8 +6,9 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, check_link_name, check_mtu, spec};
-use crate::plan::{Configure, Step, Style};
+use super::{Driver, PlanError, Request, check_link_name, check_mtu};
+use crate::spec;
+use crate::step::{Configure, Step, Style};
 
 pub(super) struct Macvlan;
 

@@ -2,11 +2,12 @@
 //!
 //! A [`Driver`] turns its plugin's configuration into steps; what it cannot carry out it refuses by name. The
 //! same drivers serve the agent and the plain CNI executables.
+//!
+//! Drivers: `bridge`, `veth`, `macvlan`, `loopback`.
 
 mod bridge;
 mod loopback;
 mod macvlan;
-pub mod spec;
 mod veth;
 
 use serde::Deserialize;
@@ -21,8 +22,9 @@ use crate::ipam::host_local;
 use crate::mac::Mac;
 use crate::npwg::capability::with_bursts;
 use crate::npwg::selection::Bandwidth;
-use crate::plan::{Configure, Delegate, Protect, Role, Step};
 use crate::report::Chain;
+use crate::spec;
+use crate::step::{Configure, Delegate, Protect, Role, Step};
 
 /// A kind of interface that netattach makes itself.
 pub trait Driver: Sync {

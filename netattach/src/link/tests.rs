@@ -6,7 +6,8 @@ use serde_json::json;
 use super::*;
 use crate::netns::NetnsId;
 use crate::plan::undo::{Inverse, inverse};
-use crate::plan::{AttachmentPlan, Sandbox, Style};
+use crate::plan::{AttachmentPlan, Sandbox};
+use crate::step::Style;
 
 const GROUP: u32 = 77;
 const MAC: &str = "02:00:00:00:00:07";
@@ -216,7 +217,7 @@ fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
         check_addresses: true,
         bandwidth: None,
         fast_path: true,
-        when: crate::plan::When::Always,
+        when: crate::step::When::Always,
         ethertypes: Vec::new(),
     };
     let args = CniArgs::default();
@@ -269,6 +270,24 @@ fn dns_of_the_configuration_counts_when_a_member_is_set() {
     assert_eq!(dns_of(json!({"search": []})), Some(Dns::default()));
     let dns = Dns { domain: Some("example.org".into()), options: vec!["ndots:2".into()], ..Dns::default() };
     assert_eq!(dns_of(json!({"domain": "example.org", "options": ["ndots:2"]})), Some(dns));
+}
+
+#[test]
+fn each_list_of_dns_has_as_many_entries_as_there_may_be_and_no_more() {
+    let most = budget::DNS.most;
+    for key in ["nameservers", "search", "options"] {
+        let config = |count: usize| json!({"dns": {key: vec!["a"; count]}});
+        let steps = plan("macvlan", config(most));
+        let Some(Step::Configure(Configure { dns: Some(dns), .. })) = steps.last() else {
+            panic!("{steps:?}")
+        };
+        let lists = [("nameservers", &dns.nameservers), ("search", &dns.search), ("options", &dns.options)];
+        for (name, list) in lists {
+            assert_eq!(*list, if name == key { vec!["a"; most] } else { vec![] }, "{key}: {name}");
+        }
+        let refused = format!("dns: {} entries, and at most {most} are allowed", most + 1);
+        assert_eq!(refusal("macvlan", &config(most + 1), ""), (code::INVALID_CONFIG, refused));
+    }
 }
 
 #[test]
@@ -493,14 +512,14 @@ fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
 }
 
 fn inverses<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan) -> Vec<Inverse<'a>> {
-    attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step)).collect()
+    attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step, None)).collect()
 }
 
 proptest! {
     #[test]
     fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
         let args = CniArgs::default();
-        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true, when: crate::plan::When::Always, ethertypes: Vec::new() };
+        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true, when: crate::step::When::Always, ethertypes: Vec::new() };
         let (driver, sandbox) = (driver(kind).unwrap(), sandbox());
         // Whatever the configuration is, DEL has something to go by.
         let remains = attachment(kind, driver.remains(&request(&config, &args)));
@@ -512,7 +531,7 @@ proptest! {
         if let Ok(steps) = driver.plan(&Request { protect: Some(&protect), ..request(&config, &args) }) {
             let planned = attachment(kind, steps);
             for step in &planned.steps {
-                prop_assert_eq!(inverse(&sandbox, &planned, step).is_some(), leaves_its_own(step));
+                prop_assert_eq!(inverse(&sandbox, &planned, step, None).is_some(), leaves_its_own(step));
             }
         }
     }

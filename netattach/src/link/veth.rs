@@ -10,9 +10,10 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Driver, PlanError, Request, check_mtu, spec};
+use super::{Driver, PlanError, Request, check_mtu};
 use crate::cni::json::null_is_default;
-use crate::plan::{Configure, Step, Style};
+use crate::spec;
+use crate::step::{Configure, Step, Style};
 
 pub(super) struct Veth;
 

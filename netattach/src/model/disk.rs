@@ -1,30 +1,45 @@
-//! A directory in memory. Names and contents are apart, as inodes are: a file that is open stays the same file
+//! A directory in memory, which outlives the agents that have it open. Names and contents are apart, as inodes are: a file that is open stays the same file
 //! whatever becomes of its name. Every operation is a step of its own, before which any other thread may run.
 
 use std::collections::BTreeMap;
 use std::io;
 
+use super::life::Life;
 use crate::journal::files::{Appended, Files};
 use crate::sync::{Arc, Mutex, locked};
 
 type Content = Arc<Mutex<Vec<u8>>>;
 
-/// A directory; clones are the same one.
+/// A directory; clones are the same one, open to the same agent.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Disk(Arc<Mutex<BTreeMap<String, Content>>>, Arc<Mutex<bool>>);
+pub(super) struct Disk {
+    names: Arc<Mutex<BTreeMap<String, Content>>>,
+    keeps_names: Arc<Mutex<bool>>,
+    life: Life,
+}
 
 #[derive(Debug)]
-struct Open(Content);
+struct Open(Content, Life);
 
 impl Disk {
+    /// The same directory, open to an agent of this life.
+    pub(super) fn of(&self, life: &Life) -> Self {
+        Self { life: life.clone(), ..self.clone() }
+    }
+
+    fn opened(&self, content: Content) -> Box<dyn Appended> {
+        Box::new(Open(content, self.life.clone()))
+    }
+
     /// From now on names cannot be removed, or can again.
     pub(super) fn keep_names(&self, keeps: bool) {
-        *locked(&self.1) = keeps;
+        *locked(&self.keeps_names) = keeps;
     }
 
     /// Gives a file another name, which may be taken only if it is to be replaced.
     pub(super) fn rename(&self, from: &str, to: &str, replace: bool) -> io::Result<()> {
-        let mut names = locked(&self.0);
+        let mut names = locked(&self.names);
+        self.life.goes_on()?;
         if !replace && names.contains_key(to) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -36,30 +51,36 @@ impl Disk {
 
 impl Files for Disk {
     fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
-        let mut names = locked(&self.0);
+        let mut names = locked(&self.names);
+        self.life.goes_on()?;
         if names.contains_key(name) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let content = Content::default();
         names.insert(name.to_owned(), Arc::clone(&content));
-        Ok(Box::new(Open(content)))
+        Ok(self.opened(content))
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn Appended>> {
-        let content = locked(&self.0).get(name).cloned();
-        Ok(Box::new(Open(content.ok_or(io::ErrorKind::NotFound)?)))
+        let content = locked(&self.names).get(name).cloned();
+        self.life.goes_on()?;
+        Ok(self.opened(content.ok_or(io::ErrorKind::NotFound)?))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        if *locked(&self.1) {
+        if *locked(&self.keeps_names) {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
-        locked(&self.0).remove(name);
+        let mut names = locked(&self.names);
+        self.life.goes_on()?;
+        names.remove(name);
         Ok(())
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        Ok(locked(&self.0).keys().cloned().collect())
+        let names = locked(&self.names);
+        self.life.goes_on()?;
+        Ok(names.keys().cloned().collect())
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -69,11 +90,14 @@ impl Files for Disk {
 
 impl Appended for Open {
     fn read(&mut self) -> io::Result<Vec<u8>> {
-        Ok(locked(&self.0).clone())
+        let content = locked(&self.0);
+        self.1.goes_on()?;
+        Ok(content.clone())
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut content = locked(&self.0);
+        self.1.goes_on()?;
         let offset = offset as usize;
         let end = content.len().max(offset + bytes.len());
         content.resize(end, 0);
@@ -82,12 +106,14 @@ impl Appended for Open {
     }
 
     fn cut(&mut self, length: u64) -> io::Result<()> {
-        locked(&self.0).truncate(length as usize);
+        let mut content = locked(&self.0);
+        self.1.goes_on()?;
+        content.truncate(length as usize);
         Ok(())
     }
 
     fn again(&self) -> io::Result<Box<dyn Appended>> {
-        Ok(Box::new(Open(Arc::clone(&self.0))))
+        Ok(Box::new(Open(Arc::clone(&self.0), self.1.clone())))
     }
 
     fn sync(&mut self) -> io::Result<()> {

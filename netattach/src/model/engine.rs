@@ -12,7 +12,7 @@ use crate::cni::{AttachmentId, Version};
 use crate::journal::{Pool, Store};
 use crate::netns::Netns;
 use crate::plan::resolve::Numbers;
-use crate::plan::{Step, StepRef};
+use crate::step::{Step, StepRef};
 use crate::sync::{Arc, thread};
 
 /// A node: what outlives its agent.

@@ -1,15 +1,18 @@
-//! Records of several sandboxes, written and removed beside each other, and an agent that starts afterwards.
+//! Records of several sandboxes, written and removed beside each other, and an agent that starts afterwards or takes the place
+//! of one that ended in the middle.
 
 use std::path::PathBuf;
 
 use serde_json::json;
 
 use super::disk::Disk;
+use super::life::Life;
 use super::spare::WithSpare;
 use super::{explore, finds};
 use crate::journal::files::Files;
-use crate::journal::{Key, Loaded, State, Store};
-use crate::plan::{Output, Plan, StepRef};
+use crate::journal::{JournalError, Key, Loaded, State, Store};
+use crate::plan::Plan;
+use crate::step::{Output, StepRef};
 use crate::sync::{Arc, thread};
 
 fn key(container: &str) -> Key {
@@ -29,20 +32,57 @@ fn store(files: impl Files + 'static) -> Store {
 }
 
 /// As an ADD does it.
+fn try_add(store: &Store, container: &str, says: &str) -> Result<(), JournalError> {
+    let mut record = store.create(key(container), plan(container))?;
+    record.begin(StepRef(0, 0))?;
+    record.done(StepRef(0, 0), Output::Nothing)?;
+    record.attached(json!({"of": says}))
+}
+
 fn add(store: &Store, container: &str) {
-    let mut record = store.create(key(container), plan(container)).unwrap();
-    record.begin(StepRef(0, 0)).unwrap();
-    record.done(StepRef(0, 0), Output::Nothing).unwrap();
-    record.attached(json!({"of": container})).unwrap();
+    try_add(store, container, container).unwrap();
 }
 
 /// As a DEL does it.
+fn try_del(store: &Store, container: &str) -> Result<(), JournalError> {
+    match store.load(&key(container))? {
+        Loaded::Whole(mut record) => {
+            record.removing()?;
+            record.remove()
+        }
+        Loaded::Torn { .. } => store.discard(&key(container)),
+        Loaded::Absent => Ok(()),
+    }
+}
+
 fn del(store: &Store, container: &str) {
-    let Loaded::Whole(mut record) = store.load(&key(container)).unwrap() else {
-        panic!("{container} is lost")
-    };
-    record.removing().unwrap();
-    record.remove().unwrap();
+    let Loaded::Whole(_) = store.load(&key(container)).unwrap() else { panic!("{container} is lost") };
+    try_del(store, container).unwrap();
+}
+
+/// As a start does it: what is half done or half undone is taken back.
+fn recover(store: &Store) {
+    for key in store.keys().unwrap() {
+        match store.load(&key).unwrap() {
+            Loaded::Whole(record) if record.state == State::Attached => {}
+            _ => try_del(store, &key.container_id).unwrap(),
+        }
+    }
+}
+
+/// What there is of a container.
+fn said(store: &Store, container: &str) -> Option<(State, String, Option<serde_json::Value>)> {
+    match store.load(&key(container)).unwrap() {
+        Loaded::Whole(record) => {
+            Some((record.state, record.plan.sandbox.container_id.clone(), record.result))
+        }
+        Loaded::Torn { .. } => panic!("the record of {container} is empty"),
+        Loaded::Absent => None,
+    }
+}
+
+fn attached(container: &str, says: &str) -> Option<(State, String, Option<serde_json::Value>)> {
+    Some((State::Attached, container.to_owned(), Some(json!({"of": says}))))
 }
 
 /// An ADD, its DEL, and then two ADDs beside the DEL of a third container; then an agent starts.
@@ -60,14 +100,50 @@ fn adds_beside_a_del(disk: &Disk, files: impl Files + 'static) {
     dels.join().unwrap();
 
     let after = store(disk.clone());
-    let said = |container| match after.load(&key(container)).unwrap() {
-        Loaded::Whole(record) => Some((record.state, record.plan.sandbox.container_id, record.result)),
-        Loaded::Torn { .. } => panic!("the record of {container} is empty"),
-        Loaded::Absent => None,
-    };
-    let lives =
-        |container: &str| Some((State::Attached, container.to_owned(), Some(json!({"of": container}))));
-    assert_eq!(["a", "b", "c", "d"].map(said), [None, None, lives("c"), lives("d")]);
+    let lives = |container| attached(container, container);
+    assert_eq!(["a", "b", "c", "d"].map(|it| said(&after, it)), [None, None, lives("c"), lives("d")]);
+}
+
+/// An agent ends while it adds one container and removes another, at any step; the next one goes on, and the runtime asks it
+/// again for what it got no answer to. The fault: the first goes on beside it, as if nothing locked the directory.
+fn an_end_between(goes_on: bool) {
+    let (disk, life) = (Disk::default(), Life::default());
+    let before = Arc::new(store(disk.of(&life)));
+    for container in ["lives", "goes"] {
+        add(&before, container);
+    }
+    let [one, other] = [(); 2].map(|()| Arc::clone(&before));
+    let others = [
+        thread::spawn(move || drop(try_del(&one, "goes"))),
+        thread::spawn(move || drop(try_add(&other, "comes", "the first"))),
+    ];
+    // Whatever these have done by then.
+    crate::sync::step();
+    if !goes_on {
+        life.end();
+    }
+    let next = store(disk.of(&Life::default()));
+    recover(&next);
+    assert_eq!(said(&next, "lives"), attached("lives", "lives"));
+    for container in ["goes", "comes"] {
+        try_del(&next, container).unwrap();
+    }
+    try_add(&next, "comes", "the second").unwrap();
+    others.into_iter().for_each(|other| other.join().unwrap());
+    let after = store(disk);
+    recover(&after);
+    let expected = [attached("lives", "lives"), None, attached("comes", "the second")];
+    assert_eq!(["lives", "goes", "comes"].map(|it| said(&after, it)), expected);
+}
+
+#[test]
+fn an_agent_that_ends_at_any_step_leaves_what_the_next_goes_on_with() {
+    explore(4_000, || an_end_between(false));
+}
+
+#[test]
+fn an_agent_that_goes_on_beside_the_next_is_found() {
+    assert!(finds(4_000, || an_end_between(true)));
 }
 
 #[test]

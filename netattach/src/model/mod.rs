@@ -2,11 +2,14 @@
 //!
 //! Each state has a test that finds nothing and one with a planted fault that is found, so that a model which has
 //! stopped looking is noticed. A schedule that fails is printed with what replays it.
+//!
+//! `disk` is a directory in memory. States: `leases`, `journal` (and `spare`, a fault that it had once), `engine`, which has the registry, too. An agent has a `life`, which ends at any step.
 
 mod disk;
 mod engine;
 mod journal;
 mod leases;
+pub(crate) mod life;
 mod spare;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

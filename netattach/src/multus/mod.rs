@@ -1,6 +1,8 @@
 //! What a node has of Multus when netattach takes its place: as data, read and judged without touching the machine.
 //!
 //! Key names and defaults are those of Multus 4.
+//!
+//! `config` reads the configuration, `mapping` says what becomes of each of its keys, `scratch` reads what Multus remembers of a pod.
 
 pub mod config;
 pub mod mapping;

@@ -5,6 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
+use crate::cni::config::object;
 use crate::cni::{ConfigError, Map, NetworkList, Value, Version};
 
 /// One attachment of a pod, as Multus remembers it.
@@ -111,7 +112,7 @@ impl Delegate {
 }
 
 fn parse(raw: &[u8], definition: &str, version: Version) -> Result<NetworkList, ConfigError> {
-    let mut map: Map = serde_json::from_slice(raw).map_err(ConfigError::Json)?;
+    let mut map = object(raw)?;
     if map.contains_key("plugins") && matches!(map.get("cniVersion"), None | Some(Value::Null)) {
         map.insert("cniVersion".into(), version.as_str().into());
     }

@@ -11,7 +11,7 @@ use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 use super::route::route_message;
 use super::socket::{APPEND, CREATE, REPLACE, Request};
 use super::{Error, Handle};
-use crate::link::spec::Addressing;
+use crate::spec::Addressing;
 
 impl Handle {
     /// Adds the addresses, brings the link up and installs the routes, in one datagram.

@@ -13,8 +13,8 @@ use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, Lin
 
 use super::socket::{CREATE, EXCL, Request};
 use super::{Error, Handle};
-use crate::link::spec;
 use crate::mac::Mac;
+use crate::spec;
 
 /// Name under which a macvlan is created when the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";

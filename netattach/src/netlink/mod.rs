@@ -2,6 +2,16 @@
 //!
 //! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it. Requests that belong
 //! together travel in one datagram. Calls named `ensure_*` are idempotent, `create_*` are not.
+//!
+//! | module | what it asks the kernel for |
+//! |---|---|
+//! | `socket`, `error` | several requests in one datagram; what was refused, as data |
+//! | `link`, `peer` | links, and the other end of a veth |
+//! | `address`, `route`, `rule` | an interface's addresses; routes; which traffic asks which table |
+//! | `tc`, `pace` | programs on clsact hooks; pacing by tbf |
+//! | `forwarding`, `stations` | what bridges do to frames, and where they know stations |
+//! | `nft`, `xfrm`, `guard` | whether packets would meet nftables chains or IPsec; our own table of nftables |
+//! | `watch`, `filter_watch` | notifications about links and routes; about filters that go |
 
 mod address;
 mod error;

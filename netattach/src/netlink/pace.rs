@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::socket::{CREATE, ECHO, EXCL, REPLACE};
 use super::tc::{LOOPBACK, index_of};
 use super::{Error, Handle};
-use crate::link::spec::Pace;
+use crate::spec::Pace;
 
 const KIND: &str = "tbf";
 /// Attributes of the discipline (`linux/pkt_sched.h`).

@@ -12,7 +12,7 @@ use rtnetlink::RouteMessageBuilder;
 
 use super::socket::{APPEND, CREATE, REPLACE, Request};
 use super::{Error, Handle};
-use crate::link::spec::Route;
+use crate::spec::Route;
 
 /// A route as the kernel shows it; one with several next hops is several of these.
 #[derive(Debug, Clone, PartialEq, Eq)]

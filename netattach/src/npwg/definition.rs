@@ -1,8 +1,7 @@
 //! NetworkAttachmentDefinition as our own model, free of API types.
 
 use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 use super::NetworkRef;
 
@@ -10,7 +9,7 @@ use super::NetworkRef;
 ///
 /// The configuration is kept as the text that was written: giving it the object's name where it has none
 /// (section 3.4.2) belongs to whoever parses it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
     /// Namespace of the object.
     pub namespace: String,
@@ -18,7 +17,7 @@ pub struct Definition {
     pub name: String,
     /// `spec.config`; `None` when absent or empty: the configuration of that name on disk is meant
     /// (section 3.4.1).
-    pub config: Option<String>,
+    pub config: Option<Arc<str>>,
     /// Annotations of the object.
     pub annotations: BTreeMap<String, String>,
 }

@@ -6,6 +6,8 @@
 //!
 //! Section numbers in this module are those of the "Kubernetes Network Custom Resource Definition De-facto
 //! Standard", version 1.3.
+//!
+//! Networks are named by [`network`]s, devices described by [`device_info`], InfiniBand ports by [`guid`]s.
 
 pub mod capability;
 pub mod definition;
@@ -14,7 +16,6 @@ mod element;
 pub mod guid;
 pub mod ifname;
 pub mod network;
-pub mod restriction;
 pub mod selection;
 pub mod status;
 
@@ -22,7 +23,6 @@ pub use capability::runtime_config;
 pub use definition::Definition;
 pub use ifname::{InterfaceNameError, interface_names};
 pub use network::NetworkRef;
-pub use restriction::{Forbidden, Restrictions};
 pub use selection::{
     Parsed, Selection, SelectionError, SelectionWarning, parse_default_network, parse_networks,
     parse_selection,

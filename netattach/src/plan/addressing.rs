@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{Configure, LeasedAddress, Style};
 use crate::cni;
-use crate::link::spec::{Addressing, Route};
+use crate::spec::{Addressing, Route};
+use crate::step::{Configure, LeasedAddress, Style};
 
 /// The IPv4 gateway of every routed veth (RFC 3927: valid on the link only).
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);

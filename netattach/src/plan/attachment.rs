@@ -4,11 +4,12 @@ use serde_json::{Map, Value};
 
 use super::device::Device;
 use super::resolve::{Network, Numbers, Options};
-use super::{AttachmentPlan, Delegate, Protect, Remembered, Role, Sandbox, Step, When};
+use super::{AttachmentPlan, Remembered, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{self, Driver, PlanError};
 use crate::npwg::{self, Selection, device_info};
+use crate::step::{Delegate, Protect, Role, Step, When};
 
 /// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
 /// promise broken in silence.

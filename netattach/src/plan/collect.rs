@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::resolve::Network;
-use super::{AttachmentPlan, Delegate, Plan, Step};
+use super::{AttachmentPlan, Plan};
 use crate::cni::outgoing::{gc_config, plugins_called};
 use crate::cni::{AttachmentId, CniArgs, Command, NetworkList};
 use crate::link;
+use crate::step::{Delegate, Step};
 
 /// The part of one network that may hold something for attachments that are gone.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,7 +50,7 @@ pub struct Defined {
 /// Every place to look at, once: those of the networks that are `defined`, then those of networks that only
 /// attachments remember. A network with `disableGC`, wherever it says so, has none; nor has one whose version is
 /// without GC. Types in `exec` are executed although they are built in.
-pub fn holders(defined: &[Defined], attached: &[Plan], exec: &[String]) -> Vec<Holder> {
+pub fn holders(defined: &[Defined], attached: &[Arc<Plan>], exec: &[String]) -> Vec<Holder> {
     let remembered = || attached.iter().flat_map(|plan| &plan.attachments);
     let disabled: BTreeSet<&str> = defined
         .iter()
@@ -89,7 +91,7 @@ pub fn holders(defined: &[Defined], attached: &[Plan], exec: &[String]) -> Vec<H
 }
 
 /// The attachments among `attached` whose network has this configuration name, as GC names them.
-pub fn in_use(attached: &[Plan], config_name: &str) -> Vec<AttachmentId> {
+pub fn in_use(attached: &[Arc<Plan>], config_name: &str) -> Vec<AttachmentId> {
     let mut ids: Vec<AttachmentId> = attached
         .iter()
         .flat_map(|plan| {
@@ -126,7 +128,7 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
             None => steps.push(Step::Delegate(Delegate {
                 plugin: plugin_type.to_owned(),
                 config,
-                role: super::Role::Plugin,
+                role: crate::step::Role::Plugin,
             })),
         }
     }

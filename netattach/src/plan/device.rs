@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::DeviceInfoFiles;
 use super::resolve::Network;
 use crate::cni::{CniError, NetworkList, code};
 use crate::npwg::{RESOURCE_ANNOTATION, Selection, device_info};
+use crate::step::DeviceInfoFiles;
 
 /// Capability, and key, by which a plugin is told its device.
 const DEVICE_ID: &str = "deviceID";

@@ -1,14 +1,13 @@
 //! What CHECK should find in the kernel for an attachment. Pure.
 
-use std::collections::BTreeMap;
-
 use ipnet::IpNet;
 
-use super::routing::SourceRouting;
-use super::{AttachmentPlan, Interface, Output, Role, Step, StepRef, addressing, result, routing};
+use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam::host_local::Config;
-use crate::link::spec::{self, MacvlanMode, Route};
+use crate::spec::{self, MacvlanMode, Route};
+use crate::step::{Brought, SourceRouting};
+use crate::step::{Interface, Output, Role, Step};
 
 /// The state of one attachment as its record, or the result that was printed for it, has it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -52,17 +51,15 @@ pub struct Expected {
 /// # Errors
 /// A plugin's result cannot be read.
 pub fn expected(
-    number: u16,
     attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
+    outputs: Brought<'_>,
     last: &CniResult,
     netns: &str,
 ) -> Result<Expected, CniError> {
     let mut expected = Expected::default();
-    let leased = result::leased(number, attachment, outputs)?;
+    let leased = result::leased(attachment, outputs)?;
     for (index, step) in attachment.steps.iter().enumerate() {
-        // Step numbers fit: see `Plan::steps`.
-        let Some(output) = outputs.get(&StepRef(number, index as u16)) else { break };
+        let Some(output) = outputs.step(index) else { break };
         if let Output::Link { host, pod, .. } = output {
             expected.host.clone_from(host);
             expected.pod = Some(pod.clone());
@@ -82,7 +79,7 @@ pub fn expected(
             Step::Lease(config) => expected.lease = Some(config.clone()),
             Step::Gateway { .. } => expected.gateways = addressing::gateways(&leased.addresses),
             Step::Configure(configure) => {
-                let addressing = routing::settled(number, attachment, outputs, configure)?;
+                let addressing = routing::settled(attachment, outputs, configure)?;
                 expected.addresses = addressing.addresses;
                 expected.routes = addressing.routes;
             }
@@ -95,7 +92,7 @@ pub fn expected(
             | Step::PrepareDeviceInfo(_)
             | Step::ReadDeviceInfo(_) => {}
             Step::MoveDefaultRoutes { .. } => {
-                let routes = routing::moved(attachment.yields_to, outputs).to_vec();
+                let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
                 expected.default_routes = Some((attachment.ifname.clone(), routes));
             }
             Step::RouteBySource => {
@@ -137,8 +134,9 @@ fn interface(result: &CniResult, index: usize) -> Interface {
 mod tests {
     use super::*;
     use crate::cni;
-    use crate::link::spec::{Bridge, BridgePort, Veth};
-    use crate::plan::{Configure, LeasedAddress, Style};
+    use crate::spec::{Bridge, BridgePort, Veth};
+    use crate::step::{Configure, LeasedAddress, Style};
+    use crate::step::{Outputs, StepRef};
 
     const POD: &str = "/run/netns/c1";
 
@@ -172,10 +170,10 @@ mod tests {
                     group: 1,
                     port: Some(port),
                 }),
-                Step::Delegate(crate::plan::Delegate {
+                Step::Delegate(crate::step::Delegate {
                     plugin: "dhcp".into(),
                     config: serde_json::Map::new(),
-                    role: crate::plan::Role::Ipam,
+                    role: crate::step::Role::Ipam,
                 }),
                 Step::Gateway { bridge: "br0".into(), force: false },
                 Step::Configure(Configure { style: Style::Subnet, default_route: true, dns: None }),
@@ -185,14 +183,14 @@ mod tests {
         }
     }
 
-    fn outputs() -> BTreeMap<StepRef, Output> {
+    fn outputs() -> Outputs {
         let lease = Output::Lease {
             addresses: vec![LeasedAddress { address: "10.1.0.2/24".parse().unwrap(), gateway: None }],
             dns: cni::Dns::default(),
             routes: vec![],
         };
         let all = [
-            Output::Bridge(crate::plan::Bridge { link: made("br0", 1), made: false }),
+            Output::Bridge(crate::step::Bridge { link: made("br0", 1), made: false }),
             Output::Link { host: Some(made("na0", 2)), pod: made("eth0", 3), parent: None },
             lease,
             Output::Nothing,
@@ -203,7 +201,7 @@ mod tests {
 
     #[test]
     fn everything_that_the_steps_left_is_expected() {
-        let expected = expected(0, &attachment(), &outputs(), &CniResult::default(), POD).unwrap();
+        let expected = expected(&attachment(), outputs().of(0), &CniResult::default(), POD).unwrap();
         let wanted = Expected {
             pod: Some(made("eth0", 3)),
             kind: Some("veth"),
@@ -239,14 +237,14 @@ mod tests {
     fn an_mtu_is_expected_as_a_later_plugin_tells_it_and_not_at_all_if_it_may_have_changed_in_silence() {
         let mut chained = attachment();
         let tuning = |role| {
-            Step::Delegate(crate::plan::Delegate {
+            Step::Delegate(crate::step::Delegate {
                 plugin: "tuning".into(),
                 config: serde_json::Map::new(),
                 role,
             })
         };
         let mtu = |attachment: &AttachmentPlan, told| {
-            expected(0, attachment, &outputs(), &listed(POD, told), POD).unwrap().pod.unwrap().mtu
+            expected(attachment, outputs().of(0), &listed(POD, told), POD).unwrap().pod.unwrap().mtu
         };
         assert_eq!((mtu(&chained, None), mtu(&chained, Some(1400))), (1500, 1400));
         chained.steps.push(tuning(Role::Plugin));
@@ -257,18 +255,18 @@ mod tests {
     fn an_interface_of_another_plugin_is_expected_where_its_result_says_it_is() {
         let mut foreign = attachment();
         foreign.steps.clear();
-        let there = expected(0, &foreign, &BTreeMap::new(), &listed(POD, Some(1400)), POD).unwrap();
+        let there = expected(&foreign, Outputs::default().of(0), &listed(POD, Some(1400)), POD).unwrap();
         let pod = Interface { index: 0, mtu: 1400, ..made("eth0", 0x99) };
         let addresses = vec!["192.0.2.9/24".parse().unwrap()];
         assert_eq!(there, Expected { pod: Some(pod), addresses, ..Expected::default() });
-        let elsewhere = expected(0, &foreign, &BTreeMap::new(), &listed("/run/netns/other", None), POD);
+        let elsewhere = expected(&foreign, Outputs::default().of(0), &listed("/run/netns/other", None), POD);
         assert_eq!(elsewhere.unwrap(), Expected::default());
     }
 
     #[test]
     fn an_ethernet_address_that_a_later_plugin_changed_is_expected() {
         let last = listed(POD, None);
-        let pod = expected(0, &attachment(), &outputs(), &last, POD).unwrap().pod.unwrap();
+        let pod = expected(&attachment(), outputs().of(0), &last, POD).unwrap().pod.unwrap();
         assert_eq!(pod.mac, "02:00:00:00:00:99".parse().ok());
     }
 
@@ -276,7 +274,7 @@ mod tests {
     fn steps_that_were_not_carried_out_leave_nothing() {
         let mut outputs = outputs();
         outputs.retain(|step, _| step.1 == 0);
-        let expected = expected(0, &attachment(), &outputs, &CniResult::default(), POD).unwrap();
+        let expected = expected(&attachment(), outputs.of(0), &CniResult::default(), POD).unwrap();
         let bridge = Some(Bridge { name: "br0".into(), mtu: None, promiscuous: false });
         assert_eq!(expected, Expected { bridge, ..Expected::default() });
     }

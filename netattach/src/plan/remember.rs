@@ -1,13 +1,12 @@
 //! What others are told of an attachment in the files of libcni's cache. Pure.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{AttachmentPlan, Output, Sandbox, Step, StepRef, result};
+use super::{AttachmentPlan, Sandbox, result};
 use crate::cni::cache::{Entry, Key};
 use crate::cni::{CniArgs, CniError, NetworkList};
+use crate::step::{Brought, Remember, Step};
 
 /// Which attachments are told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -20,16 +19,6 @@ pub enum Remembered {
     Delegated,
     /// None.
     Off,
-}
-
-/// What the steps of an attachment do not say of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Remember {
-    /// The network's configuration.
-    pub config: Value,
-    /// What was offered to plugins that declare the capability.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub capability_args: Map<String, Value>,
 }
 
 impl Remembered {
@@ -45,7 +34,7 @@ impl Remembered {
             Self::Delegated => steps.iter().any(|step| matches!(step, Step::Delegate(_))),
             Self::Off => false,
         };
-        is_meant.then(|| Step::Remember(Remember { config: list.to_value(), capability_args }))
+        is_meant.then(|| Step::Remember(Remember { config: (&list.to_value()).into(), capability_args }))
     }
 }
 
@@ -64,17 +53,16 @@ pub fn key(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Key {
 /// A plugin's result cannot be read.
 pub fn entry(
     sandbox: &Sandbox,
-    number: u16,
     attachment: &AttachmentPlan,
     remember: &Remember,
-    outputs: &BTreeMap<StepRef, Output>,
+    outputs: Brought<'_>,
 ) -> Result<Entry, CniError> {
     Ok(Entry {
         key: key(sandbox, attachment),
-        config: remember.config.to_string().into_bytes(),
+        config: remember.config.as_str().as_bytes().to_vec(),
         netns: Some(sandbox.netns.clone()),
         args: CniArgs::from(sandbox.cni_args.clone()).pairs().to_vec(),
         capability_args: remember.capability_args.clone(),
-        result: Some(result::told(sandbox, number, attachment, outputs)?),
+        result: Some(result::told(sandbox, attachment, outputs)?),
     })
 }

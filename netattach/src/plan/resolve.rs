@@ -1,22 +1,25 @@
 //! From a pod's networks to a plan. Pure.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::attachment::{Wanted, attachment};
-use super::{AttachmentPlan, Dynamic, Plan, Remembered, Sandbox, Step, StepRef, When};
+use super::{AttachmentPlan, Dynamic, Plan, Remembered, Sandbox};
+use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
 use crate::link::{self, Driver};
 use crate::npwg::{self, Selection};
+use crate::step::{Step, StepRef, When};
 
 /// A network that a pod is to be attached to.
 #[derive(Debug, Clone)]
 pub struct Network {
     /// `namespace/name` of its definition, or the configuration's own name.
     pub name: String,
-    /// Its configuration.
-    pub list: NetworkList,
+    /// Its configuration, which all attachments of it share.
+    pub list: Arc<NetworkList>,
     /// The extended resource that its devices are of ([`npwg::RESOURCE_ANNOTATION`]).
     pub resource: Option<String>,
     /// When the programs of its attachments run, where its definition says so: of those that other plugins make.
@@ -82,6 +85,7 @@ pub fn resolve(
     options: &Options,
     mut numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<Plan, CniError> {
+    check_extent(intent)?;
     let selections: Vec<Selection> =
         intent.selections.iter().map(|(selection, _)| selection.clone()).collect();
     let names = npwg::interface_names(&selections, &["lo", &request.ifname])
@@ -103,6 +107,15 @@ pub fn resolve(
     }
     settle_routing(&mut attachments, &intent.selections);
     Ok(Plan { sandbox, attachments, dynamic: None })
+}
+
+/// Each attachment has the configuration of its network in the plan, however many are of one.
+fn check_extent(intent: &Intent) -> Result<(), CniError> {
+    let networks = [&intent.default].into_iter().chain(intent.selections.iter().map(|(_, network)| network));
+    let extents = networks.map(|network| network.list.extent());
+    let (values, bytes) = extents.fold((0, 0), |(values, bytes), (more, text)| (values + more, bytes + text));
+    budget::POD_TEXT.check(bytes)?;
+    Ok(budget::POD_VALUES.check(values)?)
 }
 
 /// The last steps, which concern the pod as a whole.

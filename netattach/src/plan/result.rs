@@ -1,15 +1,14 @@
 //! From step outputs to a CNI result, and back. Pure.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{
-    AttachmentPlan, Bridge, Configure, Interface, LeasedAddress, Output, Parent, Role, Sandbox, Step,
-    StepRef, Style, addressing, routing,
-};
+use super::{AttachmentPlan, Sandbox, addressing, routing};
 use crate::cni::{self, CniError, CniResult, Value};
+use crate::step::{
+    Bridge, Brought, Configure, Interface, LeasedAddress, Output, Outputs, Parent, Role, Step, StepRef, Style,
+};
 
 /// What an attachment looks like after the steps that have an output: the `prevResult` of the next plugin, and
 /// in the end the result.
@@ -18,15 +17,13 @@ use crate::cni::{self, CniError, CniResult, Value};
 /// A plugin's result cannot be read.
 pub fn result(
     sandbox: &Sandbox,
-    number: u16,
     attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
+    outputs: Brought<'_>,
 ) -> Result<CniResult, CniError> {
     let mut result = CniResult::default();
     let mut pod = None;
     for (index, step) in attachment.steps.iter().enumerate() {
-        // Step numbers fit: see `Plan::steps`.
-        let Some(output) = outputs.get(&StepRef(number, index as u16)) else { break };
+        let Some(output) = outputs.step(index) else { break };
         match (step, output) {
             (Step::Delegate(delegate), Output::Delegate { result: printed }) => {
                 let printed = CniResult::parse(printed, attachment.version)?;
@@ -70,12 +67,12 @@ pub fn result(
                 }
             }
             (Step::Configure(configure), Output::Nothing) => {
-                configured(&mut result, configure, &leased(number, attachment, outputs)?.addresses);
+                configured(&mut result, configure, &leased(attachment, outputs)?.addresses);
             }
             _ => {}
         }
     }
-    routing::settle_result(number, attachment, outputs, &mut result.routes);
+    routing::settle_result(attachment, outputs, &mut result.routes);
     Ok(result)
 }
 
@@ -104,29 +101,21 @@ fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAdd
 ///
 /// # Errors
 /// A plugin's result cannot be read, or cannot be expressed in that version.
-pub fn told(
-    sandbox: &Sandbox,
-    number: u16,
-    attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
-) -> Result<Value, CniError> {
+pub fn told(sandbox: &Sandbox, attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Value, CniError> {
     let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
-        // Step numbers fit: see `Plan::steps`.
-        Step::Delegate(delegate) if delegate.role == Role::Plugin => {
-            outputs.get(&StepRef(number, index as u16))
-        }
+        Step::Delegate(delegate) if delegate.role == Role::Plugin => outputs.step(index),
         _ => None,
     });
     match printed {
         Some(Output::Delegate { result: printed }) => {
             let mut printed = cni::result::in_version(printed, attachment.version)?;
-            if !routing::moved(attachment.yields_to, outputs).is_empty() {
-                let settled = result(sandbox, number, attachment, outputs)?.to_value(attachment.version)?;
+            if !routing::moved(attachment.yields_to, outputs.all()).is_empty() {
+                let settled = result(sandbox, attachment, outputs)?.to_value(attachment.version)?;
                 replace_routes(&mut printed, &settled);
             }
             Ok(printed)
         }
-        _ => result(sandbox, number, attachment, outputs)?.to_value(attachment.version),
+        _ => result(sandbox, attachment, outputs)?.to_value(attachment.version),
     }
 }
 
@@ -146,10 +135,7 @@ fn replace_routes(result: &mut Value, settled: &Value) {
 ///
 /// # Errors
 /// The result cannot be expressed in the attachment's version.
-pub fn read_back(
-    attachment: &AttachmentPlan,
-    result: &CniResult,
-) -> Result<BTreeMap<StepRef, Output>, CniError> {
+pub fn read_back(attachment: &AttachmentPlan, result: &CniResult) -> Result<Outputs, CniError> {
     // Whatever it was asked for as.
     let name =
         if attachment.steps.contains(&Step::RaiseLoopback) { "lo" } else { attachment.ifname.as_str() };
@@ -166,7 +152,7 @@ pub fn read_back(
         result.interfaces.iter().find(sought).map(read_interface)
     };
     let ips = result.ips.iter().filter(|ip| ip.interface.is_none() || ip.interface == pod);
-    let mut outputs = BTreeMap::new();
+    let mut outputs = Outputs::default();
     for (index, step) in attachment.steps.iter().enumerate() {
         let link = |host| {
             let pod = result.interfaces.get(pod?).map(read_interface)?;
@@ -234,13 +220,12 @@ pub struct Ends {
 }
 
 /// The link that an attachment's steps made or found, if they did.
-pub fn ends(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef, Output>) -> Option<Ends> {
-    // Step numbers fit: see `Plan::steps`.
-    (0..attachment.steps.len()).find_map(|step| match outputs.get(&StepRef(number, step as u16)) {
-        Some(Output::Link { host, pod, parent }) => {
+pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
+    outputs.iter().find_map(|output| match output {
+        Output::Link { host, pod, parent } => {
             Some(Ends { host: host.clone(), pod: pod.clone(), parent: parent.clone() })
         }
-        Some(Output::Device { host, pod: Some(pod), .. }) => {
+        Output::Device { host, pod: Some(pod), .. } => {
             Some(Ends { host: host.clone(), pod: pod.clone(), parent: None })
         }
         _ => None,
@@ -248,12 +233,8 @@ pub fn ends(number: u16, attachment: &AttachmentPlan, outputs: &BTreeMap<StepRef
 }
 
 /// The ends of the link that an attachment's steps made or found: the node's, if it has one, and the pod's.
-pub fn link(
-    number: u16,
-    attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
-) -> Option<(Option<Interface>, Interface)> {
-    ends(number, attachment, outputs).map(|ends| (ends.host, ends.pod))
+pub fn link(outputs: Brought<'_>) -> Option<(Option<Interface>, Interface)> {
+    ends(outputs).map(|ends| (ends.host, ends.pod))
 }
 
 /// What address management brought to an attachment.
@@ -269,16 +250,12 @@ pub struct Leased {
 ///
 /// # Errors
 /// The plugin's result cannot be read.
-pub fn leased(
-    number: u16,
-    attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
-) -> Result<Leased, CniError> {
+pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
     if attachment.steps.contains(&Step::FindDevice) {
-        return brought(number, attachment, outputs);
+        return brought(attachment, outputs);
     }
     for (index, step) in attachment.steps.iter().enumerate() {
-        match (step, outputs.get(&StepRef(number, index as u16))) {
+        match (step, outputs.step(index)) {
             (_, Some(Output::Lease { addresses, routes, .. })) => {
                 return Ok(Leased { addresses: addresses.clone(), routes: routes.clone() });
             }
@@ -298,14 +275,9 @@ pub fn leased(
 }
 
 /// The addresses and routes of an interface that other plugins made, by what the last of them printed.
-fn brought(
-    number: u16,
-    attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
-) -> Result<Leased, CniError> {
+fn brought(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
     let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
-        // Step numbers fit: see `Plan::steps`.
-        Step::Delegate(_) => outputs.get(&StepRef(number, index as u16)),
+        Step::Delegate(_) => outputs.step(index),
         _ => None,
     });
     let Some(Output::Delegate { result }) = printed else { return Ok(Leased::default()) };

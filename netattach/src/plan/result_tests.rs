@@ -6,9 +6,10 @@ use super::*;
 use crate::cni::{Request, Version};
 use crate::link;
 use crate::netns::NetnsId;
-use crate::plan::Protect;
 use crate::plan::resolve::one;
-use crate::plan::vantage::{self, Unseen, Vantage, When};
+use crate::plan::vantage;
+use crate::step::{Outputs, Protect};
+use crate::step::{Unseen, Vantage, When};
 
 const POD: &str = "/run/netns/c1";
 
@@ -45,10 +46,10 @@ fn made(name: &str, mac: &str) -> Interface {
 }
 
 /// What the steps of a plan would bring, were they carried out; two addresses, one of them without gateway.
-fn outputs(attachment: &AttachmentPlan) -> BTreeMap<StepRef, Output> {
+fn outputs(attachment: &AttachmentPlan) -> Outputs {
     let brought = |step: &Step| match step {
         Step::EnsureBridge(bridge) => {
-            Output::Bridge(crate::plan::Bridge { link: made(&bridge.name, "02:00:00:00:00:01"), made: true })
+            Output::Bridge(crate::step::Bridge { link: made(&bridge.name, "02:00:00:00:00:01"), made: true })
         }
         Step::CreateVeth(veth) => Output::Link {
             parent: None,
@@ -79,7 +80,7 @@ fn outputs(attachment: &AttachmentPlan) -> BTreeMap<StepRef, Output> {
 }
 
 fn told(attachment: &AttachmentPlan) -> CniResult {
-    result(&sandbox(), 0, attachment, &outputs(attachment)).unwrap()
+    result(&sandbox(), attachment, outputs(attachment).of(0)).unwrap()
 }
 
 fn pool() -> Value {
@@ -150,7 +151,7 @@ fn a_result_read_back_and_told_again_is_the_same() {
         let told = told(&attachment);
         let back = read_back(&attachment, &told).unwrap();
         assert_eq!(back.keys().count(), attachment.steps.len(), "{kind} {keys}");
-        assert_eq!(result(&sandbox(), 0, &attachment, &back).unwrap(), told, "{kind} {keys}");
+        assert_eq!(result(&sandbox(), &attachment, back.of(0)).unwrap(), told, "{kind} {keys}");
     }
 }
 
@@ -164,11 +165,11 @@ fn a_link_that_a_result_does_not_list_has_no_output() {
 }
 
 /// What another plugin printed for an interface that it made, with one of the addresses another interface's.
-fn delegated() -> (AttachmentPlan, BTreeMap<StepRef, Output>) {
+fn delegated() -> (AttachmentPlan, Outputs) {
     let mut attachment = planned("bridge", &json!({}));
     let delegate = |plugin: &str| {
         let (plugin, config) = (plugin.to_owned(), serde_json::Map::new());
-        Step::Delegate(crate::plan::Delegate { plugin, config, role: Role::Plugin })
+        Step::Delegate(crate::step::Delegate { plugin, config, role: Role::Plugin })
     };
     attachment.steps = vec![delegate("host-device"), delegate("tuning"), Step::FindDevice];
     let printed = |address: &str| {
@@ -182,7 +183,7 @@ fn delegated() -> (AttachmentPlan, BTreeMap<StepRef, Output>) {
         });
         Output::Delegate { result }
     };
-    let outputs = BTreeMap::from([
+    let outputs = Outputs::from_iter([
         (StepRef(0, 0), printed("10.7.0.2/24")),
         (StepRef(0, 1), printed("10.7.0.3/24")),
         (
@@ -200,7 +201,7 @@ fn delegated() -> (AttachmentPlan, BTreeMap<StepRef, Output>) {
 #[test]
 fn an_interface_of_other_plugins_has_the_addresses_that_the_last_of_them_printed_for_it() {
     let (attachment, outputs) = delegated();
-    let leased = leased(0, &attachment, &outputs).unwrap();
+    let leased = leased(&attachment, outputs.of(0)).unwrap();
     let addresses: Vec<_> = leased.addresses.iter().map(|leased| leased.address.to_string()).collect();
     assert_eq!(addresses, ["10.7.0.3/24", "fd00:7::2/64"]);
 }
@@ -209,17 +210,17 @@ fn an_interface_of_other_plugins_has_the_addresses_that_the_last_of_them_printed
 fn an_interface_of_other_plugins_is_where_it_was_found() {
     let (attachment, mut outputs) = delegated();
     let pod = made("eth0", "02:00:00:00:00:03");
-    assert_eq!(link(0, &attachment, &outputs), Some((None, pod)));
+    assert_eq!(link(outputs.of(0)), Some((None, pod)));
     // Nothing is protected: whatever was found, it is left alone.
-    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Nowhere(Unseen::NotJudged));
+    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Nowhere(Unseen::NotJudged));
     let mut attachment = attachment;
     attachment.steps.push(Step::Protect(protect(When::Selected)));
-    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Pod);
+    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Pod);
     outputs.remove(&StepRef(0, 2));
-    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Nowhere(Unseen::NoInterface));
+    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Nowhere(Unseen::NoInterface));
     attachment.steps.pop();
     attachment.steps.push(Step::Protect(protect(When::Never)));
-    assert_eq!(vantage::of(0, &attachment, &outputs), Vantage::Nowhere(Unseen::LeftAlone));
+    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Nowhere(Unseen::LeftAlone));
 }
 
 fn protect(when: When) -> Protect {

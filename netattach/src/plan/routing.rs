@@ -1,16 +1,15 @@
 //! The routing of a pod as a whole, settled when all its attachments are made: which of them has the default
 //! routes, and which interface traffic leaves by that has several ways. Pure.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 use super::addressing::{any_of, link_gateway, pod_side};
-use super::{AttachmentPlan, Configure, LeasedAddress, Output, Plan, Step, StepRef, Style, result};
+use super::{AttachmentPlan, Plan, result};
 use crate::cni::{self, CniError};
-use crate::link::spec::{Addressing, Route};
+use crate::spec::{Addressing, Route};
+use crate::step::{Brought, Configure, LeasedAddress, Output, Outputs, SourceRouting, Step, StepRef, Style};
 
 /// `RT_TABLE_MAIN`.
 pub const MAIN_TABLE: u32 = 254;
@@ -32,21 +31,6 @@ pub struct NotOnLink {
     pub gateway: IpAddr,
     /// The link's.
     pub only: IpAddr,
-}
-
-/// How traffic from the addresses of one interface is kept to that interface.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceRouting {
-    /// Name in the pod.
-    pub ifname: String,
-    /// Its index in the pod.
-    pub index: u32,
-    /// The routing table that is asked for traffic from these addresses.
-    pub table: u32,
-    /// Addresses of the interface.
-    pub sources: Vec<IpAddr>,
-    /// What is in the table, in the order of installation.
-    pub routes: Vec<Route>,
 }
 
 /// The table of the interface with that index.
@@ -109,7 +93,7 @@ pub fn default_routes(
 }
 
 /// The default routes that the step has moved; none before it is done.
-pub fn moved(at: Option<StepRef>, outputs: &BTreeMap<StepRef, Output>) -> &[Route] {
+pub fn moved(at: Option<StepRef>, outputs: &Outputs) -> &[Route] {
     match at.and_then(|at| outputs.get(&at)) {
         Some(Output::DefaultRoutes { routes }) => routes,
         _ => &[],
@@ -124,15 +108,10 @@ fn has_yielded(destination: IpNet, table: Option<u32>, moved: &[Route]) -> bool 
 }
 
 /// Corrects the routes of an attachment's result by what became of the pod's default routes.
-pub fn settle_result(
-    number: u16,
-    attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
-    routes: &mut Vec<cni::Route>,
-) {
-    let moved = moved(attachment.yields_to, outputs);
+pub fn settle_result(attachment: &AttachmentPlan, outputs: Brought<'_>, routes: &mut Vec<cni::Route>) {
+    let moved = moved(attachment.yields_to, outputs.all());
     routes.retain(|route| !has_yielded(route.dst, route.table, moved));
-    if attachment.yields_to.is_some_and(|at| at.0 == number) {
+    if attachment.yields_to.is_some_and(|at| at.0 == outputs.attachment()) {
         routes.extend(moved.iter().map(|route| cni::Route {
             priority: route.priority,
             ..cni::Route::new(route.destination, route.gateway)
@@ -145,14 +124,13 @@ pub fn settle_result(
 /// # Errors
 /// A plugin's result cannot be read.
 pub fn settled(
-    number: u16,
     attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
+    outputs: Brought<'_>,
     configure: &Configure,
 ) -> Result<Addressing, CniError> {
-    let leased = result::leased(number, attachment, outputs)?;
+    let leased = result::leased(attachment, outputs)?;
     let mut addressing = pod_side(configure, &leased.addresses, &leased.routes);
-    let moved = moved(attachment.yields_to, outputs);
+    let moved = moved(attachment.yields_to, outputs.all());
     addressing.routes.retain(|route| !has_yielded(route.destination, route.table, moved));
     Ok(addressing)
 }
@@ -163,11 +141,11 @@ pub fn settled(
 ///
 /// # Errors
 /// A plugin's result cannot be read.
-pub fn by_source(plan: &Plan, outputs: &BTreeMap<StepRef, Output>) -> Result<Vec<SourceRouting>, CniError> {
+pub fn by_source(plan: &Plan, outputs: &Outputs) -> Result<Vec<SourceRouting>, CniError> {
     let mut all = Vec::new();
     for (number, attachment) in plan.attachments.iter().enumerate() {
         // Attachment numbers fit: see `Plan::steps`.
-        all.extend(kept_to_its_interface(number as u16, attachment, outputs)?);
+        all.extend(kept_to_its_interface(attachment, outputs.of(number as u16))?);
     }
     let shared = |one: &SourceRouting| {
         let others = all.iter().filter(|other| other.index != one.index);
@@ -179,21 +157,20 @@ pub fn by_source(plan: &Plan, outputs: &BTreeMap<StepRef, Output>) -> Result<Vec
 }
 
 fn kept_to_its_interface(
-    number: u16,
     attachment: &AttachmentPlan,
-    outputs: &BTreeMap<StepRef, Output>,
+    outputs: Brought<'_>,
 ) -> Result<Option<SourceRouting>, CniError> {
-    let link = result::link(number, attachment, outputs);
+    let link = result::link(outputs);
     let (Some(configure), Some((_, pod))) = (own_configuration(attachment), link) else { return Ok(None) };
-    let addressing = settled(number, attachment, outputs, configure)?;
+    let addressing = settled(attachment, outputs, configure)?;
     let table = table_of(pod.index);
     let connected = addressing.addresses.iter().filter(|net| net.prefix_len() < net.max_prefix_len());
     let mut routes: Vec<Route> = connected.map(|net| Route::on_link(net.trunc())).collect();
     routes.extend(
         addressing.routes.into_iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE)),
     );
-    if attachment.yields_to.is_some_and(|at| at.0 == number) {
-        routes.extend(moved(attachment.yields_to, outputs).iter().map(|route| Route {
+    if attachment.yields_to.is_some_and(|at| at.0 == outputs.attachment()) {
+        routes.extend(moved(attachment.yields_to, outputs.all()).iter().map(|route| Route {
             // The kernel has found the way to the gateway once; this table need not have it.
             on_link: route.gateway.is_some(),
             ..route.clone()

@@ -4,8 +4,9 @@
 
 use std::path::Path;
 
-use super::{AttachmentPlan, Delegate, Role, Sandbox, Step};
+use super::{AttachmentPlan, Sandbox};
 use crate::ipam::host_local::Owner;
+use crate::step::{Delegate, Output, Role, Step};
 
 /// What takes a step back.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +17,8 @@ pub enum Inverse<'a> {
         pod_name: &'a str,
         /// Name of the node's end, if it has one.
         host_name: Option<&'a str>,
+        /// Index in the pod of the link that was made, where that is known.
+        made: Option<u32>,
     },
     /// The owner's addresses are free.
     Release {
@@ -41,13 +44,52 @@ pub enum Inverse<'a> {
     },
 }
 
-/// The inverse of a step; `None` for a step whose effect is shared with others or goes with the link.
-pub fn inverse<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan, step: &'a Step) -> Option<Inverse<'a>> {
+/// When an inverse is carried out, relative to those of other steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// First, while their interfaces exist.
+    Plugins,
+    /// All at once: each would cost a grace period of its own.
+    Links,
+    /// Once the links that carried it are gone.
+    Holdings,
+    /// Once nothing else is left: who looks there for what is left finds it until then.
+    Cache,
+}
+
+impl Inverse<'_> {
+    /// When it is carried out.
+    pub fn stage(&self) -> Stage {
+        match self {
+            Self::Delegate(_) => Stage::Plugins,
+            Self::DeleteLink { .. } => Stage::Links,
+            Self::Release { .. } | Self::RemoveFile(_) | Self::ForgetSources | Self::Unprotect { .. } => {
+                Stage::Holdings
+            }
+            Self::Forget => Stage::Cache,
+        }
+    }
+}
+
+/// The inverse of a step; `None` for a step whose effect is shared with others or goes with the link. `output` is what the step
+/// put out; `None`: it has not ended, or not told.
+pub fn inverse<'a>(
+    sandbox: &Sandbox,
+    attachment: &'a AttachmentPlan,
+    step: &'a Step,
+    output: Option<&Output>,
+) -> Option<Inverse<'a>> {
+    let made = match output {
+        Some(Output::Link { pod, .. }) => Some(pod.index),
+        _ => None,
+    };
     Some(match step {
         Step::CreateVeth(veth) => {
-            Inverse::DeleteLink { pod_name: &veth.pod_name, host_name: Some(&veth.host_name) }
+            Inverse::DeleteLink { pod_name: &veth.pod_name, host_name: Some(&veth.host_name), made }
         }
-        Step::CreateMacvlan(macvlan) => Inverse::DeleteLink { pod_name: &macvlan.pod_name, host_name: None },
+        Step::CreateMacvlan(macvlan) => {
+            Inverse::DeleteLink { pod_name: &macvlan.pod_name, host_name: None, made }
+        }
         Step::Lease(config) => Inverse::Release {
             data_dir: &config.data_dir,
             network: &config.network,

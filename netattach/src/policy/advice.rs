@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netattach_common::protocol::{ICMP, ICMPV6};
 
 use super::explain::{Asked, Leg, Missing, Named, Path};
-use super::model::Direction;
+use crate::objects::policy::Direction;
 
 /// A change that lets a flow pass one end which denies it. Shown as a sentence without its full stop.
 ///

@@ -6,20 +6,20 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::npwg::NetworkRef;
+use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::{ObjectName, Objects, Phase, Pod};
 use crate::policy::compile::{Options, compile};
 use crate::policy::diff::{Programmed, diff};
-use crate::policy::explain::{End, Form, Question, View, explain};
+use crate::policy::explain::{End, Form, NodeRules, Question, View, explain};
 use crate::policy::index::{Endpoint, Place};
-use crate::policy::manifest::{self, POLICY_FOR_ANNOTATION};
-use crate::policy::passage::Passage;
-use crate::source::objects::{ObjectName, Objects, Phase, Pod};
+use crate::source::read::policy;
 
 /// `shop/web` and `shop/db` on `shop/lan`, both families, and policies.
 struct Scene {
     objects: Objects,
     endpoints: Vec<Endpoint>,
     specs: BTreeMap<String, Value>,
-    passage: Passage,
+    node: NodeRules,
 }
 
 impl Scene {
@@ -42,14 +42,14 @@ impl Scene {
             objects.pods.insert(pod.clone(), self::pod(pod).into());
         }
         let specs = specs.iter().map(|(name, spec)| ((*name).to_owned(), spec.clone())).collect();
-        Self { objects, endpoints, specs, passage: Passage::default() }
+        Self { objects, endpoints, specs, node: NodeRules::default() }
     }
 
     fn explain(&mut self, from: &End, to: &End, traffic: Asked) -> Vec<Path> {
         let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
         for (name, spec) in &self.specs {
             let name = ObjectName::new("shop", name);
-            let policy = manifest::read(name.clone(), &annotations, spec).unwrap();
+            let policy = policy::read(name.clone(), &annotations, spec).unwrap();
             self.objects.policies.insert(name, policy.into());
         }
         let desired = compile(&self.objects, &self.endpoints, &Options::default());
@@ -61,7 +61,7 @@ impl Scene {
             limited: &BTreeMap::new(),
             programmed: &programmed,
             desired: &desired,
-            passage: self.passage,
+            node: self.node,
             behind_translation: false,
         };
         explain(&view, &Question { from: from.clone(), to: to.clone(), traffic })
@@ -162,8 +162,8 @@ fn every_advice_that_is_followed_lets_the_flow_pass_in_any_of_the_policies_that_
                 }
                 let mut scene = Scene::new(specs);
                 for setting in advice.iter().filter_map(Advice::setting) {
-                    scene.passage.accept_icmp |= setting == "acceptICMP";
-                    scene.passage.accept_icmpv6 |= setting == "acceptICMPv6";
+                    scene.node.accept_icmp |= setting == "acceptICMP";
+                    scene.node.accept_icmpv6 |= setting == "acceptICMPv6";
                     assert!(scene.explain(from, to, asked)[place].passes(), "{setting}");
                 }
             }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::index::Endpoint;
-use super::model::PolicyName;
-use crate::source::objects::{ObjectName, Objects};
+use crate::objects::policy::PolicyName;
+use crate::objects::{ObjectName, Objects};
 
 /// Names of what is new, different or gone.
 #[derive(Debug, Default)]

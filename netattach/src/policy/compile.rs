@@ -17,17 +17,17 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::budget::{Excess, FINDINGS, Meter, PREFIXES};
 use super::compiled::{CompiledPolicy, Origin, Traffic};
 use super::index::{Peers as KnownPeers, Place};
-use super::model::{
-    Direction, Inference, Peer, Peers, Policy, PolicyKind, PolicyName, PortTerm, Ports, Rule, Severity,
-};
 use super::tables::{ResolvedRule, Tables};
 use super::traffic::{one_port, port_blocks};
-use crate::npwg::Restrictions;
 use crate::npwg::selection::PortProtocol;
-use crate::source::objects::{ObjectName, Pod};
+use crate::objects::access::Restrictions;
+use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES};
+use crate::objects::policy::{
+    Direction, Inference, Peer, Peers, Policy, PolicyKind, PolicyName, PortTerm, Ports, Rule, Severity,
+};
+use crate::objects::{ObjectName, Pod};
 
 /// Choices that the policies leave open.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -418,7 +418,7 @@ fn numeric_traffic(term: &PortTerm) -> Vec<Traffic> {
 /// All at once, by a compiler that knows nothing yet.
 #[cfg(test)]
 pub(super) fn compile(
-    objects: &crate::source::Objects,
+    objects: &crate::objects::Objects,
     endpoints: &[super::index::Endpoint],
     options: &Options,
 ) -> Desired {

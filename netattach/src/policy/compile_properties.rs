@@ -10,11 +10,11 @@ use super::super::index::Endpoint;
 use super::tests::World;
 use super::*;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::objects::Objects;
+use crate::objects::labels::{Labels, Requirement, Selector};
+use crate::objects::policy::Directions;
+use crate::objects::{ContainerPort, Phase};
 use crate::policy::evaluate::evaluate;
-use crate::policy::model::Directions;
-use crate::policy::selector::{Labels, Requirement, Selector};
-use crate::source::Objects;
-use crate::source::objects::{ContainerPort, Phase};
 
 /// `None`: not isolated. Otherwise the rules that allow the traffic.
 fn read_text(

@@ -3,17 +3,18 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::npwg::restriction::Isolation;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
-use crate::policy::budget::{POLICIES, RULES_OF_NODE};
+use crate::objects::Objects;
+use crate::objects::access::Isolation;
+use crate::objects::budget::{POLICIES, RULES_OF_NODE};
+use crate::objects::labels::Labels;
+use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::{ContainerPort, Phase};
 use crate::policy::compiled::PortPrefix;
 use crate::policy::evaluate::evaluate;
 use crate::policy::index::Endpoint;
-use crate::policy::manifest::{self, POLICY_FOR_ANNOTATION};
-use crate::policy::selector::Labels;
 use crate::policy::tables::NOTHING;
-use crate::source::Objects;
-use crate::source::objects::{ContainerPort, Phase};
+use crate::source::read::policy;
 
 /// Two namespaces, a pod with two networks, and every kind of peer.
 pub(super) struct World {
@@ -105,7 +106,7 @@ impl World {
             let networks = policy.get("for").and_then(Value::as_str).unwrap_or("net-a");
             spec.as_object_mut().unwrap().remove("for");
             let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), networks.to_owned())]);
-            let policy = manifest::read(ObjectName::new("shop", format!("p{number}")), &annotations, &spec);
+            let policy = policy::read(ObjectName::new("shop", format!("p{number}")), &annotations, &spec);
             let policy = policy.unwrap();
             self.objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
         }
@@ -634,7 +635,7 @@ fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
         json!({"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"], "ingress": [{}]});
     let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "net-a".to_owned())]);
     // By its name it comes first.
-    let late = manifest::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
+    let late = policy::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
     more.objects.policies.insert(late.name.object.clone(), Arc::new(late));
     let desired = update(&more);
     assert_eq!(refused(&desired), ["multi-networkpolicy shop/a"]);
@@ -650,7 +651,7 @@ fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     // As many policies as there can be, and one more.
     let mut many = World::new().with(&vec![json!({"ingress": [{"ports": [{"port": 80}]}]}); POLICIES]);
     assert_eq!(refused(&update(&many)), Vec::<String>::new());
-    let last = manifest::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
+    let last = policy::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
     many.objects.policies.insert(last.name.object.clone(), Arc::new(last));
     assert_eq!(refused(&update(&many)), ["multi-networkpolicy shop/a"]);
 }

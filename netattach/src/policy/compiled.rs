@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::model::{Direction, PolicyName};
+use crate::objects::policy::{Direction, PolicyName};
 
 /// Number of a set of rules that one group of peer addresses matches. 0 is never used: it means "no class".
 pub type ClassId = u32;

@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-use super::budget::{Excess, POLICIES, RULES_OF_NODE};
 use super::changes::Changes;
 use super::compile::{
     Condition, Desired, EndpointPolicy, Key, Options, Same, Subject, conditions_of, exceeded,
@@ -22,9 +21,10 @@ use super::compile::{
 };
 use super::compiled::CompiledPolicy;
 use super::index::{Endpoint, PeerPod, Peers, Place, selecting, selects, usable_networks};
-use super::model::{Direction, Peer, Peers as AnyPeers, Policy, PolicyKind, PolicyName, Severity};
-use super::selector::Labels;
-use crate::source::objects::{ObjectName, Objects, Pod};
+use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
+use crate::objects::labels::Labels;
+use crate::objects::policy::{Direction, Peer, Peers as AnyPeers, Policy, PolicyKind, PolicyName, Severity};
+use crate::objects::{ObjectName, Objects, Pod};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -108,6 +108,8 @@ impl Compiler {
         touched.extend(changes.policies.iter().cloned());
         self.made.retain(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.attachments.retain(|id, _| endpoints.contains_key(id));
+        drop(before);
+        self.let_go(&changes);
         for (id, endpoint) in endpoints {
             let is_new = moved.contains(id) || changes.pods.contains(&endpoint.pod);
             self.take_attachment(endpoint, is_new, &changes, &touched);
@@ -174,6 +176,19 @@ impl Compiler {
         self.policies.insert(policy.name.clone(), Known::new(&bare, &self.objects, &self.options));
         self.refused.insert(policy.name.clone(), policy);
         false
+    }
+
+    /// Of the policies that have changed only the names are kept: working out large ones takes memory enough without those that they
+    /// replace.
+    fn let_go(&mut self, changes: &Changes) {
+        let selected = self.attachments.values_mut().filter_map(|attached| attached.selected.as_mut());
+        let mut names: BTreeMap<PolicyName, Arc<Policy>> = BTreeMap::new();
+        for policy in selected.flat_map(|selected| &mut selected.by) {
+            if changes.policies.contains(&policy.name) {
+                let name = names.entry(policy.name.clone()).or_insert_with(|| Arc::new(policy.name_only()));
+                *policy = Arc::clone(name);
+            }
+        }
     }
 
     fn look_at_networks(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {

@@ -13,6 +13,10 @@ use super::compiled::CompiledPolicy;
 /// Number of a policy in the kernel's tables. 0 is no policy: the direction is not isolated.
 pub type PolicyId = u32;
 
+/// A policy number without entries, so that it allows nothing: what an isolated attachment is under when its own
+/// policy does not fit into the maps.
+pub const DENY_ALL: PolicyId = PolicyId::MAX;
+
 /// The policies of one attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Assignment {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::compile::Desired;
 use super::compiled::{ClassId, CompiledPolicy, RuleId};
 use super::diff::{Assignment, PolicyId, Programmed};
-use super::model::PolicyName;
+use crate::objects::policy::PolicyName;
 
 /// Most peers and ports, each, of a policy that are shown: an answer has a largest size.
 const SHOWN: usize = 20_000;
@@ -141,9 +141,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::objects::ObjectName;
     use crate::policy::compile::EndpointPolicy;
     use crate::policy::compiled::{PortPrefix, Traffic};
-    use crate::source::ObjectName;
 
     #[test]
     fn a_policy_is_found_by_its_number_and_by_its_objects() {

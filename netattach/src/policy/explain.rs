@@ -16,11 +16,10 @@ use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name
 use super::diff::{PolicyId, Programmed};
 use super::evaluate::{judge, peer_entry};
 use super::index::{Endpoint, Place, published_addresses};
-use super::level::{Enforcement, Level};
-use super::model::Direction;
-use super::passage::Passage;
 use super::tables::NOTHING;
-use crate::source::objects::{ObjectName, Objects};
+use crate::objects::policy::Direction;
+use crate::objects::{ObjectName, Objects};
+use crate::policy::level::{Enforcement, Level};
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,6 +204,17 @@ pub enum Missing {
     Port(Vec<String>),
 }
 
+/// What the node's settings say of packets of every attachment, whatever its policies are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NodeRules {
+    /// Connections that are older than the flow table are dropped.
+    pub strict_connections: bool,
+    /// ICMP passes.
+    pub accept_icmp: bool,
+    /// ICMPv6 passes.
+    pub accept_icmpv6: bool,
+}
+
 /// What is in force, and whom it is about.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
@@ -218,8 +228,8 @@ pub struct View<'a> {
     pub programmed: &'a Programmed,
     /// What was compiled last.
     pub desired: &'a Desired,
-    /// What applies to every attachment.
-    pub passage: Passage,
+    /// What the node says of every attachment.
+    pub node: NodeRules,
     /// What the node routes from and to default networks is judged behind its translation of addresses.
     pub behind_translation: bool,
 }
@@ -342,16 +352,16 @@ impl View<'_> {
         }
         match traffic.form {
             Form::Ethertype(_) => return Leg::NotIp { selected_by },
-            Form::Segment if self.passage.strict_connections => return Leg::Midstream,
+            Form::Segment if self.node.strict_connections => return Leg::Midstream,
             _ => {}
         }
-        let Passage { accept_icmp, accept_icmpv6, .. } = self.passage;
+        let NodeRules { accept_icmp, accept_icmpv6, .. } = self.node;
         if (traffic.protocol == ICMP && accept_icmp) || (traffic.protocol == ICMPV6 && accept_icmpv6) {
             return Leg::AcceptedIcmp;
         }
         match self.programmed.policies.get(&policy) {
             Some(compiled) => decided(policy, compiled, selected_by, peer, traffic),
-            None if policy == super::sync::DENY_ALL => Leg::OverCapacity { selected_by },
+            None if policy == crate::policy::diff::DENY_ALL => Leg::OverCapacity { selected_by },
             None => Leg::Unknown { policy },
         }
     }

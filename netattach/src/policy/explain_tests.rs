@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::*;
 use crate::npwg::NetworkRef;
+use crate::objects::policy::PolicyName;
 use crate::policy::compile::EndpointPolicy;
 use crate::policy::compiled::Traffic;
 use crate::policy::diff::Assignment;
-use crate::policy::model::PolicyName;
-use crate::policy::sync::DENY_ALL;
+use crate::policy::diff::DENY_ALL;
 
 fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
     Endpoint {
@@ -23,7 +23,7 @@ fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
 }
 
 /// `db` has a policy: TCP 80 from 10.0.0.0/24 without 10.0.0.9. `full` has one that does not fit, `old` an unknown.
-fn legs(passage: Passage, from: End, to: End, traffic: Asked) -> Vec<(Option<String>, bool, Leg, Leg)> {
+fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<String>, bool, Leg, Leg)> {
     let class = NOTHING + 1;
     let compiled = CompiledPolicy {
         peers: BTreeMap::from([
@@ -62,7 +62,7 @@ fn legs(passage: Passage, from: End, to: End, traffic: Asked) -> Vec<(Option<Str
             endpoints: BTreeMap::from([(2, selected.clone()), (4, selected)]),
             ..Desired::default()
         },
-        passage,
+        node,
         behind_translation: true,
     };
     let paths = explain(&view, &Question { from, to, traffic });
@@ -117,7 +117,7 @@ fn each_end_says_what_decided() {
         (pod("web"), pod("old"), WEB, (lan, false, open(), Leg::Unknown { policy: 3 })),
     ];
     for (from, to, traffic, expected) in cases {
-        let found = legs(Passage::default(), from.clone(), to.clone(), traffic);
+        let found = legs(NodeRules::default(), from.clone(), to.clone(), traffic);
         assert_eq!(found.first(), Some(&expected), "{from:?} {to:?} {traffic}");
     }
 }
@@ -126,20 +126,20 @@ fn each_end_says_what_decided() {
 fn what_opens_no_flow_is_spoken_of_as_the_programs_judge_it() {
     let of = |form| Asked { form, ..WEB };
     let not_ip = Leg::NotIp { selected_by: vec!["shop/p".to_owned()] };
-    let strict = Passage { strict_connections: true, ..Passage::default() };
+    let strict = NodeRules { strict_connections: true, ..NodeRules::default() };
     let other_port = || Missing::Port(vec!["shop/p ingress[0] (tcp/80)".to_owned()]);
-    for (passage, traffic, passes, expected) in [
-        (Passage::default(), of(Form::Link), true, Leg::KeepsLink),
+    for (node, traffic, passes, expected) in [
+        (NodeRules::default(), of(Form::Link), true, Leg::KeepsLink),
         (strict, of(Form::Segment), false, Leg::Midstream),
-        (Passage::default(), of(Form::Ethertype(0x88b6)), true, Leg::Named),
-        (Passage::default(), of(Form::Ethertype(0x88b5)), false, not_ip),
+        (NodeRules::default(), of(Form::Ethertype(0x88b6)), true, Leg::Named),
+        (NodeRules::default(), of(Form::Ethertype(0x88b5)), false, not_ip),
     ] {
-        let [(_, found, _, ingress)] = &legs(passage, pod("web"), pod("db"), traffic)[..] else {
+        let [(_, found, _, ingress)] = &legs(node, pod("web"), pod("db"), traffic)[..] else {
             panic!("{traffic}")
         };
         assert_eq!((*found, ingress), (passes, &expected), "{traffic}");
     }
-    let one = |traffic| legs(Passage::default(), pod("web"), pod("db"), traffic).remove(0);
+    let one = |traffic| legs(NodeRules::default(), pod("web"), pod("db"), traffic).remove(0);
     assert_eq!(one(of(Form::Segment)), one(WEB));
     let fragment = one(of(Form::Fragment));
     let denied = Leg::Denied { policy: 7, selected_by: vec!["shop/p".to_owned()], missing: other_port() };
@@ -149,11 +149,11 @@ fn what_opens_no_flow_is_spoken_of_as_the_programs_judge_it() {
 
 #[test]
 fn settings_count_and_ends_that_do_not_meet_have_no_path() {
-    let passage = Passage { accept_icmp: true, ..Passage::default() };
-    let found = legs(passage, pod("web"), pod("db"), PING);
+    let node = NodeRules { accept_icmp: true, ..NodeRules::default() };
+    let found = legs(node, pod("web"), pod("db"), PING);
     assert_eq!(found, [(Some("shop/lan".to_owned()), true, Leg::NotIsolated, Leg::AcceptedIcmp)]);
-    assert_eq!(legs(passage, pod("web"), at("fd00::1"), PING), []);
-    assert_eq!(legs(passage, pod("web"), at("10.9.0.2"), WEB), []);
-    assert_eq!(legs(passage, at("192.0.2.1"), at("192.0.2.2"), WEB), []);
-    assert_eq!(legs(passage, pod("nobody"), pod("db"), WEB), []);
+    assert_eq!(legs(node, pod("web"), at("fd00::1"), PING), []);
+    assert_eq!(legs(node, pod("web"), at("10.9.0.2"), WEB), []);
+    assert_eq!(legs(node, at("192.0.2.1"), at("192.0.2.2"), WEB), []);
+    assert_eq!(legs(node, pod("nobody"), pod("db"), WEB), []);
 }

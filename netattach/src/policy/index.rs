@@ -6,12 +6,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::compile::{Condition, Subject};
-use super::manifest::POLICY_FOR_ANNOTATION;
-use super::model::{Peer, Policy, PolicyKind, Severity};
-use super::selector::Labels;
-use crate::npwg::{NetworkRef, Restrictions, STATUS_ANNOTATION, StatusEntry, status};
+use crate::npwg::{NetworkRef, STATUS_ANNOTATION, StatusEntry, status};
+use crate::objects::access::Restrictions;
+use crate::objects::labels::Labels;
+use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::policy::{Peer, Policy, PolicyKind, Severity};
+use crate::objects::{ObjectName, Objects, Pod};
 use crate::report::Chain;
-use crate::source::objects::{ObjectName, Objects, Pod};
 
 /// One attachment of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,7 +203,7 @@ pub(super) fn selects(policy: &Policy, network_policy: bool, pod: &Pod, at: &BTr
 }
 
 /// The policies that select an attachment of `pod`, in the order of their names.
-pub(super) fn selecting<'a>(
+pub(crate) fn selecting<'a>(
     objects: &'a Objects,
     network_policy: bool,
     pod: &Pod,

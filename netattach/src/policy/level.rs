@@ -1,12 +1,8 @@
-//! How far policies and source checks hold for an attachment. Pure.
+//! How far policies and source checks hold for an attachment.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-
-use super::hooks::AttachMode;
-use crate::plan::Vantage;
-use crate::source::objects::{Grant, Pod};
 
 /// How far policies and source checks hold for an attachment. A greater one holds further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -31,53 +27,6 @@ pub struct Enforcement {
     pub why: String,
 }
 
-/// What a level follows from besides the pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Means {
-    /// How programs are attached in pods.
-    pub in_pod: AttachMode,
-    /// Whether programs can tell from which namespace's socket a frame came.
-    pub knows_senders: bool,
-}
-
-/// How far policies hold for an attachment of that pod. A pod that is not known may have every privilege.
-pub fn enforcement(vantage: &Vantage, pod: Option<&Pod>, means: Means) -> Enforcement {
-    let lower = |level, why: String| Enforcement { level, why };
-    let privileged = |place: &str, capability: &str, who: String| {
-        lower(Level::FullUnlessPrivileged, format!("programs run {place}, and {who} {capability}"))
-    };
-    let admin = || whose(pod.map(|pod| &pod.powers.admin));
-    let raw = || whose(pod.map(|pod| &pod.powers.raw));
-    match vantage {
-        Vantage::Nowhere(why) => lower(Level::None, why.to_string()),
-        Vantage::Node => lower(Level::Full, String::new()),
-        Vantage::Parent => match (admin(), raw().filter(|_| !means.knows_senders)) {
-            (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
-            (None, Some(who)) => privileged("on the parent", "CAP_NET_RAW", who),
-            (None, None) => lower(Level::Full, String::new()),
-        },
-        Vantage::Pod if means.in_pod == AttachMode::Clsact => {
-            let why = "programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6";
-            lower(Level::Advisory, why.to_owned())
-        }
-        Vantage::Pod => match (admin(), raw()) {
-            (Some(who), _) => privileged("in the pod", "CAP_NET_ADMIN", who),
-            (None, Some(who)) => privileged("in the pod", "CAP_NET_RAW", who),
-            (None, None) => lower(Level::Full, String::new()),
-        },
-    }
-}
-
-/// Who in a pod has a capability, and how that is known; `None`: nobody.
-fn whose(grant: Option<&Grant>) -> Option<String> {
-    match grant {
-        Some(Grant::No) => None,
-        Some(Grant::To(container)) => Some(format!("its container {container} has")),
-        Some(Grant::Unknown) => Some("its manifest names no containers: they may have".to_owned()),
-        None => Some("it has no manifest: it may have".to_owned()),
-    }
-}
-
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -93,83 +42,5 @@ impl fmt::Display for Enforcement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.level)?;
         if self.why.is_empty() { Ok(()) } else { write!(f, " ({})", self.why) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::*;
-    use crate::plan::Unseen;
-    use crate::source::objects::{ObjectName, Phase, Powers};
-
-    fn pod(admin: Grant, raw: Grant) -> Pod {
-        Pod {
-            name: ObjectName::new("shop", "a"),
-            uid: None,
-            labels: BTreeMap::new(),
-            annotations: BTreeMap::new(),
-            phase: Phase::Running,
-            host_network: false,
-            ports: Vec::new(),
-            powers: Powers { admin, raw },
-        }
-    }
-
-    #[test]
-    fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
-        const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true };
-        const FILTERS: Means = Means { in_pod: AttachMode::Clsact, knows_senders: false };
-        let to = || Grant::To("app".to_owned());
-        let (bare, raw, admin) = (pod(Grant::No, Grant::No), pod(Grant::No, to()), pod(to(), Grant::No));
-        let table = [
-            (Vantage::Node, None, LINKS, "full"),
-            (Vantage::Node, Some(&admin), FILTERS, "full"),
-            (Vantage::Parent, Some(&bare), FILTERS, "full"),
-            (Vantage::Parent, Some(&raw), LINKS, "full"),
-            (
-                Vantage::Parent,
-                Some(&raw),
-                FILTERS,
-                "full-unless-privileged (programs run on the parent, and its container app has CAP_NET_RAW)",
-            ),
-            (
-                Vantage::Parent,
-                None,
-                LINKS,
-                "full-unless-privileged (programs run on the parent, and it has no manifest: it may have CAP_NET_ADMIN)",
-            ),
-            (Vantage::Pod, Some(&bare), LINKS, "full"),
-            (
-                Vantage::Pod,
-                Some(&raw),
-                LINKS,
-                "full-unless-privileged (programs run in the pod, and its container app has CAP_NET_RAW)",
-            ),
-            (
-                Vantage::Pod,
-                Some(&admin),
-                LINKS,
-                "full-unless-privileged (programs run in the pod, and its container app has CAP_NET_ADMIN)",
-            ),
-            (
-                Vantage::Pod,
-                Some(&bare),
-                FILTERS,
-                "advisory (programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6)",
-            ),
-            (
-                Vantage::Nowhere(Unseen::NoInterface),
-                Some(&bare),
-                LINKS,
-                "none (the pod has no interface of that name)",
-            ),
-        ];
-        for (vantage, pod, means, expected) in table {
-            assert_eq!(enforcement(&vantage, pod, means).to_string(), expected, "{vantage:?}");
-        }
-        let levels = [Level::None, Level::Advisory, Level::FullUnlessPrivileged, Level::Full];
-        assert!(levels.is_sorted());
     }
 }

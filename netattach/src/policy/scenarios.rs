@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 use super::compile::{CommonRules, Desired, EndpointPolicy, Options, compile};
 use super::evaluate::evaluate;
 use super::index::{Endpoint, Place};
-use super::manifest::{self, POLICY_FOR_ANNOTATION};
-use super::model::Direction;
-use super::selector::Labels;
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
-use crate::source::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
+use crate::objects::labels::Labels;
+use crate::objects::policy::Direction;
+use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
+use crate::source::read::policy;
 
 const NAMESPACES: [&str; 3] = ["x", "y", "z"];
 const PODS: [&str; 4] = ["a", "b", "c", "server"];
@@ -60,7 +61,7 @@ impl Cluster {
 
     fn replace(&mut self, name: &ObjectName, spec: &Value) {
         let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "infra/lan".to_owned())]);
-        let policy = manifest::read(name.clone(), &annotations, spec).unwrap();
+        let policy = policy::read(name.clone(), &annotations, spec).unwrap();
         self.objects.policies.insert(name.clone(), policy.into());
     }
 
@@ -469,7 +470,7 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
     // The same name as that of a MultiNetworkPolicy, which adds to it.
     let mut cluster = Cluster::new(&[("x", from(json!([{"podSelector": pods(&["b"])}])))]);
     let spec = json!({"podSelector": pods(&["server"]), "egress": [{"to": [{"podSelector": pods(&["a"])}]}]});
-    let policy = manifest::read_network_policy(name.clone(), &spec).unwrap();
+    let policy = policy::read_network_policy(name.clone(), &spec).unwrap();
     assert_eq!(policy.problems, []);
     cluster.objects.network_policies.insert(name, policy.into());
     let verdicts = |options: &Options| {
@@ -501,7 +502,7 @@ fn a_node_that_may_lead_elsewhere_is_not_excepted_from_what_its_pods_may_send() 
     let name = ObjectName::new("x", "p0");
     let mut cluster = Cluster::new(&[]);
     let spec = json!({"podSelector": pods(&["server"]), "policyTypes": ["Ingress", "Egress"]});
-    let policy = manifest::read_network_policy(name.clone(), &spec).unwrap();
+    let policy = policy::read_network_policy(name.clone(), &spec).unwrap();
     cluster.objects.network_policies.insert(name, policy.into());
     let with_node = |node_may_lead_elsewhere| {
         let desired = cluster.compile_with(&Options { node_may_lead_elsewhere, ..options(true) });
@@ -537,7 +538,7 @@ fn attachments_with_leases_by_dhcp_reach_servers_and_hear_from_them() {
 #[test]
 fn common_rules_hold_beside_the_policies_of_isolated_pods() {
     let read = |direction, rules: Value| {
-        let rules = manifest::read_common_rules(direction, rules.as_array().unwrap()).unwrap();
+        let rules = policy::read_common_rules(direction, rules.as_array().unwrap()).unwrap();
         rules.into_iter().map(|rule| ("settings".to_owned(), rule)).collect()
     };
     let web = json!([{"ports": [{"port": 7}]}, {"from": [{"ipBlock": {"cidr": "10.0.1.3/32"}}, {"ipBlock": {"cidr": "fd00::1:3/128"}}]}]);

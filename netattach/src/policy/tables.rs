@@ -6,9 +6,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::budget::{ENTRIES, Excess, Meter};
 use super::compiled::{ClassId, CompiledPolicy, Origin, PortPrefix, RuleId, Traffic};
 use super::traffic::wider;
+use crate::objects::budget::{ENTRIES, Excess, Meter};
 
 /// A rule in addresses and numbers.
 pub(super) struct ResolvedRule {
@@ -45,8 +45,12 @@ impl ResolvedRule {
     }
 }
 
-/// Number of a grant: one rule's traffic, for all of its peers or for some.
-type GrantId = usize;
+/// Number of a grant: one rule's traffic, for all of its peers or for some. There are no more than prefixes, whose number the
+/// budget bounds, and blocks.
+type GrantId = u32;
+
+/// Number of a block, from 0.
+type BlockId = u32;
 
 /// Grants of all sets of several that are remembered; what others allow is worked out each time.
 const REMEMBERED: usize = 1 << 20;
@@ -59,8 +63,7 @@ const ENCLOSING: usize = 1 << 20;
 pub(super) struct Tables {
     pub(super) meter: Meter,
     rules: Vec<Origin>,
-    /// Traffic in order, each once.
-    grants: Vec<(RuleId, Vec<Traffic>)>,
+    grants: Grants,
     /// The grant of each block.
     blocks: Vec<GrantId>,
     marks: Vec<(IpNet, Mark)>,
@@ -70,9 +73,9 @@ pub(super) struct Tables {
 #[derive(Debug, Clone, Copy)]
 enum Mark {
     /// A block begins here.
-    Begins(usize),
+    Begins(BlockId),
     /// A block has an exception here.
-    Cut(usize),
+    Cut(BlockId),
     /// A grant of this very address.
     Grant(GrantId),
 }
@@ -81,8 +84,49 @@ enum Mark {
 struct Enclosing {
     net: IpNet,
     /// The blocks that hold all of it.
-    blocks: Vec<usize>,
+    blocks: Vec<BlockId>,
     class: ClassId,
+}
+
+/// What rules grant. All traffic is in one place: a large policy has a grant for each of its rules, and an allocation each would be
+/// most of what they take.
+#[derive(Default)]
+struct Grants {
+    /// Whose it is, and where its traffic begins, which ends where that of the next begins.
+    all: Vec<(RuleId, u32)>,
+    traffic: Vec<Traffic>,
+}
+
+impl Grants {
+    fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Adds traffic in order, each once.
+    fn push(&mut self, rule: RuleId, traffic: &[Traffic]) -> GrantId {
+        // Rules come one by one, so an equal grant can only be among the last; most often it is the last.
+        let last = self.all.len().checked_sub(1);
+        match last {
+            Some(last) if self.get(last as GrantId) == (rule, traffic) => {}
+            _ => {
+                self.all.push((rule, number(self.traffic.len())));
+                self.traffic.extend_from_slice(traffic);
+            }
+        }
+        number(self.all.len() - 1)
+    }
+
+    /// A grant that there is.
+    fn get(&self, id: GrantId) -> (RuleId, &[Traffic]) {
+        let (rule, begin) = self.all[id as usize];
+        let end = self.all.get(id as usize + 1).map_or(self.traffic.len(), |(_, next)| *next as usize);
+        (rule, &self.traffic[begin as usize..end])
+    }
+}
+
+/// A position as a number; the budget bounds them far below.
+fn number(position: usize) -> u32 {
+    u32::try_from(position).unwrap_or(u32::MAX)
 }
 
 impl Tables {
@@ -95,11 +139,12 @@ impl Tables {
         }
         let id = RuleId::try_from(self.rules.len() + 1).unwrap_or(RuleId::MAX);
         for (address, traffic) in rule.traffic_of {
-            let grant = self.grant(id, traffic.into_iter().collect());
+            let traffic: Vec<Traffic> = traffic.into_iter().collect();
+            let grant = self.grants.push(id, &traffic);
             self.marks.push((IpNet::from(address), Mark::Grant(grant)));
         }
         if !rule.traffic.is_empty() {
-            let grant = self.grant(id, rule.traffic);
+            let grant = self.grants.push(id, &rule.traffic);
             self.marks.extend(rule.hosts.into_iter().map(|host| (IpNet::from(host), Mark::Grant(grant))));
             for (net, except) in rule.blocks {
                 self.add_block(grant, net, &except);
@@ -109,20 +154,11 @@ impl Tables {
         Ok(())
     }
 
-    fn grant(&mut self, rule: RuleId, traffic: Vec<Traffic>) -> GrantId {
-        // Rules come one by one, so an equal grant can only be among the last; most often it is the last.
-        match self.grants.last() {
-            Some((of, same)) if *of == rule && *same == traffic => {}
-            _ => self.grants.push((rule, traffic)),
-        }
-        self.grants.len() - 1
-    }
-
     fn add_block(&mut self, grant: GrantId, net: IpNet, except: &[IpNet]) {
         if except.iter().any(|cut| cut.contains(&net)) {
             return;
         }
-        let block = self.blocks.len();
+        let block = number(self.blocks.len());
         self.blocks.push(grant);
         self.marks.push((net, Mark::Begins(block)));
         let cuts = except.iter().filter(|cut| net.contains(*cut));
@@ -133,14 +169,14 @@ impl Tables {
     ///
     /// A prefix whose class is that of the next wider one is left out: the lookup finds the same without it.
     pub(super) fn finish(mut self) -> Result<CompiledPolicy, Excess> {
-        let mut classes = Classes::new(&self.grants);
+        let mut classes = Classes::new(self.grants);
         let mut in_enclosing = 0;
         let mut peers = Vec::with_capacity(self.marks.len());
         let mut enclosing: Vec<Enclosing> = Vec::new();
         // Most prefixes are single addresses, which need neither any longer: their memory is used again.
         let (mut blocks, mut grants) = (Vec::new(), Vec::new());
         // The order of `IpNet` is by address and then by length, so a prefix comes before all that it holds.
-        self.marks.sort_by_key(|(net, _)| *net);
+        self.marks.sort_unstable_by_key(|(net, _)| *net);
         for marks in self.marks.chunk_by(|(one, _), (next, _)| one == next) {
             let Some((net, _)) = marks.first() else { continue };
             while let Some(outer) = enclosing.pop_if(|outer| !outer.net.contains(net)) {
@@ -166,7 +202,7 @@ impl Tables {
                     blocks.retain(|block| block != cut);
                 }
             }
-            grants.extend(blocks.iter().map(|block| self.blocks[*block]));
+            grants.extend(blocks.iter().map(|block| self.blocks[*block as usize]));
             grants.sort_unstable();
             grants.dedup();
             let class = classes.number(&grants, &mut self.meter)?;
@@ -182,6 +218,8 @@ impl Tables {
                 enclosing.push(Enclosing { net: *net, blocks: blocks.clone(), class });
             }
         }
+        // What is large is not there twice.
+        drop((self.marks, self.blocks));
         let ports = classes.into_ports(&peers);
         Ok(CompiledPolicy {
             peers: peers.into_iter().collect(),
@@ -198,8 +236,8 @@ pub(super) const NOTHING: ClassId = netattach_common::decide::NOTHING;
 type Content = Vec<(Traffic, RuleId)>;
 
 /// Numbers sets of grants. Sets that allow the same by the same rules get the same number.
-struct Classes<'a> {
-    grants: &'a [(RuleId, Vec<Traffic>)],
+struct Classes {
+    grants: Grants,
     /// The class of each grant alone, which is what most addresses have; 0: not known yet.
     of_one: Vec<ClassId>,
     of_several: HashMap<Vec<GrantId>, ClassId>,
@@ -207,15 +245,11 @@ struct Classes<'a> {
     by_content: HashMap<Content, ClassId>,
 }
 
-impl<'a> Classes<'a> {
-    fn new(grants: &'a [(RuleId, Vec<Traffic>)]) -> Self {
-        Self {
-            grants,
-            of_one: vec![0; grants.len()],
-            of_several: HashMap::new(),
-            remembered: 0,
-            by_content: Self::room_for(grants.len()),
-        }
+impl Classes {
+    fn new(grants: Grants) -> Self {
+        let of_one = vec![0; grants.len()];
+        let by_content = Self::room_for(grants.len());
+        Self { grants, of_one, of_several: HashMap::new(), remembered: 0, by_content }
     }
 
     fn room_for(classes: usize) -> HashMap<Content, ClassId> {
@@ -229,10 +263,11 @@ impl<'a> Classes<'a> {
         meter.work(grants.len())?;
         match *grants {
             [] => Ok(NOTHING),
-            [one] if self.of_one[one] != 0 => Ok(self.of_one[one]),
             [one] => {
-                self.of_one[one] = self.of_content(grants, meter)?;
-                Ok(self.of_one[one])
+                let known = self.of_one[one as usize];
+                let class = if known == 0 { self.of_content(grants, meter)? } else { known };
+                self.of_one[one as usize] = class;
+                Ok(class)
             }
             _ => match self.of_several.get(grants) {
                 Some(class) => Ok(*class),
@@ -249,7 +284,7 @@ impl<'a> Classes<'a> {
     }
 
     fn of_content(&mut self, grants: &[GrantId], meter: &mut Meter) -> Result<ClassId, Excess> {
-        meter.work(grants.iter().map(|grant| self.grants[*grant].1.len()).sum())?;
+        meter.work(grants.iter().map(|grant| self.grants.get(*grant).1.len()).sum())?;
         let content = self.content(grants);
         let next = ClassId::try_from(self.by_content.len() + 1).unwrap_or(ClassId::MAX);
         match self.by_content.entry(content) {
@@ -264,8 +299,8 @@ impl<'a> Classes<'a> {
     /// What a set of grants allows, by the first rule that does; without what something wider allows as well.
     fn content(&self, grants: &[GrantId]) -> Content {
         let of_grant = |grant: &GrantId| {
-            let (rule, traffic) = &self.grants[*grant];
-            traffic.iter().map(|traffic| (*traffic, *rule))
+            let (rule, traffic) = self.grants.get(*grant);
+            traffic.iter().map(move |traffic| (*traffic, rule))
         };
         let mut all: Content = grants.iter().flat_map(of_grant).collect();
         all.sort_unstable();
@@ -281,6 +316,7 @@ impl<'a> Classes<'a> {
     }
 
     fn into_ports(self, peers: &[(IpNet, ClassId)]) -> BTreeMap<PortPrefix, RuleId> {
+        drop((self.grants, self.of_one, self.of_several));
         // Numbers run from 1 without gaps.
         let mut is_used = vec![false; self.by_content.len() + 1];
         for (_, class) in peers {

@@ -158,6 +158,9 @@ pub struct Failure {
     pub code: u32,
     /// What was wrong and where, on one line.
     pub message: String,
+    /// Whether something that the request names is not there, as with code 3 in any case.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_there: bool,
 }
 
 /// Which attachment a row is about.
@@ -325,7 +328,7 @@ pub struct Untold {
 }
 
 /// Why flows end: what [`FlowRecord::reason`] says of them.
-pub const ENDINGS: [&str; 4] = ["closed", "reset", "timeout", "detached"];
+pub const ENDINGS: [&str; 5] = ["closed", "reset", "timeout", "detached", "displaced"];
 
 /// A packet that opened a flow, one that was dropped, or a flow that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -735,3 +738,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "golden_tests.rs"]
+mod golden_tests;

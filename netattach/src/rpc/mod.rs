@@ -6,6 +6,14 @@
 //!
 //! [`client`], [`shim`] and [`pending`] know nothing of tokio: they are what the CNI executable is made of, and
 //! that one is started for every call of the container runtime.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`frame`] | a payload with its length in front |
+//! | [`message`] | what is asked and answered |
+//! | [`client`] | one request, blocking |
+//! | [`shim`], [`pending`] | the CNI executable; the DELs that it keeps while no agent answers |
+//! | [`server`] | the agent's end of the socket |
 
 pub mod client;
 pub mod frame;

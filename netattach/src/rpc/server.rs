@@ -242,10 +242,15 @@ async fn converse(
     drop(unread);
     let answer = match received {
         Ok(None) => return Ok(()),
-        Ok(Some(payload)) => match serde_json::from_slice(&payload) {
-            Ok(request) => handler.handle(request).await,
-            Err(error) => Response::Refused(format!("the request cannot be understood: {error}")),
-        },
+        Ok(Some(payload)) => {
+            let request = serde_json::from_slice(&payload);
+            // It may be large, and being served may take long.
+            drop(payload);
+            match request {
+                Ok(request) => handler.handle(request).await,
+                Err(error) => Response::Refused(format!("the request cannot be understood: {error}")),
+            }
+        }
         Err(error) => {
             // The greeting is how a client of another protocol learns of it.
             send(&mut stream, greeting()?, limits.answer).await?;

@@ -428,7 +428,11 @@ mod tests {
             let expected = error_text("1.1.0", code, message);
             assert_eq!(run_with(variables, stdin), (1, expected, String::new()));
         }
-        let (exit, stdout, _) = run_with(&[add], &" ".repeat(MAX_STDIN as usize + 1));
+        // As much as there may be gets as far as its keys.
+        let padded = |bytes: usize| crate::bounded::padded(r#"{"socket": 7}"#, bytes);
+        let (exit, stdout, _) = run_with(&[add], &padded(MAX_STDIN as usize));
+        assert_eq!((exit, stdout), (1, error_text("1.1.0", 7, "socket must be an absolute path")));
+        let (exit, stdout, _) = run_with(&[add], &padded(MAX_STDIN as usize + 1));
         assert_eq!((exit, stdout), (1, error_text("1.1.0", 6, "stdin is longer than 4194304 bytes")));
     }
 

@@ -1,31 +1,33 @@
 //! Where pods, networks and policies come from.
 //!
-//! A [`Source`] keeps one immutable snapshot of everything it knows ([`objects`]) and replaces it as a whole, so
-//! that a reader never sees half of a change. [`files`] reads a directory of manifests, whose text `documents` takes apart, whose
-//! single objects `manifest` understands and `catalogue` puts together; a source that watches the Kubernetes API gives the same snapshot.
+//! A [`Source`] keeps one immutable snapshot of everything it knows ([`crate::objects`]) and replaces it as a whole, so that a
+//! reader never sees half of a change. [`files`] reads a directory of manifests; a source that watches the Kubernetes API gives
+//! the same snapshot. [`read`] turns an object of the API into the model, for every source.
 
-mod catalogue;
-mod documents;
 pub mod files;
-mod manifest;
-pub mod objects;
-mod plain_yaml;
-mod pods;
-mod policies;
-mod powers;
-mod tree;
-mod version;
-mod watched;
+pub mod read;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::objects::Objects;
+
 pub use files::Files;
-pub use objects::{ObjectName, Objects};
 
 /// A supplier of snapshots.
+///
+/// What every source owes those who read it:
+///
+/// - A snapshot is whole and never changes. The next one replaces it at once.
+/// - **An object that did not change is the same value in the next snapshot** (`Arc::ptr_eq`). The policy compiler and whoever
+///   else looks for changes compares addresses: an equal copy costs a compilation, and a changed value in an old place would be
+///   missed.
+/// - There is a snapshot before anything is served: a source is made with its first one complete.
+/// - An object that cannot be read is one of [`Objects::problems`](crate::objects::Objects::problems), and what it gave before
+///   stands. It never takes others with it, and never takes a policy out of force.
+/// - Reading is done by the source's own thread. None of these functions waits for it.
 pub trait Source: Send + Sync {
     /// The newest snapshot. Cheap: a reference count.
     fn snapshot(&self) -> Arc<Objects>;

@@ -1,5 +1,7 @@
 //! A machine with container runtimes: a [`Node`] and, on mounts of its own, containerd and podman as Debian ships
 //! them, with everything at its usual place. Nothing is installed, and nothing outlasts the value.
+//!
+//! `mounts` of its own, `containerd` with `cri`, `podman`, an `image` to run, and the `cgroups` that runtimes leave.
 
 mod cgroups;
 pub mod containerd;

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use netattach::npwg::NetworkRef;
 use netattach::npwg::selection::PortProtocol;
+use netattach::objects::policy::POLICY_FOR_ANNOTATION;
+use netattach::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use netattach::policy::compile::Options;
 use netattach::policy::compiler::Compiler;
 use netattach::policy::index::{Endpoint, Place};
-use netattach::policy::manifest::{self, POLICY_FOR_ANNOTATION};
-use netattach::source::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
+use netattach::source::read::policy;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use serde_json::{Value, json};
@@ -166,7 +167,7 @@ impl World {
         let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
         for (number, spec) in self.policies.iter().enumerate() {
             let name = ObjectName::new("a", format!("p{number}"));
-            objects.policies.insert(name.clone(), manifest::read(name, &annotations, spec).unwrap().into());
+            objects.policies.insert(name.clone(), policy::read(name, &annotations, spec).unwrap().into());
         }
         (objects, endpoints)
     }

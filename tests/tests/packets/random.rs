@@ -8,8 +8,8 @@ use std::sync::Arc;
 use netattach::policy::compile::Options;
 use netattach::policy::compiler::Compiler;
 use netattach::policy::diff::{Assignment, Programmed};
-use netattach::policy::explain::{self, Asked, End, Form, Question, View};
-use netattach::policy::passage::Passage;
+use netattach::policy::explain::{self, Asked, End, Form, NodeRules, Question, View};
+use netattach_tests::reading::{self, Reading};
 use proptest::prelude::prop_assert_eq;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
@@ -231,215 +231,21 @@ fn mutated(dice: &Dice, mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// A packet as it reads for somebody who has time.
-#[derive(Debug)]
-struct Naive {
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: u8,
-    hop_limit: u8,
-    /// IPv4 options.
-    options: Vec<u8>,
-    /// Whether it is the first of several fragments; its later ones have no transport header.
-    first: bool,
-    later: bool,
-    /// From the transport header on, to the packet's end.
-    payload: Vec<u8>,
-    /// Bytes behind the packet.
-    behind: usize,
+/// The packet in a frame of IP without tags.
+fn read(frame: &[u8]) -> Option<Reading> {
+    reading::packet(&frame[14..], if frame[12..14] == [8, 0] { 4 } else { 6 }, false)
 }
 
-/// `None`: it must not go on whoever sends it to whom.
-fn read(frame: &[u8]) -> Option<Naive> {
-    let ip = &frame[14..];
-    let packet = if frame[12..14] == [8, 0] { read_v4(ip)? } else { read_v6(ip)? };
-    let needed = match packet.protocol {
-        6 => 20,
-        17 | 136 => 8,
-        33 | 132 => 12,
-        1 | 58 => 8,
-        _ => 0,
+fn is_about_the_link(packet: &Reading, hook: Hook) -> bool {
+    let IpAddr::V6(destination) = packet.destination else { return false };
+    let near = reading::is_link_local(destination) || destination.segments()[0] & 0xff0f == 0xff02;
+    let group =
+        !packet.message().is_some_and(|kind| (133..=137).contains(&kind)) && destination.is_multicast();
+    let meant = match hook {
+        FromPod => destination.segments()[..4] == [0xfd00, 0, 0, 0],
+        ToPod => is_own(packet.destination),
     };
-    // Of the other family's ICMP nothing is read.
-    let needed = match (packet.protocol, packet.source.is_ipv4(), packet.first) {
-        (1, false, false) | (58, true, false) => 0,
-        _ => needed,
-    };
-    (packet.later || packet.payload.len() >= needed).then_some(packet)
-}
-
-/// Where a later fragment may begin.
-fn may_begin(protocol: u8, offset: usize) -> bool {
-    offset
-        >= match protocol {
-            6 => 20,
-            33 | 132 => 12,
-            1 | 17 | 58 | 136 => 8,
-            _ => 0,
-        }
-}
-
-fn read_v4(ip: &[u8]) -> Option<Naive> {
-    let header = ip.get(..20)?;
-    let header_len = usize::from(header[0] & 15) * 4;
-    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
-    let fragment = u16::from_be_bytes([header[6], header[7]]);
-    let (more, offset) = (fragment & 0x2000 != 0, usize::from(fragment & 0x1fff) * 8);
-    let sound = header[0] >> 4 == 4 && header_len >= 20 && total >= header_len && total <= ip.len();
-    if !sound || offset > 0 && !may_begin(header[9], offset) {
-        return None;
-    }
-    let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&header[at..at + 4]).unwrap());
-    Some(Naive {
-        source: address(12),
-        destination: address(16),
-        protocol: header[9],
-        hop_limit: header[8],
-        options: ip[20..header_len].to_vec(),
-        first: more && offset == 0,
-        later: offset > 0,
-        payload: ip[header_len..total].to_vec(),
-        behind: ip.len() - total,
-    })
-}
-
-fn read_v6(ip: &[u8]) -> Option<Naive> {
-    let header = ip.get(..40)?;
-    let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
-    let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&header[at..at + 16]).unwrap());
-    if header[0] >> 4 != 6 || 40 + length > ip.len() {
-        return None;
-    }
-    let (mut protocol, mut rest) = (header[6], &ip[40..40 + length]);
-    let (mut first, mut later) = (false, false);
-    let mut headers = 0;
-    while [0, 43, 44, 51, 60].contains(&protocol) && !later {
-        headers += 1;
-        if headers > 8 {
-            return None;
-        }
-        let fixed = rest.get(..8)?;
-        let size = match protocol {
-            44 => 8,
-            51 => (usize::from(fixed[1]) + 2) * 4,
-            _ => (usize::from(fixed[1]) + 1) * 8,
-        };
-        match protocol {
-            0 if headers > 1 => return None,
-            43 if fixed[2] == 0 || fixed[3] != 0 => return None,
-            44 if first => return None,
-            44 => {
-                let field = u16::from_be_bytes([fixed[2], fixed[3]]);
-                (first, later) = (field & 1 != 0 && field >> 3 == 0, field >> 3 != 0);
-                if later && !may_begin(fixed[0], usize::from(field >> 3) * 8) {
-                    return None;
-                }
-            }
-            _ => {}
-        }
-        protocol = fixed[0];
-        if later {
-            break;
-        }
-        rest = rest.get(size..)?;
-    }
-    (headers < 8 || later).then_some(Naive {
-        source: address(8),
-        destination: address(24),
-        protocol,
-        hop_limit: header[7],
-        options: Vec::new(),
-        first,
-        later,
-        payload: rest.to_vec(),
-        behind: ip.len() - 40 - length,
-    })
-}
-
-impl Naive {
-    fn is_icmp(&self) -> bool {
-        !self.later && self.protocol == if self.source.is_ipv4() { 1 } else { 58 }
-    }
-
-    /// Type of an ICMPv6 message.
-    fn message(&self) -> Option<u8> {
-        (self.is_icmp() && self.source.is_ipv6()).then(|| self.payload[0])
-    }
-
-    fn ports(&self) -> Option<(u16, u16)> {
-        let has = !self.later && [6, 17, 132].contains(&self.protocol);
-        let port = |at: usize| u16::from_be_bytes([self.payload[at], self.payload[at + 1]]);
-        has.then(|| (port(0), port(2)))
-    }
-
-    fn target(&self) -> Option<IpAddr> {
-        Some(IpAddr::from(<[u8; 16]>::try_from(self.payload.get(8..24)?).unwrap()))
-    }
-
-    /// Neighbour discovery in more than one piece, which nobody may take.
-    fn is_broken_discovery(&self) -> bool {
-        self.first && self.message().is_some_and(|kind| (133..=137).contains(&kind))
-    }
-
-    /// Whether it says that it is about its link.
-    fn claims_the_link(&self) -> bool {
-        !self.first
-            && match self.message() {
-                Some(133..=137) => self.hop_limit == 255,
-                Some(130..=132 | 143) => self.hop_limit == 1,
-                _ => false,
-            }
-    }
-
-    fn is_about_the_link(&self, hook: Hook) -> bool {
-        let (IpAddr::V6(source), IpAddr::V6(destination)) = (self.source, self.destination) else {
-            return false;
-        };
-        if !self.claims_the_link() || self.behind > 0 {
-            return false;
-        }
-        let kind = self.payload[0];
-        let link_local = |address: std::net::Ipv6Addr| address.segments()[0] & 0xffc0 == 0xfe80;
-        let size = self.payload.len();
-        let formed = match kind {
-            130 | 143 => destination.is_multicast(),
-            131 | 132 => destination.is_multicast() && size == 24,
-            134 | 137 => link_local(source),
-            _ => {
-                let fixed = if kind == 133 { 8 } else { 24 };
-                let flags = if kind == 136 { 0x1f } else { 0xff };
-                let reserved = [
-                    self.payload[1],
-                    self.payload[4] & flags,
-                    self.payload[5],
-                    self.payload[6],
-                    self.payload[7],
-                ];
-                let options: Vec<&[u8]> = self.payload.get(fixed..).unwrap_or(&[0]).chunks(8).collect();
-                let asked = kind != 135 || self.target().is_some_and(|target| asks(destination, target));
-                let allowed = |option: &&[u8]| {
-                    option.len() == 8
-                        && option[1] == 1
-                        && ([1, 2].contains(&option[0]) || option[0] == 14 && source.is_unspecified())
-                };
-                reserved == [0; 5] && options.len() <= 2 && options.iter().all(allowed) && asked
-            }
-        };
-        let near = link_local(destination) || destination.segments()[0] & 0xff0f == 0xff02;
-        let group = ![133, 134, 135, 136, 137].contains(&kind) && destination.is_multicast();
-        let meant = match hook {
-            FromPod => destination.segments()[..4] == [0xfd00, 0, 0, 0],
-            ToPod => is_own(self.destination),
-        };
-        formed && (near || group || meant)
-    }
-}
-
-fn asks(destination: std::net::Ipv6Addr, target: IpAddr) -> bool {
-    let IpAddr::V6(of) = target else { return false };
-    let [.., a, b, c] = of.octets();
-    let solicited = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c];
-    destination == of || destination.octets() == solicited
+    packet.is_formed() && (near || group || meant)
 }
 
 fn is_own(address: IpAddr) -> bool {
@@ -447,7 +253,7 @@ fn is_own(address: IpAddr) -> bool {
 }
 
 /// Whether a pod may say that.
-fn is_honest(packet: &Naive) -> bool {
+fn is_honest(packet: &Reading) -> bool {
     let to_port = |port| packet.protocol == 17 && packet.ports().is_some_and(|(_, to)| to == port);
     if packet.source.is_ipv4() {
         let asks_for_address =
@@ -457,7 +263,7 @@ fn is_honest(packet: &Naive) -> bool {
         return (is_own(packet.source) || asks_for_address)
             && !to_port(68)
             && speaks_as_host
-            && options_are_sound(&packet.options);
+            && reading::options_are_sound(&packet.options);
     }
     let message = packet.message();
     let unsourced = packet.source.is_unspecified()
@@ -478,36 +284,7 @@ fn is_honest(packet: &Naive) -> bool {
         }
         _ => return true,
     };
-    let Some(mut options) = packet.payload.get(options..) else { return false };
-    let mut read = 0;
-    while let Some(option) = options.get(..8) {
-        let size = usize::from(option[1]) * 8;
-        read += 1;
-        if size == 0
-            || size > options.len()
-            || read > 8
-            || [1, 2].contains(&option[0]) && option[2..] != POD_MAC.0
-        {
-            return false;
-        }
-        options = &options[size..];
-    }
-    options.is_empty()
-}
-
-fn options_are_sound(mut options: &[u8]) -> bool {
-    for _ in 0..12 {
-        match options {
-            [] | [0, ..] => return true,
-            [131 | 137, ..] => return false,
-            [1, rest @ ..] => options = rest,
-            [_, size, ..] if (2..=options.len()).contains(&usize::from(*size)) => {
-                options = &options[usize::from(*size)..]
-            }
-            _ => return false,
-        }
-    }
-    options.is_empty()
+    packet.names_only(POD_MAC.0, options)
 }
 
 /// What becomes of a frame, and what is to be asked about it.
@@ -535,7 +312,7 @@ fn judge(world: &World, frame: &[u8], hook: Hook) -> (bool, Option<Asked>) {
             if !isolated("ingress") && !isolated("egress") {
                 return (true, None);
             }
-            if packet.is_about_the_link(hook) {
+            if is_about_the_link(&packet, hook) {
                 return (true, asked(58, None, Form::Link));
             }
             if !own && is_own(packet.source) {
@@ -566,13 +343,7 @@ fn is_sound_arp(frame: &[u8], own: bool) -> bool {
     if arp.len() > 50 || !own {
         return arp.len() <= 50;
     }
-    let Some(arp) = arp.get(..28) else { return false };
-    let (sender, target) = ([arp[14], arp[15], arp[16], arp[17]], [arp[24], arp[25], arp[26], arp[27]]);
-    let claimed = if sender == [0; 4] && arp[7] == 1 { target } else { sender };
-    arp[..7] == [0, 1, 8, 0, 6, 4, 0]
-        && [1, 2].contains(&arp[7])
-        && arp[8..14] == POD_MAC.0
-        && is_own(claimed.into())
+    reading::arp(arp).is_some_and(|(mac, address)| mac == POD_MAC.0 && is_own(address))
 }
 
 /// What `explain` says of a packet between addresses; `None`: the question cannot be put.
@@ -620,14 +391,14 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             endpoints: [(1, Assignment { ingress: ids.ingress, egress: ids.egress })].into(),
             last_id: 0,
         };
-        let (limited, passage) = (BTreeMap::new(), Passage::default());
+        let (limited, node) = (BTreeMap::new(), NodeRules::default());
         let view = View {
             objects: &objects,
             endpoints: &endpoints,
             limited: &limited,
             programmed: &programmed,
             desired: &desired,
-            passage,
+            node,
             behind_translation: false,
         };
         let dice = Dice::new(seed);

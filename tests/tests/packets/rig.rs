@@ -27,8 +27,11 @@ pub(super) struct Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        if let Err(error) = remove_all_pins(&self.root) {
-            eprintln!("{}", netattach::report::Chain(&error));
+        let removed =
+            remove_all_pins(&self.root).map_err(|error| netattach::report::Chain(&error).to_string());
+        // A second panic would hide the first.
+        if !std::thread::panicking() {
+            assert_eq!(removed, Ok(()));
         }
     }
 }

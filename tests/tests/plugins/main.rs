@@ -13,8 +13,8 @@ use std::net::IpAddr;
 use std::process::Command;
 
 use ipnet::IpNet;
-use netattach::link::spec::Bridge;
 use netattach::netlink::{Handle, LinkState};
+use netattach::spec::Bridge;
 use netattach_tests::Namespace;
 use netattach_tests::node::executable;
 use netattach_tests::runtime::{Call, Runtime, config};

@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use anyhow::Result;
-use netattach::link::spec::{Addressing, MacvlanMode, Route, Veth};
 use netattach::netlink::Handle;
+use netattach::spec::{Addressing, MacvlanMode, Route, Veth};
 use netattach_tests::Namespace;
 use netattach_tests::runtime::{Call, config, with_result};
 use serde_json::{Value, json};

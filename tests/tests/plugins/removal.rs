@@ -4,8 +4,8 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use netattach::link::spec::Veth;
 use netattach::netlink::Handle;
+use netattach::spec::Veth;
 use netattach_tests::runtime::Call;
 use serde_json::{Value, json};
 

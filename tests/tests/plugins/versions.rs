@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use netattach::link::spec::MacvlanMode;
+use netattach::spec::MacvlanMode;
 use netattach_tests::runtime::{config, with_result};
 use serde_json::{Value, json};
 

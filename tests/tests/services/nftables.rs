@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use netattach::netlink::guard_stands;
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -10,6 +11,7 @@ use super::translations::Service;
 use super::*;
 
 const NESTED: u16 = 0x8000;
+const NEW_TABLE: u16 = 0;
 const TABLE: &[u8] = b"kube-proxy\0";
 
 /// Translates what comes in and what the node sends to these Services, and to their ports of the node.
@@ -19,7 +21,6 @@ fn translate(scene: &Scene, family: usize) {
 }
 
 fn transact(family: usize, services: &[Service]) -> io::Result<()> {
-    const NEW_TABLE: u16 = 0;
     const NEW_CHAIN: u16 = 3;
     const NEW_RULE: u16 = 6;
     // `NFPROTO_IPV4`, `NFPROTO_IPV6`.
@@ -48,7 +49,20 @@ fn transact(family: usize, services: &[Service]) -> io::Result<()> {
             }
         }
     }
-    send(&messages)
+    send(&messages).map(drop)
+}
+
+/// Puts a table in the place of the agent's that nobody else can change or remove while this is held, and that goes with it.
+fn occupy(scene: &Scene) -> OwnedFd {
+    const DELETE_TABLE: u16 = 2;
+    /// `NFPROTO_INET`.
+    const BOTH: u8 = 1;
+    /// `NFT_TABLE_F_OWNER`.
+    const OWNED: u32 = 2;
+    let table = attribute(1, b"netattach\0");
+    let owned = [table.clone(), attribute(2, &OWNED.to_be_bytes())].concat();
+    let messages = [message(DELETE_TABLE, BOTH, &table), message(NEW_TABLE, BOTH, &owned)];
+    scene.node.namespace.run(|| send(&messages)).unwrap()
 }
 
 /// `meta l4proto PROTOCOL ip daddr ADDRESS th dport PORT dnat to BACKEND`
@@ -115,7 +129,8 @@ fn envelope(kind: u16, flags: u16, general: [u8; 4], attributes: &[u8]) -> Vec<u
     bytes
 }
 
-fn send(messages: &[Vec<u8>]) -> io::Result<()> {
+/// The socket owns what was made to be owned.
+fn send(messages: &[Vec<u8>]) -> io::Result<OwnedFd> {
     let socket: OwnedFd = rustix::net::socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -129,7 +144,7 @@ fn send(messages: &[Vec<u8>]) -> io::Result<()> {
     loop {
         let length = match rustix::net::recv(&socket, &mut buffer, RecvFlags::empty()) {
             Ok((length, _)) => length,
-            Err(rustix::io::Errno::AGAIN) => return Ok(()),
+            Err(rustix::io::Errno::AGAIN) => return Ok(socket),
             Err(error) => return Err(error.into()),
         };
         let mut rest = &buffer[..length];
@@ -181,4 +196,33 @@ fn what_nftables_translates_is_judged_by_where_it_goes() {
         ]);
         scene.end();
     }
+}
+
+/// Then nobody asks policies again behind the node: it is not excepted from them, lest it lead elsewhere.
+#[test]
+fn while_the_table_cannot_be_there_no_port_of_the_node_leads_an_isolated_pod_elsewhere() {
+    let scene = Scene::new(Links::Bridge);
+    scene.policy(
+        "client",
+        &json!({"podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"]}),
+    );
+    let led = [
+        ("client", To::Node(NODE_PORT), false),
+        ("client", To::Gateway(NODE_PORT), false),
+        ("client", To::Service(1, WEB), false),
+        ("other", To::Node(NODE_PORT), true),
+    ];
+    scene.expect(&led);
+    let missing = || {
+        scene.node.ctl(&["status"]).unwrap().to_string().contains("the table netattach cannot be put back")
+    };
+    assert!(!missing());
+    let occupied = occupy(&scene);
+    assert!(eventually(PATIENCE, missing), "{:#}", scene.node.ctl(&["status"]).unwrap());
+    scene.expect(&led);
+    drop(occupied);
+    assert!(eventually(PATIENCE, || scene.node.namespace.run(guard_stands).unwrap()));
+    assert!(eventually(PATIENCE, || !missing()));
+    scene.expect(&led);
+    scene.end();
 }

@@ -1,6 +1,9 @@
 //! `cargo xtask bench`: netattach beside its alternatives, in network namespaces made for the run.
 //!
 //! The contenders take turns within one run, so that whatever else the machine does hits all alike.
+//!
+//! The benchmarks: `attach`, `dataplane`, `fairness`, `restart`. What they share: `pods` and the node's namespace, `agent`, `netlink` for
+//! the floor, `bpf` for what the kernel has, `series` of samples, `document` for tables.
 
 mod agent;
 pub mod attach;
@@ -91,6 +94,18 @@ fn measured<T: Send>(
     thread::scope(|scope| {
         scope.spawn(measure).join().map_err(|_| anyhow!("the measuring thread panicked"))?
     })
+}
+
+/// Ends a bench that has one table: prints it, and replaces that of the bench in docs/performance.md where that is asked for.
+fn end(
+    bench: &str,
+    (output, write): (Output, bool),
+    origin: &Origin,
+    report: &impl Serialize,
+    table: &str,
+) -> anyhow::Result<()> {
+    print(output, report, table)?;
+    if write { document::update(bench, &origin.command, table) } else { Ok(()) }
 }
 
 /// Prints a report: as this table, or every sample of it.

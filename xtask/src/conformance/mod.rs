@@ -2,6 +2,8 @@
 //!
 //! The rows are in `tests/conformance/*.toml`; a test names those it proves in its doc comment. docs/conformance.md is
 //! written from both, so that neither can claim what the other does not know.
+//!
+//! `rows` are read from the tables, `proofs` from the tests, `judge` brings them together, `document` writes the page.
 
 mod document;
 mod judge;

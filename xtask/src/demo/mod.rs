@@ -3,6 +3,8 @@
 //! Commands are shown as one would type them, and run by a shell that finds our executables first; only where a
 //! tool might be missing (jq) or would list strangers' objects too (bpftool) is its output made here. Nothing is
 //! left behind, however the demo ends: it takes place in namespaces of its own, see [`stage`].
+//!
+//! The story is told by `transcript`, with `traffic` between the pods, and `kernel` for what bpftool would list.
 
 mod kernel;
 mod stage;

@@ -1,6 +1,9 @@
 //! `cargo xtask setup`: find what this machine lacks, install it, say so.
 //!
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
+//!
+//! `bpf_toolchain` builds the BPF object; `tools`, `runtimes` and `machine` are what tests run, with the `kernel`s and `modules` of
+//! guests; `apt` fetches packages.
 
 mod apt;
 pub mod bpf_toolchain;

@@ -2,6 +2,8 @@
 //!
 //! Tests make network namespaces and load BPF, which takes root. Called by anyone else, everything is still
 //! built as that user, and only the test executables run through sudo.
+//!
+//! `tally` reads what test executables print, `again` runs what failed once more, alone.
 
 mod again;
 mod tally;

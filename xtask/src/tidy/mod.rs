@@ -1,8 +1,17 @@
 //! `cargo xtask tidy`: what every change must satisfy before its tests are worth running.
+//!
+//! `invariants` are the promises about the source tree, checked on the `names` that files use, and
+//! `layers` which module may name which; `licences` those of dependencies,
+//! `advisories` their known vulnerabilities; `documents` the links and widths of pages.
 
+mod advisories;
+mod documents;
 mod invariants;
+mod layers;
 mod licences;
 mod names;
+
+use std::path::Path;
 
 use anyhow::bail;
 use clap::ValueEnum;
@@ -19,10 +28,16 @@ pub enum Part {
     Lints,
     /// What the source tree promises about itself.
     Invariants,
+    /// Links, width and length of the documents.
+    Documents,
+    /// Which module may name which, against docs/architecture.md; what the headings of folders name.
+    Layers,
     /// docs/conformance.md against the tests.
     Conformance,
     /// Licences of all dependencies against deny.toml.
     Licences,
+    /// Known vulnerabilities of all dependencies, where a database is given.
+    Advisories,
 }
 
 /// Something that must be changed: where, which rule, why the rule is there.
@@ -40,45 +55,60 @@ pub(crate) struct Violation {
     pub(crate) why: &'static str,
 }
 
-/// Checks `parts`, or everything when none is named. All parts are checked even when one fails.
+/// Checks `parts`, or everything when none is named; `advisories` is a copy of an advisory database. All parts are checked even when one fails.
 ///
 /// # Errors
 /// How many parts failed; the details are printed above.
-pub fn run(parts: &[Part]) -> anyhow::Result<()> {
+pub fn run(parts: &[Part], advisories: Option<&Path>) -> anyhow::Result<()> {
     screen::heading("tidy");
     let wanted = |part: &Part| parts.is_empty() || parts.contains(part);
-    let failed =
-        Part::value_variants().iter().filter(|part| wanted(part)).filter(|part| !passes(**part)).count();
+    let failed = Part::value_variants()
+        .iter()
+        .filter(|part| wanted(part))
+        .filter(|part| !passes(**part, advisories))
+        .count();
     if failed > 0 {
         bail!(Stuck::new(format!("tidy failed in {failed} of its parts"), "correct what is listed above"));
     }
     Ok(())
 }
 
-fn passes(part: Part) -> bool {
+fn passes(part: Part, advisories: Option<&Path>) -> bool {
     let outcome = match part {
         Part::Format => screen::step("format", format),
         Part::Lints => screen::step("lints", lints),
         Part::Invariants => screen::step("invariants", |_| invariants::check()),
+        Part::Documents => screen::step("documents", |_| documents::check()),
+        Part::Layers => screen::step("layers", |_| layers::check()),
         Part::Conformance => screen::step("conformance", |_| conformance::check()),
         Part::Licences => screen::step("licences", |_| licences::check()),
+        Part::Advisories => screen::step("advisories", |_| advisories::check(advisories)),
     };
     outcome.inspect_err(screen::failure).is_ok()
 }
 
+/// The fuzz targets are a workspace of their own: a module that moves must not be missed there.
+const WORKSPACES: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
+
 fn format(progress: &Progress) -> anyhow::Result<Done> {
-    child::run(child::cargo().args(["fmt", "--all", "--check", "--", "--color", "never"]), progress)
-        .map_err(|cause| {
-            cause.context(Stuck::new("some files are not formatted", "run `cargo fmt --all`"))
-        })?;
+    for manifest in WORKSPACES {
+        let next = format!("run `cargo fmt --all --manifest-path {manifest}`");
+        let check = ["fmt", "--all", "--check", "--manifest-path", manifest, "--", "--color", "never"];
+        child::run(child::cargo().args(check), progress)
+            .map_err(|cause| cause.context(Stuck::new("some files are not formatted", next)))?;
+    }
     Ok(Done::Was(String::new()))
 }
 
 fn lints(progress: &Progress) -> anyhow::Result<Done> {
-    child::run(
-        child::cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
-        progress,
-    )?;
+    for manifest in WORKSPACES {
+        let all = ["clippy", "--workspace", "--all-targets", "--quiet", "--manifest-path", manifest];
+        // One directory, so that what both need is compiled once.
+        child::run(
+            child::cargo().args(all).args(["--target-dir", "target", "--", "-D", "warnings"]),
+            progress,
+        )?;
+    }
     Ok(Done::Was(String::new()))
 }
 

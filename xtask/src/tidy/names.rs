@@ -118,7 +118,7 @@ impl<'ast> Visit<'ast> for Collector {
 }
 
 /// `#[test]` and `#[cfg(test)]`, also within `all(...)`.
-fn is_for_tests(attribute: &syn::Attribute) -> bool {
+pub(super) fn is_for_tests(attribute: &syn::Attribute) -> bool {
     if attribute.path().is_ident("test") {
         return true;
     }

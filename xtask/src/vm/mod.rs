@@ -2,6 +2,8 @@
 //!
 //! The machines are emulated, so that they run wherever the tests run: inside other virtual machines too. All that one has
 //! is in its memory, and what it prints comes out of its serial line.
+//!
+//! `guests` lists the machines, `image` and `archive` pack what one has in its memory, `guest` is its first process.
 
 mod archive;
 pub mod guest;

@@ -1,10 +1,11 @@
-//! Turns and lanes under the model checker: threads that ask, give up, work and leave.
+//! Turns and lanes under the model checker: threads that ask, give up, work and leave, and a GC that closes what they stand at.
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
 
 use shuttle::future::block_on;
 
-use super::{Class, Traffic, Turns};
+use super::{Class, Closed, Traffic, Turns};
 use crate::model::{explore, finds};
 use crate::sync::{Arc, Mutex, locked, step, thread};
 use crate::waits::{Place, Resource};
@@ -128,4 +129,121 @@ fn a_place_is_worked_in_by_one_at_a_time_and_everybody_comes_through() {
 #[test]
 fn work_in_the_place_of_another_is_found() {
     assert!(finds(2_000, || lanes(true)));
+}
+
+/// How a GC closes a pool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    /// As it does.
+    Whole,
+    /// The fault: it looks whether somebody is there, and closes it afterwards.
+    InTwoSteps,
+    /// The fault: it asks to be told who leaves after it has looked.
+    AsksLate,
+}
+
+/// Who is at a pool.
+#[derive(Default)]
+struct AtPool {
+    standing: usize,
+    is_closed: bool,
+}
+
+/// What a GC does with a pool that it has closed.
+fn collect(pool: &Mutex<AtPool>) {
+    {
+        let mut at = locked(pool);
+        assert!(at.standing == 0 && !at.is_closed, "{} are at a pool that is closed", at.standing);
+        at.is_closed = true;
+    }
+    step();
+    locked(pool).is_closed = false;
+}
+
+fn close(traffic: &Arc<Traffic>, resource: &Resource, how: Closing, pool: &Mutex<AtPool>) {
+    let never = Instant::now() + Duration::from_secs(3600);
+    match how {
+        Closing::Whole => {
+            let closed = block_on(traffic.close(resource, never));
+            collect(pool);
+            drop(closed.expect("it is waited for"));
+        }
+        Closing::InTwoSteps => {
+            let is_clear = traffic.lock().lanes.is_clear(resource);
+            if is_clear && traffic.lock().lanes.close(resource) {
+                let closed = Closed { traffic: Arc::clone(traffic), resource: resource.clone() };
+                collect(pool);
+                drop(closed);
+            }
+        }
+        Closing::AsksLate => loop {
+            let is_closed = {
+                let mut state = traffic.lock();
+                state.lanes.is_clear(resource) && state.lanes.close(resource)
+            };
+            if is_closed {
+                collect(pool);
+                return drop(Closed { traffic: Arc::clone(traffic), resource: resource.clone() });
+            }
+            step();
+            block_on(traffic.left.notified());
+        },
+    }
+}
+
+/// ADDs and a DEL that go to a pool, a GC that closes it, and one that does so only if nobody is there.
+fn closing(how: Closing) {
+    let traffic = Traffic::new(1);
+    let pool = Arc::new(Mutex::new(AtPool::default()));
+    let resource = Resource::Pool { data_dir: "/pools".into(), network: "net".to_owned() };
+    let operation = |class| {
+        let (traffic, pool, resource) = (Arc::clone(&traffic), Arc::clone(&pool), resource.clone());
+        move || {
+            let slot = traffic.enter(class).unwrap();
+            loop {
+                block_on(slot.begin());
+                if slot.admit(&[resource.clone()].into()).is_ok() {
+                    break;
+                }
+            }
+            slot.arrive(&resource);
+            {
+                let mut at = locked(&pool);
+                assert!(!at.is_closed, "somebody comes to a pool that is closed");
+                at.standing += 1;
+            }
+            step();
+            locked(&pool).standing -= 1;
+            slot.depart();
+        }
+    };
+    let mut others: Vec<_> =
+        [Class::Add, Class::Add, Class::Del].map(operation).map(thread::spawn).into_iter().collect();
+    let (beside, of, at) = (Arc::clone(&traffic), Arc::clone(&pool), resource.clone());
+    others.push(thread::spawn(move || {
+        if let Some(closed) = block_on(beside.close(&at, Instant::now())) {
+            collect(&of);
+            drop(closed);
+        }
+    }));
+    close(&traffic, &resource, how, &pool);
+    others.into_iter().for_each(|other| other.join().unwrap());
+    let mut state = traffic.lock();
+    assert!(state.waiting.is_empty() && state.since.is_empty() && state.asleep == 0, "{state:?}");
+    assert!(state.lanes.held().is_empty() && state.lanes.close(&resource), "it is open again");
+}
+
+#[test]
+fn a_pool_is_closed_while_nobody_is_there_and_everybody_comes_through() {
+    explore(3_000, || closing(Closing::Whole));
+}
+
+#[test]
+fn a_pool_that_is_looked_at_and_closed_in_two_steps_is_found() {
+    assert!(finds(3_000, || closing(Closing::InTwoSteps)));
+}
+
+#[test]
+fn a_gc_that_asks_late_who_leaves_is_found() {
+    assert!(finds(3_000, || closing(Closing::AsksLate)));
 }

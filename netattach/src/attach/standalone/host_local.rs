@@ -6,8 +6,8 @@ use crate::attach::apply::lease;
 use crate::attach::available::{lease_error, not_available, step_error, waits_for_ranges};
 use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::ipam::host_local::{Config, Error, Leases, Owner};
-use crate::plan::{LeasedAddress, Output};
 use crate::report::Chain;
+use crate::step::{LeasedAddress, Output};
 
 pub(super) struct Pool<'a> {
     pub(super) request: &'a cni::Request,

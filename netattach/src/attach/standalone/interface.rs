@@ -1,6 +1,5 @@
 //! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -17,8 +16,9 @@ use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::expect::expected;
 use crate::plan::resolve::{one, remains_of_one};
-use crate::plan::{AttachmentPlan, Output, Plan, Sandbox, Step, StepRef, result};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
 use crate::report::Chain;
+use crate::step::{Output, Outputs, Step};
 
 pub(super) struct Interface<'a> {
     pub(super) driver: &'static dyn Driver,
@@ -77,7 +77,7 @@ impl Interface<'_> {
             apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
                     Some(previous) => previous,
-                    None => result::result(&plan.sandbox, 0, &plan.attachments[0], &progress.outputs)?,
+                    None => result::result(&plan.sandbox, &plan.attachments[0], progress.outputs.of(0))?,
                 };
                 result.to_value(request.version)
             });
@@ -111,7 +111,7 @@ impl Interface<'_> {
         let attachment = remains_of_one(&sandbox, self.driver, request);
         let outputs = match netns {
             Some(netns) => self.made_according_to_result(&attachment, netns)?,
-            None => BTreeMap::new(),
+            None => Outputs::default(),
         };
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
         let progress = Memory::of_unknown(&plan, outputs);
@@ -128,10 +128,10 @@ impl Interface<'_> {
         &self,
         attachment: &AttachmentPlan,
         netns: &Netns,
-    ) -> Result<BTreeMap<StepRef, Output>, CniError> {
+    ) -> Result<Outputs, CniError> {
         let previous = self.request.prev_result().ok().flatten();
         let known = previous.and_then(|previous| result::read_back(attachment, &previous).ok());
-        let Some(mut outputs) = known else { return Ok(BTreeMap::new()) };
+        let Some(mut outputs) = known else { return Ok(Outputs::default()) };
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
         let failed = |error| {
             AttachError::step(Doing::Detach, attachment, "look at the kernel", StepError::Netlink(error))
@@ -159,7 +159,7 @@ impl Interface<'_> {
         let sandbox = sandbox(request, netns.id());
         let attachment = one(&sandbox, self.driver, request)?;
         let outputs = result::read_back(&attachment, &last)?;
-        let want = expected(0, &attachment, &outputs, &last, &sandbox.netns)?;
+        let want = expected(&attachment, outputs.of(0), &last, &sandbox.netns)?;
         if want.pod.is_none() && !want.loopback {
             let msg = format!("key prevResult.interfaces: {} is not there with a sandbox", request.ifname);
             return Err(CniError::new(code::INVALID_CONFIG, msg));

@@ -3,6 +3,8 @@
 //! ADD plans with the same drivers as the agent, carries the plan out with its progress in memory, and takes it
 //! back when a step fails. DEL works out again from the configuration what an ADD may have left behind, and
 //! takes that back. CHECK reads `prevResult` back into what the steps brought and compares as the agent does.
+//!
+//! `interface` has the interface plugins, `host_local` the address management, `install` puts their names into a directory.
 
 mod host_local;
 pub mod install;
@@ -19,7 +21,8 @@ use crate::delegate::{self, Delegate, ResultCache};
 use crate::ipam::host_local::Leases;
 use crate::journal::JournalError;
 use crate::link::{self, HOST_LOCAL};
-use crate::plan::{Output, Plan, StepRef};
+use crate::plan::Plan;
+use crate::step::{Output, Outputs, StepRef};
 
 /// Longest standard input in bytes.
 const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
@@ -140,12 +143,12 @@ fn read(stdin: impl Read) -> Result<Vec<u8>, CniError> {
 #[derive(Debug, Default)]
 struct Memory {
     begun: BTreeSet<StepRef>,
-    outputs: BTreeMap<StepRef, Output>,
+    outputs: Outputs,
 }
 
 impl Memory {
     /// Any step of `plan` may have begun, and these outputs are known.
-    fn of_unknown(plan: &Plan, outputs: BTreeMap<StepRef, Output>) -> Self {
+    fn of_unknown(plan: &Plan, outputs: Outputs) -> Self {
         Self { begun: plan.steps().map(|(at, _, _)| at).collect(), outputs }
     }
 }
@@ -178,7 +181,7 @@ impl Progress for Memory {
         Some(0)
     }
 
-    fn outputs(&self) -> &BTreeMap<StepRef, Output> {
+    fn outputs(&self) -> &Outputs {
         &self.outputs
     }
 }

@@ -69,7 +69,9 @@ fn what_cannot_be_read_is_told_in_json() {
     ];
     let told = |stdin: &[u8]| run_with("bridge", &add, stdin);
     assert_eq!(told(b"[]"), (1, error(6, "network configuration is an array, not an object"), String::new()));
-    let long = vec![b' '; MAX_STDIN as usize + 1];
+    let padded = |bytes: usize| crate::bounded::padded("[]", bytes).into_bytes();
+    assert_eq!(told(&padded(MAX_STDIN as usize)), told(b"[]"));
+    let long = padded(MAX_STDIN as usize + 1);
     assert_eq!(told(&long), (1, error(6, "stdin is longer than 4194304 bytes"), String::new()));
     let (exit, printed, _) = run_with("bridge", &add, Broken);
     assert_eq!((exit, printed), (1, error(5, "read stdin: pipe burst")));

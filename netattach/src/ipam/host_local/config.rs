@@ -34,6 +34,22 @@ pub struct Config {
     pub resolv_conf: Option<PathBuf>,
 }
 
+impl Config {
+    /// The pool, and what was asked of it.
+    pub fn without_routes(&self) -> Self {
+        let Self { network, data_dir, sets, exclude, requested, routes: _, resolv_conf } = self;
+        Self {
+            network: network.clone(),
+            data_dir: data_dir.clone(),
+            sets: sets.clone(),
+            exclude: exclude.clone(),
+            requested: requested.clone(),
+            routes: Vec::new(),
+            resolv_conf: resolv_conf.clone(),
+        }
+    }
+}
+
 /// What is wrong with a configuration. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {

@@ -7,6 +7,8 @@
 //!
 //! A process that lives for one call uses [`allocate`], [`release`] and [`check`]; one that lives longer keeps
 //! a [`Leases`], which remembers what each directory holds.
+//!
+//! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `directory`, [`allocator`].
 
 pub mod allocator;
 mod config;

@@ -85,6 +85,21 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_all_bytes_that_there_may_be_is_read_and_one_more_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("resolv.conf");
+        let most = budget::RESOLV_CONF.most;
+        let read = |bytes: usize| {
+            std::fs::write(&path, bounded::padded("nameserver 192.0.2.1\n", bytes)).unwrap();
+            Dns::read(&path).map_err(|error| crate::report::Chain(&error).to_string())
+        };
+        let dns = Dns { nameservers: vec!["192.0.2.1".to_owned()], ..Dns::default() };
+        assert_eq!(read(most), Ok(dns));
+        let refused = format!("read ipam.resolvConf {}: longer than {most} bytes", path.display());
+        assert_eq!(read(most + 1), Err(refused));
+    }
+
+    #[test]
     fn a_missing_file_is_named() {
         assert_eq!(
             Dns::read(Path::new("/nonexistent/resolv.conf")).unwrap_err().to_string(),

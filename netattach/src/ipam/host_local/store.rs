@@ -143,6 +143,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// The directory in which there is no address for now, and which one was asked for if any was.
+    pub fn none_free(&self) -> Option<(&Path, Option<IpAddr>)> {
+        let Self::Allocate { directory, source } = self else { return None };
+        match source {
+            AllocateError::RequestedTaken { address, .. } => Some((directory, Some(*address))),
+            AllocateError::Exhausted { .. } => Some((directory, None)),
+            _ => None,
+        }
+    }
+
     /// Whether the same call may succeed later without anybody mending anything: CNI error code 11.
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -494,6 +504,24 @@ mod tests {
         for name in ["10.0.0.2", "last_reserved_ip.0"] {
             let mode = fs::metadata(config.directory().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o7777, 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_lease_of_all_bytes_that_there_may_be_is_its_owners_and_one_more_is_nobodys_and_not_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
+        let most = crate::budget::LEASE.most;
+        let abc = owner("abc", "eth0");
+        for (bytes, released, next) in [(most, 1, "10.0.0.2/29"), (most + 1, 0, "10.0.0.3/29")] {
+            fs::create_dir_all(config.directory()).unwrap();
+            fs::write(config.directory().join("10.0.0.2"), crate::bounded::padded("abc\r\neth0", bytes))
+                .unwrap();
+            let leases = Leases::default();
+            assert_eq!(leases.release(dir.path(), "net", &abc).unwrap(), released, "{bytes}");
+            assert_eq!(addresses(&leases.allocate(&config, &owner("b", "eth0")).unwrap()), [next], "{bytes}");
+            assert!(config.directory().join("10.0.0.2").exists(), "{bytes}");
+            fs::remove_dir_all(config.directory()).unwrap();
         }
     }
 

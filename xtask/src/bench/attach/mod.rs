@@ -2,6 +2,8 @@
 //!
 //! Everything happens in network namespaces made for the run: one that stands for the node and a few that stand
 //! for pods. The contenders take turns within one run, so that whatever else the machine does hits all alike.
+//!
+//! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` come out in a `table`.
 
 mod figures;
 pub mod floor;
@@ -19,7 +21,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use self::figures::{Figures, Report};
 use super::agent;
 use super::pods::{Node, Pod};
-use super::{Output, document, measured, print};
+use super::{Output, end, measured};
 use crate::screen::{self, Done, Progress};
 use crate::{dist, setup};
 
@@ -82,12 +84,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         false => dist::build(),
     };
     let report = measured(options.output, setup::Scope::Usual, build, || measure(options))?;
-    let table = table::table(&report);
-    print(options.output, &report, &table)?;
-    if options.write {
-        document::update("attach", &report.origin.command, &table)?;
-    }
-    Ok(())
+    end("attach", (options.output, options.write), &report.origin, &report, &table::table(&report))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

@@ -1,5 +1,8 @@
 //! `cargo xtask bench dataplane`: how fast packets get from pod to pod, beside a bridge, a bare cable and iptables; how fast a
 //! changed policy is in force; and what a packet costs in the programs.
+//!
+//! `paths` between pods under `load` or a `generator`'s frames, a `flood` beside two others, `policies` by size, `programs` by packet;
+//! `figures` come out in a `table`.
 
 mod figures;
 mod flood;

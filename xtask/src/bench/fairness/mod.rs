@@ -1,5 +1,7 @@
 //! `cargo xtask bench fairness`: what a pod's ADD takes while others hang that have nothing to do with it, beside what it
 //! takes alone.
+//!
+//! `holders` are the pods that hang.
 
 mod holders;
 
@@ -13,7 +15,7 @@ use serde_json::{Value, json};
 use self::holders::{Holders, Plugin};
 use super::agent::{self, Agent};
 use super::pods::{Node, Pod, fresh_directory};
-use super::{Origin, Output, Series, document, measured, print};
+use super::{Origin, Output, Series, document, end, measured};
 use crate::screen::{self, Done};
 use crate::{dist, setup};
 
@@ -69,12 +71,7 @@ struct Figures {
 /// Not root, a tool is missing, or a pod that nothing hangs of is not attached.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    let table = table(&report);
-    print(options.output, &report, &table)?;
-    if options.write {
-        document::update("fairness", &report.origin.command, &table)?;
-    }
-    Ok(())
+    end("fairness", (options.output, options.write), &report.origin, &report, &table(&report))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

@@ -2,6 +2,8 @@
 //! takes over, while a flow between two of them goes on.
 //!
 //! The agent is killed each time: what it left is what a crash leaves.
+//!
+//! `flow` is the traffic that must not notice.
 
 mod flow;
 
@@ -18,7 +20,7 @@ use serde_json::{Value, json};
 use self::flow::Flow;
 use super::agent::{self, Agent};
 use super::pods::{Node, Pod, fresh_directory};
-use super::{Origin, Output, Series, document, measured, print};
+use super::{Origin, Output, Series, document, end, measured};
 use crate::screen::{self, Done};
 use crate::{dist, setup};
 
@@ -77,12 +79,7 @@ struct Figures {
 /// Not root, a tool is missing, or an attachment is gone after a restart.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    let table = table(&report);
-    print(options.output, &report, &table)?;
-    if options.write {
-        document::update("restart", &report.origin.command, &table)?;
-    }
-    Ok(())
+    end("restart", (options.output, options.write), &report.origin, &report, &table(&report))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

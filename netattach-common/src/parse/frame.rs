@@ -1,0 +1,127 @@
+//! The link layer: Ethernet and VLAN tags.
+
+use super::bytes::{Bytes, Plain};
+use crate::flow::{self, Lane};
+use crate::{DropReason, Mac};
+
+/// Length of an Ethernet header without tags.
+pub const ETHERNET_LEN: usize = 14;
+/// Length of a VLAN tag.
+const TAG_LEN: usize = 4;
+
+/// EtherType numbers (IEEE 802).
+pub mod ethertype {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub const ARP: u16 = 0x0806;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+    /// Customer VLAN tag.
+    pub const VLAN: u16 = 0x8100;
+    /// Service VLAN tag.
+    pub const QINQ: u16 = 0x88a8;
+    /// Service VLAN tag, as it was before it was standardised.
+    pub const OLD_QINQ: u16 = 0x9100;
+}
+
+/// An Ethernet header (IEEE 802.3) without tags.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EthernetHeader {
+    /// To whom.
+    pub destination: Mac,
+    /// From whom.
+    pub source: Mac,
+    /// What it carries, as it stands there.
+    pub ethertype: u16,
+}
+
+/// A VLAN tag (IEEE 802.1Q) behind its ethertype, and the ethertype of what follows.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Tag {
+    control: u16,
+    ethertype: u16,
+}
+
+const _: () = {
+    assert!(size_of::<EthernetHeader>() == ETHERNET_LEN);
+    assert!(size_of::<Tag>() == TAG_LEN);
+};
+
+// SAFETY: integers and addresses, as long as these together (asserted above).
+unsafe impl Plain for EthernetHeader {}
+// SAFETY: as above.
+unsafe impl Plain for Tag {}
+
+/// What a frame carries, behind its tags. Without padding, as stages want their arguments.
+#[repr(C)]
+pub struct Payload {
+    /// What it is.
+    pub ethertype: u16,
+    /// Where it begins, as an offset in the frame.
+    pub offset: u16,
+    /// The VLAN tags as they stand in keys; no protocol yet.
+    pub lane: Lane,
+}
+
+const _: () = assert!(size_of::<Payload>() == 8);
+
+/// Walks over at most two tags. At ingress the kernel has moved the outer one out of the frame; at egress it may be
+/// in either place. `allowed`: the id of a tag's control information, when the attachment may use it.
+///
+/// # Errors
+/// There are more, or one is not allowed, or not there.
+#[inline(always)]
+pub fn peel<B: Bytes>(
+    bytes: &B,
+    payload: &mut Payload,
+    allowed: impl Fn(u16) -> Result<u16, DropReason>,
+) -> Result<(), DropReason> {
+    let (mut ethertype, mut offset) = (payload.ethertype, ETHERNET_LEN);
+    let mut ids = [0u16; 2];
+    let mut found = 0usize;
+    let (present, beside) = bytes.tag_beside();
+    if present {
+        ids[0] = allowed(beside)?;
+        found = 1;
+    }
+    if is_tag(ethertype) {
+        let tag: Tag = bytes.load(offset)?;
+        let id = allowed(u16::from_be(tag.control))?;
+        if found == 0 {
+            ids[0] = id
+        } else {
+            ids[1] = id
+        }
+        found += 1;
+        ethertype = u16::from_be(tag.ethertype);
+        offset += TAG_LEN;
+    }
+    if is_tag(ethertype) && found == 1 {
+        let tag: Tag = bytes.load(offset)?;
+        ids[1] = allowed(u16::from_be(tag.control))?;
+        ethertype = u16::from_be(tag.ethertype);
+        offset += TAG_LEN;
+    }
+    if is_tag(ethertype) {
+        return Err(DropReason::VlanTagged);
+    }
+    payload.ethertype = ethertype;
+    payload.offset = offset as u16;
+    payload.lane = Lane::new(0, flow::tags(ids[0], ids[1]));
+    Ok(())
+}
+
+/// The VLAN id of a tag's control information; the bits beside it are its priority.
+#[inline(always)]
+pub const fn vlan_id(control: u16) -> u16 {
+    control & 0xfff
+}
+
+/// Whether an ethertype is a tag's.
+#[inline(always)]
+pub const fn is_tag(number: u16) -> bool {
+    matches!(number, ethertype::VLAN | ethertype::QINQ | ethertype::OLD_QINQ)
+}

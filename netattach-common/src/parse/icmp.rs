@@ -1,0 +1,123 @@
+//! ICMP: which messages are errors, and which belong to the link.
+
+use super::bytes::{Bytes, Plain};
+use super::packet::{Kind, Packet, Part, Place, Version};
+use crate::flow::Tuple;
+use crate::link::{Message, icmpv6};
+use crate::protocol::{ICMP, ICMPV6};
+use crate::{DropReason, Ip6, Port, Ports};
+
+/// An ICMP header (RFC 792, RFC 4443).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IcmpHeader {
+    /// Type of the message.
+    pub kind: u8,
+    code: u8,
+    checksum: u16,
+    identifier: Port,
+    sequence: u16,
+}
+
+const _: () = assert!(size_of::<IcmpHeader>() == 8);
+
+// SAFETY: integers, as long as these together (asserted above).
+unsafe impl Plain for IcmpHeader {}
+
+/// Gives an echo its identifier as the requester's port and the next number as the responder's, and other messages the type of their
+/// request: what answers one answers no other, and two hosts that ask each other the same make two flows.
+#[inline(always)]
+pub fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
+    const ECHO_REPLY: u8 = 0;
+    const ECHO_REQUEST: u8 = 8;
+    let echo = || {
+        let identifier = header.identifier.number();
+        Ports::new(header.identifier, Port::new(identifier.wrapping_add(1)))
+    };
+    tuple.ports = match (tuple.lane.protocol(), header.kind) {
+        (ICMP, ECHO_REQUEST) | (ICMPV6, icmpv6::ECHO_REQUEST) => echo(),
+        (ICMP, ECHO_REPLY) | (ICMPV6, icmpv6::ECHO_REPLY) => echo().reversed(),
+        (protocol, kind) => {
+            let (request, is_reply) = asked(protocol, kind);
+            let there = Ports::new(Port::new(TYPES | u16::from(request)), Port::new(u16::MAX));
+            if is_reply { there.reversed() } else { there }
+        }
+    };
+}
+
+/// Added to types where they stand for ports: neither they nor [`u16::MAX`] have the other for the next number.
+const TYPES: u16 = 1 << 8;
+
+/// The type of the request, and whether this is the reply to it: timestamp, information and address mask (RFC 792, 950), extended
+/// echo (RFC 8335), node information (RFC 4620). Whatever has no reply is a request.
+#[inline(always)]
+const fn asked(protocol: u8, kind: u8) -> (u8, bool) {
+    match (protocol, kind) {
+        (ICMP, 14 | 16 | 18) | (ICMPV6, 140 | 161) => (kind - 1, true),
+        (ICMP, 43) => (42, true),
+        _ => (kind, false),
+    }
+}
+
+/// What a message is, if it is not ordinary traffic.
+///
+/// # Errors
+/// Nobody may take it.
+#[inline(always)]
+pub fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<Kind>, DropReason> {
+    if A::ICMP == ICMP {
+        // Destination unreachable, source quench, redirect, time exceeded, parameter problem (RFC 792).
+        return Ok(matches!(message, 3 | 4 | 5 | 11 | 12).then_some(Kind::IcmpError));
+    }
+    Ok(match message {
+        1..=icmpv6::PARAMETER_PROBLEM => Some(Kind::IcmpError),
+        icmpv6::ROUTER_SOLICITATION..=icmpv6::REDIRECT => {
+            // Fragmented neighbour discovery hides its options and must be ignored (RFC 6980, 5).
+            if place.part == Part::First {
+                return Err(DropReason::Malformed);
+            }
+            // Whatever has crossed a router is not about this link (RFC 4861, 6.1 and 7.1).
+            (place.hop_limit == 255).then_some(Kind::LinkControl)
+        }
+        icmpv6::LISTENER_QUERY..=icmpv6::LISTENER_DONE | icmpv6::LISTENER_REPORT_2
+            if place.hop_limit == 1 && place.part == Part::Whole =>
+        {
+            Some(Kind::LinkControl)
+        }
+        _ => None,
+    })
+}
+
+/// The type of a message of the kinds that keep a link going ([`Kind::LinkControl`]), if it is no more than that: its form is
+/// theirs.
+///
+/// # Errors
+/// It is cut off.
+#[inline(always)]
+pub fn form<B: Bytes>(bytes: &B, packet: &Packet<Ip6>) -> Result<Option<u8>, DropReason> {
+    // What lies behind the packet is read by nobody but a raw socket.
+    if packet.end != bytes.length() {
+        return Ok(None);
+    }
+    let [kind, code, _, _, flags @ ..]: [u8; 8] = bytes.load(packet.transport())?;
+    let length = packet.end - packet.transport;
+    let has_target = matches!(kind, icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT);
+    if has_target && length < 24 {
+        return Ok(None);
+    }
+    let target: Ip6 = if has_target { bytes.load(packet.transport() + 8)? } else { packet.tuple.source };
+    let destination = &packet.tuple.destination;
+    let message =
+        Message { kind, code, flags, length, source: &packet.tuple.source, destination, target: &target };
+    let Some(mut offset) = message.options_at() else { return Ok(None) };
+    for _ in 0..Message::OPTIONS {
+        if offset >= length {
+            break;
+        }
+        if !message.is_option(bytes.load(packet.transport() + offset as usize)?) {
+            return Ok(None);
+        }
+        offset += 8;
+    }
+    Ok(Some(kind))
+}

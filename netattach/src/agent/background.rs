@@ -1,0 +1,135 @@
+//! What the agent does beside its requests: each of it is watched, because what ends unnoticed is missed too late.
+
+use std::fmt;
+use std::future::pending;
+
+use tokio::task::{Id, JoinError, JoinSet};
+
+/// Work beside the requests, until this is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Background {
+    tasks: JoinSet<Result<End, String>>,
+    names: Vec<(Id, &'static str)>,
+}
+
+/// How work has ended.
+#[derive(Debug)]
+enum End {
+    /// It was to be done once.
+    Done,
+    /// It was to go on as long as the agent.
+    TooEarly,
+}
+
+/// Work has ended that was to go on as long as the agent, or that could not be done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{task} has ended although nobody asked for it: {why}; the agent ends, attachments stay as they are")]
+pub struct EndedEarly {
+    /// Which work.
+    pub task: &'static str,
+    /// Why, as far as it has said.
+    pub why: String,
+}
+
+/// What work leaves when it ends.
+pub(super) trait Outcome: Send + 'static {
+    /// Why it could not go on.
+    fn why(self) -> Result<(), String>;
+}
+
+impl Outcome for () {
+    fn why(self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl<E: fmt::Display + Send + 'static> Outcome for Result<(), E> {
+    fn why(self) -> Result<(), String> {
+        self.map_err(|error| error.to_string())
+    }
+}
+
+impl Background {
+    /// Work that goes on as long as the agent.
+    pub(super) fn keep<T: Outcome>(
+        &mut self,
+        name: &'static str,
+        work: impl Future<Output = T> + Send + 'static,
+    ) {
+        let task = self.tasks.spawn(async move { work.await.why().map(|()| End::TooEarly) });
+        self.names.push((task.id(), name));
+    }
+
+    /// Work that is done once.
+    pub(super) fn once<T: Outcome>(
+        &mut self,
+        name: &'static str,
+        work: impl Future<Output = T> + Send + 'static,
+    ) {
+        let task = self.tasks.spawn(async move { work.await.why().map(|()| End::Done) });
+        self.names.push((task.id(), name));
+    }
+
+    /// Waits for work that ends although nobody asked for it. May be dropped at any time and called again.
+    pub(super) async fn ended_early(&mut self) -> EndedEarly {
+        loop {
+            let Some(joined) = self.tasks.join_next_with_id().await else { return pending().await };
+            let (id, why) = match joined {
+                Ok((_, Ok(End::Done))) => continue,
+                Ok((id, Ok(End::TooEarly))) => (id, "it gave no reason".to_owned()),
+                Ok((id, Err(why))) => (id, why),
+                Err(error) => (error.id(), panicked(error)),
+            };
+            let named = self.names.iter().find(|(of, _)| *of == id);
+            return EndedEarly { task: named.map_or("work", |(_, name)| name), why };
+        }
+    }
+}
+
+fn panicked(error: JoinError) -> String {
+    if !error.is_panic() {
+        return error.to_string();
+    }
+    let panic = error.into_panic();
+    let said = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    format!("it panicked: {}", said.unwrap_or("without a word"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    async fn early(start: impl FnOnce(&mut Background)) -> EndedEarly {
+        let mut background = Background::default();
+        background.keep("what goes on", pending::<()>());
+        start(&mut background);
+        background.ended_early().await
+    }
+
+    #[tokio::test]
+    async fn what_ends_although_nobody_asked_for_it_is_named() {
+        let ended = |task, why: &str| EndedEarly { task, why: why.to_owned() };
+        let found =
+            early(|all| all.keep("following links", async { Err(io::Error::other("no socket")) })).await;
+        assert_eq!(found, ended("following links", "no socket"));
+        let found = early(|all| all.keep("looks", async {})).await;
+        assert_eq!(found, ended("looks", "it gave no reason"));
+        let records = async || -> () { panic!("a panic of the test") };
+        let found = early(|all| all.keep("records", records())).await;
+        assert_eq!(found, ended("records", "it panicked: a panic of the test"));
+        let said = found.to_string();
+        assert!(said.starts_with("records has ended although nobody asked for it: it panicked"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn what_is_done_once_may_end_and_may_not_fail() {
+        let found = early(|all| {
+            all.once("what was left over", async {});
+            all.once("another", async { Err("disk full") });
+        })
+        .await;
+        assert_eq!(found, EndedEarly { task: "another", why: "disk full".to_owned() });
+    }
+}

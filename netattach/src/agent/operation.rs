@@ -1,0 +1,115 @@
+//! An operation in the lanes that may have to wait for what another container still has: an address that is being taken
+//! back is free in a moment, as a rule, and the pod that takes over a name or an address comes in that moment.
+//!
+//! The operation has failed and taken back what it did. It waits without a place in the lanes and without a thread, for that
+//! container and no other, and is begun anew.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::serial::{Slot, Turns};
+use crate::waits::{Crowded, Footprint, Place, Resource};
+
+/// How long an operation waits for other containers altogether: as long as for the lock of a pool.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An operation that has begun.
+#[derive(Debug)]
+pub(super) struct Operation {
+    slot: Arc<Slot>,
+    turns: Arc<Turns>,
+    waits_for: Mutex<Option<String>>,
+}
+
+impl Operation {
+    pub(super) fn new(slot: Arc<Slot>, turns: Arc<Turns>) -> Arc<Self> {
+        Arc::new(Self { slot, turns, waits_for: Mutex::default() })
+    }
+
+    /// The container whose departure it waits for.
+    pub(super) fn waits_for(&self) -> Option<String> {
+        // Every change is one.
+        self.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Place for Operation {
+    fn admit(&self, needs: &Footprint) -> Result<(), Crowded> {
+        self.slot.admit(needs)
+    }
+
+    fn arrive(&self, resource: &Resource) {
+        self.slot.arrive(resource);
+    }
+
+    fn depart(&self) {
+        self.slot.depart();
+    }
+
+    fn leaving(&self) -> Vec<String> {
+        self.turns.leaving()
+    }
+
+    fn put_off(&self, container: String) {
+        *self.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = Some(container);
+    }
+}
+
+/// An operation's patience.
+#[derive(Debug)]
+pub(super) struct Patience {
+    /// How much there is, from the first time that it is needed.
+    whole: Duration,
+    until: Option<Instant>,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { whole: PATIENCE, until: None }
+    }
+}
+
+impl Patience {
+    /// Waits until a container has left. `false`: it does not within what is left.
+    pub(super) async fn wait(&mut self, turns: &Turns, container: &str) -> bool {
+        let until = *self.until.get_or_insert_with(|| Instant::now() + self.whole);
+        match turns.departure(container) {
+            Some(departure) => tokio::time::timeout_at(until.into(), departure).await.is_ok(),
+            // It has left since.
+            None => Instant::now() < until,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn containers_that_leave_are_waited_for_within_one_patience() {
+        let turns = Arc::new(Turns::default());
+        let stays = turns.take("stays").unwrap();
+        assert!(Patience::default().wait(&turns, "stays").await, "nothing is taken back");
+        stays.takes_back();
+        let leaves = turns.take("leaves").unwrap();
+        leaves.takes_back();
+        let mut leaving = turns.leaving();
+        leaving.sort();
+        assert_eq!(leaving, ["leaves", "stays"]);
+        let mut patience = Patience::default();
+        let waited = async {
+            tokio::task::yield_now().await;
+            drop(leaves);
+        };
+        assert!(tokio::join!(patience.wait(&turns, "leaves"), waited).0);
+        assert_eq!(turns.leaving(), ["stays"]);
+        let mut little = Patience { whole: Duration::from_millis(20), until: None };
+        let mut twice = [false; 2];
+        for outcome in &mut twice {
+            *outcome = little.wait(&turns, "stays").await;
+        }
+        assert_eq!((twice, little.wait(&turns, "gone").await), ([false; 2], false), "it is used up");
+        drop(stays);
+        assert_eq!(turns.leaving(), [""; 0]);
+    }
+}

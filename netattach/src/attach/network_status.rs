@@ -1,0 +1,46 @@
+//! What is published of attached pods: their `network-status`. Pure.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::Attached;
+use crate::npwg::status::{self, Form, StatusEntry};
+use crate::plan::{AttachmentPlan, PodRef, result, routing, vantage};
+use crate::step::Brought;
+
+/// The status of a pod's sandbox: what its ADD attached, and what came later. `None`: nothing is attached, or nobody knows to
+/// which pod.
+pub fn network_status(attached: &[Arc<Attached>], form: Form) -> Option<(PodRef, Vec<StatusEntry>)> {
+    let pod = attached.first()?.plan.sandbox.pod.clone()?;
+    Some((pod, attached.iter().flat_map(|attached| entries(attached, form)).collect()))
+}
+
+/// The entries of what is attached, in the order of the attachments.
+fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
+    let mut entries = Vec::new();
+    let dynamic = attached.plan.dynamic.as_ref().map(|dynamic| status::Dynamic { by: dynamic.by.clone() });
+    for (number, attachment) in attached.plan.attachments.iter().enumerate() {
+        // Attachment numbers fit: see `Plan::steps`.
+        let number = number as u16;
+        let result = result::result(&attached.plan.sandbox, attachment, attached.outputs.of(number));
+        let described = status::Attached {
+            name: attachment.network.clone(),
+            default: attachment.default,
+            ifname: attachment.ifname.clone(),
+            result: result.unwrap_or_default(),
+            default_route: default_route(attachment, attached.outputs.of(number)),
+            device_info: vantage::device_info(attached.outputs.of(number)).cloned(),
+            warnings: attachment.warnings.clone(),
+            dynamic: dynamic.clone(),
+        };
+        entries.extend(described.entries(form));
+    }
+    entries
+}
+
+/// The gateways that the kernel showed when the default routes had been moved to the attachment.
+fn default_route(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Vec<IpAddr>> {
+    attachment.yields_to.filter(|at| at.0 == outputs.attachment())?;
+    let moved = routing::moved(attachment.yields_to, outputs.all());
+    Some(moved.iter().filter_map(|route| route.gateway).collect())
+}

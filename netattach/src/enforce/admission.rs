@@ -1,0 +1,145 @@
+//! Attachments where policies do not hold, or not whatever happens, and the policies that mean them all the same.
+
+use serde::{Deserialize, Serialize};
+
+use super::attachment::places;
+use crate::objects::policy::PolicyName;
+use crate::objects::{ObjectName, Objects};
+use crate::plan::{AttachmentPlan, PodRef};
+use crate::policy::index::selecting;
+use crate::policy::level::{Enforcement, Level};
+
+/// Annotation of a NetworkAttachmentDefinition: a [`Demand`] for its attachments, in place of the agent's.
+pub const UNENFORCEABLE_ANNOTATION: &str = "netattach.dev/unenforceable";
+
+/// What becomes of an ADD whose pod a policy selects where policies do not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Demand {
+    /// The pod is attached and the policy reported.
+    Warn,
+    /// It fails where nothing is enforced.
+    #[default]
+    Refuse,
+    /// It fails where a policy does not hold whatever the pod does.
+    RefuseUnlessFull,
+}
+
+impl Demand {
+    /// By its word.
+    fn named(word: &str) -> Option<Self> {
+        [Self::Warn, Self::Refuse, Self::RefuseUnlessFull].into_iter().find(|demand| demand.word() == word)
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Warn => "warn",
+            Self::Refuse => "refuse",
+            Self::RefuseUnlessFull => "refuse-unless-full",
+        }
+    }
+
+    /// The lowest level that it accepts.
+    pub const fn least(self) -> Level {
+        match self {
+            Self::Warn => Level::None,
+            Self::Refuse => Level::Advisory,
+            Self::RefuseUnlessFull => Level::Full,
+        }
+    }
+}
+
+/// Why a pod must not be attached to a network where policies do not hold as they have to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unenforceable {
+    /// The definition or the agent's settings have it so.
+    #[error(
+        "enforcement there is {enforcement}, unenforceable is {} by {by}, and the pod is selected by {}",
+        demand.word(),
+        names(policies)
+    )]
+    Refused {
+        /// How far policies hold.
+        enforcement: Enforcement,
+        /// What is asked.
+        demand: Demand,
+        /// Who asks.
+        by: Asker,
+        /// The policies that select the pod there.
+        policies: Vec<PolicyName>,
+    },
+    /// The definition has something else.
+    #[error(
+        "annotation {UNENFORCEABLE_ANNOTATION} of the network is {0:?}, not warn, refuse or refuse-unless-full"
+    )]
+    Word(String),
+}
+
+/// Whose word a [`Demand`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// The network's definition.
+    Definition,
+    /// The agent's settings.
+    Settings,
+}
+
+impl std::fmt::Display for Asker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Definition => write!(f, "annotation {UNENFORCEABLE_ANNOTATION} of the network"),
+            Self::Settings => f.write_str("the agent's settings"),
+        }
+    }
+}
+
+/// The policies that select an attachment.
+pub fn selected(
+    objects: &Objects,
+    network_policy: bool,
+    pod: Option<&PodRef>,
+    attachment: &AttachmentPlan,
+) -> Vec<PolicyName> {
+    let pod = pod.and_then(|pod| objects.pods.get(&ObjectName::new(&pod.namespace, &pod.name)));
+    let Some(pod) = pod else { return Vec::new() };
+    let at = places(attachment);
+    selecting(objects, network_policy, pod, &at).map(|policy| policy.name.clone()).collect()
+}
+
+/// What is asked of the attachments of a network, and by whom.
+///
+/// # Errors
+/// The definition asks for something that there is not.
+pub fn demand(
+    objects: &Objects,
+    attachment: &AttachmentPlan,
+    settings: Demand,
+) -> Result<(Demand, Asker), Unenforceable> {
+    let definition = objects.definitions.values().find(|it| it.reference().to_string() == attachment.network);
+    match definition.and_then(|definition| definition.annotations.get(UNENFORCEABLE_ANNOTATION)) {
+        None => Ok((settings, Asker::Settings)),
+        Some(word) => match Demand::named(word) {
+            Some(demand) => Ok((demand, Asker::Definition)),
+            None => Err(Unenforceable::Word(word.clone())),
+        },
+    }
+}
+
+/// Whether an attachment may be made where policies hold so far.
+///
+/// # Errors
+/// [`Unenforceable::Refused`].
+pub fn permit(
+    enforcement: Enforcement,
+    (demand, by): (Demand, Asker),
+    policies: Vec<PolicyName>,
+) -> Result<(), Unenforceable> {
+    if policies.is_empty() || enforcement.level >= demand.least() {
+        return Ok(());
+    }
+    Err(Unenforceable::Refused { enforcement, demand, by, policies })
+}
+
+fn names(policies: &[PolicyName]) -> String {
+    policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

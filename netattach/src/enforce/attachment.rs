@@ -1,0 +1,259 @@
+//! What is known of an attachment when it comes under its policies.
+
+use std::collections::BTreeSet;
+
+use ipnet::{IpNet, Ipv6Net};
+
+use super::error::EnforceError;
+use super::node_defaults::Limited;
+use crate::bpf::{Attachment, Checks, Limits, OnParent, Rate};
+use crate::fast_path::{Member, Reason};
+use crate::hooks::{HookError, HookPoint, PodDevice};
+use crate::mac::Mac;
+use crate::netlink::Handle;
+use crate::npwg::NetworkRef;
+use crate::objects::ObjectName;
+use crate::plan::result::{Ends, Leased};
+use crate::plan::{AttachmentPlan, PodRef, Sandbox};
+use crate::policy::index::{Endpoint, Place};
+use crate::spec::{self, MacvlanMode, Pace};
+use crate::step::{Protect, Role, Step, Vantage, When};
+
+/// Most records of new flows of one attachment, per second.
+const FLOW_RECORDS: u64 = 1000;
+/// Most records of drops of one attachment, per second.
+const DROP_RECORDS: u64 = 100;
+
+/// The plugin whose leases are kept by packets of the pod's interface.
+const DHCP: &str = "dhcp";
+
+/// An attachment as the dataplane has to know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guarded {
+    pub(crate) id: u32,
+    /// Whose it is, for people: `shop/cart net1 on shop/storage`.
+    pub(crate) whose: String,
+    pub(crate) attachment: Attachment,
+    /// Where its programs run.
+    pub(crate) point: HookPoint,
+    /// Whether another plugin made its interface.
+    delegated: bool,
+    /// When its programs run.
+    pub(crate) when: When,
+    /// Index of the interface in the pod's namespace.
+    pub(crate) pod_index: u32,
+    pub(super) limited: Option<Limited>,
+    /// What policies can select; `None` for an attachment that no policy can mean.
+    pub(crate) endpoint: Option<Endpoint>,
+    /// Whether the node's stack routes its packets.
+    pub(crate) routed: bool,
+    /// What keeps it off the fast path whatever the node is like.
+    pub(crate) kept_off: Option<Reason>,
+}
+
+impl Guarded {
+    /// Its number in the maps.
+    #[cfg(test)]
+    pub(crate) fn number(&self) -> u32 {
+        self.id
+    }
+
+    /// Puts together what the steps of an attachment brought.
+    pub fn new(
+        protect: &Protect,
+        sandbox: &Sandbox,
+        attachment: &AttachmentPlan,
+        leased: &Leased,
+        vantage: Vantage,
+        ends: Option<&Ends>,
+    ) -> Result<Self, EnforceError> {
+        let point = point(sandbox, attachment, vantage, ends)
+            .ok_or_else(|| EnforceError::NoDevice(attachment.ifname.clone()))?;
+        let pod = ends.map(|ends| &ends.pod);
+        let pod_index = pod.map_or(0, |pod| pod.index);
+        let mac: Mac = match (pod.and_then(|pod| pod.mac), &point) {
+            (Some(mac), _) => mac,
+            (None, HookPoint::Nowhere(_)) => Mac([0; 6]),
+            (None, _) => return Err(EnforceError::NoMac(attachment.ifname.clone())),
+        };
+        // What other plugins gave no address may be given one by the pod itself.
+        let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
+        let routed = matches!(veth(attachment), Some(veth) if veth.port.is_none());
+        let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
+        Ok(Self {
+            id: protect.id,
+            whose: format!("{pod_name} {} on {}", attachment.ifname, attachment.network),
+            attachment: Attachment {
+                mac,
+                addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
+                on_link: if routed { Vec::new() } else { on_link(leased) },
+                ethertypes: protect.ethertypes.clone(),
+                zone: protect.zone,
+                flags: Checks {
+                    source_mac: protect.check_mac,
+                    source_address: protect.check_addresses && addressed,
+                    ..Checks::default()
+                },
+                vlans: BTreeSet::new(),
+                limits: Limits {
+                    flow_records: Rate::new(FLOW_RECORDS, FLOW_RECORDS),
+                    drop_records: Rate::new(DROP_RECORDS, DROP_RECORDS),
+                    ..Limits::default()
+                },
+            },
+            limited: protect.bandwidth.map(|bandwidth| Limited {
+                bandwidth,
+                mtu: ends.map_or(0, |ends| ends.pod.mtu.max(ends.host.as_ref().map_or(0, |host| host.mtu))),
+                paced_to_pod: matches!(point, HookPoint::NodeEnd(_) | HookPoint::Nowhere(_)),
+            }),
+            point,
+            delegated: is_delegated(attachment),
+            when: protect.when,
+            pod_index,
+            routed,
+            kept_off: kept_off(protect, attachment),
+            endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect, pod, attachment, leased)),
+        })
+    }
+
+    /// Whether another plugin made its interface.
+    pub(crate) fn is_delegated(&self) -> bool {
+        self.delegated
+    }
+
+    /// What the fast path has to know of it.
+    pub(crate) fn member(&self) -> Member {
+        let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
+        let addresses = self.attachment.addresses.clone();
+        Member { id, mac, addresses, device, routed: self.routed, kept_off: self.kept_off.clone() }
+    }
+
+    /// Whether the device is gone on which its frames arrive.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn is_gone(&self, host: &mut Handle) -> Result<bool, HookError> {
+        self.point.is_gone(host)
+    }
+
+    /// Index of the device on the node; 0 where it has none.
+    pub fn host_index(&self) -> u32 {
+        self.point.host_index()
+    }
+
+    /// How the node's end is to send to the pod, if it has one and that is limited.
+    pub(crate) fn host_pace(&self) -> Option<Pace> {
+        let limited = self.limited.filter(|limited| limited.paced_to_pod)?;
+        Some(limited.received()?.pace())
+    }
+
+    /// How the pod's end is to send, if that is limited.
+    pub(crate) fn pod_pace(&self) -> Option<Pace> {
+        Some(self.limited?.sent()?.pace())
+    }
+}
+
+/// The attachment's own link to the node, if it has one.
+fn veth(attachment: &AttachmentPlan) -> Option<&spec::Veth> {
+    attachment.steps.iter().find_map(|step| match step {
+        Step::CreateVeth(veth) => Some(veth),
+        _ => None,
+    })
+}
+
+/// Whether another plugin made the interface.
+fn is_delegated(attachment: &AttachmentPlan) -> bool {
+    attachment.steps.contains(&Step::FindDevice)
+}
+
+/// The IPv6 prefixes that are on the link of an attachment with these addresses.
+fn on_link(leased: &Leased) -> Vec<Ipv6Net> {
+    let mut found: Vec<Ipv6Net> = Vec::new();
+    for leased in &leased.addresses {
+        if let IpNet::V6(net) = leased.address
+            && !found.contains(&net.trunc())
+        {
+            found.push(net.trunc());
+        }
+    }
+    found
+}
+
+/// What an attachment's own configuration says about the fast path.
+fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
+    if is_delegated(attachment) {
+        return Some(Reason::Plugin(attachment.kind.clone()));
+    }
+    if !protect.fast_path {
+        return Some(Reason::OptedOut);
+    }
+    if veth(attachment).is_none() {
+        return Some(Reason::Macvlan);
+    }
+    Reason::of_plugins(attachment.steps.iter().filter_map(|step| match step {
+        Step::Delegate(chained) if chained.role == Role::Plugin => Some(chained.plugin.as_str()),
+        _ => None,
+    }))
+}
+
+/// Where the attachment's programs run; `None`: there is no such device.
+fn point(
+    sandbox: &Sandbox,
+    attachment: &AttachmentPlan,
+    vantage: Vantage,
+    ends: Option<&Ends>,
+) -> Option<HookPoint> {
+    let mode = attachment.steps.iter().find_map(|step| match step {
+        Step::CreateMacvlan(macvlan) => Some(macvlan.mode),
+        _ => None,
+    });
+    let in_pod = |ends: &Ends| PodDevice {
+        netns: sandbox.netns.clone().into(),
+        netns_id: sandbox.netns_id,
+        index: ends.pod.index,
+    };
+    match vantage {
+        Vantage::Node => Some(HookPoint::NodeEnd(ends?.host.as_ref()?.index)),
+        Vantage::Parent => {
+            let (macvlan, parent) = (in_pod(ends?), ends?.parent.as_ref()?);
+            let on = OnParent {
+                parent: parent.device.index,
+                siblings: mode == Some(MacvlanMode::Bridge),
+                netns_cookie: parent.netns_cookie,
+            };
+            Some(HookPoint::Parent { on, macvlan })
+        }
+        Vantage::Pod => ends.map(|ends| HookPoint::Pod(in_pod(ends))),
+        Vantage::Nowhere(why) => Some(HookPoint::Nowhere(why)),
+    }
+}
+
+/// An attachment as policies can mean it: by its definition, as its pod's default network, or not at all.
+fn endpoint(
+    protect: &Protect,
+    pod: &PodRef,
+    attachment: &AttachmentPlan,
+    leased: &Leased,
+) -> Option<Endpoint> {
+    let at = places(attachment);
+    let by_dhcp = |step: &Step| match step {
+        Step::Delegate(ipam) if ipam.role == Role::Ipam => ipam.plugin == DHCP,
+        Step::Delegate(plugin) => plugin.config.get("ipam").is_some_and(|ipam| ipam["type"] == DHCP),
+        _ => false,
+    };
+    (!at.is_empty()).then(|| Endpoint {
+        id: protect.id,
+        pod: ObjectName::new(&pod.namespace, &pod.name),
+        at,
+        addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
+        dhcp: attachment.steps.iter().any(by_dhcp),
+        ethertypes: protect.ethertypes.clone(),
+    })
+}
+
+/// Where an attachment is, as policies mean it.
+pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
+    let network = attachment.network.split_once('/');
+    let network = network.map(|(namespace, name)| Place::Network(NetworkRef::new(namespace, name)));
+    network.into_iter().chain(attachment.default.then_some(Place::Default)).collect()
+}

@@ -1,0 +1,81 @@
+//! Keeps the kernel's policies equal to what is compiled, and attachments under them from their first packet.
+//!
+//! The [`enforcer`] owns the dataplane. An [`attachment`] comes under its policies with what the node says of all of them
+//! ([`node_defaults`]); how far they hold is its [`level`], and [`admission`] refuses a pod where that is not far enough.
+//! [`policies`] writes what was compiled into the maps, [`adoption`] takes over what an earlier agent left, [`deferred`] runs
+//! programs in pods once a policy selects them, [`routed`] judges what the node translates, [`verify`] looks whether all of it is
+//! still so, and [`queries`] shows it. What goes wrong is an [`error`].
+
+pub mod admission;
+pub(crate) mod adoption;
+pub mod attachment;
+pub(crate) mod deferred;
+pub mod enforcer;
+pub mod error;
+pub mod level;
+pub mod node_defaults;
+pub mod policies;
+pub mod queries;
+pub(crate) mod routed;
+pub(crate) mod verify;
+
+use std::fmt;
+
+use admission::Unenforceable;
+use attachment::Guarded;
+use error::EnforceError;
+
+use crate::netlink::Handle;
+use crate::plan::{AttachmentPlan, PodRef};
+use crate::step::Vantage;
+
+/// What attaching and detaching ask of the dataplane. A trait so that executables without a dataplane do not
+/// carry its code and its BPF object.
+pub trait Enforce: fmt::Debug + Send + Sync {
+    /// The attachment has its policy, its counters and its programs, and its link its pace. `host` is in the node's
+    /// namespace, `pod` in the pod's.
+    ///
+    /// # Errors
+    /// The kernel refused a map, a program or a queue; whatever was done, [`Enforce::detach`] and the end of the link
+    /// take back.
+    fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError>;
+    /// The dataplane knows the attachment with this number no more, or never did.
+    ///
+    /// # Errors
+    /// The kernel refused. Calling again is safe.
+    fn detach(&self, id: u32) -> Result<(), EnforceError>;
+    /// Packets reach the attachment by the node's stack only, from here on: its link is about to go.
+    ///
+    /// # Errors
+    /// The kernel refused. Calling again is safe.
+    fn retire(&self, id: u32) -> Result<(), EnforceError>;
+    /// These attachments exist, and no others when these are `all`. Says what is wrong with which.
+    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError>;
+    /// The numbers of the attachments that the dataplane has records of.
+    fn recorded(&self) -> Vec<u32>;
+    /// What is missing of the attachment's enforcement, in words: record, addresses, policy or programs.
+    ///
+    /// # Errors
+    /// It could not be looked at.
+    fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError>;
+    /// Puts the programs back where somebody has taken them off the attachment's device, and says whether it did.
+    ///
+    /// # Errors
+    /// The kernel refused a program.
+    fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError>;
+    /// What is missing of what all attachments share, in words.
+    ///
+    /// # Errors
+    /// It could not be looked at.
+    fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
+    /// Policies hold for the attachment as far as is asked; `vantage` is where its frames are seen, as far as that is known.
+    ///
+    /// # Errors
+    /// They do not, and whose word it is.
+    fn permit(
+        &self,
+        pod: Option<&PodRef>,
+        attachment: &AttachmentPlan,
+        vantage: Option<&Vantage>,
+    ) -> Result<(), Unenforceable>;
+}

@@ -1,0 +1,280 @@
+//! Judging what the node routes behind its translation of addresses: the table in its packet filter, and whose devices leave
+//! their packets to it.
+//!
+//! A device leaves packets to the table only while that is in place. Whoever removes it is noticed within a second: then the
+//! devices judge everything, the table is put back, and only after that they leave packets to it again. Where it cannot be put
+//! back, no Service is reached from pods isolated for egress, and neither is their node, which may be leading elsewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::attachment::Guarded;
+use super::enforcer::Enforcer;
+use super::error::EnforceError;
+use crate::bpf::{self, Gate};
+use crate::hooks::HookPoint;
+use crate::mac::Mac;
+use crate::netlink::{self, Changes, Handle};
+use crate::policy::index::Place;
+use crate::report::Chain;
+
+/// The table and the attachments that it is about.
+pub(super) struct Routed(Mutex<State>);
+
+struct State {
+    maps: bpf::Routed,
+    /// Whether anything is to be judged there.
+    wanted: bool,
+    /// Why the table is not in place.
+    missing: Option<String>,
+    /// The packet filter's generation when the table was seen to be in place.
+    seen: Option<u32>,
+    /// Whether it also sees what bridges forward, of each family.
+    bridged: [bool; 2],
+    /// By attachment.
+    gateways: BTreeMap<u32, Gateway>,
+}
+
+/// Where the node takes frames of an attachment for its routing.
+struct Gateway {
+    /// The node's end of the link.
+    device: u32,
+    /// The node routes what comes by that; a bridge switches it otherwise.
+    routed: bool,
+    /// The link whose address it is.
+    link: u32,
+    /// `None`: nowhere.
+    mac: Option<Mac>,
+}
+
+impl Routed {
+    /// Puts the table in place, in that of an earlier agent's, if it is `wanted`; has devices judge everything otherwise, and
+    /// removes it. `succeeds`: devices may still run programs on other maps, which leave packets to a table that is there:
+    /// then both wait for [`Routed::take_over`] and [`Routed::finish`].
+    pub(super) fn begin(maps: bpf::Routed, wanted: bool, succeeds: bool) -> Result<Self, EnforceError> {
+        let mut state =
+            State { maps, wanted, missing: None, seen: None, bridged: [false; 2], gateways: BTreeMap::new() };
+        let waits = succeeds && netlink::guard_is_there()?;
+        if wanted {
+            state.bridged = bridged();
+        } else {
+            for id in state.maps.known() {
+                state.maps.forget(id)?;
+            }
+        }
+        let begun = Self(Mutex::new(state));
+        match (waits, wanted) {
+            (true, _) => {}
+            (false, true) => begun.take_over()?,
+            (false, false) => begun.finish()?,
+        }
+        Ok(begun)
+    }
+
+    /// Puts the table in place, when the attachments that were there before are known.
+    pub(super) fn take_over(&self) -> Result<(), EnforceError> {
+        let state = self.lock();
+        if state.wanted {
+            netlink::install_guard(state.maps.program()).map_err(EnforceError::NoGuard)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the table when it is not wanted, and no device leaves packets to it.
+    pub(super) fn finish(&self) -> Result<(), EnforceError> {
+        if !self.lock().wanted && netlink::guard_is_there()? {
+            netlink::remove_guard()?;
+        }
+        Ok(())
+    }
+
+    /// Whether what the node may translate is judged behind that.
+    pub(super) fn stands(&self) -> bool {
+        let state = self.lock();
+        state.wanted && state.missing.is_none()
+    }
+
+    /// Why it is not, although it should be.
+    pub(super) fn missing(&self) -> Option<String> {
+        self.lock().missing.clone()
+    }
+
+    /// What the node routes from and to an attachment is judged behind its translation, if it is its pod's default network.
+    pub(super) fn guard(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
+        let mut state = self.lock();
+        let is_default = guarded.endpoint.as_ref().is_some_and(|it| it.at.contains(&Place::Default));
+        if !state.wanted || !is_default || guarded.point.is_nowhere() {
+            return Ok(());
+        }
+        state.maps.guard(guarded.id, &guarded.attachment.addresses)?;
+        // Only there is it known how packets come to the node.
+        if let (HookPoint::NodeEnd(device), false) = (&guarded.point, guarded.is_delegated()) {
+            let gateway = Gateway::find(*device, guarded.routed, host)?;
+            state.gateways.insert(guarded.id, gateway);
+            state.set_gate(guarded.id)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets an attachment. Idempotent.
+    pub(super) fn forget(&self, id: u32) -> Result<(), EnforceError> {
+        let mut state = self.lock();
+        state.gateways.remove(&id);
+        Ok(state.maps.forget(id)?)
+    }
+
+    /// Forgets all attachments but these.
+    pub(super) fn retain(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
+        let strays: Vec<u32> = self.lock().maps.known().difference(known).copied().collect();
+        strays.into_iter().try_for_each(|id| self.forget(id))
+    }
+
+    /// Looks after the table and at the links that may have changed. `true`: whether the table is in place has changed, and so
+    /// what policies may say. `put_back` is called when it was gone.
+    fn keep(&self, changes: &Changes, put_back: impl FnOnce()) -> Result<bool, EnforceError> {
+        let mut state = self.lock();
+        if !state.wanted {
+            return Ok(false);
+        }
+        let before = state.missing.is_none();
+        let generation = netlink::filter_generation()?;
+        if !before || state.seen != Some(generation) {
+            if !netlink::guard_stands()? {
+                state.close()?;
+                match netlink::install_guard(state.maps.program()) {
+                    Ok(()) => {
+                        state.missing = None;
+                        put_back();
+                    }
+                    Err(error) => state.missing = Some(Chain(&error).to_string()),
+                }
+            } else {
+                state.missing = None;
+            }
+            // What has changed since is looked at the next time.
+            state.seen = state.missing.is_none().then_some(generation);
+        }
+        state.bridged = bridged();
+        state.look(changes, &mut Handle::open()?)?;
+        Ok(before != state.missing.is_none())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic between two writes leaves a state that the next look repairs.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Has all devices judge everything, also those of attachments that an earlier agent has left and this one has not taken
+    /// over.
+    fn close(&mut self) -> Result<(), EnforceError> {
+        self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
+    }
+
+    fn set_gate(&mut self, id: u32) -> Result<(), EnforceError> {
+        let mac = self.gateways.get(&id).and_then(|gateway| gateway.mac);
+        let [v4, v6] = self.bridged;
+        let gate = match mac.filter(|_| self.missing.is_none()) {
+            Some(mac) => Gate::new(netattach_common::Mac { octets: mac.0 }, v4, v6),
+            None => Gate::NONE,
+        };
+        Ok(self.maps.set_gate(id, gate)?)
+    }
+
+    fn look(&mut self, changes: &Changes, host: &mut Handle) -> Result<(), EnforceError> {
+        for gateway in self.gateways.values_mut() {
+            let changed = match changes {
+                Changes::Anything => true,
+                Changes::Of(touched) => {
+                    [gateway.device, gateway.link].iter().any(|it| touched.links.contains(it))
+                }
+            };
+            if changed {
+                *gateway = Gateway::find(gateway.device, gateway.routed, host)?;
+            }
+        }
+        let ids: Vec<u32> = self.gateways.keys().copied().collect();
+        ids.into_iter().try_for_each(|id| self.set_gate(id))
+    }
+}
+
+impl Gateway {
+    fn find(device: u32, routed: bool, host: &mut Handle) -> Result<Self, EnforceError> {
+        let nowhere = Self { device, routed, link: device, mac: None };
+        let Some(end) = host.forwarding_state(device)? else { return Ok(nowhere) };
+        if routed {
+            return Ok(Self { mac: end.mac, ..nowhere });
+        }
+        let Some(index) = end.controller else { return Ok(nowhere) };
+        let bridge = host.forwarding_state(index)?.filter(|link| {
+            // One that tells VLANs apart may not know its own address in each, and floods what is for it.
+            link.bridge.is_some_and(|bridge| !bridge.vlan_filtering)
+        });
+        Ok(Self { link: index, mac: bridge.and_then(|bridge| bridge.mac), ..nowhere })
+    }
+}
+
+/// Whether bridges show what they forward to the packet filter, of each family.
+fn bridged() -> [bool; 2] {
+    ["iptables", "ip6tables"].map(netlink::bridges_call)
+}
+
+impl Enforcer {
+    /// Looks after the judging of what the node routes.
+    ///
+    /// # Errors
+    /// The node cannot be looked at, or a map not be written.
+    pub fn keep_routed(&self, changes: &Changes) -> Result<(), EnforceError> {
+        let put_back = || {
+            self.count_put_back();
+            tracing::warn!(
+                table = netlink::GUARD_TABLE,
+                "somebody changed the table in the node's packet filter; put back"
+            );
+        };
+        if self.routed.keep(changes, put_back)? {
+            if let Some(why) = self.routed.missing() {
+                tracing::error!(why, "what the node routes is judged before its translation of addresses");
+            }
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Whether there is anything to look after.
+    pub fn judges_routed(&self) -> bool {
+        self.options.network_policy
+    }
+
+    /// Why what the node routes is not judged behind its translation of addresses, although it should be.
+    pub fn routed_unjudged(&self) -> Option<String> {
+        self.routed.missing()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_table_no_device_leaves_packets_to_it_whoever_opened_its_gate() {
+        let gate = Gate::new(netattach_common::Mac { octets: [2, 0, 0, 0, 0, 9] }, false, false);
+        let mut state = State {
+            maps: bpf::Routed::in_memory(&[(3, gate), (4, gate)]),
+            wanted: true,
+            missing: None,
+            seen: None,
+            bridged: [false; 2],
+            gateways: BTreeMap::new(),
+        };
+        // The other one's record could not be read.
+        let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
+        state.gateways.insert(3, Gateway { device: 7, routed: true, link: 7, mac });
+        assert_eq!(state.maps.open_gates(), [3, 4]);
+        state.close().unwrap();
+        assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
+        state.set_gate(3).unwrap();
+        assert_eq!(state.maps.open_gates(), [3], "it stands again");
+    }
+}

@@ -1,0 +1,325 @@
+//! What the kernel shows of links, filters, programs and routes, kept up to date by looking at what has changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::decide::{Filters, Member, Node, Others};
+use crate::bpf::Program;
+use crate::bpf::sys::{self, Direction};
+use crate::mac::Mac;
+use crate::netlink::{
+    self, Changes, Family, ForwardingState, Handle, Moves, has_ipsec_policies, hooked_chains,
+};
+
+/// From here on all links are listed instead of asked for one by one.
+const MANY: usize = 64;
+
+/// How long an address stays off the fast path after a bridge has seen it behind another port: as long as bridges remember a
+/// station. Two that send from one address would be heard in turn otherwise, and the fast path take sides.
+const CONTESTED: Duration = Duration::from_secs(300);
+
+/// Why the node could not be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    /// Links or filters.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// Programs of others.
+    #[error("ask for the programs of a device")]
+    Programs(#[source] io::Error),
+    /// A file below `/proc`.
+    #[error("read {path}")]
+    Read {
+        /// Which.
+        path: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// The node as it was looked at last.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    /// What is decided by.
+    pub(super) node: Node,
+    /// The bridges of attachments, with all of their ports in `node`.
+    bridges: BTreeSet<u32>,
+    /// Attachments' addresses that bridges have been asked for, and the attachments' ports.
+    asked: BTreeMap<(u32, Mac), u32>,
+    /// When each of them was seen elsewhere last.
+    seen_elsewhere: BTreeMap<(u32, Mac), Instant>,
+    /// Filters of others, for each link in `node`.
+    filters: BTreeMap<u32, Others>,
+    /// Programs that were met on the way, and whether they are ours. The kernel gives a number again only after four thousand
+    /// million others.
+    programs: BTreeMap<u32, bool>,
+}
+
+impl Look {
+    /// Looks at what may have changed of the links of `devices`, of their bridges with all ports, and of the devices of default
+    /// routes, and forgets all others.
+    pub(super) fn at_links(
+        &mut self,
+        devices: &BTreeSet<u32>,
+        changes: &Changes,
+        host: &mut Handle,
+    ) -> Result<(), LookError> {
+        let node = &mut self.node;
+        let mut stale: Option<BTreeSet<u32>> = match changes {
+            Changes::Anything => None,
+            Changes::Of(touched) => {
+                let new = devices.iter().filter(|index| !node.links.contains_key(index));
+                Some(touched.links.iter().chain(new).copied().collect())
+                    .filter(|stale: &BTreeSet<u32>| stale.len() < MANY)
+            }
+        };
+        if !matches!(changes, Changes::Of(touched) if !touched.default_routes) {
+            let routes = host.default_routes()?;
+            node.default_routes = routes.into_iter().filter_map(|route| route.interface).collect();
+        }
+        for index in stale.iter().flatten() {
+            look_at(&mut node.links, *index, host)?;
+        }
+        let bridges_of = |links: &BTreeMap<u32, ForwardingState>| -> BTreeSet<u32> {
+            devices.iter().filter_map(|device| links.get(device)?.controller).collect()
+        };
+        let mut bridges = bridges_of(&node.links);
+        // Ports of a bridge that was nobody's so far have not been kept.
+        if stale.is_none() || !bridges.is_subset(&self.bridges) {
+            stale = None;
+            let all = host.forwarding_states()?;
+            node.links = all.into_iter().map(|link| (link.index, link)).collect();
+            bridges = bridges_of(&node.links);
+        }
+        for index in bridges.iter().chain(&node.default_routes) {
+            if !node.links.contains_key(index) {
+                look_at(&mut node.links, *index, host)?;
+            }
+        }
+        let is_port = |link: &ForwardingState| link.controller.is_some_and(|index| bridges.contains(&index));
+        node.links.retain(|index, link| {
+            devices.contains(index)
+                || bridges.contains(index)
+                || node.default_routes.contains(index)
+                || is_port(link)
+        });
+        self.bridges = bridges;
+        let current = |index: &u32| {
+            self.node.links.contains_key(index) && stale.as_ref().is_some_and(|stale| !stale.contains(index))
+        };
+        self.filters.retain(|index, _| current(index));
+        Ok(())
+    }
+
+    /// Asks the bridges of `members` for the addresses that they were not asked for yet. What becomes of those that they were is
+    /// told by [`Look::follow`].
+    pub(super) fn at_stations<'a>(
+        &mut self,
+        members: impl Iterator<Item = &'a Member>,
+        host: &mut Handle,
+    ) -> Result<(), LookError> {
+        let links = &self.node.links;
+        let station = |member: &Member| {
+            let bridge = links.get(&member.device)?.controller?;
+            Some(((bridge, member.mac), member.device))
+        };
+        let wanted: BTreeMap<(u32, Mac), u32> = members.filter_map(station).collect();
+        self.asked.retain(|station, port| wanted.get(station) == Some(port));
+        let new = |station: &&(u32, Mac)| !self.asked.contains_key(*station);
+        let new: Vec<(u32, Mac)> = wanted.keys().filter(new).copied().collect();
+        let found = host.whereabouts(&new)?;
+        self.node.stations.retain(|station, _| self.asked.contains_key(station));
+        let known = new.into_iter().zip(found).filter_map(|(station, port)| Some((station, port?)));
+        self.node.stations.extend(known);
+        let elsewhere = |(station, own): (&(u32, Mac), &u32)| {
+            let port = self.node.stations.get(station)?;
+            (port != own).then_some((*station, Instant::now()))
+        };
+        self.seen_elsewhere.extend(wanted.iter().filter_map(elsewhere));
+        self.seen_elsewhere
+            .retain(|station, last| wanted.contains_key(station) && last.elapsed() < CONTESTED);
+        self.node.contested = self.seen_elsewhere.keys().copied().collect();
+        self.asked = wanted;
+        Ok(())
+    }
+
+    /// Takes over what bridges have learned and forgotten, and says whether it matters to an attachment.
+    pub(super) fn follow(&mut self, moves: Moves) -> bool {
+        let Moves::Of(moves) = moves else {
+            self.asked.clear();
+            return true;
+        };
+        let mut matters = false;
+        for change in moves {
+            let station = (change.bridge, change.mac);
+            let Some(own) = self.asked.get(&station) else { continue };
+            let elsewhere = |port: Option<u32>| port.is_some_and(|port| port != *own);
+            let before = match change.port {
+                Some(port) => self.node.stations.insert(station, port),
+                None => self.node.stations.remove(&station),
+            };
+            if elsewhere(change.port) {
+                self.seen_elsewhere.insert(station, Instant::now());
+            }
+            matters |= elsewhere(before) != elsewhere(change.port);
+        }
+        matters
+    }
+
+    /// Asks for everything again that the kernel tells of, at the next look.
+    pub(super) fn forget_stations(&mut self) {
+        self.asked.clear();
+    }
+
+    /// Looks at tc programs and filters of others. The kernel tells of filters, and of nothing else.
+    pub(super) fn at_programs(&mut self, host: &mut Handle) -> Result<(), LookError> {
+        let ours = Program::ALL.map(Program::name);
+        self.node.others.clear();
+        for index in self.node.links.keys() {
+            let mut others = match self.filters.get(index) {
+                Some(known) => *known,
+                None => Others {
+                    ingress: host.has_other_filters(*index, netlink::Hook::Ingress, &ours)?,
+                    egress: host.has_other_filters(*index, netlink::Hook::Egress, &ours)?,
+                },
+            };
+            self.filters.insert(*index, others);
+            for (direction, others) in
+                [(Direction::Ingress, &mut others.ingress), (Direction::Egress, &mut others.egress)]
+            {
+                for id in sys::tcx_programs(*index, direction).map_err(LookError::Programs)? {
+                    let is_ours = match self.programs.get(&id) {
+                        Some(known) => *known,
+                        None => {
+                            let name = sys::program_name(id).map_err(LookError::Programs)?;
+                            name.is_some_and(|name| ours.contains(&name.as_str()))
+                        }
+                    };
+                    self.programs.insert(id, is_ours);
+                    *others |= !is_ours;
+                }
+            }
+            self.node.others.insert(*index, others);
+        }
+        Ok(())
+    }
+}
+
+fn look_at(
+    links: &mut BTreeMap<u32, ForwardingState>,
+    index: u32,
+    host: &mut Handle,
+) -> Result<(), LookError> {
+    match host.forwarding_state(index)? {
+        Some(link) => links.insert(index, link),
+        None => links.remove(&index),
+    };
+    Ok(())
+}
+
+impl Node {
+    /// Looks at IPsec policies. The kernel tells nobody of them without being asked to listen.
+    pub(super) fn look_at_ipsec(&mut self) -> Result<(), LookError> {
+        self.ipsec = has_ipsec_policies()?;
+        Ok(())
+    }
+
+    /// Looks at packet filters. The kernel tells nobody of sysctls and of the older tables.
+    /// `routed`: there are links or uplinks whose packets meet those for IP packets without a bridge's doing.
+    pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), LookError> {
+        let one_calls_ip =
+            self.links.values().filter_map(|link| link.bridge).any(|bridge| bridge.calls_iptables);
+        let bridges_call_ip = is_on("/proc/sys/net/bridge/bridge-nf-call-iptables")?
+            || is_on("/proc/sys/net/bridge/bridge-nf-call-ip6tables")?;
+        let inet = hooked_chains(Family::Inet)?;
+        let netdev = hooked_chains(Family::Netdev)?;
+        let (mut ip, mut nat) = (false, false);
+        if routed || bridges_call_ip || one_calls_ip {
+            for chains in [&inet, &hooked_chains(Family::Ip4)?, &hooked_chains(Family::Ip6)?] {
+                ip |= chains.count > 0;
+                nat |= chains.nat;
+            }
+            for path in ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"] {
+                let tables = contents(path)?;
+                ip |= !tables.is_empty();
+                nat |= tables.lines().any(|table| table == "nat");
+            }
+        }
+        self.filters = Filters {
+            bridge: hooked_chains(Family::Bridge)?.count > 0 || has_old_ebtables(),
+            ip,
+            nat,
+            bridges_call_ip,
+            devices: inet.devices.into_iter().chain(netdev.devices).collect(),
+        };
+        Ok(())
+    }
+}
+
+/// The older ebtables cannot be asked without loading it: where one of its tables is loaded, it counts as used.
+fn has_old_ebtables() -> bool {
+    ["ebtable_filter", "ebtable_nat", "ebtable_broute"]
+        .iter()
+        .any(|module| Path::new("/sys/module").join(module).exists())
+}
+
+fn is_on(path: &'static str) -> Result<bool, LookError> {
+    Ok(!matches!(contents(path)?.trim(), "" | "0"))
+}
+
+/// Empty when there is no such file: the kernel does not have, or has not loaded, what it is about.
+fn contents(path: &'static str) -> Result<String, LookError> {
+    match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        other => other.map_err(|source| LookError::Read { path, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fast_path::decide::NO_DISCIPLINE;
+    use crate::netlink::Move;
+
+    const BRIDGE: u32 = 3;
+    const OWN: u32 = 10;
+    const ANOTHER: u32 = 11;
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    /// Of two that send from one address a bridge knows the last: who has been seen elsewhere is not believed at once again.
+    #[test]
+    fn an_address_that_was_seen_elsewhere_is_contested_when_it_is_back_too() {
+        let mut host = Handle::open().unwrap();
+        let (addresses, kept_off) = (Vec::new(), None);
+        let member = Member { id: 1, mac: MAC, addresses, device: OWN, routed: false, kept_off };
+        let port = ForwardingState {
+            index: OWN,
+            name: "na10".into(),
+            mtu: 1500,
+            mac: None,
+            kind: "veth".into(),
+            group: 0,
+            xdp: false,
+            controller: Some(BRIDGE),
+            discipline: NO_DISCIPLINE.into(),
+            bridge: None,
+            port: None,
+        };
+        let mut look = Look { asked: [((BRIDGE, MAC), OWN)].into(), ..Look::default() };
+        look.node.links.insert(OWN, port);
+        let mut after = |moved: Option<u32>| {
+            let matters = look.follow(Moves::Of(vec![Move { bridge: BRIDGE, mac: MAC, port: moved }]));
+            look.at_stations([&member].into_iter(), &mut host).unwrap();
+            (matters, look.node.contested.iter().copied().collect::<Vec<_>>())
+        };
+        assert_eq!(after(Some(OWN)), (false, vec![]));
+        assert_eq!(after(Some(ANOTHER)), (true, vec![(BRIDGE, MAC)]));
+        assert_eq!(after(Some(OWN)), (true, vec![(BRIDGE, MAC)]));
+        assert_eq!(after(None), (false, vec![(BRIDGE, MAC)]));
+        look.seen_elsewhere.values_mut().for_each(|last| *last = last.checked_sub(CONTESTED).unwrap());
+        look.at_stations([&member].into_iter(), &mut host).unwrap();
+        assert!(look.node.contested.is_empty());
+    }
+}

@@ -1,0 +1,359 @@
+//! Keeps the fast path's maps equal to what is decided, while attachments and the node change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::decide::{Member, Mode, decide};
+use super::node::{Look, LookError};
+use super::reason::Reason;
+use super::uplink::{self, Wire, Wires};
+use super::xdp::{self, Xdp};
+use crate::bpf::{self, BpfError, FastStats, Place, Segment, XdpMode};
+use crate::hooks::{AttachMode, HookError, uplink as hook};
+use crate::netlink::{Changes, Handle, LinkWatch, Moves, StationWatch};
+use crate::report::Chain;
+
+/// How long a change waits for others that come with it: attaching a pod makes several.
+const GATHER: Duration = Duration::from_millis(50);
+/// How often filters are looked at, which nobody tells of.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often all links are, in case a notification was missed.
+const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// How long packets take the fast path after the last look: without an agent nobody notices when they no longer should.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// How an attachment stands with the fast path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// On it.
+    On,
+    /// Nobody has looked yet.
+    Undecided,
+    /// Off it.
+    Off(Reason),
+}
+
+/// The attachments that could take the fast path, and those that do.
+pub struct FastPaths {
+    mode: Mode,
+    xdp: Xdp,
+    attach: AttachMode,
+    state: Mutex<State>,
+    /// Told when there is a new member.
+    admitted: Notify,
+}
+
+struct State {
+    maps: bpf::FastPath,
+    members: BTreeMap<u32, Member>,
+    off: BTreeMap<u32, Reason>,
+    wires: BTreeMap<u32, Wire>,
+    /// Where the program of uplinks runs; `None`: nobody has looked yet.
+    running: Option<BTreeSet<u32>>,
+    early: xdp::Standings,
+}
+
+impl FastPaths {
+    /// With nobody on the fast path yet.
+    pub fn new(mode: Mode, xdp: Xdp, attach: AttachMode, maps: bpf::FastPath) -> Self {
+        let state = State {
+            maps,
+            members: BTreeMap::new(),
+            off: BTreeMap::new(),
+            wires: BTreeMap::new(),
+            running: None,
+            early: BTreeMap::new(),
+        };
+        Self { mode, xdp, attach, state: Mutex::new(state), admitted: Notify::new() }
+    }
+
+    /// When the fast path is taken.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// An attachment that is in place: it takes the fast path from the next look on, if it may.
+    pub fn admit(&self, member: Member) {
+        let mut state = self.lock();
+        state.off.remove(&member.id);
+        state.members.insert(member.id, member);
+        drop(state);
+        self.admitted.notify_one();
+    }
+
+    /// Takes an attachment off the fast path for good, before its link goes. Idempotent.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub fn retire(&self, id: u32) -> Result<(), BpfError> {
+        let mut state = self.lock();
+        state.members.remove(&id);
+        state.off.remove(&id);
+        state.maps.remove(id)
+    }
+
+    /// Forgets an attachment and its counters, and with the last one the uplinks. Idempotent.
+    ///
+    /// # Errors
+    /// A map could not be written, or a program not be taken off an uplink.
+    pub fn forget(&self, id: u32) -> Result<(), KeepError> {
+        self.retire(id)?;
+        let mut state = self.lock();
+        state.maps.forget(id)?;
+        if state.members.is_empty() && !state.wires.is_empty() {
+            state.set_wires(self.attach, Wires::default(), &mut Handle::open().map_err(LookError::from)?)?;
+        }
+        Ok(())
+    }
+
+    /// The uplinks and how they stand; and those that are to drop early: how they do, or why they do not.
+    pub fn uplinks(&self) -> Vec<(Wire, Option<Result<XdpMode, String>>)> {
+        let state = self.lock();
+        state.wires.iter().map(|(index, wire)| (wire.clone(), state.early.get(index).cloned())).collect()
+    }
+
+    /// How an attachment stands; `None`: it is not known here.
+    pub fn standing(&self, id: u32) -> Option<Standing> {
+        let state = self.lock();
+        state.members.get(&id)?;
+        Some(match state.off.get(&id) {
+            Some(reason) => Standing::Off(reason.clone()),
+            None if state.maps.places().contains_key(&id) => Standing::On,
+            None => Standing::Undecided,
+        })
+    }
+
+    /// The counters of an attachment.
+    ///
+    /// # Errors
+    /// The map could not be read.
+    pub fn stats(&self, id: u32) -> Result<FastStats, BpfError> {
+        self.lock().maps.stats(id)
+    }
+
+    /// Follows the node until it is dropped.
+    ///
+    /// # Errors
+    /// The runtime cannot wait for notifications.
+    pub async fn keep(self: Arc<Self>, watch: LinkWatch, stations: StationWatch) -> io::Result<()> {
+        let mut watch = watch.into_async()?;
+        let mut stations = stations.into_async()?;
+        let mut tick = tokio::time::interval(LOOK_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut node = Look::default();
+        let mut full_look: Option<Instant> = None;
+        loop {
+            // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
+            let gather = tokio::select! {
+                ready = watch.readable_mut() => { ready?.clear_ready(); true }
+                ready = stations.readable_mut() => {
+                    ready?.clear_ready();
+                    let moves = stations.get_mut().moves().unwrap_or_else(|error| {
+                        tracing::warn!(error = %Chain(&error), "asking bridges for all stations instead");
+                        Moves::Anything
+                    });
+                    // Bridges learn of many stations that are no attachment's.
+                    if !node.follow(moves) {
+                        continue;
+                    }
+                    true
+                }
+                () = self.admitted.notified() => true,
+                _ = tick.tick() => false,
+            };
+            if gather {
+                tokio::time::sleep(GATHER).await;
+            }
+            let changes = match watch.get_mut().changes() {
+                _ if full_look.is_none_or(|last| last.elapsed() >= FULL_LOOK_INTERVAL) => Changes::Anything,
+                Ok(changes) => changes,
+                Err(error) => {
+                    tracing::warn!(error = %Chain(&error), "looking at all links instead");
+                    Changes::Anything
+                }
+            };
+            if changes == Changes::Anything {
+                full_look = Some(Instant::now());
+            }
+            let this = Arc::clone(&self);
+            let looked = tokio::task::spawn_blocking(move || {
+                let done = crate::upkeep(|| this.look(&mut node, &changes));
+                (node, done)
+            });
+            // The join error is a panic, which the panic hook has reported; everything is looked at again.
+            let (seen, done) = looked.await.unwrap_or_else(|_| (Look::default(), Ok(())));
+            node = seen;
+            if let Err(error) = done {
+                tracing::warn!(error = %Chain(&error), "the fast path is not kept up to date");
+                full_look = None;
+            }
+        }
+    }
+
+    /// Looks at the node and brings the maps up to date.
+    fn look(&self, look: &mut Look, changes: &Changes) -> Result<(), KeepError> {
+        let members = self.lock().members.clone();
+        let early = self.xdp != Xdp::Off;
+        let matters = |member: &&Member| early || member.kept_off.is_none();
+        let candidates: BTreeSet<u32> =
+            members.values().filter(matters).map(|member| member.device).collect();
+        let mut host = Handle::open().map_err(LookError::from)?;
+        if (self.mode != Mode::Off || early) && !candidates.is_empty() {
+            look.at_links(&candidates, changes, &mut host)?;
+            if *changes == Changes::Anything {
+                look.forget_stations();
+            }
+            look.at_stations(members.values().filter(|member| !member.routed && matters(member)), &mut host)?;
+            look.node.look_at_ipsec()?;
+            if self.mode == Mode::Auto {
+                look.at_programs(&mut host)?;
+            }
+            if self.mode != Mode::Off {
+                let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
+                let routed = members.values().any(is_routed) || !look.node.default_routes.is_empty();
+                look.node.look_at_filters(routed)?;
+            }
+        }
+        let decided = decide(self.mode, &members, &look.node);
+        let wires = uplink::decide(self.mode, self.xdp, &members, &decided, &look.node);
+        for (id, decision) in &decided {
+            if let Err(reason) = decision {
+                self.keep_off(&members[id], reason.clone())?;
+            }
+        }
+        for (id, decision) in decided {
+            if let Ok(place) = decision {
+                self.put_on(&members[&id], place, &mut host)?;
+            }
+        }
+        {
+            let mut state = self.lock();
+            // An attachment that went meanwhile may have been the last.
+            if state.members == members {
+                state.set_wires(self.attach, wires, &mut host)?;
+            }
+        }
+        if !candidates.is_empty() {
+            self.lock().maps.renew(LEASE)?;
+        }
+        Ok(())
+    }
+
+    fn keep_off(&self, member: &Member, reason: Reason) -> Result<(), BpfError> {
+        let mut state = self.lock();
+        if state.members.get(&member.id) != Some(member) {
+            return Ok(());
+        }
+        if state.off.get(&member.id) != Some(&reason) {
+            tracing::debug!(attachment = member.id, %reason, "off the fast path");
+        }
+        state.maps.remove(member.id)?;
+        state.off.insert(member.id, reason);
+        Ok(())
+    }
+
+    fn put_on(&self, member: &Member, place: Place, host: &mut Handle) -> Result<(), BpfError> {
+        if self.lock().maps.places().get(&member.id) == Some(&place) {
+            return Ok(());
+        }
+        // What passes the bridge by does not tell it where the pod is, and what comes from outside it would be flooded
+        // once it had forgotten.
+        if matches!(place.segment, Segment::Bridge(_))
+            && let Err(error) = host.ensure_station(member.device, place.mac)
+        {
+            return self.keep_off(member, Reason::Failed(Chain(&error).to_string()));
+        }
+        let mut state = self.lock();
+        if state.members.get(&member.id) != Some(member) {
+            return Ok(());
+        }
+        tracing::debug!(attachment = member.id, segment = ?place.segment, mtu = place.mtu, "on the fast path");
+        state.maps.put(member.id, place)?;
+        state.off.remove(&member.id);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic between two writes leaves a state that the next look repairs.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Brings uplinks and what the programs know of them up to what was decided.
+    fn set_wires(&mut self, attach: AttachMode, wires: Wires, host: &mut Handle) -> Result<(), HookError> {
+        let wanted = wires.running();
+        let first = self.running.is_none();
+        let mut running = match self.running.take() {
+            Some(running) => running,
+            None => {
+                let own = self.members.values().map(|member| member.device).collect();
+                hook::running(&self.maps, &own, host)?
+            }
+        };
+        for (index, wire) in &wires.uplinks {
+            if self.wires.get(index) != Some(wire) {
+                tracing::debug!(device = wire.name, standing = ?wire.standing, "uplink");
+            }
+        }
+        let early = wires.early();
+        self.wires = wires.uplinks;
+        let changed = self.maps.set_uplinks(wires.entries).and_then(|()| self.maps.set_locals(wires.locals));
+        let moved = changed.map_err(HookError::from).and_then(|()| {
+            for device in running.difference(&wanted).copied().collect::<Vec<_>>() {
+                hook::detach(&self.maps, device, host)?;
+                running.remove(&device);
+            }
+            for device in wanted {
+                if first {
+                    hook::attach(attach, &self.maps, device, host)?;
+                    hook::remove_others(attach, &self.maps, device, host)?;
+                } else if !running.contains(&device) || !hook::runs(attach, &self.maps, device, host)? {
+                    hook::attach(attach, &self.maps, device, host)?;
+                }
+                running.insert(device);
+            }
+            Ok(())
+        });
+        self.running = Some(running);
+        moved?;
+        let early = xdp::keep(&self.maps, &early, first)?;
+        for (index, standing) in &early {
+            if let Err(error) = standing
+                && self.early.get(index) != Some(standing)
+            {
+                let device =
+                    self.wires.get(index).map_or_else(|| index.to_string(), |wire| wire.name.clone());
+                tracing::warn!(device, error, "an uplink does not drop early");
+            }
+        }
+        self.early = early;
+        Ok(())
+    }
+}
+
+/// Why the fast path is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// What the kernel shows.
+    #[error("look at the node")]
+    Look(#[from] LookError),
+    /// A map.
+    #[error(transparent)]
+    Maps(#[from] BpfError),
+    /// An uplink.
+    #[error(transparent)]
+    Wire(#[from] HookError),
+}
+
+impl fmt::Debug for FastPaths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FastPaths").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,438 @@
+//! By which devices of the node packets come to attachments and leave them. Pure.
+//!
+//! A port of a bridge that is no attachment's is an uplink of that bridge; the device of a default route is one of what the node
+//! routes. A bridge with attachments is a gateway: the node may route from and to it. Only while attachments take the fast path,
+//! or uplinks are to drop early.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netattach_common::attachment::link_local;
+use netattach_common::wire::SHOWN_EVERY;
+
+use super::decide::{Member, Mode, NO_DISCIPLINE, Node, first};
+use super::reason::Reason;
+use super::xdp::Xdp;
+use crate::bpf::{self, Early, Local, Place, Segment, XdpMode};
+use crate::mac::Mac;
+use crate::netlink::ForwardingState;
+use crate::spec::OWN_GROUPS;
+
+/// A bridge forgets a station that it does not see for this long (hundredths of a second). It is shown each one more often.
+const SHORTEST_AGEING: u32 = 3 * SHOWN_EVERY * 100;
+
+/// A device of the node, as the fast path uses it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wire {
+    /// Its name.
+    pub name: String,
+    /// What it leads to: a bridge, or the node's routing.
+    pub segment: Segment,
+    /// Whether packets take the fast path by it.
+    pub standing: Result<(), Reason>,
+    /// How it is to run the early program, if it is.
+    pub early: Option<XdpMode>,
+}
+
+/// What becomes of the node's devices.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Wires {
+    /// The uplinks, by index.
+    pub uplinks: BTreeMap<u32, Wire>,
+    /// What the programs are to know of uplinks and gateways.
+    pub entries: BTreeMap<u32, bpf::Uplink>,
+    /// Addresses that uplinks lead to.
+    pub locals: BTreeMap<Local, u32>,
+}
+
+impl Wires {
+    /// The devices that the program of uplinks runs on.
+    pub fn running(&self) -> BTreeSet<u32> {
+        let running = self.uplinks.iter().filter(|(_, wire)| wire.standing.is_ok());
+        running.map(|(index, _)| *index).collect()
+    }
+
+    /// The devices that are to run the early program.
+    pub fn early(&self) -> BTreeMap<u32, XdpMode> {
+        self.uplinks.iter().filter_map(|(index, wire)| Some((*index, wire.early?))).collect()
+    }
+}
+
+/// Decides about all devices; `places`: what was decided about attachments.
+pub fn decide(
+    mode: Mode,
+    xdp: Xdp,
+    members: &BTreeMap<u32, Member>,
+    places: &BTreeMap<u32, Result<Place, Reason>>,
+    node: &Node,
+) -> Wires {
+    let on: BTreeMap<u32, Segment> =
+        places.iter().filter_map(|(id, place)| Some((*id, place.as_ref().ok()?.segment))).collect();
+    let bridges: BTreeSet<u32> = on.values().filter_map(|segment| segment.bridge()).collect();
+    let attached = if xdp == Xdp::Off { on.clone() } else { segments(members, node) };
+    let switched: BTreeSet<u32> = attached.values().filter_map(|segment| segment.bridge()).collect();
+    // A pod's device must never be taken for one: its packets would pass by what the pod's policies say. The group tells from the
+    // moment that the device is there until it is gone; those of other plugins have none.
+    let own: BTreeSet<u32> = members.values().map(|member| member.device).collect();
+    let is_own = |link: &ForwardingState| own.contains(&link.index) || link.group & OWN_GROUPS != 0;
+    let mut wires = Wires::default();
+    for (index, link) in node.links.iter().filter(|(_, link)| !is_own(link)) {
+        if let Some(bridge) = link.controller.filter(|bridge| switched.contains(bridge)) {
+            let wire = Wire {
+                name: link.name.clone(),
+                segment: Segment::Bridge(bridge),
+                standing: if bridges.contains(&bridge) {
+                    port(mode, bridge, link, node)
+                } else {
+                    Err(Reason::Idle)
+                },
+                early: xdp.mode(link),
+            };
+            wires.uplinks.insert(*index, wire);
+        }
+    }
+    if !attached.is_empty() {
+        for link in node.default_routes.iter().filter_map(|index| node.links.get(index)) {
+            let wire = Wire {
+                name: link.name.clone(),
+                segment: Segment::Routed,
+                standing: if on.is_empty() { Err(Reason::Idle) } else { router(mode, link, node) },
+                early: xdp.mode(link).filter(|_| link.mac.is_some()),
+            };
+            // A bridge's port with a default route of its own is the bridge's: what comes in by it never gets as far.
+            wires.uplinks.entry(link.index).or_insert(wire);
+        }
+    }
+    let routes = wires.uplinks.values().any(|wire| wire.segment == Segment::Routed && wire.standing.is_ok());
+    let gateways: BTreeSet<u32> =
+        bridges.into_iter().filter(|bridge| routes && is_gateway(mode, *bridge, node)).collect();
+    for index in wires.uplinks.keys().chain(&gateways) {
+        let wire = wires.uplinks.get(index).filter(|wire| wire.standing.is_ok() || wire.early.is_some());
+        let gateway = gateways.contains(index);
+        if let Some(link) = node.links.get(index).filter(|_| gateway || wire.is_some()) {
+            let entry = bpf::Uplink {
+                leads_to: wire.map(|wire| wire.segment),
+                fast: wire.is_some_and(|wire| wire.standing.is_ok()),
+                early: wire.and_then(Wire::dropped),
+                gateway,
+                mtu: link.mtu,
+                mac: link.mac.unwrap_or(Mac([0; 6])),
+            };
+            wires.entries.insert(*index, entry);
+        }
+    }
+    let is_routed = |id: &u32| match on.get(id) {
+        Some(Segment::Routed) => routes,
+        Some(Segment::Bridge(bridge)) => gateways.contains(bridge),
+        None => false,
+    };
+    for (id, member) in members.iter().filter(|(id, _)| is_routed(id)) {
+        wires.locals.extend(member.addresses.iter().map(|address| ((Segment::Routed, *address), *id)));
+    }
+    let early: BTreeSet<Segment> =
+        wires.uplinks.values().filter(|wire| wire.early.is_some()).map(|wire| wire.segment).collect();
+    for (id, segment) in attached.into_iter().filter(|(_, segment)| early.contains(segment)) {
+        let Some(member) = members.get(&id) else { continue };
+        wires.locals.extend(member.addresses.iter().map(|address| ((segment, *address), id)));
+        // An Ethernet address stands as the link-local address that follows from it, which is the pod's as well.
+        let by_mac = link_local(netattach_common::Mac { octets: member.mac.0 });
+        wires.locals.insert((segment, IpAddr::V6(by_mac.into())), id);
+    }
+    wires
+}
+
+/// What attachments are connected to, whether they take the fast path or not.
+fn segments(members: &BTreeMap<u32, Member>, node: &Node) -> BTreeMap<u32, Segment> {
+    let segment = |member: &Member| {
+        let link = node.links.get(&member.device)?;
+        let bridge =
+            link.controller.filter(|index| node.links.get(index).is_some_and(|it| it.bridge.is_some()));
+        if member.routed { Some(Segment::Routed) } else { bridge.map(Segment::Bridge) }
+    };
+    members.iter().filter_map(|(id, member)| Some((*id, segment(member)?))).collect()
+}
+
+impl Wire {
+    /// What is dropped early. That a policy does not allow a frame is certain only where nothing on its way to the pod would
+    /// make another of it.
+    fn dropped(&self) -> Option<Early> {
+        self.early?;
+        let certain = self.standing.is_ok() && self.segment != Segment::Routed;
+        Some(if certain { Early::SpoofedAndDenied } else { Early::Spoofed })
+    }
+}
+
+/// A port of a bridge whose attachments take the fast path; the bridge itself is nothing more than a switch then.
+fn port(mode: Mode, bridge: u32, link: &ForwardingState, node: &Node) -> Result<(), Reason> {
+    let port = link.port.unwrap_or_default();
+    let ageing = node.links.get(&bridge).and_then(|link| link.bridge).map_or(0, |bridge| bridge.ageing);
+    let always = [
+        (link.mac.is_none(), Reason::NotEthernet),
+        (!port.forwarding, Reason::PortState),
+        (port.isolated || port.locked, Reason::PortRestricted),
+        (ageing < SHORTEST_AGEING, Reason::Ageing),
+    ];
+    first(mode, received(link, node), always)
+}
+
+/// The device of a default route.
+fn router(mode: Mode, link: &ForwardingState, node: &Node) -> Result<(), Reason> {
+    let always = [
+        (link.mac.is_none(), Reason::NotEthernet),
+        (link.controller.is_some(), Reason::Enslaved),
+        (node.ipsec, Reason::Ipsec),
+        (node.filters.nat, Reason::Nat),
+    ];
+    let [rules, programs] = received(link, node);
+    first(mode, [(node.filters.ip, Reason::IpRules), rules, programs], always)
+}
+
+/// What others do with what a device receives, behind our program. What it sends they see in any case, and XDP programs what
+/// it receives.
+fn received(link: &ForwardingState, node: &Node) -> [(bool, Reason); 2] {
+    let programs = node.others.get(&link.index).is_some_and(|others| others.ingress);
+    [(node.filters.are_on(link), Reason::DeviceRules), (programs, Reason::Programs)]
+}
+
+/// Whether nothing happens to packets that the node routes from or to a bridge but that.
+fn is_gateway(mode: Mode, bridge: u32, node: &Node) -> bool {
+    let Some(link) = node.links.get(&bridge) else { return false };
+    let always =
+        [(link.controller.is_some(), Reason::Enslaved), (link.discipline != NO_DISCIPLINE, Reason::NoBridge)];
+    let in_auto =
+        [(node.filters.are_on(link), Reason::DeviceRules), (node.are_others_on(link), Reason::Programs)];
+    first(mode, in_auto, always).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fast_path::decide;
+    use crate::fast_path::decide::Others;
+    use crate::fast_path::uplink::*;
+    use crate::netlink::{BridgeState, PortState};
+
+    const BRIDGE: u32 = 3;
+    const WIRE: u32 = 4;
+    const ROUTER: u32 = 5;
+    const SWITCHED: u32 = 10;
+    const ROUTED: u32 = 11;
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 9]);
+
+    fn link(index: u32) -> ForwardingState {
+        ForwardingState {
+            index,
+            name: format!("dev{index}"),
+            mtu: 1500,
+            mac: Some(MAC),
+            kind: String::new(),
+            group: 0,
+            xdp: false,
+            controller: None,
+            discipline: "noqueue".into(),
+            bridge: None,
+            port: None,
+        }
+    }
+
+    fn port_of(index: u32, bridge: u32) -> ForwardingState {
+        let port = PortState { forwarding: true, ..PortState::default() };
+        ForwardingState { controller: Some(bridge), port: Some(port), ..link(index) }
+    }
+
+    /// A bridge with an attachment and a wire, a routed attachment, and a device with the default route.
+    fn node() -> Node {
+        let bridge = BridgeState { ageing: 30_000, ..BridgeState::default() };
+        let links = [
+            ForwardingState { bridge: Some(bridge), ..link(BRIDGE) },
+            port_of(WIRE, BRIDGE),
+            ForwardingState { discipline: "fq_codel".into(), ..link(ROUTER) },
+            port_of(SWITCHED, BRIDGE),
+            link(ROUTED),
+        ];
+        let links = links.into_iter().map(|link| (link.index, link)).collect();
+        Node { links, default_routes: [ROUTER].into(), ..Node::default() }
+    }
+
+    fn members() -> BTreeMap<u32, Member> {
+        let member = |id: u32, device, routed| {
+            let addresses = vec![format!("10.0.0.{id}").parse().unwrap()];
+            Member { id, mac: Mac([2, 0, 0, 0, 0, id as u8]), addresses, device, routed, kept_off: None }
+        };
+        [(1, member(1, SWITCHED, false)), (2, member(2, ROUTED, true))].into()
+    }
+
+    fn wires(mode: Mode, members: &BTreeMap<u32, Member>, node: &Node) -> Wires {
+        with_xdp(mode, Xdp::Off, members, node)
+    }
+
+    fn with_xdp(mode: Mode, xdp: Xdp, members: &BTreeMap<u32, Member>, node: &Node) -> Wires {
+        crate::fast_path::uplink::decide(mode, xdp, members, &decide::decide(mode, members, node), node)
+    }
+
+    fn local(id: u32) -> (Local, u32) {
+        ((Segment::Routed, format!("10.0.0.{id}").parse().unwrap()), id)
+    }
+
+    fn entry(leads_to: impl Into<Option<Segment>>, gateway: bool) -> bpf::Uplink {
+        let leads_to = leads_to.into();
+        bpf::Uplink { leads_to, fast: leads_to.is_some(), early: None, gateway, mtu: 1500, mac: MAC }
+    }
+
+    #[test]
+    fn a_foreign_port_and_the_default_route_are_uplinks_and_the_bridge_is_a_gateway() {
+        let wire = |index, segment| {
+            (index, Wire { name: format!("dev{index}"), segment, standing: Ok(()), early: None })
+        };
+        let expected = Wires {
+            uplinks: [wire(WIRE, Segment::Bridge(BRIDGE)), wire(ROUTER, Segment::Routed)].into(),
+            entries: [
+                (BRIDGE, entry(None, true)),
+                (WIRE, entry(Segment::Bridge(BRIDGE), false)),
+                (ROUTER, entry(Segment::Routed, false)),
+            ]
+            .into(),
+            locals: [local(1), local(2)].into(),
+        };
+        assert_eq!(wires(Mode::Auto, &members(), &node()), expected);
+        assert_eq!(wires(Mode::On, &members(), &node()), expected);
+        assert_eq!(expected.running(), [WIRE, ROUTER].into());
+    }
+
+    #[test]
+    fn without_attachments_on_the_fast_path_there_are_none() {
+        assert_eq!(wires(Mode::Off, &members(), &node()), Wires::default());
+        assert_eq!(wires(Mode::Auto, &BTreeMap::new(), &node()), Wires::default());
+        let mut only_routed = members();
+        only_routed.remove(&1);
+        let found = wires(Mode::Auto, &only_routed, &node());
+        // The port of the other attachment is none of this one's.
+        assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&ROUTER]);
+        assert_eq!(found.locals, [local(2)].into());
+    }
+
+    #[test]
+    fn a_port_of_a_pod_that_comes_or_goes_is_none() {
+        let mut node = node();
+        node.links.insert(99, ForwardingState { group: OWN_GROUPS | 7, ..port_of(99, BRIDGE) });
+        let found = wires(Mode::Auto, &members(), &node);
+        assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&WIRE, &ROUTER]);
+    }
+
+    #[test]
+    fn a_bridge_with_the_default_route_leads_out_and_is_a_gateway() {
+        let mut node = node();
+        node.default_routes = [BRIDGE].into();
+        let found = wires(Mode::Auto, &members(), &node);
+        assert_eq!(found.entries[&BRIDGE], entry(Segment::Routed, true));
+        assert_eq!(found.running(), [BRIDGE, WIRE].into());
+    }
+
+    /// How the bridge's wire and the router stand with `auto` and with `on`, after a change.
+    fn with(change: impl FnOnce(&mut Node)) -> [[Option<&'static str>; 2]; 2] {
+        let mut node = node();
+        change(&mut node);
+        [WIRE, ROUTER].map(|index| {
+            [Mode::Auto, Mode::On].map(|mode| {
+                let found = wires(mode, &members(), &node);
+                assert_eq!(found.entries.contains_key(&index), found.running().contains(&index));
+                found.uplinks[&index].standing.as_ref().err().map(Reason::name)
+            })
+        })
+    }
+
+    #[test]
+    fn what_would_break_delivery_is_never_left_out() {
+        let never = |reason| [Some(reason); 2];
+        let fine = [None; 2];
+        let of = |node: &mut Node, index| node.links.remove(&index).unwrap();
+        let put = |node: &mut Node, link: ForwardingState| drop(node.links.insert(link.index, link));
+        let port = |change: fn(&mut PortState)| {
+            with(|node| {
+                let mut link = of(node, WIRE);
+                change(link.port.as_mut().unwrap());
+                put(node, link);
+            })
+        };
+        assert_eq!(port(|port| port.forwarding = false), [never("port-state"), fine]);
+        assert_eq!(port(|port| port.isolated = true), [never("port-restricted"), fine]);
+        assert_eq!(port(|port| port.locked = true), [never("port-restricted"), fine]);
+        let ageing = with(|node| {
+            let mut link = of(node, BRIDGE);
+            link.bridge.as_mut().unwrap().ageing = SHORTEST_AGEING - 1;
+            put(node, link);
+        });
+        assert_eq!(ageing, [never("ageing"), fine]);
+        let enslaved = with(|node| {
+            let link = ForwardingState { controller: Some(99), ..of(node, ROUTER) };
+            put(node, link);
+        });
+        assert_eq!(enslaved, [fine, never("enslaved")]);
+        let tunnel = with(|node| {
+            let link = ForwardingState { mac: None, ..of(node, ROUTER) };
+            put(node, link);
+        });
+        assert_eq!(tunnel, [fine, never("not-ethernet")]);
+        assert_eq!(with(|node| node.ipsec = true), [fine, never("ipsec")]);
+        assert_eq!(with(|node| node.filters.nat = true), [fine, never("nat")]);
+    }
+
+    #[test]
+    fn what_others_would_see_is_respected_unless_told_otherwise() {
+        let unless_on = |reason| [Some(reason), None];
+        let fine = [None; 2];
+        assert_eq!(with(|node| node.filters.ip = true), [fine, unless_on("ip-rules")]);
+        for (index, expected) in
+            [(WIRE, [unless_on("device-rules"), fine]), (ROUTER, [fine, unless_on("device-rules")])]
+        {
+            assert_eq!(with(|node| node.filters.devices = [format!("dev{index}")].into()), expected);
+        }
+        let ingress = Others { ingress: true, egress: false };
+        for (index, expected) in
+            [(WIRE, [unless_on("programs"), fine]), (ROUTER, [fine, unless_on("programs")])]
+        {
+            assert_eq!(with(|node| node.others = [(index, ingress)].into()), expected);
+        }
+        // What is sent meets them in any case.
+        let egress = Others { ingress: false, egress: true };
+        assert_eq!(with(|node| node.others = [(WIRE, egress), (ROUTER, egress)].into()), [fine; 2]);
+    }
+
+    #[test]
+    fn uplinks_that_drop_early_know_all_attachments_that_they_lead_to() {
+        let bridge = Segment::Bridge(BRIDGE);
+        let found = with_xdp(Mode::Auto, Xdp::Native, &members(), &node());
+        assert_eq!(found.early(), [(WIRE, XdpMode::Native), (ROUTER, XdpMode::Native)].into());
+        let early = |index: u32| found.entries[&index].early;
+        assert_eq!([early(WIRE), early(ROUTER)], [Some(Early::SpoofedAndDenied), Some(Early::Spoofed)]);
+        let by_mac =
+            |segment, id: u8| ((segment, format!("fe80::ff:fe00:{id:x}").parse().unwrap()), id.into());
+        let expected =
+            [local(1), local(2), ((bridge, local(1).0.1), 1), by_mac(bridge, 1), by_mac(Segment::Routed, 2)];
+        assert_eq!(found.locals, expected.into());
+
+        // Off the fast path only what claims to be a pod is certain.
+        let found = with_xdp(Mode::Off, Xdp::Generic, &members(), &node());
+        assert_eq!(found.running(), BTreeSet::new());
+        assert!(found.uplinks.values().all(|wire| wire.standing == Err(Reason::Idle)));
+        assert_eq!(found.entries[&WIRE].early, Some(Early::Spoofed));
+        assert!(!found.entries[&WIRE].fast && !found.entries.contains_key(&BRIDGE));
+        assert_eq!(found.early(), [(WIRE, XdpMode::Generic), (ROUTER, XdpMode::Generic)].into());
+    }
+
+    #[test]
+    fn by_itself_no_veth_drops_early() {
+        let mut node = node();
+        node.links.get_mut(&WIRE).unwrap().kind = "veth".into();
+        let found = with_xdp(Mode::Auto, Xdp::Auto, &members(), &node);
+        assert_eq!(found.early(), [(ROUTER, XdpMode::Native)].into());
+    }
+
+    #[test]
+    fn a_bridge_that_others_look_at_is_no_gateway_and_stays_a_switch() {
+        let others = Others { ingress: false, egress: true };
+        let node = Node { others: [(BRIDGE, others)].into(), ..node() };
+        let found = wires(Mode::Auto, &members(), &node);
+        assert!(!found.entries.contains_key(&BRIDGE));
+        assert_eq!((found.running(), found.locals), ([WIRE, ROUTER].into(), [local(2)].into()));
+    }
+}

@@ -1,0 +1,67 @@
+//! Why programs do not run where they should.
+
+use crate::bpf::BpfError;
+use crate::netlink;
+use crate::netns::NetnsError;
+
+/// Why programs could not be attached to a device, looked at, or taken off.
+#[derive(Debug, thiserror::Error)]
+pub enum HookError {
+    /// A map, a program or a link.
+    #[error("dataplane")]
+    Bpf(#[from] BpfError),
+    /// A filter.
+    #[error("attach programs")]
+    Netlink(#[from] netlink::Error),
+    /// The filter of an uplink.
+    #[error("the program of uplinks, on device {device}")]
+    Uplink {
+        /// Index of the device.
+        device: u32,
+        /// Why not.
+        source: netlink::Error,
+    },
+    /// The pod's namespace could not be entered.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// No netlink socket.
+    #[error(transparent)]
+    Open(#[from] netlink::OpenError),
+    /// A filter has no room for the attachment's number.
+    #[error("attachment number {0} is more than a filter can hold")]
+    NoClass(u32),
+    /// The namespace that the interface is in is another one by now, or none.
+    #[error("the pod's network namespace is gone")]
+    PodGone,
+}
+
+impl HookError {
+    /// Whether that is because the interface has gone meanwhile.
+    pub(crate) fn is_of_a_device_that_is_gone(&self) -> bool {
+        match self {
+            Self::PodGone => true,
+            Self::Netlink(error) => error.not_found(),
+            Self::Bpf(error) => error.is_of_a_device_that_is_gone(),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_gone_is_told_from_one_that_refuses() {
+        let link = |code| {
+            let source = io::Error::from_raw_os_error(code);
+            HookError::Bpf(BpfError::AttachLink { program: "na_pod_to", ifindex: 7, source })
+        };
+        assert!(link(libc::ENODEV).is_of_a_device_that_is_gone());
+        assert!(HookError::PodGone.is_of_a_device_that_is_gone());
+        assert!(!link(libc::EEXIST).is_of_a_device_that_is_gone());
+        assert!(!HookError::NoClass(1 << 16).is_of_a_device_that_is_gone());
+    }
+}

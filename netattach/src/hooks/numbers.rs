@@ -1,0 +1,30 @@
+//! Numbers of our filters, one table.
+//!
+//! The kernel tells filters of a device apart by the numbers that who attaches them chooses (`handle`); others count from 1. A
+//! number means one program at one hook of one kind of device, so that a filter can be replaced, found and removed without
+//! asking what it is. The upper half is `na` in ASCII.
+//!
+//! | device | hook | number | program |
+//! |---|---|---|---|
+//! | parent | ingress | [`FROM`], [`TO`] | `na_parent_from`, `na_parent_to` |
+//! | parent | egress | [`FROM`] | `na_parent_from` |
+//! | macvlan in a pod | ingress | [`FROM`], [`TO`] | `na_parent_from`, `na_parent_to` |
+//! | device in a pod | egress | [`POD_FROM`] | `na_pod_from` |
+//! | device in a pod | ingress | [`POD_TO`] | `na_pod_to` |
+//! | uplink | ingress | [`UPLINK_OWN_CLSACT`] or [`UPLINK_FOREIGN_CLSACT`] | `na_wire` |
+//!
+//! The node's end of a link is an attachment's own device: its two programs are found by their names (`netlink::tc`).
+
+/// What pods send, on parents and macvlans.
+pub(super) const FROM: u32 = 0x6e61_0001;
+/// What pods receive, on parents and macvlans.
+pub(super) const TO: u32 = 0x6e61_0002;
+/// What a pod sends, on its own device.
+pub(super) const POD_FROM: u32 = 0x6e61_0003;
+/// What a pod receives, on its own device.
+pub(super) const POD_TO: u32 = 0x6e61_0004;
+/// The program of uplinks where the device's clsact was made for it, and goes with it. No device of a pod is an uplink of the
+/// node, so the number is not ambiguous.
+pub(super) const UPLINK_OWN_CLSACT: u32 = 0x6e61_0003;
+/// The program of uplinks where the clsact was there before.
+pub(super) const UPLINK_FOREIGN_CLSACT: u32 = 0x6e61_0004;

@@ -1,0 +1,79 @@
+//! Where the programs of an attachment run.
+
+use super::{HookError, PodDevice};
+use crate::bpf::{Device, OnParent};
+use crate::netlink::Handle;
+use crate::step::{Unseen, Vantage};
+
+/// Where the programs of an attachment run: where all that it sends and receives passes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HookPoint {
+    /// On the node's end of its link: index of that device.
+    NodeEnd(u32),
+    /// On the parent of its macvlan; copies of group frames are judged on the macvlan itself.
+    Parent {
+        /// What is its own on the parent.
+        on: OnParent,
+        /// The macvlan.
+        macvlan: PodDevice,
+    },
+    /// On its device in the pod.
+    Pod(PodDevice),
+    /// Nowhere, and why.
+    Nowhere(Unseen),
+}
+
+impl HookPoint {
+    /// The same for people.
+    pub(crate) fn vantage(&self) -> Vantage {
+        match self {
+            Self::NodeEnd(_) => Vantage::Node,
+            Self::Parent { .. } => Vantage::Parent,
+            Self::Pod(_) => Vantage::Pod,
+            Self::Nowhere(why) => Vantage::Nowhere(why.clone()),
+        }
+    }
+
+    /// The same as the maps have it.
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::NodeEnd(index) => Device::Own(*index),
+            Self::Parent { on, .. } => Device::Parent(on.clone()),
+            Self::Pod(_) => Device::InPod,
+            Self::Nowhere(_) => Device::Nowhere,
+        }
+    }
+
+    /// Index of the device in the node's namespace; 0 where it is not there.
+    pub(crate) fn host_index(&self) -> u32 {
+        match self {
+            Self::NodeEnd(index) => *index,
+            Self::Parent { on, .. } => on.parent,
+            Self::Pod(_) | Self::Nowhere(_) => 0,
+        }
+    }
+
+    /// Whether no program runs.
+    pub(crate) fn is_nowhere(&self) -> bool {
+        matches!(self, Self::Nowhere(_))
+    }
+
+    /// Whether the device is gone on which the frames arrive: it is the pod's own one that goes, not its parent.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub(crate) fn is_gone(&self, host: &mut Handle) -> Result<bool, HookError> {
+        let found = match self {
+            Self::Nowhere(_) => return Ok(false),
+            Self::NodeEnd(index) => host.link_by_index(*index),
+            Self::Parent { macvlan: device, .. } | Self::Pod(device) => match device.namespace() {
+                Some(netns) => Handle::open_in(&netns)?.link_by_index(device.index),
+                None => return Ok(true),
+            },
+        };
+        match found {
+            Err(error) if error.not_found() => Ok(true),
+            other => Ok(other.map(|_| false)?),
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Who may use a network (section 7.4): isolation of namespaces, and the list on a definition itself.
+//!
+//! Both have to agree. They are asked wherever a namespace names a network: in the selection of a pod, in its
+//! choice of a default network, in a policy. The default network of the agent's own settings is everyone's.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::labels::{Labels, Selector, SelectorError, Written};
+use crate::npwg::{Definition, NetworkRef};
+
+/// Annotation of a definition: the namespaces whose pods may use it. Names separated by commas, a JSON list of
+/// names, or a label selector (a JSON object) for the namespaces' labels. A definition without it is for all; the
+/// list is complete, the definition's own namespace is allowed only if it is in it.
+pub const ALLOWED_NAMESPACES_ANNOTATION: &str = "netattach.dev/allowed-namespaces";
+
+/// The node's rule about networks of other namespaces.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Restrictions {
+    /// The node's default network, where it has a definition. Every pod has it, so every policy may be about it.
+    pub default_network: Option<NetworkRef>,
+    /// Namespaces are isolated: a network is for its own namespace. `None`: they are not.
+    pub isolation: Option<Isolation>,
+}
+
+/// The exceptions from isolation.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Isolation {
+    /// The namespaces whose networks are for everyone.
+    pub global_namespaces: BTreeSet<String>,
+}
+
+/// Why a namespace may not use a network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    /// Isolation.
+    #[error(
+        "namespace {namespace} may not use network {network}: namespaceIsolation is on, and {} is not among globalNamespaces",
+        network.namespace
+    )]
+    Isolated {
+        /// Who asks.
+        namespace: String,
+        /// For what.
+        network: NetworkRef,
+    },
+    /// The definition's list.
+    #[error(
+        "namespace {namespace} may not use network {network}: its annotation {ALLOWED_NAMESPACES_ANNOTATION} does not allow it"
+    )]
+    NotListed {
+        /// Who asks.
+        namespace: String,
+        /// For what.
+        network: NetworkRef,
+    },
+    /// The definition's list cannot be read, so that it allows nobody.
+    #[error("nobody may use network {network}: annotation {ALLOWED_NAMESPACES_ANNOTATION}")]
+    Unreadable {
+        /// Which.
+        network: NetworkRef,
+        /// What is wrong with it.
+        #[source]
+        source: AllowedNamespacesError,
+    },
+}
+
+/// Why the list of a definition cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllowedNamespacesError {
+    /// It begins like JSON and is none.
+    #[error("{text:?} is no json: {problem}")]
+    Json {
+        /// As written.
+        text: String,
+        /// What the parser says.
+        problem: String,
+    },
+    /// An entry is no name of a namespace.
+    #[error("{0} is not the name of a namespace")]
+    Name(String),
+    /// The label selector is none.
+    #[error("label selector")]
+    Selector(#[source] SelectorError),
+}
+
+impl Restrictions {
+    /// Whether a policy of a namespace may name a network: as pods, and the node's default network in any case.
+    ///
+    /// # Errors
+    /// [`Forbidden`] says by which rule not.
+    pub fn check_policy(
+        &self,
+        network: &NetworkRef,
+        definition: Option<&Definition>,
+        namespace: &str,
+        labels: &Labels,
+    ) -> Result<(), Forbidden> {
+        if self.default_network.as_ref() == Some(network) {
+            return Ok(());
+        }
+        self.check(network, definition, namespace, labels)
+    }
+
+    /// Whether pods of a namespace may use a network. `definition` is `None` for one that does not
+    /// exist, which isolation hides like any other.
+    ///
+    /// # Errors
+    /// [`Forbidden`] says by which rule not.
+    pub fn check(
+        &self,
+        network: &NetworkRef,
+        definition: Option<&Definition>,
+        namespace: &str,
+        labels: &Labels,
+    ) -> Result<(), Forbidden> {
+        let (who, what) = (|| namespace.to_owned(), || network.clone());
+        if let Some(isolation) = &self.isolation
+            && network.namespace != namespace
+            && !isolation.global_namespaces.contains(&network.namespace)
+        {
+            return Err(Forbidden::Isolated { namespace: who(), network: what() });
+        }
+        let annotation = definition.and_then(|known| known.annotations.get(ALLOWED_NAMESPACES_ANNOTATION));
+        let Some(annotation) = annotation else { return Ok(()) };
+        match Allowed::parse(annotation) {
+            Err(source) => Err(Forbidden::Unreadable { network: what(), source }),
+            Ok(allowed) if allowed.includes(namespace, labels) => Ok(()),
+            Ok(_) => Err(Forbidden::NotListed { namespace: who(), network: what() }),
+        }
+    }
+}
+
+/// What the annotation says.
+enum Allowed {
+    Names(BTreeSet<String>),
+    Labels(Selector),
+}
+
+impl Allowed {
+    fn parse(text: &str) -> Result<Self, AllowedNamespacesError> {
+        if !text.trim_start().starts_with(['[', '{']) {
+            let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+            return names.map(name).collect::<Result<_, _>>().map(Self::Names);
+        }
+        let json = |error: serde_json::Error| AllowedNamespacesError::Json {
+            text: text.to_owned(),
+            problem: error.to_string(),
+        };
+        match serde_json::from_str(text).map_err(json)? {
+            Value::Array(entries) => {
+                let names = entries.iter().map(|entry| match entry {
+                    Value::String(text) => name(text),
+                    other => Err(AllowedNamespacesError::Name(other.to_string())),
+                });
+                names.collect::<Result<_, _>>().map(Self::Names)
+            }
+            object => {
+                let written: Written = serde_json::from_value(object).map_err(json)?;
+                written.try_into().map(Self::Labels).map_err(AllowedNamespacesError::Selector)
+            }
+        }
+    }
+
+    fn includes(&self, namespace: &str, labels: &Labels) -> bool {
+        match self {
+            Self::Names(names) => names.contains(namespace),
+            Self::Labels(selector) => selector.matches(labels),
+        }
+    }
+}
+
+fn name(text: &str) -> Result<String, AllowedNamespacesError> {
+    if crate::npwg::network::is_label(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(AllowedNamespacesError::Name(format!("{text:?}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::objects::access::*;
+    use crate::report::Chain;
+
+    fn lan(allowed: Option<&str>) -> Definition {
+        let annotations = allowed.map(|text| (ALLOWED_NAMESPACES_ANNOTATION.to_owned(), text.to_owned()));
+        Definition {
+            namespace: "infra".into(),
+            name: "lan".into(),
+            config: None,
+            annotations: annotations.into_iter().collect(),
+        }
+    }
+
+    /// What `shop`, with the label `team=a`, is told about the network `infra/lan`.
+    fn told(restrictions: &Restrictions, definition: Option<&Definition>) -> String {
+        let labels = [("team".to_owned(), "a".to_owned())].into();
+        let network = NetworkRef::new("infra", "lan");
+        match restrictions.check(&network, definition, "shop", &labels) {
+            Ok(()) => "yes".to_owned(),
+            Err(forbidden) => Chain(&forbidden).to_string(),
+        }
+    }
+
+    fn isolated(global: &[&str]) -> Restrictions {
+        let global_namespaces = global.iter().map(|name| (*name).to_owned()).collect();
+        Restrictions { isolation: Some(Isolation { global_namespaces }), ..Restrictions::default() }
+    }
+
+    const ISOLATED: &str = "namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces";
+
+    /// Rows: NPWG-7.4-restriction.
+    #[test]
+    fn isolated_namespaces_use_their_own_networks_and_those_of_global_namespaces() {
+        let open = lan(None);
+        assert_eq!(told(&Restrictions::default(), Some(&open)), "yes");
+        assert_eq!(told(&isolated(&["default"]), Some(&open)), ISOLATED);
+        assert_eq!(told(&isolated(&["default"]), None), ISOLATED, "whether it exists is not told");
+        assert_eq!(told(&isolated(&["infra"]), Some(&open)), "yes");
+        let own = isolated(&[]).check(&open.reference(), Some(&open), "infra", &Labels::new());
+        assert_eq!(own, Ok(()));
+    }
+
+    /// Rows: NPWG-7.4-restriction.
+    #[test]
+    fn a_definition_says_which_namespaces_may_use_it() {
+        let no = "namespace shop may not use network infra/lan: its annotation netattach.dev/allowed-namespaces does not allow it";
+        let unreadable = "nobody may use network infra/lan: annotation netattach.dev/allowed-namespaces: ";
+        let table = [
+            ("shop", "yes"),
+            ("infra, shop", "yes"),
+            (r#"["infra", "shop"]"#, "yes"),
+            (r#"{"matchLabels": {"team": "a"}}"#, "yes"),
+            ("{}", "yes"),
+            ("", no),
+            ("infra", no),
+            ("[]", no),
+            (r#"{"matchLabels": {"team": "b"}}"#, no),
+            ("*", r#"unreadable: "*" is not the name of a namespace"#),
+            ("[3]", "unreadable: 3 is not the name of a namespace"),
+            (r#"{"matchLabel": {}}"#, r#"unreadable: label selector: unknown key "matchLabel""#),
+            ("[", r#"unreadable: "[" is no json: EOF while parsing a list at line 1 column 1"#),
+        ];
+        for (annotation, expected) in table {
+            let expected = expected.replace("unreadable: ", unreadable);
+            assert_eq!(told(&Restrictions::default(), Some(&lan(Some(annotation)))), expected);
+        }
+    }
+
+    #[test]
+    fn both_rules_have_to_agree() {
+        assert_eq!(told(&isolated(&["default"]), Some(&lan(Some("shop")))), ISOLATED);
+    }
+}

@@ -1,0 +1,269 @@
+//! What authors of policies can make large, and how large. One table: `docs/budgets.md` has its rows, and a test compares.
+//!
+//! What is beyond a bound is told by name and never allows anything: a policy isolates whom it selects, and none of its rules
+//! applies; an attachment whose rules would lead to too much is isolated in that direction.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// Rules of one policy, both directions together.
+pub const RULES: usize = 100_000;
+/// Items of `from` and `to` of one policy, exceptions of blocks among them.
+pub const PEERS: usize = 131_072;
+/// Items of `ports` of one policy.
+pub const PORTS: usize = 131_072;
+/// Requirements of one selector.
+pub const REQUIREMENTS: usize = 64;
+/// Values of one requirement of a selector.
+pub const VALUES: usize = 1024;
+/// Networks that one policy is for.
+pub const NETWORKS: usize = 256;
+/// Findings of one policy, and of what one attachment's rules lead to, that are told; the others are counted.
+pub const FINDINGS: usize = 100;
+/// Characters of a word that a finding repeats.
+pub const SHOWN: usize = 253;
+/// Unknown keys of one object that are told.
+pub(crate) const UNKNOWN_KEYS: usize = 16;
+/// Policies of a node, of both kinds.
+pub const POLICIES: usize = 16_384;
+/// Rules of all policies of a node.
+pub const RULES_OF_NODE: usize = 200_000;
+/// Addresses and prefixes that one direction of one attachment's policies leads to, before equal ones are put together.
+pub const PREFIXES: usize = 524_288;
+/// Port entries that one direction leads to: as many as the map has.
+pub const ENTRIES: usize = netattach_common::capacity::PORTS;
+/// Comparisons that working out one direction may take.
+pub const WORK: usize = 50_000_000;
+
+/// What is more than its bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Excess {
+    /// [`RULES`].
+    Rules,
+    /// [`PEERS`].
+    Peers,
+    /// [`PORTS`].
+    Ports,
+    /// [`NETWORKS`].
+    Networks,
+    /// [`POLICIES`].
+    Policies,
+    /// [`RULES_OF_NODE`].
+    RulesOfNode,
+    /// [`PREFIXES`].
+    Prefixes,
+    /// [`ENTRIES`].
+    Entries,
+    /// [`WORK`].
+    Work,
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rules => write!(f, "has more than {RULES} rules"),
+            Self::Peers => write!(f, "has more than {PEERS} peers and exceptions"),
+            Self::Ports => write!(f, "has more than {PORTS} ports"),
+            Self::Networks => write!(f, "is for more than {NETWORKS} networks"),
+            Self::Policies => write!(f, "is one of more than {POLICIES} policies of the node"),
+            Self::RulesOfNode => write!(f, "has more rules than the {RULES_OF_NODE} of a node leave"),
+            Self::Prefixes => write!(f, "leads to more than {PREFIXES} addresses and prefixes"),
+            Self::Entries => write!(f, "leads to more than {ENTRIES} port entries"),
+            Self::Work => write!(f, "takes more than {WORK} comparisons to work out"),
+        }
+    }
+}
+
+/// Counts what working out one direction comes to.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    prefixes: usize,
+    entries: usize,
+    work: usize,
+}
+
+impl Meter {
+    /// More addresses and prefixes.
+    pub(crate) fn prefixes(&mut self, more: usize) -> Result<(), Excess> {
+        count(&mut self.prefixes, more, PREFIXES, Excess::Prefixes)
+    }
+
+    /// More port entries.
+    pub(crate) fn entries(&mut self, more: usize) -> Result<(), Excess> {
+        count(&mut self.entries, more, ENTRIES, Excess::Entries)
+    }
+
+    /// More comparisons.
+    pub(crate) fn work(&mut self, more: usize) -> Result<(), Excess> {
+        count(&mut self.work, more, WORK, Excess::Work)
+    }
+}
+
+fn count(counted: &mut usize, more: usize, most: usize, excess: Excess) -> Result<(), Excess> {
+    *counted = counted.saturating_add(more);
+    if *counted > most { Err(excess) } else { Ok(()) }
+}
+
+/// A list of which no more than `MOST` items are kept while it is read, and that says whether there were more.
+#[derive(Debug)]
+pub(crate) struct Bounded<T, const MOST: usize> {
+    pub(crate) items: Vec<T>,
+    pub(crate) has_more: bool,
+}
+
+impl<T, const MOST: usize> Default for Bounded<T, MOST> {
+    fn default() -> Self {
+        Self { items: Vec::new(), has_more: false }
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Bounded<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<T, const MOST: usize>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
+            type Value = Bounded<T, MOST>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut written: A) -> Result<Self::Value, A::Error> {
+                let mut list = Bounded::default();
+                while list.items.len() < MOST {
+                    match written.next_element()? {
+                        Some(item) => list.items.push(item),
+                        None => return Ok(list),
+                    }
+                }
+                list.has_more = pass_over(&mut written)? > 0;
+                Ok(list)
+            }
+        }
+
+        deserializer.deserialize_seq(List(PhantomData))
+    }
+}
+
+/// A map of which no more than `MOST` entries are kept while it is read, and that says whether there were more.
+#[derive(Debug)]
+pub(crate) struct BoundedMap<const MOST: usize> {
+    pub(crate) entries: BTreeMap<String, String>,
+    pub(crate) has_more: bool,
+}
+
+impl<'de, const MOST: usize> Deserialize<'de> for BoundedMap<MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<const MOST: usize>;
+
+        impl<'de, const MOST: usize> Visitor<'de> for Entries<MOST> {
+            type Value = BoundedMap<MOST>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut written: A) -> Result<Self::Value, A::Error> {
+                let mut map = BoundedMap { entries: BTreeMap::new(), has_more: false };
+                while map.entries.len() < MOST {
+                    match written.next_entry()? {
+                        Some((key, value)) => drop(map.entries.insert(key, value)),
+                        None => return Ok(map),
+                    }
+                }
+                while written.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    map.has_more = true;
+                }
+                Ok(map)
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+/// What somebody has written, for a message: its first [`SHOWN`] characters.
+pub(crate) fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Reads to the end of a list without keeping anything; how many items there were.
+pub(crate) fn pass_over<'de, A: SeqAccess<'de>>(written: &mut A) -> Result<usize, A::Error> {
+    let mut number = 0;
+    while written.next_element::<IgnoredAny>()?.is_some() {
+        number += 1;
+    }
+    Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::objects::budget::*;
+
+    #[test]
+    fn the_page_has_every_bound() {
+        let page = include_str!("../../../docs/budgets.md");
+        let section = page.split("\n## ").find(|section| section.starts_with("Policies")).unwrap();
+        let bounds = section.lines().filter(|line| line.starts_with("| ")).filter_map(|row| {
+            let mut cells = row.trim_matches('|').split(" | ").map(str::trim);
+            cells.nth(1)?.parse::<usize>().ok()
+        });
+        let expected = [
+            RULES,
+            PEERS,
+            PORTS,
+            NETWORKS,
+            REQUIREMENTS,
+            VALUES,
+            FINDINGS,
+            SHOWN,
+            16 << 20, // `source::tree`
+            POLICIES,
+            RULES_OF_NODE,
+            PREFIXES,
+            ENTRIES,
+            WORK,
+        ];
+        assert_eq!(bounds.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn lists_end_at_their_bound_and_say_so() {
+        let read = |text: &str| {
+            let list: Bounded<u8, 3> = serde_json::from_str(text).unwrap();
+            (list.items, list.has_more)
+        };
+        assert_eq!(read("[]"), (vec![], false));
+        assert_eq!(read("[1, 2, 3]"), (vec![1, 2, 3], false));
+        assert_eq!(read("[1, 2, 3, {\"any\": [1]}]"), (vec![1, 2, 3], true));
+        assert!(serde_json::from_str::<Bounded<u8, 3>>("[1, 2, 3, {]").is_err());
+    }
+
+    #[test]
+    fn maps_end_at_their_bound_and_say_so_and_words_are_cut() {
+        let read = |text: &str| {
+            let map: BoundedMap<1> = serde_json::from_str(text).unwrap();
+            (map.entries.into_keys().collect::<String>(), map.has_more)
+        };
+        assert_eq!(read(r#"{"a": "1"}"#), ("a".to_owned(), false));
+        assert_eq!(read(r#"{"a": "1", "b": [2]}"#), ("a".to_owned(), true));
+        assert_eq!(shown(&"ä".repeat(SHOWN)), "ä".repeat(SHOWN));
+        assert_eq!(shown(&"ä".repeat(SHOWN + 1)), format!("{}...", "ä".repeat(SHOWN)));
+    }
+
+    #[test]
+    fn a_meter_takes_its_bound_and_not_one_more() {
+        let mut meter = Meter::default();
+        assert_eq!(meter.prefixes(PREFIXES), Ok(()));
+        assert_eq!(meter.prefixes(1), Err(Excess::Prefixes));
+        assert_eq!(meter.entries(ENTRIES), Ok(()));
+        assert_eq!(meter.entries(usize::MAX), Err(Excess::Entries));
+        assert_eq!((meter.work(WORK), meter.work(1)), (Ok(()), Err(Excess::Work)));
+    }
+}

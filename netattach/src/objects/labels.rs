@@ -1,0 +1,262 @@
+//! Label selectors, complete: equality, `In`, `NotIn`, `Exists`, `DoesNotExist`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+
+use super::budget::{Bounded, BoundedMap, REQUIREMENTS, VALUES, shown};
+use super::unknown_keys::keyed;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// Requirements that must all hold; none: everything is selected.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Selector {
+    /// The requirements, `matchLabels` first.
+    pub requirements: Vec<Requirement>,
+}
+
+/// One requirement on an object's labels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Requirement {
+    /// The label is there with one of these values.
+    In {
+        /// Label.
+        key: String,
+        /// Accepted values.
+        values: Vec<String>,
+    },
+    /// The label is missing or has none of these values.
+    NotIn {
+        /// Label.
+        key: String,
+        /// Refused values.
+        values: Vec<String>,
+    },
+    /// The label is there.
+    Exists {
+        /// Label.
+        key: String,
+    },
+    /// The label is missing.
+    DoesNotExist {
+        /// Label.
+        key: String,
+    },
+}
+
+impl Selector {
+    /// Whether every requirement holds for `labels`.
+    pub fn matches(&self, labels: &Labels) -> bool {
+        self.requirements.iter().all(|requirement| requirement.holds(labels))
+    }
+}
+
+impl Requirement {
+    /// Which label it is about.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::In { key, .. }
+            | Self::NotIn { key, .. }
+            | Self::Exists { key }
+            | Self::DoesNotExist { key } => key,
+        }
+    }
+
+    fn holds(&self, labels: &Labels) -> bool {
+        match self {
+            Self::In { key, values } => labels.get(key).is_some_and(|value| values.contains(value)),
+            Self::NotIn { key, values } => labels.get(key).is_none_or(|value| !values.contains(value)),
+            Self::Exists { key } => labels.contains_key(key),
+            Self::DoesNotExist { key } => !labels.contains_key(key),
+        }
+    }
+}
+
+/// Why a selector cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// A key that selectors do not have, such as `matchLabel`.
+    #[error("unknown key {0:?}")]
+    UnknownKey(String),
+    /// An operator that selectors do not have.
+    #[error("operator of {key:?} is {operator:?}, but must be In, NotIn, Exists or DoesNotExist")]
+    UnknownOperator {
+        /// Label.
+        key: String,
+        /// Operator as written.
+        operator: String,
+    },
+    /// More requirements than [`REQUIREMENTS`].
+    #[error("has more than {REQUIREMENTS} requirements")]
+    TooMany,
+    /// More values than [`VALUES`].
+    #[error("requirement on {key:?} has more than {VALUES} values")]
+    TooManyValues {
+        /// Label.
+        key: String,
+    },
+    /// `In` and `NotIn` need values, the other two have none.
+    #[error("{operator} of {key:?} has {found} values, but must have {expected}")]
+    Values {
+        /// Label.
+        key: String,
+        /// Operator.
+        operator: String,
+        /// How many values it has.
+        found: usize,
+        /// How many it must have.
+        expected: &'static str,
+    },
+}
+
+/// A selector as written in a manifest.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    match_labels: Option<BoundedMap<REQUIREMENTS>>,
+    match_expressions: Option<Bounded<WrittenExpression, REQUIREMENTS>>,
+    unknown: BTreeSet<String>,
+}
+
+keyed!(Written { "matchLabels" => match_labels, "matchExpressions" => match_expressions });
+
+#[derive(Debug, Deserialize)]
+struct WrittenExpression {
+    key: String,
+    operator: String,
+    values: Option<Bounded<String, VALUES>>,
+}
+
+impl TryFrom<Written> for Selector {
+    type Error = SelectorError;
+
+    fn try_from(written: Written) -> Result<Self, Self::Error> {
+        if let Some(key) = written.unknown.into_iter().next() {
+            return Err(SelectorError::UnknownKey(key));
+        }
+        let (labels, expressions) = (written.match_labels, written.match_expressions.unwrap_or_default());
+        let has_more = labels.as_ref().is_some_and(|labels| labels.has_more) || expressions.has_more;
+        let equalities = labels.into_iter().flat_map(|labels| labels.entries);
+        let mut requirements: Vec<Requirement> =
+            equalities.map(|(key, value)| Requirement::In { key, values: vec![value] }).collect();
+        if has_more || requirements.len() + expressions.items.len() > REQUIREMENTS {
+            return Err(SelectorError::TooMany);
+        }
+        for expression in expressions.items {
+            requirements.push(requirement(expression)?);
+        }
+        Ok(Self { requirements })
+    }
+}
+
+fn requirement(expression: WrittenExpression) -> Result<Requirement, SelectorError> {
+    let WrittenExpression { key, operator, values } = expression;
+    let Bounded { items: values, has_more } = values.unwrap_or_default();
+    if has_more {
+        return Err(SelectorError::TooManyValues { key: shown(&key) });
+    }
+    let wants_values = match operator.as_str() {
+        "In" | "NotIn" => true,
+        "Exists" | "DoesNotExist" => false,
+        _ => {
+            return Err(SelectorError::UnknownOperator { key: shown(&key), operator: shown(&operator) });
+        }
+    };
+    if wants_values == values.is_empty() {
+        let expected = if wants_values { "at least one" } else { "none" };
+        return Err(SelectorError::Values { key: shown(&key), operator, found: values.len(), expected });
+    }
+    Ok(match operator.as_str() {
+        "In" => Requirement::In { key, values },
+        "NotIn" => Requirement::NotIn { key, values },
+        "Exists" => Requirement::Exists { key },
+        _ => Requirement::DoesNotExist { key },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::objects::labels::*;
+    use serde_json::{Value, json};
+
+    fn selector(written: Value) -> Result<Selector, SelectorError> {
+        serde_json::from_value::<Written>(written).unwrap().try_into()
+    }
+
+    /// Rows: C10, C11, C12.
+    #[test]
+    fn requirements_are_all_needed() {
+        let labels: Labels =
+            [("app", "web"), ("tier", "front")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        let expression = |key: &str, operator: &str, values: Value| json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
+        let table = [
+            ("C10", json!({}), true),
+            ("C11", json!({"matchLabels": {"app": "web", "tier": "front"}}), true),
+            ("C11", json!({"matchLabels": {"app": "web", "tier": "back"}}), false),
+            ("C12", expression("app", "In", json!(["db", "web"])), true),
+            ("C12", expression("app", "In", json!(["db"])), false),
+            ("C12", expression("none", "In", json!(["web"])), false),
+            ("C12", expression("app", "NotIn", json!(["db", "web"])), false),
+            ("C12", expression("app", "NotIn", json!(["db"])), true),
+            ("C12", expression("none", "NotIn", json!(["db"])), true),
+            ("C12", expression("app", "Exists", json!(null)), true),
+            ("C12", expression("none", "Exists", json!([])), false),
+            ("C12", expression("app", "DoesNotExist", json!(null)), false),
+            ("C12", expression("none", "DoesNotExist", json!(null)), true),
+            (
+                "C12",
+                json!({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]}),
+                false,
+            ),
+        ];
+        for (row, written, expected) in table {
+            assert_eq!(selector(written.clone()).unwrap().matches(&labels), expected, "{row}: {written}");
+        }
+    }
+
+    #[test]
+    fn a_selector_takes_as_many_requirements_and_values_as_its_budget_has() {
+        let expressions = |number: usize, values: usize| {
+            let values: Vec<String> = (0..values).map(|value| value.to_string()).collect();
+            let one = |key| json!({"key": format!("k{key}"), "operator": "NotIn", "values": values});
+            (0..number).map(one).collect::<Vec<_>>()
+        };
+        let labels = |number: usize| -> serde_json::Map<String, Value> {
+            (0..number).map(|key| (format!("l{key}"), json!("v"))).collect()
+        };
+        let whole = selector(json!({"matchLabels": labels(REQUIREMENTS)})).unwrap();
+        assert_eq!(whole.requirements.len(), REQUIREMENTS);
+        let both =
+            json!({"matchLabels": labels(2), "matchExpressions": expressions(REQUIREMENTS - 2, VALUES)});
+        assert_eq!(selector(both).unwrap().requirements.len(), REQUIREMENTS);
+        let too_many = [
+            json!({"matchLabels": labels(REQUIREMENTS + 1)}),
+            json!({"matchExpressions": expressions(REQUIREMENTS + 1, 1)}),
+            json!({"matchLabels": labels(1), "matchExpressions": expressions(REQUIREMENTS, 1)}),
+        ];
+        for written in too_many {
+            assert_eq!(selector(written), Err(SelectorError::TooMany));
+        }
+        let values = json!({"matchExpressions": expressions(1, VALUES + 1)});
+        assert_eq!(selector(values), Err(SelectorError::TooManyValues { key: "k0".to_owned() }));
+    }
+
+    #[test]
+    fn what_is_not_a_selector_is_refused() {
+        let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "a", "operator": operator, "values": values}]});
+        let table = [
+            (json!({"matchLabel": {"a": "b"}}), r#"unknown key "matchLabel""#),
+            (
+                expression("in", json!(["x"])),
+                r#"operator of "a" is "in", but must be In, NotIn, Exists or DoesNotExist"#,
+            ),
+            (expression("In", json!([])), r#"In of "a" has 0 values, but must have at least one"#),
+            (expression("NotIn", json!(null)), r#"NotIn of "a" has 0 values, but must have at least one"#),
+            (expression("Exists", json!(["x"])), r#"Exists of "a" has 1 values, but must have none"#),
+        ];
+        for (written, expected) in table {
+            assert_eq!(selector(written).unwrap_err().to_string(), expected);
+        }
+    }
+}

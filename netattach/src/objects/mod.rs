@@ -1,0 +1,239 @@
+//! The model: pods, namespaces, definitions and policies as every source gives them. Free of API types, never changed in place.
+//!
+//! A [`policy`] selects pods by [`labels`]; how large it may be says [`budget`]. Structs whose unknown keys are collected are read
+//! by `unknown_keys`. Which namespaces may use a network is [`access`].
+
+pub mod access;
+pub mod budget;
+pub mod labels;
+pub mod policy;
+pub(crate) mod unknown_keys;
+
+use std::collections::{BTreeMap, btree_map};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::npwg::selection::PortProtocol;
+use crate::npwg::{Definition, NetworkRef};
+use crate::objects::labels::Labels;
+use crate::objects::policy::Policy;
+
+/// Label that the API server gives every namespace: its name.
+pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// One consistent view of everything. Objects that did not change are the same values in the next view, so that finding
+/// what did takes a comparison of addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Objects {
+    /// Pods.
+    pub pods: Shared<ObjectName, Arc<Pod>>,
+    /// Labels of the namespaces that have a manifest. Ask [`Objects::namespace_labels`], which knows the others.
+    pub namespaces: Shared<String, Labels>,
+    /// NetworkAttachmentDefinitions.
+    pub definitions: Shared<NetworkRef, Definition>,
+    /// MultiNetworkPolicies, each with its own problems.
+    pub policies: Shared<ObjectName, Arc<Policy>>,
+    /// NetworkPolicies, which hold where the agent is told so.
+    pub network_policies: Shared<ObjectName, Arc<Policy>>,
+    /// What could not be read.
+    pub problems: Vec<Problem>,
+}
+
+/// A map that snapshots share: a copy of it costs nothing until one of the two is written to, which then gets entries of its
+/// own.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shared<K, V>(Arc<BTreeMap<K, V>>);
+
+/// Name of an object in a namespace. Printed as `namespace/name`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ObjectName {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+/// A pod, as far as its networks are concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Namespace and name.
+    pub name: ObjectName,
+    /// Identity across re-creation under the same name; manifests usually have none.
+    pub uid: Option<String>,
+    /// Labels.
+    pub labels: Labels,
+    /// Annotations, as far as somebody looks at them.
+    pub annotations: BTreeMap<String, String>,
+    /// How far it is.
+    pub phase: Phase,
+    /// Whether it shares the node's network namespace.
+    pub host_network: bool,
+    /// Ports that its containers (and restartable init containers) declare.
+    pub ports: Vec<ContainerPort>,
+    /// What its containers may do to its network.
+    pub powers: Powers,
+}
+
+/// Whether any container of a pod has capabilities over the pod's network.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Powers {
+    /// `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN`, which leads to it.
+    pub admin: Grant,
+    /// `CAP_NET_RAW`.
+    pub raw: Grant,
+}
+
+/// Whether a pod's manifest grants a capability.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Grant {
+    /// The manifest does not tell, as it names no containers.
+    #[default]
+    Unknown,
+    /// No container has it.
+    No,
+    /// The container of this name has it.
+    To(String),
+}
+
+/// How far a pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Not all containers have started; also what a pod without a status is in.
+    #[default]
+    Pending,
+    /// At least one container runs.
+    Running,
+    /// All containers have ended well.
+    Succeeded,
+    /// All containers have ended, one of them badly.
+    Failed,
+    /// The node does not answer.
+    Unknown,
+}
+
+/// A port that a container declares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerPort {
+    /// Its name, by which policies can mean it.
+    pub name: Option<String>,
+    /// Protocol.
+    pub protocol: PortProtocol,
+    /// Port number, never 0.
+    pub port: u16,
+}
+
+/// Something that a source could not read. What it held before is still in the snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// File or directory.
+    pub file: PathBuf,
+    /// Which of the file's documents, from 0; `None`: the file as a whole.
+    pub document: Option<usize>,
+    /// What is wrong, in one line.
+    pub message: String,
+}
+
+impl Objects {
+    /// Labels of a namespace, whether or not there is an object for it.
+    pub fn namespace_labels(&self, namespace: &str) -> Labels {
+        let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        labels.insert(NAMESPACE_NAME_LABEL.to_owned(), namespace.to_owned());
+        labels
+    }
+}
+
+impl<K, V> Default for Shared<K, V> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K, V> Clone for Shared<K, V> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<K, V> Deref for Shared<K, V> {
+    type Target = BTreeMap<K, V>;
+
+    fn deref(&self) -> &BTreeMap<K, V> {
+        &self.0
+    }
+}
+
+impl<K: Ord + Clone, V: Clone> DerefMut for Shared<K, V> {
+    fn deref_mut(&mut self) -> &mut BTreeMap<K, V> {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl<K: Ord, V> FromIterator<(K, V)> for Shared<K, V> {
+    fn from_iter<T: IntoIterator<Item = (K, V)>>(entries: T) -> Self {
+        Self(Arc::new(entries.into_iter().collect()))
+    }
+}
+
+impl<K: Clone, V: Clone> IntoIterator for Shared<K, V> {
+    type Item = (K, V);
+    type IntoIter = btree_map::IntoIter<K, V>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        Arc::unwrap_or_clone(self.0).into_iter()
+    }
+}
+
+impl ObjectName {
+    /// Puts a namespace and a name together, unchecked.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Phase {
+    /// Whether the pod's containers have ended for good: its addresses may be another's already.
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.document {
+            Some(index) => write!(f, "{} document {index}: {}", self.file.display(), self.message),
+            None => write!(f, "{}: {}", self.file.display(), self.message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::objects::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn every_namespace_is_labelled_with_its_name() {
+        let mut objects = Objects::default();
+        objects
+            .namespaces
+            .insert("shop".to_owned(), labels(&[("team", "a"), (NAMESPACE_NAME_LABEL, "wrong")]));
+        assert_eq!(
+            objects.namespace_labels("shop"),
+            labels(&[("team", "a"), ("kubernetes.io/metadata.name", "shop")])
+        );
+        assert_eq!(objects.namespace_labels("bare"), labels(&[("kubernetes.io/metadata.name", "bare")]));
+    }
+}

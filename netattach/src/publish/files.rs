@@ -1,0 +1,96 @@
+//! `network-status` of attached pods, as files: what a cluster would find in the pod's annotation.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{Publish, PublishError};
+use crate::npwg::StatusEntry;
+use crate::npwg::status;
+use crate::plan::PodRef;
+
+/// A directory with one file for each attached pod: `<namespace>/<name>.json`, replaced as a whole.
+#[derive(Debug, Clone)]
+pub struct StatusFiles {
+    directory: PathBuf,
+}
+
+impl StatusFiles {
+    /// Files below `directory`.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into() }
+    }
+
+    /// The pod's file; `None` for names that no pod can have and no path should.
+    fn path(&self, pod: &PodRef) -> Option<PathBuf> {
+        let plain = |name: &str| !name.is_empty() && !name.contains('/') && name != "." && name != "..";
+        let named = plain(&pod.namespace) && plain(&pod.name);
+        named.then(|| Path::new(&self.directory).join(&pod.namespace).join(format!("{}.json", pod.name)))
+    }
+}
+
+impl Publish for StatusFiles {
+    fn publish(&self, pod: &PodRef, entries: &[StatusEntry]) -> Result<(), PublishError> {
+        let Some(path) = self.path(pod) else { return Ok(()) };
+        let text = status::render(entries);
+        // After a restart most files are as they should be, and writing is what takes time.
+        if std::fs::read(&path).is_ok_and(|published| published == text.as_bytes()) {
+            return Ok(());
+        }
+        let write = || {
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            let temporary = path.with_extension("tmp");
+            std::fs::write(&temporary, &text)?;
+            crate::crash_point!("status", "written");
+            std::fs::rename(&temporary, &path)?;
+            crate::crash_point!("status", "published");
+            Ok(())
+        };
+        write().map_err(|source| failed(&path, source))
+    }
+
+    fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {
+        let Some(path) = self.path(pod) else { return Ok(()) };
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed(&path, source)),
+            _ => {
+                crate::crash_point!("status", "withdrawn");
+                // Gone when it was the namespace's last pod, refused when it was not.
+                let _ = path.parent().map(std::fs::remove_dir);
+                Ok(())
+            }
+        }
+    }
+
+    fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError> {
+        let known: BTreeSet<PathBuf> = attached.iter().filter_map(|pod| self.path(pod)).collect();
+        for namespace in entries_of(&self.directory)? {
+            for file in entries_of(&namespace)? {
+                if !known.contains(&file) {
+                    std::fs::remove_file(&file).map_err(|source| failed(&file, source))?;
+                }
+            }
+            // Refused while a file is left.
+            let _ = std::fs::remove_dir(&namespace);
+        }
+        Ok(())
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> PublishError {
+    PublishError { place: path.display().to_string(), source: Box::new(source) }
+}
+
+/// What a directory holds; nothing when there is none.
+fn entries_of(directory: &Path) -> Result<Vec<PathBuf>, PublishError> {
+    let failed = |source| failed(directory, source);
+    match std::fs::read_dir(directory) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(failed(error)),
+        Ok(entries) => entries.map(|entry| Ok(entry.map_err(failed)?.path())).collect(),
+    }
+}

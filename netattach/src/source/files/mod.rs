@@ -1,0 +1,319 @@
+//! A directory of manifests, read at start and watched.
+//!
+//! Every `.yaml`, `.yml` and `.json` file below the directory counts, in lexical order of the paths; names that
+//! begin with a dot do not (editors' files, and the hidden directories of a mounted ConfigMap), nor do links
+//! that lead to a directory.
+//!
+//! A file that is being written must never take a policy out of force. Therefore nothing is read before the
+//! directory has been quiet for a moment; and while a file cannot be read, is empty or has a document that
+//! fails, whatever it gave before and does not give now stays as it was. Only a writer that stops for longer in
+//! the middle of a document that happens to be complete there can be misread; renaming over the file avoids it.
+//!
+//! Only what the kernel tells of is looked at, and what links lead to. Everything is at the start, where names of directories are
+//! concerned, when the kernel could not tell all, and once a minute: filesystems that others write to tell of nothing, nor can
+//! be told what was written by way of another name that came and went in between two looks.
+//!
+//! `watcher` says which files changed, `tree` reads those, by `documents` (and `plain_yaml`, the fast way) and only if their
+//! `file_version` is another one, and `catalogue` puts together what all files give.
+
+mod catalogue;
+pub(in crate::source) mod documents;
+mod file_version;
+mod plain_yaml;
+mod tree;
+mod watcher;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::objects::{Objects, Problem};
+use crate::source::Source;
+use crate::source::files::tree::Tree;
+use crate::source::files::watcher::{Signal, Touched, Watched, identity};
+
+/// How changes are awaited.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// How long the directory must be quiet before it is read.
+    pub quiet: Duration,
+    /// The same when files were only renamed into their places: then each is whole, and there is only the next one to
+    /// wait for.
+    pub renamed: Duration,
+    /// How long a directory that is never quiet can put reading off.
+    pub patience: Duration,
+    /// How often a directory that has vanished is looked for.
+    pub retry: Duration,
+    /// How long the directory is trusted to be as the kernel told: not every filesystem tells of every change.
+    pub trust: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            quiet: Duration::from_millis(50),
+            renamed: Duration::from_millis(2),
+            patience: Duration::from_millis(500),
+            retry: Duration::from_secs(1),
+            trust: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why a directory cannot be the source. Only at start: later the last snapshot stands.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The directory cannot be read.
+    #[error("read manifest directory {}", path.display())]
+    Read {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The directory cannot be watched.
+    #[error("watch manifest directory {}", path.display())]
+    Watch {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: notify::Error,
+    },
+    /// The thread that watches cannot be started.
+    #[error("start the thread that watches manifests")]
+    Thread(#[source] io::Error),
+}
+
+/// The source on a directory. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct Files {
+    published: Arc<Published>,
+    signals: mpsc::Sender<Signal>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Published {
+    snapshot: RwLock<Arc<Objects>>,
+    /// Microseconds.
+    reading: AtomicU64,
+    version: watch::Sender<u64>,
+    /// What the thread has been at, or has missed, and since when.
+    standing: Mutex<Option<(Instant, Standing)>>,
+}
+
+/// Why nothing newer may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It reads.
+    Reading,
+    /// There is no directory to follow.
+    Away,
+}
+
+/// How long reading may take, or the directory be away, before it counts.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Files {
+    /// Reads a directory and watches it from then on.
+    ///
+    /// # Errors
+    /// The directory cannot be read or watched. Unreadable files in it are no error but problems of the snapshot.
+    pub fn open(directory: impl Into<PathBuf>, timing: Timing) -> Result<Self, FilesError> {
+        let directory = directory.into();
+        let (signals, received) = mpsc::channel();
+        // Watched before it is read, so that no change falls between the two.
+        let watched = Watched::start(&directory, signals.clone())
+            .map_err(|source| FilesError::Watch { path: directory.clone(), source })?;
+        let mut tree = Tree::new(directory.clone());
+        tree.read(&Touched::Anything).map_err(|source| FilesError::Read { path: directory, source })?;
+        let objects = tree.objects();
+        tell(&objects, &[]);
+        let published = Arc::new(Published {
+            snapshot: RwLock::new(Arc::new(objects)),
+            reading: AtomicU64::new(0),
+            version: watch::Sender::new(0),
+            standing: Mutex::new(None),
+        });
+        let follower = Follower {
+            tree,
+            watched: Some(watched),
+            away: None,
+            looked: Instant::now(),
+            timing,
+            signals: signals.clone(),
+            published: Arc::clone(&published),
+        };
+        let thread = thread::Builder::new()
+            .name("manifests".to_owned())
+            .spawn(move || follower.run(&received))
+            .map_err(FilesError::Thread)?;
+        Ok(Self { published, signals, thread: Some(thread) })
+    }
+}
+
+/// Says in the log what could not be read, but for what was told before.
+fn tell(objects: &Objects, before: &[Problem]) {
+    for problem in objects.problems.iter().filter(|problem| !before.contains(problem)) {
+        tracing::warn!(%problem, "manifest not in force");
+    }
+}
+
+impl Source for Files {
+    fn snapshot(&self) -> Arc<Objects> {
+        Arc::clone(&self.published.snapshot.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.published.version.subscribe()
+    }
+
+    fn standing(&self) -> Result<(), String> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(
+                "manifests are not followed any more: the thread has ended, and the log has why".to_owned()
+            );
+        }
+        let (since, what) = match *self.published.standing.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((since, what)) if since.elapsed() > PATIENCE => (since.elapsed().as_secs(), what),
+            _ => return Ok(()),
+        };
+        Err(match what {
+            Standing::Reading => format!("manifests have been being read for {since} s"),
+            Standing::Away => format!("the directory of manifests has been away for {since} s"),
+        })
+    }
+
+    fn reading(&self) -> Duration {
+        Duration::from_micros(self.published.reading.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // Both fail only when the thread has ended already.
+        let _ = self.signals.send(Signal::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread that reads the directory again when it has changed.
+struct Follower {
+    tree: Tree,
+    /// `None` while the directory is away.
+    watched: Option<Watched>,
+    /// Since when it is away.
+    away: Option<Instant>,
+    /// When everything was last looked at.
+    looked: Instant,
+    timing: Timing,
+    signals: mpsc::Sender<Signal>,
+    published: Arc<Published>,
+}
+
+impl Follower {
+    fn run(mut self, received: &mpsc::Receiver<Signal>) {
+        while let Some(mut touched) = self.await_change(received) {
+            let began = Instant::now();
+            self.stands(Some((began, Standing::Reading)));
+            if self.watch_again_if_replaced() {
+                touched = Touched::Anything;
+            }
+            if touched == Touched::Anything {
+                self.looked = began;
+            }
+            if let Err(error) = self.tree.read(&touched) {
+                tracing::warn!(directory = %self.tree.directory().display(), %error, "read manifests");
+            }
+            self.publish(began);
+            if self.watched.is_some() {
+                self.away = None;
+            } else {
+                self.away.get_or_insert(began);
+            }
+            self.stands(self.away.map(|since| (since, Standing::Away)));
+        }
+    }
+
+    fn stands(&self, standing: Option<(Instant, Standing)>) {
+        *self.published.standing.lock().unwrap_or_else(PoisonError::into_inner) = standing;
+    }
+
+    /// Returns when the directory has changed and become quiet, or when it is time to look at it again; `None` when the
+    /// source is dropped.
+    fn await_change(&self, received: &mpsc::Receiver<Signal>) -> Option<Touched> {
+        let idle = match &self.watched {
+            Some(_) => self.timing.trust.saturating_sub(self.looked.elapsed()),
+            None => self.timing.retry,
+        };
+        let (mut quiet, mut touched) = match received.recv_timeout(idle) {
+            Ok(signal) => self.understood(signal)?,
+            Err(RecvTimeoutError::Timeout) => return Some(Touched::Anything),
+            Err(RecvTimeoutError::Disconnected) => return None,
+        };
+        let deadline = Instant::now() + self.timing.patience;
+        while Instant::now() < deadline {
+            match received.recv_timeout(quiet) {
+                Ok(signal) => {
+                    let (longer, more) = self.understood(signal)?;
+                    quiet = quiet.max(longer);
+                    touched.add(more);
+                }
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        Some(touched)
+    }
+
+    /// How long the directory must be quiet after a signal, and what that is about; `None`: nothing more is wanted.
+    fn understood(&self, signal: Signal) -> Option<(Duration, Touched)> {
+        match signal {
+            Signal::Renamed(touched) => Some((self.timing.renamed, touched)),
+            Signal::Changed(touched) => Some((self.timing.quiet, touched)),
+            Signal::Stop => None,
+        }
+    }
+
+    /// A watch follows the directory it was set on, not the path: one that was moved away or removed and made
+    /// again needs a new watch. Says whether it did.
+    fn watch_again_if_replaced(&mut self) -> bool {
+        let now = identity(self.tree.directory()).ok();
+        if now.is_some() && self.watched.as_ref().map(|watched| watched.identity) == now {
+            return false;
+        }
+        self.watched = None;
+        match Watched::start(self.tree.directory(), self.signals.clone()) {
+            Ok(watched) => self.watched = Some(watched),
+            Err(error) => {
+                tracing::debug!(directory = %self.tree.directory().display(), %error, "watch manifests");
+            }
+        }
+        true
+    }
+
+    fn publish(&self, began: Instant) {
+        let objects = self.tree.objects();
+        let mut snapshot = self.published.snapshot.write().unwrap_or_else(PoisonError::into_inner);
+        if **snapshot == objects {
+            return;
+        }
+        tell(&objects, &snapshot.problems);
+        *snapshot = Arc::new(objects);
+        drop(snapshot);
+        let reading = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.published.reading.store(reading, Ordering::Relaxed);
+        self.published.version.send_modify(|version| *version += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,434 @@
+//! Reads manifests: a document into the objects that netattach knows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::pods::pod;
+use super::policies::{
+    KUBERNETES_NETWORKS_GROUP, MULTI_NETWORK_POLICY, MULTI_NETWORK_POLICY_VERSIONS, NETWORK_POLICY,
+    multi_network_policy, network_policy,
+};
+use super::policy;
+use crate::npwg::Definition;
+use crate::npwg::network::is_subdomain;
+use crate::objects::labels::Labels;
+use crate::objects::policy::{Policy, PolicyKind};
+use crate::objects::{ObjectName, Pod};
+
+/// Group of NetworkAttachmentDefinition and MultiNetworkPolicy.
+pub(in crate::source) const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
+
+/// One object of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::source) enum Object {
+    Pod(Arc<Pod>),
+    Namespace { name: String, labels: Labels },
+    Definition(Definition),
+    Policy(Arc<Policy>),
+}
+
+/// What an object is called among all others. Printed as in `kubectl get`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::source) struct Key {
+    pub(in crate::source) kind: &'static str,
+    pub(in crate::source) name: ObjectName,
+}
+
+/// Why a document or an item of its list gives no object.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::source) enum ManifestError {
+    #[error("parse yaml")]
+    Yaml(#[source] serde_norway::Error),
+    #[error("parse json")]
+    Json(#[source] serde_json::Error),
+    #[error("is no Kubernetes object with apiVersion and kind")]
+    NoKind(#[source] serde_json::Error),
+    #[error("{kind} of version {version} is not known, only of {known}")]
+    Version { kind: &'static str, version: String, known: &'static str },
+    #[error("read {kind}")]
+    Shape {
+        kind: &'static str,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("{kind} has {name:?} as its {field}")]
+    Name { kind: &'static str, field: &'static str, name: String },
+    #[error("read {kind} {name}: container port {port} is not from 1 to 65535")]
+    ContainerPort { kind: &'static str, name: ObjectName, port: i64 },
+    #[error("read {kind}")]
+    Policy {
+        kind: &'static str,
+        #[source]
+        source: policy::ManifestError,
+        /// What stands in for it where nothing is known of an earlier one.
+        isolating: Arc<Policy>,
+    },
+    #[error("items[{index}]")]
+    Item {
+        index: usize,
+        #[source]
+        source: Box<ManifestError>,
+    },
+}
+
+impl ManifestError {
+    /// What is in force in the place of an object that cannot be read, and of which nothing was known before.
+    pub(in crate::source) fn isolating(&self) -> Option<Object> {
+        match self {
+            Self::Policy { isolating, .. } => Some(Object::Policy(Arc::clone(isolating))),
+            Self::Item { source, .. } => source.isolating(),
+            _ => None,
+        }
+    }
+}
+
+impl Object {
+    pub(in crate::source) fn key(&self) -> Key {
+        let (kind, name) = match self {
+            Self::Pod(pod) => ("pod", pod.name.clone()),
+            Self::Namespace { name, .. } => ("namespace", ObjectName::new("", name)),
+            Self::Definition(definition) => {
+                ("network-attachment-definition", ObjectName::new(&definition.namespace, &definition.name))
+            }
+            Self::Policy(policy) => {
+                let kind = match policy.name.kind {
+                    PolicyKind::Multi => "multi-networkpolicy",
+                    PolicyKind::Network => "networkpolicy",
+                };
+                (kind, policy.name.object.clone())
+            }
+        };
+        Key { kind, name }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.name.namespace.as_str() {
+            "" => write!(f, "{} {}", self.kind, self.name.name),
+            _ => write!(f, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+/// What an object is read from, as often as somebody looks for something else in it. Of a text nothing is kept but what is looked
+/// for: as values all of it takes many times its memory.
+pub(in crate::source) trait Document<'de>: Copy {
+    /// Looks for something.
+    ///
+    /// # Errors
+    /// It is not there, or of another type.
+    fn read<T: Deserialize<'de>>(self) -> serde_json::Result<T>;
+
+    /// What it is a list of.
+    ///
+    /// # Errors
+    /// It is no list.
+    fn items(self) -> serde_json::Result<Vec<Self>>;
+}
+
+impl<'de> Document<'de> for &'de Value {
+    fn read<T: Deserialize<'de>>(self) -> serde_json::Result<T> {
+        T::deserialize(self)
+    }
+
+    fn items(self) -> serde_json::Result<Vec<Self>> {
+        match self.get("items") {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Array(items)) => Ok(items.iter().collect()),
+            Some(other) => Vec::<IgnoredAny>::deserialize(other).map(|_| Vec::new()),
+        }
+    }
+}
+
+impl<'de> Document<'de> for &'de RawValue {
+    fn read<T: Deserialize<'de>>(self) -> serde_json::Result<T> {
+        serde_json::from_str(self.get())
+    }
+
+    fn items(self) -> serde_json::Result<Vec<Self>> {
+        #[derive(Deserialize)]
+        struct List<'a> {
+            #[serde(borrow)]
+            items: Option<Vec<&'a RawValue>>,
+        }
+        Ok(self.read::<List<'de>>()?.items.unwrap_or_default())
+    }
+}
+
+/// The objects of a document: several if it is a list, none if its kind is not ours.
+pub(in crate::source) fn objects<'de>(document: impl Document<'de>) -> Vec<Result<Object, ManifestError>> {
+    let head: Head = match document.read() {
+        Ok(Some(head)) => head,
+        Ok(None) => return Vec::new(),
+        Err(error) => return vec![Err(ManifestError::NoKind(error))],
+    };
+    if head.kind == "List" && head.api_version == "v1" {
+        let items = match document.items() {
+            Ok(items) => items,
+            Err(error) => return vec![Err(ManifestError::NoKind(error))],
+        };
+        let numbered = items.into_iter().enumerate();
+        return numbered
+            .flat_map(|(index, item)| {
+                let wrap = move |source| ManifestError::Item { index, source: Box::new(source) };
+                objects(item).into_iter().map(move |object| object.map_err(wrap))
+            })
+            .collect();
+    }
+    object(&head, document).transpose().into_iter().collect()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    api_version: String,
+    kind: String,
+}
+
+/// A version is one that is known.
+pub(in crate::source) fn of_version(
+    kind: &'static str,
+    version: &str,
+    known: &'static str,
+) -> Result<(), ManifestError> {
+    match known.split(" and ").any(|known| known == version) {
+        true => Ok(()),
+        false => Err(ManifestError::Version { kind, version: version.to_owned(), known }),
+    }
+}
+
+fn object<'de>(head: &Head, document: impl Document<'de>) -> Result<Option<Object>, ManifestError> {
+    let (group, version) = head.api_version.rsplit_once('/').unwrap_or(("", &head.api_version));
+    match (group, head.kind.as_str()) {
+        ("", "Pod") => {
+            of_version("Pod", version, "v1")?;
+            pod(document).map(Some)
+        }
+        ("", "Namespace") => {
+            of_version("Namespace", version, "v1")?;
+            namespace(document).map(Some)
+        }
+        (NETWORKS_GROUP, "NetworkAttachmentDefinition") => {
+            of_version("NetworkAttachmentDefinition", version, "v1")?;
+            definition(document).map(Some)
+        }
+        (NETWORKS_GROUP, MULTI_NETWORK_POLICY) => {
+            of_version(MULTI_NETWORK_POLICY, version, MULTI_NETWORK_POLICY_VERSIONS)?;
+            multi_network_policy(document).map(Some)
+        }
+        (KUBERNETES_NETWORKS_GROUP, NETWORK_POLICY) => {
+            of_version(NETWORK_POLICY, version, "v1")?;
+            network_policy(document).map(Some)
+        }
+        _ => {
+            tracing::debug!(
+                kind = head.kind,
+                api_version = head.api_version,
+                "manifest of another kind ignored"
+            );
+            Ok(None)
+        }
+    }
+}
+
+/// What every object has.
+#[derive(Deserialize)]
+pub(in crate::source) struct Metadata {
+    name: String,
+    namespace: Option<String>,
+    pub(in crate::source) uid: Option<String>,
+    pub(in crate::source) labels: Option<Labels>,
+    pub(in crate::source) annotations: Option<BTreeMap<String, String>>,
+}
+
+impl Metadata {
+    /// Without a namespace an object is in `default`, where `kubectl apply` would put it.
+    pub(in crate::source) fn object_name(&self, kind: &'static str) -> Result<ObjectName, ManifestError> {
+        let namespace = self.namespace.as_deref().unwrap_or("default");
+        for (field, name) in [("name", self.name.as_str()), ("namespace", namespace)] {
+            if !is_subdomain(name) {
+                return Err(ManifestError::Name { kind, field, name: name.to_owned() });
+            }
+        }
+        Ok(ObjectName::new(namespace, &self.name))
+    }
+}
+
+/// Reads a document, or a part of one, of an object of that kind.
+pub(in crate::source) fn shape<'de, T: Deserialize<'de>>(
+    kind: &'static str,
+    document: impl Document<'de>,
+) -> Result<T, ManifestError> {
+    document.read().map_err(|source| ManifestError::Shape { kind, source })
+}
+
+fn namespace<'de>(document: impl Document<'de>) -> Result<Object, ManifestError> {
+    #[derive(Deserialize)]
+    struct Written {
+        metadata: Metadata,
+    }
+    let Written { metadata } = shape("Namespace", document)?;
+    let name = metadata.object_name("Namespace")?.name;
+    Ok(Object::Namespace { name, labels: metadata.labels.unwrap_or_default() })
+}
+
+/// The `spec` of a definition. Not derived: serde would read a list as a struct, by position.
+#[derive(Default)]
+struct DefinitionSpec {
+    config: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for DefinitionSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Self::default())
+    }
+}
+
+impl<'de> Visitor<'de> for DefinitionSpec {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "config" {
+                self.config = map.next_value()?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn definition<'de>(document: impl Document<'de>) -> Result<Object, ManifestError> {
+    #[derive(Deserialize)]
+    struct Written {
+        metadata: Metadata,
+        spec: Option<DefinitionSpec>,
+    }
+    const KIND: &str = "NetworkAttachmentDefinition";
+    let Written { metadata, spec } = shape(KIND, document)?;
+    let config = spec.and_then(|spec| spec.config);
+    let ObjectName { namespace, name } = metadata.object_name(KIND)?;
+    Ok(Object::Definition(Definition {
+        namespace,
+        name,
+        config: config.filter(|config| !config.trim().is_empty()).map(Arc::from),
+        annotations: metadata.annotations.unwrap_or_default(),
+    }))
+}
+
+#[cfg(test)]
+#[path = "crd_tests.rs"]
+mod crd_tests;
+
+#[cfg(test)]
+pub(in crate::source) mod tests {
+    use crate::report::Chain;
+    use crate::source::files::documents::{self, yaml_documents};
+    use crate::source::read::manifest::*;
+
+    /// The objects of a YAML stream.
+    pub(in crate::source) fn read(yaml: &str) -> Vec<Result<Object, String>> {
+        let documents =
+            yaml_documents(yaml).map(|document| documents::yaml(document).map(|value| objects(&value)));
+        let flat = documents.flat_map(|document| match document {
+            Ok(objects) => objects,
+            Err(error) => vec![Err(error)],
+        });
+        flat.map(|object| object.map_err(|error| Chain(&error).to_string())).collect()
+    }
+
+    /// The only object of a YAML stream.
+    pub(in crate::source) fn one(yaml: &str) -> Object {
+        read(yaml).remove(0).unwrap()
+    }
+
+    /// Labels or annotations.
+    pub(in crate::source) fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn lists_namespaces_and_definitions_are_read() {
+        // NPWG-3.2-spec-optional
+        let objects = read(
+            r#"
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {team: a}}}
+- {apiVersion: k8s.cni.cncf.io/v1, kind: NetworkAttachmentDefinition, metadata: {name: a, namespace: shop}}
+- {apiVersion: k8s.cni.cncf.io/v1, kind: NetworkAttachmentDefinition, metadata: {name: b}, spec: {config: '{"type":"bridge"}'}}
+- {apiVersion: apps/v1, kind: Deployment, metadata: {name: other}}
+"#,
+        );
+        let definition = |namespace: &str, name: &str, config: Option<&str>| {
+            Ok(Object::Definition(Definition {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                config: config.map(Arc::from),
+                annotations: BTreeMap::new(),
+            }))
+        };
+        assert_eq!(
+            objects,
+            [
+                Ok(Object::Namespace { name: "shop".to_owned(), labels: map(&[("team", "a")]) }),
+                definition("shop", "a", None),
+                definition("default", "b", Some(r#"{"type":"bridge"}"#)),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_object_of_ours_is_named() {
+        let table = [
+            ("kind: Pod", "is no Kubernetes object with apiVersion and kind: missing field `apiVersion`"),
+            (
+                "- 1",
+                "is no Kubernetes object with apiVersion and kind: invalid type: integer `1`, expected a string",
+            ),
+            ("{apiVersion: v2, kind: Pod}", "Pod of version v2 is not known, only of v1"),
+            (
+                "{apiVersion: k8s.cni.cncf.io/v1alpha1, kind: MultiNetworkPolicy}",
+                "MultiNetworkPolicy of version v1alpha1 is not known, only of v1beta1 and v1beta2",
+            ),
+            ("{apiVersion: v1, kind: Pod}", "read Pod: missing field `metadata`"),
+            ("{apiVersion: v1, kind: Pod, metadata: {name: A_b}}", r#"Pod has "A_b" as its name"#),
+            (
+                "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: ../b}}",
+                r#"Pod has "../b" as its namespace"#,
+            ),
+            (
+                "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{ports: [{containerPort: 0}]}]}}",
+                "read Pod default/a: container port 0 is not from 1 to 65535",
+            ),
+            (
+                // NPWG-3.1-config-is-string
+                "{apiVersion: k8s.cni.cncf.io/v1, kind: NetworkAttachmentDefinition, metadata: {name: a}, spec: {config: {type: x}}}",
+                "read NetworkAttachmentDefinition: invalid type: map, expected a string",
+            ),
+            (
+                "{apiVersion: k8s.cni.cncf.io/v1beta1, kind: MultiNetworkPolicy, metadata: {name: a}, spec: {}}",
+                "read MultiNetworkPolicy: read spec of default/a: missing field `podSelector`",
+            ),
+            (
+                "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Pod}]}",
+                "items[0]: read Pod: missing field `metadata`",
+            ),
+        ];
+        for (yaml, expected) in table {
+            assert_eq!(read(yaml), [Err(expected.to_owned())], "{yaml}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Where programs see what an interface sends and receives, and when they run.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Where programs see what an interface sends and receives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vantage {
+    /// On the node's end of its link.
+    Node,
+    /// On the parent of the macvlan.
+    Parent,
+    /// On the interface itself, in the pod.
+    Pod,
+    /// Nowhere.
+    Nowhere(Unseen),
+}
+
+/// Why no program sees what an interface sends and receives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unseen {
+    /// It is made so that netattach does not judge it: loopback, macvlan in mode passthru.
+    NotJudged,
+    /// The network's definition or the agent's settings say so.
+    LeftAlone,
+    /// The pod has no interface of that name.
+    NoInterface,
+    /// Its frames are not Ethernet's.
+    NotEthernet,
+    /// The pod drives the device itself; of what type its device information says it is.
+    Userspace(String),
+    /// Besides the kernel's own, traffic by this RDMA device uses it.
+    Rdma(String),
+}
+
+/// Annotation of a NetworkAttachmentDefinition: [`When`] programs run for its attachments, if other plugins make them; in
+/// place of the agent's setting.
+pub const ENFORCE_ANNOTATION: &str = "netattach.dev/enforce";
+
+/// When the programs of an attachment run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum When {
+    /// From the first policy on that selects the attachment, until its end.
+    #[default]
+    Selected,
+    /// From its beginning.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl When {
+    /// By its word.
+    pub fn named(word: &str) -> Option<Self> {
+        let words = [("selected", Self::Selected), ("always", Self::Always), ("never", Self::Never)];
+        words.into_iter().find(|(name, _)| *name == word).map(|(_, when)| when)
+    }
+
+    /// What records say that do not say it: of interfaces that netattach made itself.
+    pub(super) const fn always() -> Self {
+        Self::Always
+    }
+}
+
+impl fmt::Display for Unseen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotJudged => f.write_str("interfaces of this kind are not judged"),
+            Self::LeftAlone => {
+                f.write_str("enforce is never, by the network's definition or the agent's settings")
+            }
+            Self::NoInterface => f.write_str("the pod has no interface of that name"),
+            Self::NotEthernet => f.write_str("the interface is no Ethernet device"),
+            Self::Userspace(kind) => write!(f, "the pod drives the device ({kind}) itself, past the kernel"),
+            Self::Rdma(device) => write!(f, "the RDMA device {device} carries traffic past the kernel"),
+        }
+    }
+}
