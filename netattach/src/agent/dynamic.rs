@@ -145,7 +145,7 @@ fn answer(result: Value, attached: &Attached) -> Response {
         name: AttachmentName {
             id: attachment.and_then(AttachmentPlan::number),
             pod: pod.map(|pod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }),
-            network: attachment.map(|attachment| attachment.network.clone()).unwrap_or_default(),
+            network: attachment.map(|attachment| attachment.network.to_string()).unwrap_or_default(),
             ifname: attached.key.ifname.clone(),
         },
         container_id: attached.key.container_id.clone(),

@@ -104,7 +104,9 @@ impl Agent {
             let until_clear = if was_put_off { until.min(now + PATIENCE) } else { now };
             let closed = self.traffic.close(&resource(&holder), until_clear).await;
             match closed {
-                None if was_put_off => collected.errors.push(AttachError::OutOfTime(holder.network)),
+                None if was_put_off => {
+                    collected.errors.push(AttachError::OutOfTime(holder.network.to_string()))
+                }
                 None => left.push_back((holder, true)),
                 Some(closed) => {
                     let (request, census, busy) = (Arc::clone(request), Arc::clone(&census), watch.seen());

@@ -174,7 +174,7 @@ impl Health {
         self.journal.take(|| self.look_at_journal());
         self.descriptors.take(|| self.look_at_descriptors());
         self.dataplane.take(|| if taken_over { Ok(ALL_PINNED.to_owned()) } else { self.look_at_dataplane() });
-        self.network.take(|| self.usable_network().map(|network| network.name));
+        self.network.take(|| self.usable_network().map(|network| network.name.to_string()));
         if !self.default_network().is_ok_and(|network| self.engine.has_plugins_to_ask(&network)) {
             self.plugins.take(|| Ok(String::new()));
         }
@@ -296,7 +296,7 @@ impl Health {
                 Ok(path)
             });
         }
-        Ok(network.name)
+        Ok(network.name.to_string())
     }
 
     fn ask_plugins(&self) -> Seen {

@@ -312,7 +312,7 @@ impl Row<'_> {
         AttachmentName {
             id: self.id(),
             pod: pod.map(|pod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }),
-            network: self.plan.network.clone(),
+            network: self.plan.network.to_string(),
             ifname: self.plan.ifname.clone(),
         }
     }

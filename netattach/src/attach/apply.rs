@@ -448,7 +448,7 @@ impl Executor<'_> {
             let (ifname, network) = (&attachment.ifname, &attachment.network);
             tracing::warn!(
                 ifname,
-                network,
+                %network,
                 "default-route is empty and the network brings none; nothing moves"
             );
         }

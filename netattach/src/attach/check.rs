@@ -43,7 +43,7 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         {
             return Err(AttachError::Differs {
                 ifname: attachment.ifname.clone(),
-                network: attachment.network.clone(),
+                network: attachment.network.to_string(),
                 what,
             });
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::conf_dir;
 use super::intent::{IntentError, Network};
 use crate::cni::load::{self, Directory};
-use crate::npwg::NetworkRef;
+use crate::npwg::{NetworkName, NetworkRef};
 use crate::report::Chain;
 
 /// Where the node's default network is described.
@@ -48,7 +48,7 @@ impl FromStr for DefaultNetwork {
 /// runtimes take it, except that those which call netattach are passed over.
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
-    let (name, list) = (list.name.clone(), Arc::new(list));
+    let (name, list) = (NetworkName::Configuration(list.name.clone()), Arc::new(list));
     Ok(Network { name, list, resource: None, enforce: None, ethertypes: Vec::new() })
 }
 

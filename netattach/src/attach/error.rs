@@ -298,7 +298,7 @@ impl AttachError {
         Self::Step {
             doing,
             ifname: attachment.ifname.clone(),
-            network: attachment.network.clone(),
+            network: attachment.network.to_string(),
             step: if matches!(source, StepError::Delegate(_)) { String::new() } else { step.into() },
             source: Box::new(source),
         }

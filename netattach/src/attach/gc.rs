@@ -155,7 +155,7 @@ impl Engine {
         holders.retain(|holder| {
             if !holder.default {
                 tracing::warn!(
-                    network = holder.network,
+                    network = %holder.network,
                     ?containers,
                     "no GC: the runtime has containers in use of which it is not known whether they have this network"
                 );
@@ -203,13 +203,15 @@ impl Engine {
                 let owners: Vec<Owner> = in_use.iter().map(Owner::from).collect();
                 self.node.leases.retain(data_dir, network, &owners).map(drop).map_err(StepError::from)
             }
-            Place::Plugin(_) if left.is_zero() => return Err(AttachError::OutOfTime(holder.network.clone())),
+            Place::Plugin(_) if left.is_zero() => {
+                return Err(AttachError::OutOfTime(holder.network.to_string()));
+            }
             Place::Plugin(plugin) => {
                 let runner = delegate::Delegate { timeout: left, ..runner(&self.node, &request.path) };
                 match run_gc(&runner, plugin, in_use) {
                     // A network of the cluster that this node has never had.
                     Err(error @ DelegateError::NotFound { .. }) if in_use.is_empty() => {
-                        tracing::debug!(network = holder.network, error = %Chain(&error), "no GC");
+                        tracing::debug!(network = %holder.network, error = %Chain(&error), "no GC");
                         Ok(())
                     }
                     other => other.map_err(StepError::from),
@@ -218,7 +220,7 @@ impl Engine {
         };
         released.map_err(|source| AttachError::Network {
             command: Command::Gc,
-            network: holder.network.clone(),
+            network: holder.network.to_string(),
             source: Box::new(source),
         })
     }

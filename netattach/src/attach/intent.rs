@@ -9,8 +9,8 @@ use super::default_network::{self, DefaultNetwork};
 use crate::cni::load::{self, LoadError};
 use crate::cni::{self, CniError, ConfigError, NetworkList, Value, code};
 use crate::npwg::{
-    self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef, Parsed, RESOURCE_ANNOTATION,
-    Selection, SelectionError, SelectionWarning,
+    self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkName, NetworkRef, Parsed,
+    RESOURCE_ANNOTATION, Selection, SelectionError, SelectionWarning,
 };
 use crate::objects::Pod;
 use crate::objects::access::{Forbidden, Restrictions};
@@ -93,7 +93,7 @@ pub enum IntentError {
     #[error("network {network}: plugin type {OWN_TYPE} is netattach itself")]
     Itself {
         /// Its name.
-        network: String,
+        network: NetworkName,
     },
     /// The configuration in a definition is invalid.
     #[error("network {network}: spec.config")]
@@ -292,8 +292,8 @@ impl IntentReader {
     pub fn defined(&self) -> Vec<Defined> {
         let objects = self.source.snapshot();
         let default = self.node_default(&objects);
-        let default_name = default.as_ref().map(|network| network.name.clone()).unwrap_or_default();
-        let others = objects.definitions.keys().filter(|name| name.to_string() != default_name);
+        let default_name = default.as_ref().ok().and_then(|network| network.name.definition().cloned());
+        let others = objects.definitions.keys().filter(|name| Some(*name) != default_name.as_ref());
         let read = others.map(|name| (self.network(&objects, name), false));
         let readable =
             std::iter::once((default, true)).chain(read).filter_map(|(network, default)| match network {
@@ -401,7 +401,13 @@ impl IntentReader {
                     source,
                 })?;
                 let list = Arc::new(list);
-                Network { name: name.clone(), list, resource: None, enforce: None, ethertypes: Vec::new() }
+                Network {
+                    name: NetworkName::Configuration(name.clone()),
+                    list,
+                    resource: None,
+                    enforce: None,
+                    ethertypes: Vec::new(),
+                }
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
         };
@@ -443,7 +449,7 @@ impl IntentReader {
             Some(text) => ethertypes::parse(text)
                 .map_err(|source| IntentError::Ethertypes { network: reference.clone(), source })?,
         };
-        let (name, list) = (reference.to_string(), Arc::new(list));
+        let (name, list) = (reference.clone().into(), Arc::new(list));
         not_itself(Network { name, list, resource, enforce, ethertypes })
     }
 

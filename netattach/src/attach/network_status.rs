@@ -24,7 +24,7 @@ fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
         let number = number as u16;
         let result = result::result(&attached.plan.sandbox, attachment, attached.outputs.of(number));
         let described = status::Attached {
-            name: attachment.network.clone(),
+            name: attachment.network.to_string(),
             default: attachment.default,
             ifname: attachment.ifname.clone(),
             result: result.unwrap_or_default(),

@@ -232,7 +232,7 @@ mod tests {
             pod: Some(PodRef { namespace: "shop".to_owned(), name: container.to_owned(), uid: None }),
         };
         let attachment = AttachmentPlan {
-            network: "shop/lan".to_owned(),
+            network: "shop/lan".into(),
             config_name: "lan".to_owned(),
             default: false,
             ifname: "net1".to_owned(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
 use crate::journal::{Key, Record};
+use crate::npwg::NetworkName;
 use crate::plan::Plan;
 use crate::plan::resolve::Numbers;
 use crate::step::{Outputs, Protect, Step};
@@ -49,7 +50,7 @@ struct Inner {
     sandboxes: BTreeMap<Key, Arc<Attached>>,
     attachments: BTreeSet<u32>,
     /// Number and users of each network.
-    networks: BTreeMap<String, (u32, u32)>,
+    networks: BTreeMap<NetworkName, (u32, u32)>,
 }
 
 impl Registry {
@@ -136,12 +137,12 @@ impl Inner {
     fn hold(&mut self, plan: &Plan) {
         for (network, protect) in protected(plan) {
             if self.attachments.insert(protect.id) {
-                self.networks.entry(network.to_owned()).or_insert((protect.zone, 0)).1 += 1;
+                self.networks.entry(network.clone()).or_insert((protect.zone, 0)).1 += 1;
             }
         }
     }
 
-    fn free(&mut self, network: &str, id: u32) {
+    fn free(&mut self, network: &NetworkName, id: u32) {
         if !self.attachments.remove(&id) {
             return;
         }
@@ -158,7 +159,7 @@ impl Inner {
 #[derive(Debug)]
 pub struct Reservation<'a> {
     registry: &'a Registry,
-    taken: Vec<(String, u32)>,
+    taken: Vec<(NetworkName, u32)>,
     pending: Option<u32>,
     /// How many the same pod has already.
     held: usize,
@@ -192,7 +193,7 @@ impl Numbers for Reservation<'_> {
         Ok(id)
     }
 
-    fn network(&mut self, name: &str) -> u32 {
+    fn network(&mut self, name: &NetworkName) -> u32 {
         let mut inner = self.registry.lock();
         let known = inner.networks.get(name).map(|(number, _)| *number);
         let number = known.unwrap_or_else(|| {
@@ -200,8 +201,8 @@ impl Numbers for Reservation<'_> {
             // There are fewer networks than attachments, so a number below the limit is free.
             (1..=self.registry.limit).find(|number| !used.contains(number)).unwrap_or(self.registry.limit)
         });
-        inner.networks.entry(name.to_owned()).or_insert((number, 0)).1 += 1;
-        self.taken.extend(self.pending.take().map(|id| (name.to_owned(), id)));
+        inner.networks.entry(name.clone()).or_insert((number, 0)).1 += 1;
+        self.taken.extend(self.pending.take().map(|id| (name.clone(), id)));
         number
     }
 }
@@ -219,9 +220,9 @@ impl Drop for Reservation<'_> {
 }
 
 /// The dataplane's part of a plan: network name and numbers.
-pub(super) fn protected(plan: &Plan) -> impl Iterator<Item = (&str, &Protect)> {
+pub(super) fn protected(plan: &Plan) -> impl Iterator<Item = (&NetworkName, &Protect)> {
     plan.steps().filter_map(|(_, attachment, step)| match step {
-        Step::Protect(protect) => Some((attachment.network.as_str(), protect)),
+        Step::Protect(protect) => Some((&attachment.network, protect)),
         _ => None,
     })
 }
@@ -234,13 +235,13 @@ mod tests {
     fn numbers_come_back_unless_kept() {
         let registry = Registry::new(3);
         let mut first = registry.reserve();
-        assert_eq!((first.attachment(), first.network("a/x")), (Ok(1), 1));
+        assert_eq!((first.attachment(), first.network(&"a/x".into())), (Ok(1), 1));
         let mut second = registry.reserve();
-        assert_eq!((second.attachment(), second.network("a/y")), (Ok(2), 2));
+        assert_eq!((second.attachment(), second.network(&"a/y".into())), (Ok(2), 2));
         assert_eq!(registry.reserve().attachment().unwrap_err().code, code::TRY_AGAIN_LATER);
         drop(first);
         second.keep();
         let mut third = registry.reserve();
-        assert_eq!((third.attachment(), third.network("a/y")), (Ok(1), 2));
+        assert_eq!((third.attachment(), third.network(&"a/y".into())), (Ok(1), 2));
     }
 }

@@ -8,6 +8,7 @@ use super::{AttachError, Attached};
 use crate::cni::{self, CniError, Value};
 use crate::journal::Record;
 use crate::netns::Netns;
+use crate::npwg::NetworkName;
 use crate::plan::compare::difference;
 use crate::plan::resolve::{Intent, Numbers, resolve};
 use crate::plan::{Plan, Sandbox};
@@ -72,7 +73,7 @@ impl Numbers for Recorded {
         Ok(id)
     }
 
-    fn network(&mut self, _name: &str) -> u32 {
+    fn network(&mut self, _name: &NetworkName) -> u32 {
         self.zone
     }
 }

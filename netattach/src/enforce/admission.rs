@@ -115,7 +115,7 @@ pub fn demand(
     attachment: &AttachmentPlan,
     settings: Demand,
 ) -> Result<(Demand, Asker), Unenforceable> {
-    let definition = objects.definitions.values().find(|it| it.reference().to_string() == attachment.network);
+    let definition = attachment.network.definition().and_then(|network| objects.definitions.get(network));
     match definition.and_then(|definition| definition.annotations.get(UNENFORCEABLE_ANNOTATION)) {
         None => Ok((settings, Asker::Settings)),
         Some(word) => match Demand::named(word) {

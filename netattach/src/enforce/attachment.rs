@@ -11,7 +11,6 @@ use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
 use crate::netlink::Handle;
-use crate::npwg::NetworkRef;
 use crate::objects::ObjectName;
 use crate::plan::result::{Ends, Leased};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox};
@@ -253,7 +252,6 @@ fn endpoint(
 
 /// Where an attachment is, as policies mean it.
 pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
-    let network = attachment.network.split_once('/');
-    let network = network.map(|(namespace, name)| Place::Network(NetworkRef::new(namespace, name)));
+    let network = attachment.network.definition().cloned().map(Place::Network);
     network.into_iter().chain(attachment.default.then_some(Place::Default)).collect()
 }

@@ -22,7 +22,7 @@ pub mod status;
 pub use capability::runtime_config;
 pub use definition::Definition;
 pub use ifname::{InterfaceNameError, interface_names};
-pub use network::NetworkRef;
+pub use network::{NetworkName, NetworkRef};
 pub use selection::{
     Parsed, Selection, SelectionError, SelectionWarning, parse_default_network, parse_networks,
     parse_selection,

@@ -1,4 +1,4 @@
-//! The name of a network: which NetworkAttachmentDefinition is meant.
+//! Names of networks: of a NetworkAttachmentDefinition, or of a configuration that has none.
 
 use std::fmt;
 
@@ -26,6 +26,62 @@ impl fmt::Display for NetworkRef {
     }
 }
 
+/// Names the network of an attachment. Written as text in records, status and output.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum NetworkName {
+    /// The network has a definition. Printed as `namespace/name`.
+    Definition(NetworkRef),
+    /// The network has none, as the node's default network may: `name` of its configuration, which has no slash.
+    Configuration(String),
+}
+
+impl NetworkName {
+    /// The definition, where the network has one.
+    pub fn definition(&self) -> Option<&NetworkRef> {
+        match self {
+            Self::Definition(reference) => Some(reference),
+            Self::Configuration(_) => None,
+        }
+    }
+}
+
+impl From<String> for NetworkName {
+    fn from(text: String) -> Self {
+        match text.split_once('/') {
+            Some((namespace, name)) => Self::Definition(NetworkRef::new(namespace, name)),
+            None => Self::Configuration(text),
+        }
+    }
+}
+
+impl From<&str> for NetworkName {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl From<NetworkRef> for NetworkName {
+    fn from(reference: NetworkRef) -> Self {
+        Self::Definition(reference)
+    }
+}
+
+impl From<NetworkName> for String {
+    fn from(name: NetworkName) -> Self {
+        name.to_string()
+    }
+}
+
+impl fmt::Display for NetworkName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Definition(reference) => reference.fmt(f),
+            Self::Configuration(name) => f.write_str(name),
+        }
+    }
+}
+
 /// Whether `text` is a DNS label by RFC 1123, leaving its length aside: the standard only wants a warning for a
 /// label that is too long (section 3.3).
 pub(crate) fn is_label(text: &str) -> bool {
@@ -49,6 +105,21 @@ pub(crate) fn is_subdomain(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_is_written_as_text_and_read_back() {
+        for (text, name) in [
+            ("shop/storage", NetworkName::Definition(NetworkRef::new("shop", "storage"))),
+            ("pods", NetworkName::Configuration("pods".into())),
+            ("", NetworkName::Configuration(String::new())),
+            ("a/b/c", NetworkName::Definition(NetworkRef::new("a", "b/c"))),
+        ] {
+            let json = serde_json::Value::from(text);
+            assert_eq!(serde_json::from_value::<NetworkName>(json.clone()).unwrap(), name);
+            assert_eq!(serde_json::to_value(&name).unwrap(), json);
+            assert_eq!(name.to_string(), text);
+        }
+    }
 
     /// Rows: NPWG-3.3-name-valid, NPWG-3.3-name-invalid.
     #[test]

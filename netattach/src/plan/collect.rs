@@ -9,13 +9,14 @@ use super::{AttachmentPlan, Plan};
 use crate::cni::outgoing::{gc_config, plugins_called};
 use crate::cni::{AttachmentId, CniArgs, Command, NetworkList};
 use crate::link;
+use crate::npwg::NetworkName;
 use crate::step::{Delegate, Step};
 
 /// The part of one network that may hold something for attachments that are gone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Holder {
-    /// `namespace/name` of the network's definition, or the configuration's own name.
-    pub network: String,
+    /// The network.
+    pub network: NetworkName,
     /// `name` of its configuration, by which plugins and pools keep what they hold.
     pub config_name: String,
     /// Whether this is the network whose attachments the runtime knows.

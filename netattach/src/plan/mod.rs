@@ -37,6 +37,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cni::Version;
 use crate::netns::NetnsId;
+use crate::npwg::NetworkName;
 use crate::spec;
 pub use device::pci_address;
 pub use remember::Remembered;
@@ -123,8 +124,8 @@ impl fmt::Display for PodRef {
 /// One attachment: a network, an interface name, and what it takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttachmentPlan {
-    /// `namespace/name` of the network's definition, or the configuration's own name.
-    pub network: String,
+    /// Its network.
+    pub network: NetworkName,
     /// `name` of the network's configuration, which keys leases and caches.
     pub config_name: String,
     /// Whether this is the cluster-wide default network.

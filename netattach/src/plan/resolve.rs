@@ -10,14 +10,14 @@ use super::{AttachmentPlan, Dynamic, Plan, Remembered, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
 use crate::link::{self, Driver};
-use crate::npwg::{self, Selection};
+use crate::npwg::{self, NetworkName, Selection};
 use crate::step::{Step, StepRef, When};
 
 /// A network that a pod is to be attached to.
 #[derive(Debug, Clone)]
 pub struct Network {
-    /// `namespace/name` of its definition, or the configuration's own name.
-    pub name: String,
+    /// Its definition, or the configuration's own name.
+    pub name: NetworkName,
     /// Its configuration, which all attachments of it share.
     pub list: Arc<NetworkList>,
     /// The extended resource that its devices are of ([`npwg::RESOURCE_ANNOTATION`]).
@@ -71,7 +71,7 @@ pub trait Numbers {
     /// None is free.
     fn attachment(&mut self) -> Result<u32, CniError>;
     /// The number of a network, the same for the same name while any attachment of it exists.
-    fn network(&mut self, name: &str) -> u32;
+    fn network(&mut self, name: &NetworkName) -> u32;
 }
 
 /// Plans the attachments of a sandbox: the default network first, then the selections in order.
@@ -264,7 +264,7 @@ fn plain<'a>(sandbox: &'a Sandbox, request: &'a cni::Request) -> link::Request<'
 
 fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> AttachmentPlan {
     AttachmentPlan {
-        network: request.name.clone(),
+        network: NetworkName::Configuration(request.name.clone()),
         config_name: request.name.clone(),
         default: true,
         ifname: request.ifname.clone(),
