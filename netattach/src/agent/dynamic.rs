@@ -11,9 +11,7 @@ use crate::cni::{CniError, Value, code};
 use crate::journal::Key;
 use crate::npwg::NetworkRef;
 use crate::plan::AttachmentPlan;
-use crate::rpc::message::{
-    AttachCall, AttachmentName, DetachCall, Dynamic, Failure, PodName, Response, SandboxName,
-};
+use crate::rpc::message::{AttachCall, AttachmentName, DetachCall, Dynamic, Failure, Response, SandboxName};
 
 /// Longest name of whoever asks, in bytes: that of a DNS name.
 const LONGEST_BY: usize = 253;
@@ -106,10 +104,7 @@ impl Agent {
     fn sandbox(&self, name: &SandboxName) -> Result<Arc<Attached>, CniError> {
         let is_named = |attached: &Attached| match name {
             SandboxName::Container(id) => attached.key.container_id == *id,
-            SandboxName::Pod(PodName { namespace, name }) => {
-                let pod = attached.plan.sandbox.pod.as_ref();
-                pod.is_some_and(|pod| pod.namespace == *namespace && pod.name == *name)
-            }
+            SandboxName::Pod(name) => attached.plan.sandbox.pod.as_ref().is_some_and(|pod| pod.name == *name),
         };
         let mut found = self.engine.registry().all();
         found.retain(|attached| attached.plan.dynamic.is_none() && is_named(attached));
@@ -144,7 +139,7 @@ fn answer(result: Value, attached: &Attached) -> Response {
     Response::Attached(Box::new(Dynamic {
         name: AttachmentName {
             id: attachment.and_then(AttachmentPlan::number),
-            pod: pod.map(|pod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }),
+            pod: pod.map(|pod| pod.name.clone()),
             network: attachment.map(|attachment| attachment.network.to_string()).unwrap_or_default(),
             ifname: attached.key.ifname.clone(),
         },

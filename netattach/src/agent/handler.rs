@@ -275,7 +275,7 @@ impl Agent {
     /// Pods that were detached have no network-status, unless they have another sandbox already.
     pub(super) fn withdraw<'p>(&self, pods: impl IntoIterator<Item = &'p PodRef>) {
         for pod in pods {
-            let is_same = |other: &PodRef| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
+            let is_same = |other: &PodRef| other.name == pod.name;
             if self.engine.registry().all().iter().any(|it| it.plan.sandbox.pod.as_ref().is_some_and(is_same))
             {
                 continue;

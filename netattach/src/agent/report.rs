@@ -27,8 +27,8 @@ use crate::policy::level::{Enforcement, Level};
 use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Failure, FastPath,
-    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PodName, PolicyChange,
-    PolicyReport, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
+    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PolicyChange, PolicyReport,
+    Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
 use crate::source::Source;
 use crate::step::{Interface, Step};
@@ -311,7 +311,7 @@ impl Row<'_> {
         let pod = self.sandbox().pod.as_ref();
         AttachmentName {
             id: self.id(),
-            pod: pod.map(|pod| PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }),
+            pod: pod.map(|pod| pod.name.clone()),
             network: self.plan.network.to_string(),
             ifname: self.plan.ifname.clone(),
         }

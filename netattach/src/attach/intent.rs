@@ -218,7 +218,7 @@ impl IntentReader {
         let mut warnings = Vec::new();
         let chosen = self.chosen_default(&pod, known, &mut warnings)?;
         let default = match &chosen {
-            Some(selection) => self.network_for(&objects, &pod.namespace, &selection.network)?,
+            Some(selection) => self.network_for(&objects, &pod.name.namespace, &selection.network)?,
             None => self.ready_default(&objects)?,
         };
         // Many attachments may be of one network, whose configuration may be large.
@@ -228,7 +228,7 @@ impl IntentReader {
             let network = match networks.get(&selection.network) {
                 Some(known) => known.clone(),
                 None => {
-                    let network = self.network_for(&objects, &pod.namespace, &selection.network)?;
+                    let network = self.network_for(&objects, &pod.name.namespace, &selection.network)?;
                     networks.entry(selection.network.clone()).or_insert(network).clone()
                 }
             };
@@ -247,7 +247,7 @@ impl IntentReader {
         element: &Value,
     ) -> Result<(Selection, Network), IntentError> {
         let objects = self.source.snapshot();
-        let namespace = pod.map(|pod| pod.namespace.as_str()).unwrap_or_default();
+        let namespace = pod.map(|pod| pod.name.namespace.as_str()).unwrap_or_default();
         let (selection, warnings) =
             npwg::parse_selection(element, namespace).map_err(IntentError::Selection)?;
         for warning in warnings {
@@ -257,7 +257,7 @@ impl IntentReader {
             return Err(IntentError::NoNamespace(selection.network.name));
         }
         let network = match pod {
-            Some(pod) => self.network_for(&objects, &pod.namespace, &selection.network)?,
+            Some(pod) => self.network_for(&objects, &pod.name.namespace, &selection.network)?,
             // Nobody whose namespace could be held against it.
             None => self.network(&objects, &selection.network)?,
         };
@@ -329,7 +329,7 @@ impl IntentReader {
         warnings: &mut Vec<Warning>,
     ) -> Result<Vec<Selection>, IntentError> {
         let Some(text) = known.annotations.get(NETWORKS_ANNOTATION) else { return Ok(Vec::new()) };
-        let parsed = npwg::parse_networks(text, &pod.namespace);
+        let parsed = npwg::parse_networks(text, &pod.name.namespace);
         let parsed = self.usable(pod, NETWORKS_ANNOTATION, parsed, warnings)?;
         warnings.extend(
             parsed
@@ -479,8 +479,7 @@ fn not_itself(network: Network) -> Result<Network, IntentError> {
 }
 
 fn known_pod<'a>(objects: &'a Objects, pod: &PodRef) -> Result<&'a Pod, IntentError> {
-    let name = ObjectName::new(&pod.namespace, &pod.name);
-    let known = objects.pods.get(&name).ok_or_else(|| IntentError::UnknownPod(pod.clone()))?;
+    let known = objects.pods.get(&pod.name).ok_or_else(|| IntentError::UnknownPod(pod.clone()))?;
     match (&known.uid, &pod.uid) {
         (Some(known), Some(asked)) if known != asked => {
             Err(IntentError::OtherPod { pod: pod.clone(), known: known.clone(), asked: asked.clone() })
@@ -492,7 +491,8 @@ fn known_pod<'a>(objects: &'a Objects, pod: &PodRef) -> Result<&'a Pod, IntentEr
 /// The pod that the runtime names in `CNI_ARGS`.
 fn pod_of(request: &cni::Request) -> Option<PodRef> {
     let arg = |key| request.args.get(key).filter(|value| !value.is_empty()).map(str::to_owned);
-    Some(PodRef { namespace: arg("K8S_POD_NAMESPACE")?, name: arg("K8S_POD_NAME")?, uid: arg("K8S_POD_UID") })
+    let name = ObjectName { namespace: arg("K8S_POD_NAMESPACE")?, name: arg("K8S_POD_NAME")? };
+    Some(PodRef { name, uid: arg("K8S_POD_UID") })
 }
 
 impl std::fmt::Debug for IntentReader {

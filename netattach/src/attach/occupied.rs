@@ -218,6 +218,7 @@ mod tests {
     use super::*;
     use crate::cni::Version;
     use crate::netns::NetnsId;
+    use crate::objects::ObjectName;
     use crate::plan::PodRef;
 
     fn plan(container: &str) -> Plan {
@@ -229,7 +230,7 @@ mod tests {
             cni_args: String::new(),
             cni_path: Vec::new(),
             config_name: String::new(),
-            pod: Some(PodRef { namespace: "shop".to_owned(), name: container.to_owned(), uid: None }),
+            pod: Some(PodRef { name: ObjectName::new("shop", container), uid: None }),
         };
         let attachment = AttachmentPlan {
             network: "shop/lan".into(),

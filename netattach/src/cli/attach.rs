@@ -8,14 +8,15 @@ use serde_json::{Map, Value};
 use super::table::{self, Align::Left};
 use super::{name_cells, or_dash};
 use crate::cni::{CniResult, Version};
-use crate::rpc::message::{AttachCall, DetachCall, Dynamic, PodName, Request, SandboxName};
+use crate::objects::ObjectName;
+use crate::rpc::message::{AttachCall, DetachCall, Dynamic, Request, SandboxName};
 
 /// Which live sandbox.
 #[derive(Debug, Args)]
 struct Target {
     /// The pod, which must have one sandbox on this node
     #[arg(value_name = "NAMESPACE/POD", required_unless_present = "container_id")]
-    pod: Option<PodName>,
+    pod: Option<ObjectName>,
     /// The container, instead of the pod
     #[arg(long, value_name = "ID", conflicts_with = "pod", value_parser = NonEmptyStringValueParser::new())]
     container_id: Option<String>,

@@ -12,7 +12,7 @@ use crate::objects::ObjectName;
 use crate::objects::policy::Direction;
 use crate::plan::ethertypes;
 use crate::policy::explain::{Asked, End, Form, Leg, Limit, Missing, Path, Question};
-use crate::rpc::message::{PodName, Request};
+use crate::rpc::message::Request;
 
 /// One flow.
 #[derive(Debug, Args)]
@@ -47,8 +47,8 @@ fn end(text: &str) -> Result<End, InvalidWord> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(End::Address(address));
     }
-    let pod: PodName = text.parse().map_err(|_| InvalidWord::End(text.to_owned()))?;
-    Ok(End::Pod(ObjectName::new(pod.namespace, pod.name)))
+    let pod: ObjectName = text.parse().map_err(|_| InvalidWord::End(text.to_owned()))?;
+    Ok(End::Pod(pod))
 }
 
 impl FromStr for Words {

@@ -37,9 +37,10 @@ use crate::bpf::BpfError;
 use crate::cni::code;
 use crate::journal::JournalError;
 use crate::netlink;
+use crate::objects::ObjectName;
 use crate::rpc::DEFAULT_SOCKET;
 use crate::rpc::client::{self, ClientError, Patience};
-use crate::rpc::message::{AttachmentName, Failure, PodName, Request, Response};
+use crate::rpc::message::{AttachmentName, Failure, Request, Response};
 use crate::rpc::shim::ANSWER_PATIENCE;
 
 pub use exit::Exit;
@@ -102,7 +103,7 @@ enum Command {
 struct Filter {
     /// Only those of this pod
     #[arg(long, value_name = "NAMESPACE/NAME")]
-    pod: Option<PodName>,
+    pod: Option<ObjectName>,
     /// Only those to this network; without a namespace, to every network of that name
     #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = NonEmptyStringValueParser::new())]
     network: Option<String>,

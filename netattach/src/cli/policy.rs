@@ -9,9 +9,10 @@ use super::attach::WordsError;
 use super::missing::list;
 use super::table::{self, Align};
 use super::{CliError, Filter, PATIENCE, name_cells, or_dash};
+use crate::objects::ObjectName;
 use crate::policy::dump::{Dump, Use};
 use crate::rpc::client;
-use crate::rpc::message::{AttachmentPolicy, Condition, PodName, PolicyReport, Request, Response, RuleFlows};
+use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, Request, Response, RuleFlows};
 
 /// What to show of policies.
 #[derive(Debug, Args)]
@@ -75,7 +76,7 @@ fn present(report: &PolicyReport) -> String {
 /// A number, or `[networkpolicy ]namespace/name`.
 fn is_policy(name: &str) -> bool {
     let object = name.strip_prefix("networkpolicy ").unwrap_or(name);
-    name.parse::<u32>().is_ok() || object.parse::<PodName>().is_ok()
+    name.parse::<u32>().is_ok() || object.parse::<ObjectName>().is_ok()
 }
 
 /// Compiled policies: a heading with the attachments under it, then rules, peers and ports.

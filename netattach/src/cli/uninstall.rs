@@ -112,7 +112,7 @@ fn recorded(journal: &Path) -> Result<BTreeSet<String>, JournalError> {
             _ => None,
         };
         let container = || format!("container {}", key.container_id);
-        found.insert(pod.map_or_else(container, |pod| format!("{}/{}", pod.namespace, pod.name)));
+        found.insert(pod.map_or_else(container, |pod| pod.to_string()));
     }
     Ok(found)
 }

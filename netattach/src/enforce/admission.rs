@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::attachment::places;
+use crate::objects::Objects;
 use crate::objects::policy::PolicyName;
-use crate::objects::{ObjectName, Objects};
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::index::selecting;
 use crate::policy::level::{Enforcement, Level};
@@ -100,7 +100,7 @@ pub fn selected(
     pod: Option<&PodRef>,
     attachment: &AttachmentPlan,
 ) -> Vec<PolicyName> {
-    let pod = pod.and_then(|pod| objects.pods.get(&ObjectName::new(&pod.namespace, &pod.name)));
+    let pod = pod.and_then(|pod| objects.pods.get(&pod.name));
     let Some(pod) = pod else { return Vec::new() };
     let at = places(attachment);
     selecting(objects, network_policy, pod, &at).map(|policy| policy.name.clone()).collect()

@@ -11,7 +11,6 @@ use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
 use crate::netlink::Handle;
-use crate::objects::ObjectName;
 use crate::plan::result::{Ends, Leased};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox};
 use crate::policy::index::{Endpoint, Place};
@@ -242,7 +241,7 @@ fn endpoint(
     };
     (!at.is_empty()).then(|| Endpoint {
         id: protect.id,
-        pod: ObjectName::new(&pod.namespace, &pod.name),
+        pod: pod.name.clone(),
         at,
         addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
         dhcp: attachment.steps.iter().any(by_dhcp),

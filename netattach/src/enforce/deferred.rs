@@ -187,7 +187,7 @@ impl Enforcer {
 
     /// How far policies hold for an attachment of that pod.
     pub fn enforcement(&self, pod: Option<&PodRef>, vantage: &Vantage) -> Enforcement {
-        let pod = pod.map(|pod| ObjectName::new(&pod.namespace, &pod.name));
+        let pod = pod.map(|pod| pod.name.clone());
         self.enforcement_in(&self.source.snapshot(), pod.as_ref(), vantage)
     }
 

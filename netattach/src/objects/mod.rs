@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, btree_map};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -191,6 +192,24 @@ impl ObjectName {
     /// Puts a namespace and a name together, unchecked.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+/// The text was not `namespace/name`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not of the form namespace/name")]
+pub struct InvalidObjectName(pub String);
+
+impl FromStr for ObjectName {
+    type Err = InvalidObjectName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+                Ok(Self::new(namespace, name))
+            }
+            _ => Err(InvalidObjectName(text.to_owned())),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::resolve::Network;
 use crate::cni::{CniError, NetworkList, code};
-use crate::npwg::{RESOURCE_ANNOTATION, Selection, device_info};
+use crate::npwg::{NetworkName, RESOURCE_ANNOTATION, Selection, device_info};
 use crate::step::DeviceInfoFiles;
 
 /// Capability, and key, by which a plugin is told its device.
@@ -79,7 +79,7 @@ impl<'a> Device<'a> {
         self,
         list: &NetworkList,
         root: &Path,
-        network: &str,
+        network: &NetworkName,
         container: &str,
         ifname: &str,
     ) -> Option<DeviceInfoFiles> {
@@ -93,7 +93,7 @@ impl<'a> Device<'a> {
             .any(|plugin| plugin.capabilities().any(|name| name == device_info::CAPABILITY));
         (wanted || device_plugin.is_some()).then(|| DeviceInfoFiles {
             device_plugin,
-            attachment: device_info::attachment_file(root, network, container, ifname),
+            attachment: device_info::attachment_file(root, &network.to_string(), container, ifname),
         })
     }
 

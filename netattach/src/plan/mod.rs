@@ -38,6 +38,7 @@ use sha2::{Digest, Sha256};
 use crate::cni::Version;
 use crate::netns::NetnsId;
 use crate::npwg::NetworkName;
+use crate::objects::ObjectName;
 use crate::spec;
 pub use device::pci_address;
 pub use remember::Remembered;
@@ -103,13 +104,12 @@ pub fn link_group(container_id: &str, ifname: &str) -> u32 {
     number | spec::OWN_GROUPS
 }
 
-/// A pod by name.
+/// The pod of a sandbox, as the runtime names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PodRef {
-    /// Namespace.
-    pub namespace: String,
-    /// Name.
-    pub name: String,
+    /// Namespace and name.
+    #[serde(flatten)]
+    pub name: ObjectName,
     /// UID, when the runtime gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
@@ -117,7 +117,7 @@ pub struct PodRef {
 
 impl fmt::Display for PodRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        self.name.fmt(f)
     }
 }
 

@@ -24,8 +24,9 @@ impl StatusFiles {
     /// The pod's file; `None` for names that no pod can have and no path should.
     fn path(&self, pod: &PodRef) -> Option<PathBuf> {
         let plain = |name: &str| !name.is_empty() && !name.contains('/') && name != "." && name != "..";
-        let named = plain(&pod.namespace) && plain(&pod.name);
-        named.then(|| Path::new(&self.directory).join(&pod.namespace).join(format!("{}.json", pod.name)))
+        let name = &pod.name;
+        let named = plain(&name.namespace) && plain(&name.name);
+        named.then(|| Path::new(&self.directory).join(&name.namespace).join(format!("{}.json", name.name)))
     }
 }
 

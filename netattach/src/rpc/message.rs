@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
+use crate::objects::ObjectName;
 use crate::policy::dump::Dump;
 use crate::policy::explain::{Path, Question};
 use crate::policy::level::Level;
@@ -134,7 +135,7 @@ pub struct DetachCall {
 #[serde(rename_all = "snake_case")]
 pub enum SandboxName {
     /// By its pod, which must have one sandbox on this node.
-    Pod(PodName),
+    Pod(ObjectName),
     /// By `CNI_CONTAINERID`.
     Container(String),
 }
@@ -169,20 +170,11 @@ pub struct AttachmentName {
     /// Number of the attachment in the kernel's maps; none for an attachment that the dataplane does not see.
     pub id: Option<u32>,
     /// The pod, where the runtime said which.
-    pub pod: Option<PodName>,
+    pub pod: Option<ObjectName>,
     /// Name of the network: `namespace/definition`, or that of a cluster-wide network.
     pub network: String,
     /// Interface in the pod.
     pub ifname: String,
-}
-
-/// A pod, shown as `namespace/name`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct PodName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
 }
 
 /// One attachment.
@@ -606,30 +598,6 @@ impl fmt::Display for SandboxName {
     }
 }
 
-impl fmt::Display for PodName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// The text was not `namespace/name`.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not of the form namespace/name")]
-pub struct InvalidPodName(pub String);
-
-impl FromStr for PodName {
-    type Err = InvalidPodName;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('/') {
-            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-                Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
-            }
-            _ => Err(InvalidPodName(text.to_owned())),
-        }
-    }
-}
-
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -732,9 +700,9 @@ mod tests {
 
     #[test]
     fn pods_are_named_with_their_namespace() {
-        assert_eq!("a/b".parse::<PodName>().unwrap().to_string(), "a/b");
+        assert_eq!("a/b".parse::<ObjectName>().unwrap().to_string(), "a/b");
         for text in ["", "b", "a/", "/b", "a/b/c"] {
-            assert_eq!(text.parse::<PodName>(), Err(InvalidPodName(text.to_owned())));
+            assert_eq!(text.parse::<ObjectName>(), Err(crate::objects::InvalidObjectName(text.to_owned())));
         }
     }
 }
