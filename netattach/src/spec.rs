@@ -1,5 +1,6 @@
 //! Desired kernel objects, in the words of the kernel: what planning produces and `netlink` carries out.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -87,6 +88,124 @@ pub enum MacvlanMode {
     Vepa,
     /// There are no siblings: the one macvlan takes over the parent.
     Passthru,
+}
+
+/// A link that a step makes in the pod's namespace. Written as the step itself: `{"step": "create-veth", ...}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step")]
+pub enum Link {
+    /// A veth pair into the pod.
+    #[serde(rename = "create-veth")]
+    Veth(Veth),
+    /// A macvlan in the pod.
+    #[serde(rename = "create-macvlan")]
+    Macvlan(Macvlan),
+}
+
+/// What ties a link in a pod to the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tie<'l> {
+    /// Its other end, in the node's namespace.
+    NodeEnd {
+        /// Name of that end.
+        name: &'l str,
+        /// The bridge that the end joins; the node routes to an end without one.
+        port: Option<&'l BridgePort>,
+    },
+    /// A parent in the node's namespace, which carries links of other pods too.
+    Parent {
+        /// Name of the parent; the interface of the node's default route when absent.
+        name: Option<&'l str>,
+        /// Whether the links of the parent reach each other without leaving it.
+        siblings: bool,
+    },
+}
+
+/// How the links of one parent reach each other, by the link's kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkMode {
+    /// Of a macvlan.
+    Macvlan(MacvlanMode),
+}
+
+impl Link {
+    /// Values of `step` in the written form.
+    pub const STEPS: [&str; 2] = ["create-veth", "create-macvlan"];
+
+    /// The kernel's name of its kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Veth(_) => "veth",
+            Self::Macvlan(_) => "macvlan",
+        }
+    }
+
+    /// Name in the pod's namespace.
+    pub fn pod_name(&self) -> &str {
+        match self {
+            Self::Veth(veth) => &veth.pod_name,
+            Self::Macvlan(macvlan) => &macvlan.pod_name,
+        }
+    }
+
+    /// What ties it to the node.
+    pub fn tie(&self) -> Tie<'_> {
+        match self {
+            Self::Veth(veth) => Tie::NodeEnd { name: &veth.host_name, port: veth.port.as_ref() },
+            Self::Macvlan(macvlan) => {
+                Tie::Parent { name: macvlan.parent.as_deref(), siblings: macvlan.mode == MacvlanMode::Bridge }
+            }
+        }
+    }
+
+    /// Its mode, where links of its kind have one.
+    pub fn mode(&self) -> Option<LinkMode> {
+        match self {
+            Self::Veth(_) => None,
+            Self::Macvlan(macvlan) => Some(LinkMode::Macvlan(macvlan.mode)),
+        }
+    }
+
+    /// Name of the end in the node's namespace, where it has one.
+    pub fn node_end(&self) -> Option<&str> {
+        match self.tie() {
+            Tie::NodeEnd { name, .. } => Some(name),
+            Tie::Parent { .. } => None,
+        }
+    }
+
+    /// Name of its parent, where that is named.
+    pub fn parent(&self) -> Option<&str> {
+        match self.tie() {
+            Tie::NodeEnd { .. } => None,
+            Tie::Parent { name, .. } => name,
+        }
+    }
+
+    /// The bridge that its end in the node's namespace joins.
+    pub fn port(&self) -> Option<&BridgePort> {
+        match self.tie() {
+            Tie::NodeEnd { port, .. } => port,
+            Tie::Parent { .. } => None,
+        }
+    }
+
+    /// Whether the node routes to it: its end in the node's namespace is in no bridge.
+    pub fn is_routed(&self) -> bool {
+        matches!(self.tie(), Tie::NodeEnd { port: None, .. })
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, pod_name) = (self.kind(), self.pod_name());
+        match self.tie() {
+            Tie::NodeEnd { name, .. } => write!(f, "{kind} {name} to {pod_name}"),
+            Tie::Parent { name, .. } => {
+                write!(f, "{kind} {pod_name} on {}", name.unwrap_or("the default route's interface"))
+            }
+        }
+    }
 }
 
 /// A bridge in the node's namespace, shared by all attachments that name it.

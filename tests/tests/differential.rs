@@ -470,7 +470,7 @@ fn links(mut handle: Handle) -> Value {
             json!({
                 "kind": link.kind, "up": link.up, "mtu": link.mtu, "promiscuous": link.promiscuous,
                 "controller": name_of(link.controller), "hairpin": link.hairpin,
-                "mode": link.macvlan_mode.map(|mode| format!("{mode:?}")),
+                "mode": link.mode.map(|mode| format!("{mode:?}")),
                 "addresses": addresses, "routes": through,
             }),
         );

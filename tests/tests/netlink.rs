@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use anyhow::Result;
 use netattach::netlink::{Error, Handle};
-use netattach::spec::{Addressing, Bridge, BridgePort, Macvlan, MacvlanMode, Pace, Route, Veth};
+use netattach::spec::{Addressing, Bridge, BridgePort, LinkMode, Macvlan, MacvlanMode, Pace, Route, Veth};
 use netattach_tests::Namespace;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::traffic::PATIENCE;
@@ -76,7 +76,7 @@ fn a_macvlan_may_have_a_name_that_the_node_uses() -> Result<()> {
     };
     let made = node.create_macvlan(&spec, &parent, pod.netns().as_fd(), &mut inside)?;
     assert_eq!(made, inside.link("eth0")?);
-    assert_eq!((made.kind.as_str(), made.macvlan_mode), ("macvlan", Some(MacvlanMode::Private)));
+    assert_eq!((made.kind.as_str(), made.mode), ("macvlan", Some(LinkMode::Macvlan(MacvlanMode::Private))));
     let again = node.create_macvlan(&spec, &parent, pod.netns().as_fd(), &mut inside).unwrap_err();
     assert!(again.already_exists(), "{again}");
     let other = Macvlan { pod_name: "net1".into(), broadcast_queue: None, ..spec };

@@ -31,7 +31,7 @@ use crate::rpc::message::{
     Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
 use crate::source::Source;
-use crate::step::{Interface, Step};
+use crate::step::{Interface, MadeBy};
 
 /// Answers questions.
 pub(super) struct Reporter {
@@ -343,9 +343,11 @@ impl Row<'_> {
     }
 
     fn kind(&self) -> Kind {
-        let mut steps = self.plan.steps.iter().filter(|step| !matches!(step, Step::PrepareDeviceInfo(_)));
-        let made_here = !matches!(steps.next(), Some(Step::Delegate(_)));
-        if made_here { Kind::Native(self.plan.kind.clone()) } else { Kind::Exec(self.plan.kind.clone()) }
+        let kind = self.plan.kind.clone();
+        match self.plan.made_by() {
+            MadeBy::Link(_) | MadeBy::Kernel => Kind::Native(kind),
+            MadeBy::Plugin => Kind::Exec(kind),
+        }
     }
 
     fn link(&self) -> (Option<Interface>, Option<Interface>) {
@@ -353,12 +355,9 @@ impl Row<'_> {
         ends.map_or((None, None), |(host, pod)| (host, Some(pod)))
     }
 
-    /// The configured parent of a macvlan.
+    /// The parent of its link, where the configuration names one.
     fn parent(&self) -> Option<String> {
-        self.plan.steps.iter().find_map(|step| match step {
-            Step::CreateMacvlan(macvlan) => macvlan.parent.clone(),
-            _ => None,
-        })
+        self.plan.link()?.parent().map(str::to_owned)
     }
 
     fn result(&self) -> crate::cni::CniResult {

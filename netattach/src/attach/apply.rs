@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::bridges::Entered;
-use super::occupied::{Address, check_ip_is_free, check_mac_is_free, segment};
+use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{AttachError, Doing, Node, Progress, StepError, device_info};
 use crate::cni::{self, Command};
@@ -22,7 +22,7 @@ use crate::plan::vantage::{self, Sight};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, remember, result, routing};
 use crate::spec;
 use crate::step::{
-    Bridge, Delegate, Interface, LeasedAddress, Output, Parent, Protect, Role, Step, StepRef, Style,
+    Bridge, Delegate, Interface, LeasedAddress, MadeBy, Output, Parent, Protect, Role, Step, StepRef, Style,
 };
 use crate::sysctl;
 use crate::waits::{self, Resource};
@@ -103,17 +103,14 @@ impl Executor<'_> {
         let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
         check_plugins(self.node, plan)?;
         for (_, attachment, step) in plan.steps() {
-            let name = match step {
-                Step::CreateVeth(veth) => &veth.pod_name,
-                Step::CreateMacvlan(macvlan) => &macvlan.pod_name,
-                _ => continue,
-            };
-            if present.iter().any(|link| link.name == *name) {
+            let made = step.makes_interface().and_then(MadeBy::link);
+            let Some(name) = made.map(spec::Link::pod_name) else { continue };
+            if present.iter().any(|link| link.name == name) {
                 return Err(AttachError::step(
                     Doing::Attach,
                     attachment,
                     step.describe(),
-                    StepError::NameTaken(name.clone()),
+                    StepError::NameTaken(name.to_owned()),
                 ));
             }
         }
@@ -123,8 +120,8 @@ impl Executor<'_> {
     fn effect(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<Output, StepError> {
         match step {
             Step::EnsureBridge(bridge) => self.bridge(bridge),
-            Step::CreateVeth(veth) => self.veth(at, attachment, veth),
-            Step::CreateMacvlan(macvlan) => self.macvlan(attachment, macvlan),
+            Step::CreateLink(spec::Link::Veth(veth)) => self.veth(at, attachment, veth),
+            Step::CreateLink(spec::Link::Macvlan(macvlan)) => self.macvlan(attachment, macvlan),
             Step::RaiseLoopback => self.loopback(),
             Step::Lease(config) => self.lease(at, attachment, config),
             Step::Delegate(delegate) => self.delegate(at, attachment, delegate),
@@ -271,7 +268,7 @@ impl Executor<'_> {
     ) -> Result<Output, StepError> {
         let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
         let before = match delegate.role {
-            Role::Plugin if !is_first(at, attachment) => {
+            Role::Plugin if !attachment.is_made_at(at.1.into()) => {
                 let so_far = result::told(self.sandbox, attachment, self.progress.outputs().of(at.0));
                 Some(so_far.map_err(unreadable)?)
             }
@@ -392,7 +389,7 @@ impl Executor<'_> {
             });
             if chosen {
                 claimed?;
-                check_ip_is_free(&mut self.host, ip, segment == Some(0))?;
+                check_ip_is_free(&mut self.host, ip, segment == Some(ROUTED))?;
             }
         }
         Ok(())
@@ -582,11 +579,6 @@ pub(super) fn runner(node: &Node, cni_path: &[PathBuf]) -> delegate::Delegate {
     let mut search = cni_path.to_vec();
     search.extend(node.delegate.search.iter().filter(|path| !cni_path.contains(path)).cloned());
     delegate::Delegate { search, ..node.delegate.clone() }
-}
-
-/// Whether nothing has made anything of the attachment yet.
-pub(super) fn is_first(at: StepRef, attachment: &AttachmentPlan) -> bool {
-    attachment.steps.iter().take(at.1.into()).all(|step| matches!(step, Step::PrepareDeviceInfo(_)))
 }
 
 pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {

@@ -15,7 +15,7 @@ use crate::netns::NetnsId;
 use crate::plan::resolve::{Network, rehearse};
 use crate::plan::{AttachmentPlan, Sandbox};
 use crate::report::Chain;
-use crate::spec::Macvlan;
+use crate::spec::Link;
 use crate::step::Step;
 
 /// Name that interfaces of pods usually have. STATUS is about none.
@@ -162,13 +162,9 @@ pub(super) fn check_node(node: &Node, attachment: &AttachmentPlan) -> Result<(),
 }
 
 fn check_parents(attachment: &AttachmentPlan) -> Result<(), CniError> {
-    for step in &attachment.steps {
-        if let Step::CreateMacvlan(Macvlan { parent: Some(parent), .. }) = step {
-            let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-            host.link(parent).map_err(|error| not_available(&Chain(&error)))?;
-        }
-    }
-    Ok(())
+    let Some(parent) = attachment.link().and_then(Link::parent) else { return Ok(()) };
+    let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+    host.link(parent).map(drop).map_err(|error| not_available(&Chain(&error)))
 }
 
 fn check_pools(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {

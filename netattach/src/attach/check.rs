@@ -11,7 +11,7 @@ use crate::netns::Netns;
 use crate::plan::expect::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Sandbox, result};
-use crate::spec::Route;
+use crate::spec::{Link, Route};
 use crate::step::{Interface, Step};
 use crate::waits;
 
@@ -99,7 +99,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
     let Some(link) = pod.find_link(&wanted.name)? else {
         return differs("is gone from the pod".into());
     };
-    if is_another(&link, wanted) || want.kind.is_some_and(|kind| link.kind != kind) {
+    if is_another(&link, wanted) || want.link.as_ref().is_some_and(|wanted| link.kind != wanted.kind()) {
         return differs("is not the one that was made".into());
     }
     if wanted.mac.is_some() && link.mac != wanted.mac {
@@ -107,14 +107,17 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         return differs(format!("has Ethernet address {shown}"));
     }
     // Another plugin's interface may be meant to stay down.
-    if !link.up && want.kind.is_some() {
+    if !link.up && want.link.is_some() {
         return differs("is down".into());
     }
     if wanted.mtu != 0 && link.mtu != wanted.mtu {
         return differs(format!("has MTU {}, not {}", link.mtu, wanted.mtu));
     }
-    if want.macvlan_mode.is_some() && link.macvlan_mode != want.macvlan_mode {
-        return differs("has another macvlan mode".into());
+    if let Some(asked) = &want.link
+        && asked.mode().is_some()
+        && link.mode != asked.mode()
+    {
+        return differs(format!("has another {} mode", asked.kind()));
     }
     let addresses = pod.addresses(link.index)?;
     if let Some(missing) = want.addresses.iter().find(|address| !addresses.contains(address)) {
@@ -158,7 +161,7 @@ fn compare_host_end(
     pod: Option<&LinkState>,
     host: &mut Handle,
 ) -> Result<Option<String>, StepError> {
-    if let (Some(parent), Some(pod)) = (&want.parent, pod)
+    if let (Some(parent), Some(pod)) = (want.link.as_ref().and_then(Link::parent), pod)
         && host.find_link(parent)?.map(|link| link.index) != pod.link
     {
         return Ok(Some(format!("interface {} is not on {parent}", pod.name)));
@@ -186,7 +189,9 @@ fn compare_host_end(
 }
 
 fn compare_bridge(want: &Expected, port: &LinkState, host: &mut Handle) -> Result<Option<String>, StepError> {
-    let (Some(wanted), Some(wanted_port)) = (&want.bridge, &want.port) else { return Ok(None) };
+    let (Some(wanted), Some(wanted_port)) = (&want.bridge, want.link.as_ref().and_then(Link::port)) else {
+        return Ok(None);
+    };
     let name = &wanted.name;
     let Some(bridge) = host.find_link(name)?.filter(|link| link.kind == "bridge") else {
         return Ok(Some(format!("bridge {name} is gone")));

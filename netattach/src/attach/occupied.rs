@@ -13,7 +13,8 @@ use crate::ipam::host_local::Owner;
 use crate::mac::Mac;
 use crate::netlink::{Handle, Station};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
-use crate::step::{Brought, Output, Step};
+use crate::spec::Tie;
+use crate::step::{Brought, Output};
 
 /// An address that only one may have on a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,6 +27,9 @@ pub enum Address {
 
 /// Where an address is used: index of the bridge, or of the macvlans' parent; 0 for what the node routes to.
 pub(super) type Segment = u32;
+
+/// The segment of all that the node routes to.
+pub(super) const ROUTED: Segment = 0;
 
 /// Who has an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,12 +165,14 @@ fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
 
 /// Where an attachment's addresses are used, as far as its steps have shown.
 pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Segment> {
-    attachment.steps.iter().enumerate().find_map(|(at, step)| match (step, outputs.step(at)?) {
-        (_, Output::Bridge(bridge)) => Some(bridge.link.index),
-        (_, Output::Link { parent: Some(parent), .. }) => Some(parent.device.index),
-        (Step::CreateVeth(veth), _) if veth.port.is_none() => Some(0),
-        _ => None,
-    })
+    match attachment.link()?.tie() {
+        Tie::NodeEnd { port: Some(_), .. } => outputs.iter().find_map(|output| match output {
+            Output::Bridge(bridge) => Some(bridge.link.index),
+            _ => None,
+        }),
+        Tie::NodeEnd { port: None, .. } => result::ends(outputs).map(|_| ROUTED),
+        Tie::Parent { .. } => Some(result::ends(outputs)?.parent?.device.index),
+    }
 }
 
 /// Whoever has the Ethernet address of another takes what is sent to that one. `bridge`: index of the bridge whose port is to

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::apply::{DelegateCall, is_first};
+use super::apply::DelegateCall;
 use super::{Node, StepError};
 use crate::cni::{Command, Value};
 use crate::delegate::DelegateError;
@@ -38,7 +38,7 @@ impl PluginDel<'_> {
         let prev_result = self.prev_result()?;
         let netns = self.netns.map(|_| self.plan.sandbox.netns.as_str());
         match self.call(self.delegate, netns, prev_result.clone()) {
-            Err(refused) if refused.is_by_the_plugin() && is_first(self.at, self.attachment) => {
+            Err(refused) if refused.is_by_the_plugin() && self.attachment.is_made_at(self.at.1.into()) => {
                 self.without_device(refused, prev_result)
             }
             other => Ok(other?),

@@ -14,8 +14,8 @@ use crate::netlink::Handle;
 use crate::plan::result::{Ends, Leased};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox};
 use crate::policy::index::{Endpoint, Place};
-use crate::spec::{self, MacvlanMode, Pace};
-use crate::step::{Protect, Role, Step, Vantage, When};
+use crate::spec::{Link, Pace, Tie};
+use crate::step::{MadeBy, Protect, Role, Step, Vantage, When};
 
 /// Most records of new flows of one attachment, per second.
 const FLOW_RECORDS: u64 = 1000;
@@ -76,7 +76,7 @@ impl Guarded {
         };
         // What other plugins gave no address may be given one by the pod itself.
         let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
-        let routed = matches!(veth(attachment), Some(veth) if veth.port.is_none());
+        let routed = attachment.link().is_some_and(Link::is_routed);
         let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
         Ok(Self {
             id: protect.id,
@@ -151,17 +151,9 @@ impl Guarded {
     }
 }
 
-/// The attachment's own link to the node, if it has one.
-fn veth(attachment: &AttachmentPlan) -> Option<&spec::Veth> {
-    attachment.steps.iter().find_map(|step| match step {
-        Step::CreateVeth(veth) => Some(veth),
-        _ => None,
-    })
-}
-
 /// Whether another plugin made the interface.
 fn is_delegated(attachment: &AttachmentPlan) -> bool {
-    attachment.steps.contains(&Step::FindDevice)
+    attachment.made_by() == MadeBy::Plugin
 }
 
 /// The IPv6 prefixes that are on the link of an attachment with these addresses.
@@ -185,8 +177,10 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     if !protect.fast_path {
         return Some(Reason::OptedOut);
     }
-    if veth(attachment).is_none() {
-        return Some(Reason::Macvlan);
+    if let Some(link) = attachment.link()
+        && let Tie::Parent { .. } = link.tie()
+    {
+        return Some(Reason::OnParent(link.kind()));
     }
     Reason::of_plugins(attachment.steps.iter().filter_map(|step| match step {
         Step::Delegate(chained) if chained.role == Role::Plugin => Some(chained.plugin.as_str()),
@@ -201,10 +195,10 @@ fn point(
     vantage: Vantage,
     ends: Option<&Ends>,
 ) -> Option<HookPoint> {
-    let mode = attachment.steps.iter().find_map(|step| match step {
-        Step::CreateMacvlan(macvlan) => Some(macvlan.mode),
-        _ => None,
-    });
+    let siblings = match attachment.link().map(Link::tie) {
+        Some(Tie::Parent { siblings, .. }) => siblings,
+        Some(Tie::NodeEnd { .. }) | None => false,
+    };
     let in_pod = |ends: &Ends| PodDevice {
         netns: sandbox.netns.clone().into(),
         netns_id: sandbox.netns_id,
@@ -214,11 +208,7 @@ fn point(
         Vantage::Node => Some(HookPoint::NodeEnd(ends?.host.as_ref()?.index)),
         Vantage::Parent => {
             let (macvlan, parent) = (in_pod(ends?), ends?.parent.as_ref()?);
-            let on = OnParent {
-                parent: parent.device.index,
-                siblings: mode == Some(MacvlanMode::Bridge),
-                netns_cookie: parent.netns_cookie,
-            };
+            let on = OnParent { parent: parent.device.index, siblings, netns_cookie: parent.netns_cookie };
             Some(HookPoint::Parent { on, macvlan })
         }
         Vantage::Pod => ends.map(|ends| HookPoint::Pod(in_pod(ends))),

@@ -14,8 +14,8 @@ pub enum Reason {
     OptedOut,
     /// A plugin of the network's list.
     Plugin(String),
-    /// A macvlan.
-    Macvlan,
+    /// A link on a parent that it shares with others: its kind.
+    OnParent(&'static str),
     /// The device is not there.
     NoDevice,
     /// The device is in no bridge.
@@ -67,7 +67,7 @@ impl Reason {
             Self::Off => "off",
             Self::OptedOut => "opted-out",
             Self::Plugin(_) => "plugin",
-            Self::Macvlan => "macvlan",
+            Self::OnParent(kind) => kind,
             Self::NoDevice => "no-device",
             Self::NoBridge => "no-bridge",
             Self::PortState => "port-state",
@@ -107,7 +107,7 @@ impl fmt::Display for Reason {
             Self::Plugin(plugin) => {
                 write!(f, "the network's plugin {plugin} may work on the node's end of the link")
             }
-            Self::Macvlan => f.write_str("the driver connects the macvlans of a parent itself"),
+            Self::OnParent(kind) => write!(f, "the driver connects the {kind}s of a parent itself"),
             Self::NoDevice => f.write_str("the device is gone"),
             Self::NoBridge => f.write_str("the node's end of the link is in no bridge"),
             Self::PortState => {

@@ -81,14 +81,14 @@ impl Driver for Bridge {
         let port = spec::BridgePort { bridge: name.clone(), hairpin: config.hairpin_mode };
         let mut steps = vec![
             Step::EnsureBridge(spec::Bridge { name: name.clone(), mtu, promiscuous: config.promisc_mode }),
-            Step::CreateVeth(spec::Veth {
+            Step::CreateLink(spec::Link::Veth(spec::Veth {
                 host_name: request.host_name(),
                 pod_name: request.ifname.to_owned(),
                 mtu,
                 mac: request.mac()?,
                 group: request.group,
                 port: Some(port),
-            }),
+            })),
         ];
         let addressed = ipam.is_some();
         steps.extend(ipam);

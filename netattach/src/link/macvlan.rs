@@ -44,7 +44,7 @@ impl Driver for Macvlan {
         if let Some(parent) = &parent {
             check_link_name("master", parent)?;
         }
-        let mut steps = vec![Step::CreateMacvlan(spec::Macvlan {
+        let mut steps = vec![Step::CreateLink(spec::Link::Macvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),
             parent,
             mode: mode(config.mode.as_deref())?,
@@ -52,7 +52,7 @@ impl Driver for Macvlan {
             mac: request.mac()?,
             group: request.group,
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),
-        })];
+        }))];
         let ipam = request.ipam()?;
         let addressed = ipam.is_some();
         steps.extend(ipam);
@@ -71,7 +71,7 @@ impl Driver for Macvlan {
             group: request.group,
             broadcast_queue: None,
         };
-        std::iter::once(Step::CreateMacvlan(made)).chain(request.ipam_remains()).collect()
+        std::iter::once(Step::CreateLink(spec::Link::Macvlan(made))).chain(request.ipam_remains()).collect()
     }
 }
 

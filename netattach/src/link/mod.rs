@@ -230,7 +230,7 @@ impl Request<'_> {
             group: self.group,
             port: None,
         };
-        std::iter::once(Step::CreateVeth(made)).chain(self.ipam_remains()).collect()
+        std::iter::once(Step::CreateLink(spec::Link::Veth(made))).chain(self.ipam_remains()).collect()
     }
 
     fn is_executed(&self, kind: &str) -> bool {

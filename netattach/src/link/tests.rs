@@ -84,7 +84,7 @@ fn configure(style: Style, default_route: bool) -> Step {
 fn a_bridge_without_any_key_is_a_port_of_cni0_without_addresses() {
     let expected = [
         Step::EnsureBridge(bridge("cni0")),
-        Step::CreateVeth(veth(Some(port("cni0")))),
+        Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
         configure(Style::Subnet, false),
     ];
     assert_eq!(plan("bridge", json!({})), expected);
@@ -105,11 +105,11 @@ fn every_key_of_a_bridge_reaches_its_step() {
     let dns = Dns { nameservers: vec!["10.1.0.2".into()], ..Dns::default() };
     let expected = [
         Step::EnsureBridge(spec::Bridge { mtu: Some(1400), ..bridge("br7") }),
-        Step::CreateVeth(spec::Veth {
+        Step::CreateLink(spec::Link::Veth(spec::Veth {
             mtu: Some(1400),
             mac: Some(MAC.parse().unwrap()),
             ..veth(Some(spec::BridgePort { hairpin: true, ..port("br7") }))
-        }),
+        })),
         lease("bridge"),
         Step::Gateway { bridge: "br7".into(), force: true },
         Step::EnsureForwarding,
@@ -124,7 +124,7 @@ fn every_key_of_a_bridge_reaches_its_step() {
 fn a_default_gateway_is_a_gateway() {
     let expected = [
         Step::EnsureBridge(bridge("cni0")),
-        Step::CreateVeth(veth(Some(port("cni0")))),
+        Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
         lease("bridge"),
         Step::Gateway { bridge: "cni0".into(), force: false },
         Step::EnsureForwarding,
@@ -139,7 +139,7 @@ fn addresses_from_another_plugin_come_where_our_own_would() {
     let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan"}));
     whole.extend(object(config.clone()));
     let expected = [
-        Step::CreateMacvlan(macvlan()),
+        Step::CreateLink(spec::Link::Macvlan(macvlan())),
         Step::Delegate(Delegate { plugin: "static".into(), config: whole, role: Role::Ipam }),
         configure(Style::Subnet, false),
     ];
@@ -159,7 +159,7 @@ fn an_address_plugin_under_delegation_exec_is_executed() {
 
 #[test]
 fn a_macvlan_without_any_key_sits_on_the_default_route_in_bridge_mode() {
-    let expected = [Step::CreateMacvlan(macvlan()), configure(Style::Subnet, false)];
+    let expected = [Step::CreateLink(spec::Link::Macvlan(macvlan())), configure(Style::Subnet, false)];
     assert_eq!(plan("macvlan", json!({})), expected);
     let harmless = json!({"master": "", "mode": "", "mtu": 0, "bcqueuelen": 0, "linkInContainer": false});
     assert_eq!(plan("macvlan", harmless), expected);
@@ -172,14 +172,14 @@ fn every_key_of_a_macvlan_reaches_its_step() {
         let config =
             json!({"master": "eth1", "mode": word, "mtu": 1400, "mac": MAC, "bcqueuelen": 5, "ipam": pool()});
         let expected = [
-            Step::CreateMacvlan(spec::Macvlan {
+            Step::CreateLink(spec::Link::Macvlan(spec::Macvlan {
                 parent: Some("eth1".into()),
                 mode,
                 mtu: Some(1400),
                 mac: Some(MAC.parse().unwrap()),
                 broadcast_queue: Some(5),
                 ..macvlan()
-            }),
+            })),
             lease("macvlan"),
             configure(Style::Subnet, false),
         ];
@@ -191,7 +191,7 @@ fn every_key_of_a_macvlan_reaches_its_step() {
 fn a_routed_veth_is_reached_through_the_node() {
     let expected = |default_route| {
         [
-            Step::CreateVeth(spec::Veth { mtu: Some(9000), ..veth(None) }),
+            Step::CreateLink(spec::Link::Veth(spec::Veth { mtu: Some(9000), ..veth(None) })),
             lease("veth"),
             Step::EnsureForwarding,
             Step::RouteToPod,
@@ -246,7 +246,7 @@ fn the_last_of_four_places_gives_the_ethernet_address() {
         json!({"mac": of(1), "args": {"cni": {}}, "runtimeConfig": {"mac": ""}}),
     );
     let chosen = |config: &Value, cni_args: &str| match &plan_with("macvlan", config, cni_args).unwrap()[0] {
-        Step::CreateMacvlan(macvlan) => macvlan.mac,
+        Step::CreateLink(spec::Link::Macvlan(macvlan)) => macvlan.mac,
         other => panic!("{other:?}"),
     };
     let arg = format!("IgnoreUnknown=1;MAC={}", of(2));
@@ -462,8 +462,7 @@ fn configuration() -> impl Strategy<Value = (&'static str, Map<String, Value>)> 
 /// Whether a step leaves something behind that belongs to the attachment and does not go with its link.
 fn leaves_its_own(step: &Step) -> bool {
     match step {
-        Step::CreateVeth(_)
-        | Step::CreateMacvlan(_)
+        Step::CreateLink(_)
         | Step::Lease(_)
         | Step::Delegate(_)
         | Step::Remember(_)

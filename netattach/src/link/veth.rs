@@ -40,14 +40,14 @@ impl Driver for Veth {
         let config: Config = request.read()?;
         let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a routed veth"))?;
         let mut steps = vec![
-            Step::CreateVeth(spec::Veth {
+            Step::CreateLink(spec::Link::Veth(spec::Veth {
                 host_name: request.host_name(),
                 pod_name: request.ifname.to_owned(),
                 mtu: check_mtu(config.mtu)?,
                 mac: request.mac()?,
                 group: request.group,
                 port: None,
-            }),
+            })),
             ipam,
             Step::EnsureForwarding,
             Step::RouteToPod,

@@ -54,8 +54,8 @@ pub struct LinkState {
     pub hairpin: Option<bool>,
     /// Index of the peer or parent, possibly in another namespace.
     pub link: Option<u32>,
-    /// Mode of a macvlan.
-    pub macvlan_mode: Option<spec::MacvlanMode>,
+    /// Its mode, of a kind that has one.
+    pub mode: Option<spec::LinkMode>,
     /// Link group.
     pub group: u32,
 }
@@ -193,7 +193,7 @@ impl Handle {
             Ok(()) => {
                 return Ok(LinkState {
                     link: Some(parent.index),
-                    macvlan_mode: Some(macvlan.mode),
+                    mode: Some(spec::LinkMode::Macvlan(macvlan.mode)),
                     group: macvlan.group,
                     ..chosen.link(name, "macvlan", macvlan.mtu.unwrap_or(parent.mtu))
                 });
@@ -406,7 +406,7 @@ impl Chosen {
             controller: None,
             hairpin: None,
             link: None,
-            macvlan_mode: None,
+            mode: None,
             group: 0,
         }
     }
@@ -452,7 +452,7 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
         controller: None,
         hairpin: None,
         link: None,
-        macvlan_mode: None,
+        mode: None,
         group: 0,
     };
     for attribute in link.attributes {
@@ -474,8 +474,8 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
                             });
                         }
                         LinkInfo::Data(InfoData::MacVlan(data)) => {
-                            state.macvlan_mode = data.iter().find_map(|datum| match datum {
-                                InfoMacVlan::Mode(mode) => observed_mode(mode),
+                            state.mode = data.iter().find_map(|datum| match datum {
+                                InfoMacVlan::Mode(mode) => observed_mode(mode).map(spec::LinkMode::Macvlan),
                                 _ => None,
                             });
                         }

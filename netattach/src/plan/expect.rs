@@ -5,7 +5,7 @@ use ipnet::IpNet;
 use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam::host_local::Config;
-use crate::spec::{self, MacvlanMode, Route};
+use crate::spec::{self, Route};
 use crate::step::{Brought, SourceRouting};
 use crate::step::{Interface, Output, Role, Step};
 
@@ -14,20 +14,14 @@ use crate::step::{Interface, Output, Role, Step};
 pub struct Expected {
     /// The interface in the pod. An MTU of 0 is not known.
     pub pod: Option<Interface>,
-    /// What kind of link that is, in the kernel's words; not known of a link that another plugin made.
-    pub kind: Option<&'static str>,
+    /// The link that this is, as it was asked for; not known of a link that another plugin made.
+    pub link: Option<spec::Link>,
     /// The node's end.
     pub host: Option<Interface>,
     /// The bridge, as it was asked for.
     pub bridge: Option<spec::Bridge>,
-    /// How the node's end is a port of it.
-    pub port: Option<spec::BridgePort>,
     /// Gateway addresses that the bridge carries.
     pub gateways: Vec<IpNet>,
-    /// Mode of a macvlan.
-    pub macvlan_mode: Option<MacvlanMode>,
-    /// Parent of a macvlan, where it was named.
-    pub parent: Option<String>,
     /// Addresses on the interface in the pod.
     pub addresses: Vec<IpNet>,
     /// Routes in the pod.
@@ -66,15 +60,7 @@ pub fn expected(
         }
         match step {
             Step::EnsureBridge(bridge) => expected.bridge = Some(bridge.clone()),
-            Step::CreateVeth(veth) => {
-                expected.kind = Some("veth");
-                expected.port.clone_from(&veth.port);
-            }
-            Step::CreateMacvlan(macvlan) => {
-                expected.kind = Some("macvlan");
-                expected.macvlan_mode = Some(macvlan.mode);
-                expected.parent.clone_from(&macvlan.parent);
-            }
+            Step::CreateLink(link) => expected.link = Some(link.clone()),
             Step::RaiseLoopback => expected.loopback = true,
             Step::Lease(config) => expected.lease = Some(config.clone()),
             Step::Gateway { .. } => expected.gateways = addressing::gateways(&leased.addresses),
@@ -134,7 +120,7 @@ fn interface(result: &CniResult, index: usize) -> Interface {
 mod tests {
     use super::*;
     use crate::cni;
-    use crate::spec::{Bridge, BridgePort, Veth};
+    use crate::spec::{Bridge, BridgePort, Link, Veth};
     use crate::step::{Configure, LeasedAddress, Style};
     use crate::step::{Outputs, StepRef};
 
@@ -162,14 +148,14 @@ mod tests {
             disable_gc: false,
             steps: vec![
                 Step::EnsureBridge(Bridge { name: "br0".into(), mtu: None, promiscuous: false }),
-                Step::CreateVeth(Veth {
+                Step::CreateLink(Link::Veth(Veth {
                     host_name: "na0".into(),
                     pod_name: "eth0".into(),
                     mtu: None,
                     mac: None,
                     group: 1,
                     port: Some(port),
-                }),
+                })),
                 Step::Delegate(crate::step::Delegate {
                     plugin: "dhcp".into(),
                     config: serde_json::Map::new(),
@@ -204,10 +190,9 @@ mod tests {
         let expected = expected(&attachment(), outputs().of(0), &CniResult::default(), POD).unwrap();
         let wanted = Expected {
             pod: Some(made("eth0", 3)),
-            kind: Some("veth"),
+            link: attachment().link().cloned(),
             host: Some(made("na0", 2)),
             bridge: Some(Bridge { name: "br0".into(), mtu: None, promiscuous: false }),
-            port: Some(BridgePort { bridge: "br0".into(), hairpin: true }),
             gateways: vec!["10.1.0.1/24".parse().unwrap()],
             addresses: vec!["10.1.0.2/24".parse().unwrap()],
             routes: vec![Route::via("0.0.0.0/0".parse().unwrap(), "10.1.0.1".parse().unwrap())],

@@ -13,7 +13,7 @@
 //! | [`compare`], [`expect`] | whether an ADD is repeated; what CHECK should find |
 //! | [`undo`], [`collect`] | the inverse of each step; what GC has to look at |
 
-use crate::step::{Protect, Stage, Step, StepRef, Unseen, Vantage, When};
+use crate::step::{MadeBy, Protect, Stage, Step, StepRef, Unseen, Vantage, When};
 pub mod addressing;
 mod attachment;
 pub mod collect;
@@ -196,25 +196,107 @@ impl AttachmentPlan {
     /// Where programs see what the interface sends and receives, as far as that follows from the plan; `None`: that is
     /// found out once the interface is there.
     pub fn vantage(&self) -> Option<Vantage> {
-        let has = |wanted: fn(&Step) -> bool| self.steps.iter().any(wanted);
-        let protect = self.steps.iter().find_map(|step| match step {
+        match (self.protect(), self.made_by()) {
+            (None, _) => Some(Vantage::Nowhere(Unseen::NotJudged)),
+            (Some(Protect { when: When::Never, .. }), _) => Some(Vantage::Nowhere(Unseen::LeftAlone)),
+            (Some(_), MadeBy::Link(link)) => Some(Vantage::of_link(link)),
+            (Some(_), MadeBy::Kernel) => Some(Vantage::Nowhere(Unseen::NotJudged)),
+            (Some(_), MadeBy::Plugin) => None,
+        }
+    }
+
+    /// What brings the interface. An attachment whose plan has no step for that has nothing of netattach's own.
+    pub fn made_by(&self) -> MadeBy<'_> {
+        self.steps.iter().find_map(Step::makes_interface).unwrap_or(MadeBy::Plugin)
+    }
+
+    /// The link that netattach makes for it.
+    pub fn link(&self) -> Option<&spec::Link> {
+        self.made_by().link()
+    }
+
+    /// Whether the step at that position brings the interface.
+    pub fn is_made_at(&self, position: usize) -> bool {
+        self.steps.iter().position(|step| step.makes_interface().is_some()) == Some(position)
+    }
+
+    /// What the dataplane has to know, if it judges the attachment.
+    pub fn protect(&self) -> Option<&Protect> {
+        self.steps.iter().find_map(|step| match step {
             Step::Protect(protect) => Some(protect),
             _ => None,
-        });
-        match protect {
-            None => Some(Vantage::Nowhere(Unseen::NotJudged)),
-            Some(Protect { when: When::Never, .. }) => Some(Vantage::Nowhere(Unseen::LeftAlone)),
-            Some(_) if has(|step| matches!(step, Step::FindDevice)) => None,
-            Some(_) if has(|step| matches!(step, Step::CreateMacvlan(_))) => Some(Vantage::Parent),
-            Some(_) => Some(Vantage::Node),
-        }
+        })
     }
 
     /// Number in the dataplane's maps, if it is there.
     pub fn number(&self) -> Option<u32> {
-        self.steps.iter().find_map(|step| match step {
-            Step::Protect(protect) => Some(protect.id),
-            _ => None,
+        self.protect().map(|protect| protect.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The plans of records that earlier versions wrote.
+    const RECORDS: [&str; 4] = [
+        include_str!("../journal/fixtures/version-1-own-plugins.jsonl"),
+        include_str!("../journal/fixtures/version-1-other-plugins.jsonl"),
+        include_str!("../journal/fixtures/version-2-own-plugins.jsonl"),
+        include_str!("../journal/fixtures/version-2-other-plugins.jsonl"),
+    ];
+
+    fn plans() -> impl Iterator<Item = Value> {
+        RECORDS.into_iter().map(|record| {
+            let lines = record.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            let mut planned = lines.filter_map(|line| {
+                let line = line.get(1).cloned().unwrap_or(line);
+                line.get("planned")?.get("plan").cloned()
+            });
+            planned.next().unwrap()
         })
+    }
+
+    #[test]
+    fn plans_are_written_as_they_have_been_written_since_the_first_version() {
+        for written in plans() {
+            let plan: Plan = serde_json::from_value(written.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&plan).unwrap(), written);
+        }
+    }
+
+    #[test]
+    fn what_makes_the_interface_follows_from_the_step_that_does() {
+        let mut found = Vec::new();
+        for written in plans().skip(2) {
+            let plan: Plan = serde_json::from_value(written).unwrap();
+            found.extend(plan.attachments.iter().map(|attachment| {
+                let made = match attachment.made_by() {
+                    MadeBy::Link(link) => link.to_string(),
+                    MadeBy::Kernel => "kernel".to_owned(),
+                    MadeBy::Plugin => "plugin".to_owned(),
+                };
+                (attachment.network.to_string(), made, attachment.vantage())
+            }));
+        }
+        let row = |network: &str, made: &str, vantage| (network.to_owned(), made.to_owned(), vantage);
+        let expected = [
+            row("kube-system/default", "veth na23821816dea4a to eth0", Some(Vantage::Node)),
+            row("shop/storage", "veth na962405c9c53b4 to net1", Some(Vantage::Node)),
+            row("shop/lan", "macvlan net2 on wire0", Some(Vantage::Parent)),
+            row("kube-system/default", "veth na23821816dea4a to eth0", Some(Vantage::Node)),
+            row("shop/odd", "plugin", None),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused_by_its_name() {
+        let error = serde_json::from_str::<Step>(r#"{"step": "claim-device"}"#).unwrap_err().to_string();
+        assert!(error.starts_with("unknown variant `claim-device`"), "{error}");
+        let error = serde_json::from_str::<Step>(r#"{"step": "create-veth"}"#).unwrap_err().to_string();
+        assert_eq!(error, "missing field `host_name`");
     }
 }

@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use super::{AttachmentPlan, Sandbox, addressing, routing};
 use crate::cni::{self, CniError, CniResult, Value};
 use crate::step::{
-    Bridge, Brought, Configure, Interface, LeasedAddress, Output, Outputs, Parent, Role, Step, StepRef, Style,
+    Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Role, Step,
+    StepRef, Style,
 };
 
 /// What an attachment looks like after the steps that have an output: the `prevResult` of the next plugin, and
@@ -160,8 +161,7 @@ pub fn read_back(attachment: &AttachmentPlan, result: &CniResult) -> Result<Outp
         };
         let output = match step {
             Step::EnsureBridge(_) => on_node(true).map(|link| Output::Bridge(Bridge { link, made: false })),
-            Step::CreateVeth(_) => link(on_node(false)),
-            Step::CreateMacvlan(_) => link(None),
+            Step::CreateLink(made) => link(made.node_end().and_then(|_| on_node(false))),
             Step::RaiseLoopback => {
                 Some(Output::Loopback { addresses: ips.clone().map(|ip| ip.address).collect() })
             }
@@ -251,7 +251,7 @@ pub struct Leased {
 /// # Errors
 /// The plugin's result cannot be read.
 pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
-    if attachment.steps.contains(&Step::FindDevice) {
+    if attachment.made_by() == MadeBy::Plugin {
         return brought(attachment, outputs);
     }
     for (index, step) in attachment.steps.iter().enumerate() {

@@ -51,14 +51,11 @@ fn outputs(attachment: &AttachmentPlan) -> Outputs {
         Step::EnsureBridge(bridge) => {
             Output::Bridge(crate::step::Bridge { link: made(&bridge.name, "02:00:00:00:00:01"), made: true })
         }
-        Step::CreateVeth(veth) => Output::Link {
+        Step::CreateLink(link) => Output::Link {
             parent: None,
-            host: Some(made(&veth.host_name, "02:00:00:00:00:02")),
-            pod: made(&veth.pod_name, "02:00:00:00:00:03"),
+            host: link.node_end().map(|name| made(name, "02:00:00:00:00:02")),
+            pod: made(link.pod_name(), "02:00:00:00:00:03"),
         },
-        Step::CreateMacvlan(macvlan) => {
-            Output::Link { host: None, parent: None, pod: made(&macvlan.pod_name, "02:00:00:00:00:03") }
-        }
         Step::RaiseLoopback => Output::Loopback {
             addresses: ["127.0.0.1/8", "192.0.2.1/32", "127.0.0.2/8", "::1/128"]
                 .map(|address| address.parse().unwrap())

@@ -84,11 +84,8 @@ pub fn inverse<'a>(
         _ => None,
     };
     Some(match step {
-        Step::CreateVeth(veth) => {
-            Inverse::DeleteLink { pod_name: &veth.pod_name, host_name: Some(&veth.host_name), made }
-        }
-        Step::CreateMacvlan(macvlan) => {
-            Inverse::DeleteLink { pod_name: &macvlan.pod_name, host_name: None, made }
+        Step::CreateLink(link) => {
+            Inverse::DeleteLink { pod_name: link.pod_name(), host_name: link.node_end(), made }
         }
         Step::Lease(config) => Inverse::Release {
             data_dir: &config.data_dir,

@@ -9,7 +9,8 @@ mod vantage;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::cni;
@@ -21,14 +22,13 @@ pub use vantage::{ENFORCE_ANNOTATION, Unseen, Vantage, When};
 
 /// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "step", rename_all = "kebab-case")]
+#[serde(remote = "Self", tag = "step", rename_all = "kebab-case")]
 pub enum Step {
     /// The bridge is there and up.
     EnsureBridge(spec::Bridge),
-    /// A veth pair into the pod.
-    CreateVeth(spec::Veth),
-    /// A macvlan in the pod.
-    CreateMacvlan(spec::Macvlan),
+    /// A link in the pod. Written by the link itself, see [`spec::Link`].
+    #[serde(skip)]
+    CreateLink(spec::Link),
     /// The pod's loopback is up.
     RaiseLoopback,
     /// Addresses from the node's own pool.
@@ -67,6 +67,28 @@ pub enum Step {
     /// Traffic leaves by the interface whose address it has, where several interfaces lead to one destination. The
     /// last step of all.
     RouteBySource,
+}
+
+impl Serialize for Step {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::CreateLink(link) => link.serialize(serializer),
+            other => Self::serialize(other, serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Step {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let object = Value::Object(Map::deserialize(deserializer)?);
+        let is_link = object["step"].as_str().is_some_and(|name| spec::Link::STEPS.contains(&name));
+        let read = if is_link {
+            spec::Link::deserialize(object).map(Self::CreateLink)
+        } else {
+            Self::deserialize(object)
+        };
+        read.map_err(D::Error::custom)
+    }
 }
 
 /// Where the information about an attachment's device is (NPWG Device Information Specification, section 4).
@@ -152,7 +174,52 @@ pub enum Style {
     Routed,
 }
 
+/// What brings an attachment its interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MadeBy<'s> {
+    /// netattach makes this link.
+    Link(&'s spec::Link),
+    /// The kernel made it with the pod's namespace: loopback.
+    Kernel,
+    /// Another plugin makes it.
+    Plugin,
+}
+
+impl<'s> MadeBy<'s> {
+    /// The link, where netattach makes it.
+    pub fn link(self) -> Option<&'s spec::Link> {
+        match self {
+            Self::Link(link) => Some(link),
+            Self::Kernel | Self::Plugin => None,
+        }
+    }
+}
+
 impl Step {
+    /// Whether the step brings the attachment's interface, and how. Each attachment has one such step; plugins that run after
+    /// it change the interface.
+    pub fn makes_interface(&self) -> Option<MadeBy<'_>> {
+        match self {
+            Self::CreateLink(link) => Some(MadeBy::Link(link)),
+            Self::RaiseLoopback => Some(MadeBy::Kernel),
+            Self::Delegate(Delegate { role: Role::Plugin, .. }) => Some(MadeBy::Plugin),
+            Self::Delegate(Delegate { role: Role::Ipam, .. })
+            | Self::EnsureBridge(_)
+            | Self::Lease(_)
+            | Self::PrepareDeviceInfo(_)
+            | Self::Gateway { .. }
+            | Self::EnsureForwarding
+            | Self::RouteToPod
+            | Self::FindDevice
+            | Self::Protect(_)
+            | Self::Configure(_)
+            | Self::Remember(_)
+            | Self::ReadDeviceInfo(_)
+            | Self::MoveDefaultRoutes { .. }
+            | Self::RouteBySource => None,
+        }
+    }
+
     /// Without what may be large: see [`crate::plan::Plan::outline`].
     pub(crate) fn outline(&self) -> Self {
         match self {
@@ -212,7 +279,19 @@ impl Step {
             Self::MoveDefaultRoutes { .. } => Stage::MoveDefaultRoutes,
             Self::RouteBySource => Stage::RouteBySource,
             Self::Remember(_) => Stage::Remember,
-            _ => Stage::Attach,
+            Self::EnsureBridge(_)
+            | Self::CreateLink(_)
+            | Self::RaiseLoopback
+            | Self::Lease(_)
+            | Self::PrepareDeviceInfo(_)
+            | Self::Delegate(_)
+            | Self::Gateway { .. }
+            | Self::EnsureForwarding
+            | Self::RouteToPod
+            | Self::FindDevice
+            | Self::Protect(_)
+            | Self::Configure(_)
+            | Self::ReadDeviceInfo(_) => Stage::Attach,
         }
     }
 
@@ -220,12 +299,7 @@ impl Step {
     pub fn describe(&self) -> String {
         match self {
             Self::EnsureBridge(bridge) => format!("set up bridge {}", bridge.name),
-            Self::CreateVeth(veth) => format!("create veth {} to {}", veth.host_name, veth.pod_name),
-            Self::CreateMacvlan(macvlan) => format!(
-                "create macvlan {} on {}",
-                macvlan.pod_name,
-                macvlan.parent.as_deref().unwrap_or("the default route's interface")
-            ),
+            Self::CreateLink(link) => format!("create {link}"),
             Self::RaiseLoopback => "bring loopback up".to_owned(),
             Self::Lease(config) => format!("lease addresses of network {}", config.network),
             Self::Delegate(delegate) => format!("run plugin {}", delegate.plugin),

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::spec;
+
 /// Where programs see what an interface sends and receives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -16,6 +18,16 @@ pub enum Vantage {
     Pod,
     /// Nowhere.
     Nowhere(Unseen),
+}
+
+impl Vantage {
+    /// Where programs see what a link of netattach's own sends and receives.
+    pub fn of_link(link: &spec::Link) -> Self {
+        match link {
+            spec::Link::Veth(_) => Self::Node,
+            spec::Link::Macvlan(_) => Self::Parent,
+        }
+    }
 }
 
 /// Why no program sees what an interface sends and receives.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use netattach::netlink::Handle;
-use netattach::spec::{Addressing, MacvlanMode, Route, Veth};
+use netattach::spec::{Addressing, LinkMode, MacvlanMode, Route, Veth};
 use netattach_tests::Namespace;
 use netattach_tests::runtime::{Call, config, with_result};
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ fn a_macvlan_has_the_mode_that_was_asked_for() {
         let rig = Rig::new();
         let config = config("1.0.0", "macvlan", &json!({"master": "uplink", "mode": word}));
         let result = rig.add(&config);
-        assert_eq!(rig.inside().link("eth0").unwrap().macvlan_mode, Some(mode));
+        assert_eq!(rig.inside().link("eth0").unwrap().mode, Some(LinkMode::Macvlan(mode)));
         rig.after("CHECK", &config, &result);
         let mut other = config.clone();
         other["mode"] = json!(if word == "vepa" { "private" } else { "vepa" });

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use netattach::spec::MacvlanMode;
+use netattach::spec::{LinkMode, MacvlanMode};
 use netattach_tests::runtime::{config, with_result};
 use serde_json::{Value, json};
 
@@ -126,8 +126,8 @@ fn macvlan_attaches_and_detaches_in_every_version() {
         let (mut node, mut inside) = (rig.node(), rig.inside());
         let (parent, eth0) = (node.link("uplink").unwrap(), inside.link("eth0").unwrap());
         assert_eq!(
-            (eth0.kind.as_str(), eth0.link, eth0.macvlan_mode, eth0.up),
-            ("macvlan", Some(parent.index), Some(MacvlanMode::Bridge), true)
+            (eth0.kind.as_str(), eth0.link, eth0.mode, eth0.up),
+            ("macvlan", Some(parent.index), Some(LinkMode::Macvlan(MacvlanMode::Bridge)), true)
         );
         assert_eq!(addresses(&mut inside, eth0.index), ["10.1.0.2/24", "fd00:1::2/64"]);
         assert_eq!(routes(&mut inside, eth0.index), pairs(&[("10.9.0.0/16", "10.1.0.1")]));
