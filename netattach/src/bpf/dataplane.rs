@@ -3,26 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
-use aya::programs::{ProgramFd, SchedClassifier};
 use netattach_common as common;
-use netattach_common::{AttachmentRecord, Hook, LAYOUT_VERSION, PolicyIds, Stats, capacity};
+use netattach_common::{AttachmentRecord, LAYOUT_VERSION, PolicyIds, Stats, capacity};
 use rustix::thread::MembarrierCommand;
 
 use super::attachments::{Attachment, Attachments};
 use super::caches::Caches;
 use super::fast::FastPath;
 use super::flows::{FlowTable, Host};
-use super::in_pod::InPod;
-use super::links::{HOOKS, Links, Place, Running};
-use super::parent_links::ParentLinks;
+use super::links::Links;
 use super::parents::{Device, OnParent, Parent};
-use super::pin::{Found, Pins, Program, exists, map_name, specs};
+use super::pin::{Found, Pins, exists, map_name, specs};
 use super::policies::Policies;
+use super::programs::Programs;
 use super::records::Records;
 use super::routed::Routed;
 use super::shares::PerFamily;
@@ -84,10 +82,7 @@ impl Config {
 /// Programs and maps, opened. Dropping it changes nothing in the kernel. One process at a time may hold it:
 /// it remembers what it wrote.
 pub struct Dataplane {
-    on_device: [ProgramFd; 2],
-    on_parent: [ProgramFd; 2],
-    parent_links: ParentLinks,
-    in_pod: InPod,
+    programs: Arc<Programs>,
     object_tag: u64,
     /// See [`Dataplane::is_new`].
     is_new: bool,
@@ -143,10 +138,7 @@ impl Dataplane {
         }
         let links = Links::new(&config.root);
         Ok(Self {
-            in_pod: InPod::open(&pins, links.clone(), open_programs(&pins, Program::InPod)?)?,
-            on_device: open_programs(&pins, Program::At)?,
-            on_parent: open_programs(&pins, Program::OnParent)?,
-            parent_links: ParentLinks::open(&pins, links.clone())?,
+            programs: Arc::new(Programs::open(&pins, links.clone())?),
             object_tag: object.tag,
             is_new: found == Found::Nothing || !others.is_empty(),
             lost_flows,
@@ -160,59 +152,19 @@ impl Dataplane {
         })
     }
 
-    /// The program to attach to a hook of a host-side device, in direct-action mode or by tcx.
-    pub fn program(&self, hook: Hook) -> BorrowedFd<'_> {
-        pick(&self.on_device, hook)
+    /// The programs that run on devices, and their links.
+    pub fn programs(&self) -> &Arc<Programs> {
+        &self.programs
     }
 
-    /// The program to attach to a parent of macvlans, in direct-action mode, by a filter that says where.
-    pub fn parent_program(&self, hook: Hook) -> BorrowedFd<'_> {
-        pick(&self.on_parent, hook)
-    }
-
-    /// The programs on parents by tcx links.
-    pub fn parent_links(&self) -> &ParentLinks {
-        &self.parent_links
-    }
-
-    /// Runs the programs on a device by tcx links, which are pinned. Those that run there already are replaced in one
-    /// step each.
-    ///
-    /// # Errors
-    /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
-    pub fn attach_by_links(&self, ifindex: u32) -> Result<(), BpfError> {
-        let ensure = |hook| self.links.ensure(at(ifindex, hook), self.program(hook));
-        HOOKS.into_iter().try_for_each(ensure)
-    }
-
-    /// What runs on a hook of a device by a tcx link.
-    pub fn running_by_link(&self, ifindex: u32, hook: Hook) -> Result<Running, BpfError> {
-        self.links.runs(at(ifindex, hook), self.program(hook))
-    }
-
-    /// Takes the links of a device away. Idempotent. On a device that is still there each takes a grace period.
-    pub fn remove_links(&self, ifindex: u32) -> Result<(), BpfError> {
-        HOOKS.into_iter().try_for_each(|hook| self.links.remove(at(ifindex, hook)))
-    }
-
-    /// The attachments' devices that links are pinned for, whether they are still there or not.
-    pub fn linked_devices(&self) -> Result<BTreeSet<u32>, BpfError> {
-        self.links.devices()
-    }
-
-    /// The programs of devices in pods.
-    pub fn in_pod(&self) -> &InPod {
-        &self.in_pod
-    }
-
-    /// Whether devices may still run other programs than [`program`](Self::program) gives. Stays so across
+    /// Whether devices may still run other programs than [`programs`](Self::programs) gives. Stays so across
     /// restarts until [`programs_attached`](Self::programs_attached).
     pub fn programs_changed(&self) -> Result<bool, BpfError> {
         let memory = self.policies().recall()?;
         Ok(memory.attached_tag != self.object_tag || !self.pins.other_layouts()?.is_empty())
     }
 
-    /// Tells that every device now runs the programs that [`program`](Self::program) gives.
+    /// Tells that every device now runs the programs that [`programs`](Self::programs) gives.
     pub fn programs_attached(&self) -> Result<(), BpfError> {
         let mut policies = self.policies();
         let memory = policies.recall()?;
@@ -518,30 +470,6 @@ fn map_words(pins: &Pins, len: u32) -> Result<SharedWords, BpfError> {
     let path = pins.map(map_name::POLICY);
     let data = MapData::from_pin(&path).map_err(|source| BpfError::OpenMap { path, source })?;
     SharedWords::map(data.fd().as_fd(), len as usize).map_err(BpfError::MapPolicyWords)
-}
-
-/// A program on an attachment's device.
-const fn at(ifindex: u32, hook: Hook) -> Place {
-    Place::Node { ifindex, program: Program::At(hook) }
-}
-
-/// In the order of [`pick`].
-fn open_programs(pins: &Pins, program: fn(Hook) -> Program) -> Result<[ProgramFd; 2], BpfError> {
-    let open = |hook| open_program(&pins.program(program(hook)));
-    Ok([open(Hook::FromPod)?, open(Hook::ToPod)?])
-}
-
-pub(super) fn pick([from_pod, to_pod]: &[ProgramFd; 2], hook: Hook) -> BorrowedFd<'_> {
-    match hook {
-        Hook::FromPod => from_pod.as_fd(),
-        Hook::ToPod => to_pod.as_fd(),
-    }
-}
-
-pub(super) fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {
-    SchedClassifier::from_pin(path)
-        .and_then(|program| program.fd()?.try_clone().map_err(Into::into))
-        .map_err(|source| BpfError::OpenProgram { path: path.to_path_buf(), source })
 }
 
 #[cfg(test)]

@@ -5,20 +5,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
-use aya::programs::ProgramFd;
 use netattach_common as common;
 use netattach_common::wire::flag;
 use netattach_common::{FastPort, FastStats, LocalKey, StationKey};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::BpfError;
-use super::dataplane::open_program;
 use super::entries::{absent, insert, keys};
-use super::links::{self, Links};
+use super::links::{LinkPlace, Links};
 use super::pin::{Pins, Program, map_name};
 use super::sys::{self, XdpMode};
 use super::table::Table;
@@ -98,7 +96,6 @@ pub struct FastPath {
     until: Array<MapData, u64>,
     uplinks: HashMap<MapData, u32, common::Uplink>,
     locals: HashMap<MapData, LocalKey, u32>,
-    wire: ProgramFd,
     early: OwnedFd,
     links: Links,
     places: BTreeMap<u32, Place>,
@@ -118,7 +115,6 @@ impl FastPath {
             until: pins.open(map_name::FAST_UNTIL)?,
             uplinks: pins.open(map_name::UPLINK)?,
             locals: pins.open(map_name::LOCAL)?,
-            wire: open_program(&pins.program(Program::Wire))?,
             early: open_early(pins)?,
             links,
             places: BTreeMap::new(),
@@ -255,41 +251,12 @@ impl FastPath {
         Ok(())
     }
 
-    /// The program of uplinks, to be attached to their ingress in direct-action mode.
-    pub fn wire_program(&self) -> BorrowedFd<'_> {
-        self.wire.as_fd()
-    }
-
-    /// Runs the program on an uplink by a tcx link, which is pinned.
-    ///
-    /// # Errors
-    /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
-    pub fn attach_wire_by_link(&self, ifindex: u32) -> Result<(), BpfError> {
-        self.links.ensure(wire(ifindex), self.wire_program())
-    }
-
-    /// Takes an uplink's link away. Idempotent.
-    ///
-    /// # Errors
-    /// The pin cannot be removed.
-    pub fn remove_wire_link(&self, ifindex: u32) -> Result<(), BpfError> {
-        self.links.remove(wire(ifindex))
-    }
-
-    /// The uplinks that links are pinned for, whether they are still there or not.
-    ///
-    /// # Errors
-    /// The pins cannot be listed.
-    pub fn linked_uplinks(&self) -> Result<BTreeSet<u32>, BpfError> {
-        self.links.devices_with(Program::Wire)
-    }
-
     /// Has an uplink run the early program.
     ///
     /// # Errors
     /// [`BpfError::AttachLink`]: the driver cannot, or runs another's.
     pub fn attach_early(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
-        self.links.ensure(links::Place::Early { ifindex, mode }, self.early.as_fd())
+        self.links.ensure(LinkPlace::Early { ifindex, mode }, self.early.as_fd())
     }
 
     /// An uplink does not run the early program in that mode. Idempotent.
@@ -297,7 +264,7 @@ impl FastPath {
     /// # Errors
     /// The pin cannot be removed.
     pub fn detach_early(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
-        self.links.remove(links::Place::Early { ifindex, mode })
+        self.links.remove(LinkPlace::Early { ifindex, mode })
     }
 
     /// The devices that run the early program, or did before they went, with its mode.
@@ -407,8 +374,4 @@ fn station(place: &Place) -> Option<StationKey> {
         Segment::Bridge(index) => Some(StationKey::new(index, netattach_common::Mac { octets: place.mac.0 })),
         Segment::Routed => None,
     }
-}
-/// The program on an uplink.
-fn wire(ifindex: u32) -> links::Place {
-    links::Place::Node { ifindex, program: Program::Wire }
 }

@@ -17,9 +17,6 @@ use super::BpfError;
 use super::pin::{self, Entry, Program};
 use super::sys::{self, LinkInfo, XdpMode};
 
-/// Both hooks of a device.
-pub(super) const HOOKS: [Hook; 2] = [Hook::FromPod, Hook::ToPod];
-
 /// What pins of links on devices in pods begin with: an attachment's number follows.
 const IN_POD: &str = "pod";
 
@@ -27,19 +24,37 @@ const IN_POD: &str = "pod";
 /// drops is passed on by no uplink.
 const IN_ORDER: [Program; 3] = [Program::Entry(Entry::InFrom), Program::Entry(Entry::InTo), Program::Wire];
 
-/// A program on a device.
+/// Where a link runs a program of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub enum LinkPlace {
     /// On a device of the node, by its index.
-    Node { ifindex: u32, program: Program },
+    Node {
+        /// Index of the device.
+        ifindex: u32,
+        /// The program.
+        program: Program,
+    },
     /// By the driver of a device of the node, or by the kernel in its place.
-    Early { ifindex: u32, mode: XdpMode },
-    /// On the device in the pod of the attachment of this number. `ifindex` counts in the pod.
-    Pod { attachment: u32, ifindex: u32, hook: Hook },
+    Early {
+        /// Index of the device.
+        ifindex: u32,
+        /// Who runs it.
+        mode: XdpMode,
+    },
+    /// On the device of an attachment in its pod.
+    Pod {
+        /// Number of the attachment.
+        attachment: u32,
+        /// Index of the device in the pod.
+        ifindex: u32,
+        /// For what the pod sends, or receives.
+        hook: Hook,
+    },
 }
 
-impl Place {
-    fn program(self) -> Program {
+impl LinkPlace {
+    /// The program that the link runs.
+    pub fn program(self) -> Program {
         match self {
             Self::Node { program, .. } => program,
             Self::Early { .. } => Program::Early,
@@ -47,7 +62,7 @@ impl Place {
         }
     }
 
-    fn ifindex(self) -> u32 {
+    pub(super) fn ifindex(self) -> u32 {
         match self {
             Self::Node { ifindex, .. } | Self::Early { ifindex, .. } | Self::Pod { ifindex, .. } => ifindex,
         }
@@ -87,7 +102,7 @@ impl Links {
 
     /// The program runs there, before what is there already, but for programs of ours that come first ([`IN_ORDER`]). One that
     /// runs there is replaced in one step: no packet passes between the two. The calling thread is in the device's namespace.
-    pub(super) fn ensure(&self, place: Place, program: BorrowedFd<'_>) -> Result<(), BpfError> {
+    pub(super) fn ensure(&self, place: LinkPlace, program: BorrowedFd<'_>) -> Result<(), BpfError> {
         let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
         let failed = |source| BpfError::AttachLink { program: name, ifindex, source };
         if let Some((link, info)) = open(&path)? {
@@ -104,7 +119,7 @@ impl Links {
             .map_err(|source| BpfError::PinTree { action: "create", path: self.directory.clone(), source })?;
         // Until it is pinned the link lives in this process: one that is killed here leaves nothing.
         let link = match place {
-            Place::Early { mode, .. } => sys::xdp_attach(program, ifindex, mode),
+            LinkPlace::Early { mode, .. } => sys::xdp_attach(program, ifindex, mode),
             _ => {
                 let predecessor = self.predecessor(place)?;
                 let after = predecessor.as_ref().map(AsFd::as_fd);
@@ -131,9 +146,9 @@ impl Links {
 
     /// Gives a link its pin whose program runs on the device already, under the name of another device: a hook has a program
     /// once, and to take it off for that would let packets by. `false`: there is none.
-    fn take_over(&self, place: Place, program: BorrowedFd<'_>, path: &Path) -> Result<bool, BpfError> {
+    fn take_over(&self, place: LinkPlace, program: BorrowedFd<'_>, path: &Path) -> Result<bool, BpfError> {
         // A pod's index says nothing without the pod.
-        let Place::Node { ifindex, .. } = place else { return Ok(false) };
+        let LinkPlace::Node { ifindex, .. } = place else { return Ok(false) };
         let wanted = program_id(program, path)?;
         for (index, name) in self.pinned("")? {
             let other = self.directory.join(format!("{index}_{name}"));
@@ -148,11 +163,11 @@ impl Links {
     }
 
     /// The last of our links on the same hook that packets are to meet before that one.
-    fn predecessor(&self, place: Place) -> Result<Option<OwnedFd>, BpfError> {
-        let Place::Node { ifindex, program } = place else { return Ok(None) };
+    fn predecessor(&self, place: LinkPlace) -> Result<Option<OwnedFd>, BpfError> {
+        let LinkPlace::Node { ifindex, program } = place else { return Ok(None) };
         let rank = IN_ORDER.iter().position(|one| *one == program).unwrap_or(0);
         for program in IN_ORDER[..rank].iter().rev() {
-            let found = open(&self.path(Place::Node { ifindex, program: *program }))?;
+            let found = open(&self.path(LinkPlace::Node { ifindex, program: *program }))?;
             if let Some((link, _)) = found.filter(|(_, info)| info.ifindex == ifindex) {
                 return Ok(Some(link));
             }
@@ -160,41 +175,23 @@ impl Links {
         Ok(None)
     }
 
-    /// Whether that program runs there.
-    pub(super) fn runs(&self, place: Place, program: BorrowedFd<'_>) -> Result<Running, BpfError> {
-        let path = self.path(place);
-        let Some(info) = self.find(place)? else { return Ok(Running::Nothing) };
-        let wanted = program_id(program, &path)?;
-        Ok(if info.program_id == wanted { Running::This } else { Running::Another })
-    }
-
     /// The link there.
-    pub(super) fn find(&self, place: Place) -> Result<Option<LinkInfo>, BpfError> {
+    pub(super) fn find(&self, place: LinkPlace) -> Result<Option<LinkInfo>, BpfError> {
         let found = open(&self.path(place))?.map(|(_, info)| info);
         Ok(found.filter(|info| info.ifindex == place.ifindex()))
     }
 
     /// There is no link of that pin. Where there was none that is fine; on a device that is still there it takes a grace
     /// period.
-    pub(super) fn remove(&self, place: Place) -> Result<(), BpfError> {
+    pub(super) fn remove(&self, place: LinkPlace) -> Result<(), BpfError> {
         remove(&self.path(place))
     }
 
-    /// The attachments' devices that links are pinned for, whether they are still there or not.
-    pub(super) fn devices(&self) -> Result<BTreeSet<u32>, BpfError> {
-        let is_devices = |name: &str| HOOKS.iter().any(|hook| Program::At(*hook).name() == name);
-        Ok(self
-            .pinned("")?
-            .into_iter()
-            .filter(|(_, name)| is_devices(name))
-            .map(|(index, _)| index)
-            .collect())
-    }
-
-    /// The devices that links of that program are pinned for, whether they are still there or not.
-    pub(super) fn devices_with(&self, which: Program) -> Result<BTreeSet<u32>, BpfError> {
+    /// The devices that links of these programs are pinned for, whether they are still there or not.
+    pub(super) fn devices_with(&self, programs: &[Program]) -> Result<BTreeSet<u32>, BpfError> {
+        let is_one = |name: &str| programs.iter().any(|program| program.name() == name);
         let pinned = self.pinned("")?;
-        Ok(pinned.into_iter().filter(|(_, name)| name == which.name()).map(|(index, _)| index).collect())
+        Ok(pinned.into_iter().filter(|(_, name)| is_one(name)).map(|(index, _)| index).collect())
     }
 
     /// The devices that links of the early program are pinned for, with its mode.
@@ -227,20 +224,9 @@ impl Links {
         Ok(pinned)
     }
 
-    fn path(&self, place: Place) -> PathBuf {
+    fn path(&self, place: LinkPlace) -> PathBuf {
         self.directory.join(place.pin())
     }
-}
-
-/// What runs on a hook of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Running {
-    /// The program that was asked for.
-    This,
-    /// Another program of ours: an earlier one.
-    Another,
-    /// Nothing of ours.
-    Nothing,
 }
 
 /// What the kernel calls a program that a link may run.

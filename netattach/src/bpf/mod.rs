@@ -29,7 +29,7 @@
 //! | `policies`, `rows` | the maps of policies, and a compiled policy as their entries |
 //! | `flows`, `shares` | the flow table, and who has how many places in it |
 //! | `fast` | the maps of the fast path |
-//! | `links`, `parent_links`, `in_pod` | programs on devices by links: of the node, of parents, in pods |
+//! | `programs`, `links` | the programs that run on devices; their tcx and XDP links |
 //! | [`records`] | the reading end of the ring buffer |
 //! | `table`, `entries`, [`sys`] | maps of many entries and of single ones; the system calls that aya lacks |
 //! | `error` | what goes wrong |
@@ -41,15 +41,14 @@ mod entries;
 mod error;
 mod fast;
 mod flows;
-mod in_pod;
 mod links;
 mod load;
 mod object;
-mod parent_links;
 mod parents;
 mod pin;
 mod policies;
 pub mod probe;
+mod programs;
 mod records;
 mod routed;
 mod rows;
@@ -62,15 +61,14 @@ pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
 pub use fast::{Early, FastPath, Local, Place, Segment, Uplink};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
-pub use in_pod::InPod;
-pub use links::Running;
+pub use links::LinkPlace;
 pub use netattach_common::{
     AttachmentRecord, Decline, DropReason, FastStats, Gate, Hook, Limits, PolicyIds, Rate, Record, Stats,
     Traffic,
 };
-pub use parent_links::ParentLinks;
 pub use parents::{Device, OnParent, Parent};
-pub use pin::{Program, remove_all_pins};
+pub use pin::{Entry, Program, remove_all_pins};
+pub use programs::Programs;
 pub use records::Records;
 pub use routed::{Routed, close_gates};
 pub use shares::{PerFamily, share_out};

@@ -9,9 +9,9 @@ use aya::programs::ProgramFd;
 use netattach_common::{Address, Gate, Ip4, Ip6};
 
 use super::BpfError;
-use super::dataplane::open_program;
 use super::entries::Entries;
 use super::pin::{Pins, Program, exists, map_name};
+use super::programs::open_program;
 use super::table::Table;
 
 /// Handles of the program and its maps, and what is in them. One owner at a time: it remembers what it wrote.

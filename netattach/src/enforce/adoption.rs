@@ -112,7 +112,6 @@ impl Enforcer {
         changed: bool,
     ) -> Result<Vec<EnforceError>, EnforceError> {
         let mut host = Handle::open()?;
-        let linked = self.dataplane.linked_devices()?;
         let (mut own, mut failed) = (Vec::new(), Vec::new());
         for guarded in attachments {
             let done = match &guarded.point {
@@ -121,22 +120,20 @@ impl Enforcer {
                     self.dataplane.bind_link(*index, guarded.id).map_err(EnforceError::from)
                 }
                 HookPoint::Parent { on, macvlan } => {
-                    let adopted = self.parents.adopt(&self.dataplane, guarded.id, on, macvlan, changed);
+                    let adopted =
+                        self.parents.adopt(&self.dataplane, guarded.id, on, macvlan, changed, &mut host);
                     adopted.map_err(EnforceError::from)
                 }
-                HookPoint::Pod(device) => self.adopt_in_pod(guarded, device, changed),
+                HookPoint::Pod(device) => self.adopt_in_pod(guarded, device, changed, &mut host),
                 HookPoint::Nowhere(_) => Ok(()),
             };
             failed.extend(done.err());
         }
-        // Asked for all at once: one by one it would take longer than everything else of a restart.
         let devices: Vec<u32> = own.iter().map(|(index, _)| *index).collect();
-        for ((index, guarded), found) in own.into_iter().zip(host.attached_programs(&devices)?) {
+        let found = node_end::find_all(&devices, self.dataplane.programs(), &mut host)?;
+        for ((index, guarded), found) in own.into_iter().zip(found) {
             let done = match found {
-                Ok(Some(found)) => {
-                    let found = Found { filters: found, links: linked.contains(&index) };
-                    self.adopt_device(guarded, index, &found, changed, &mut host)
-                }
+                Ok(Some(found)) => self.adopt_device(guarded, index, &found, changed, &mut host),
                 // The device is gone: its DEL is still to come.
                 Ok(None) => Ok(()),
                 Err(error) => Err(error.into()),
@@ -163,11 +160,15 @@ impl Enforcer {
         }
         // The pod's own end is left as the pod has it.
         self.ensure_paced(device, guarded.host_pace(), host)?;
-        if changed || !found.is_whole(self.modes.attachments, &self.dataplane, device)? {
-            node_end::attach(self.modes.attachments, &self.dataplane, device, host)?;
+        let (mode, programs) = (self.modes.attachments, self.dataplane.programs());
+        let hooks = node_end::on(device);
+        if changed || !found.is_whole(mode, programs, device, host)? {
+            hooks.attach(mode, programs, host)?;
         }
         // Last, so that every packet is judged by one of the two.
-        node_end::remove_others(self.modes.attachments, &self.dataplane, device, found, host)?;
+        if found.has(mode.other()) {
+            hooks.detach(mode.other(), programs, host, false)?;
+        }
         if !guarded.is_delegated() {
             self.fast.admit(guarded.member());
         }
@@ -195,6 +196,7 @@ impl Enforcer {
         }
         self.routed.retain(known)?;
         self.sweep_pods(known)?;
-        Ok(node_end::sweep(&self.dataplane, &self.dataplane.links_dump().into_keys().collect())?)
+        let known = self.dataplane.links_dump().into_keys().collect();
+        Ok(node_end::sweep(self.dataplane.programs(), &known)?)
     }
 }

@@ -12,7 +12,7 @@ use super::enforcer::{Enforcer, Point, State};
 use super::error::EnforceError;
 use super::level::{Means, enforcement};
 use super::verify::not_attached;
-use crate::hooks::{AttachMode, HookPoint, PodDevice, node_end, pod};
+use crate::hooks::{HookPoint, PodDevice, node_end, pod};
 use crate::netlink::Handle;
 use crate::objects::{ObjectName, Objects};
 use crate::plan::PodRef;
@@ -79,15 +79,10 @@ impl Enforcer {
 
     /// Runs the programs on the device of an attachment that has one of its own.
     pub(super) fn run(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
-        match &guarded.point {
-            HookPoint::NodeEnd(index) => {
-                Ok(node_end::attach(self.modes.attachments, &self.dataplane, *index, host)?)
-            }
-            HookPoint::Pod(device) => {
-                Ok(pod::attach(self.modes.others, &self.dataplane, guarded.id, device)?)
-            }
-            HookPoint::Parent { .. } | HookPoint::Nowhere(_) => Ok(()),
+        if let Some(device) = guarded.point.own_device(guarded.id)? {
+            device.attach(self.modes.at(&guarded.point), self.dataplane.programs(), host)?;
         }
+        Ok(())
     }
 
     /// The first program that does not run on the device of an attachment that has one of its own, in words.
@@ -96,17 +91,14 @@ impl Enforcer {
         guarded: &Guarded,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
-        let missing = match &guarded.point {
-            HookPoint::NodeEnd(index) => {
-                let missing = node_end::missing(self.modes.attachments, &self.dataplane, *index, host)?;
-                missing.map(|name| not_attached(name, *index, host))
-            }
-            HookPoint::Pod(device) => {
-                let missing = pod::missing(self.modes.others, &self.dataplane, guarded.id, device)?;
-                missing.map(|name| format!("program {name} is not attached in the pod"))
-            }
-            HookPoint::Parent { .. } | HookPoint::Nowhere(_) => None,
+        let missing = match guarded.point.own_device(guarded.id)? {
+            Some(device) => device.missing(self.modes.at(&guarded.point), self.dataplane.programs(), host)?,
+            None => None,
         };
+        let missing = missing.map(|name| match guarded.point {
+            HookPoint::Pod(_) => format!("program {name} is not attached in the pod"),
+            _ => not_attached(name, guarded.host_index(), host),
+        });
         let state = self.lock();
         let waits = state.waiting.contains_key(&guarded.id) && !state.is_due(guarded.id);
         Ok(missing.filter(|_| !waits))
@@ -137,7 +129,13 @@ impl Enforcer {
         }
         // Whoever has begun to run something for it is waited for.
         let _turn = self.turn.take();
-        Ok(self.dataplane.in_pod().detach(id)?)
+        Ok(pod::unlink(id, self.dataplane.programs())?)
+    }
+
+    /// Takes the links off the node's ends of an attachment's link.
+    pub(super) fn unlink_node_ends(&self, devices: &[u32]) -> Result<(), EnforceError> {
+        let programs = self.dataplane.programs();
+        Ok(devices.iter().try_for_each(|device| node_end::on(*device).unlink(programs))?)
     }
 
     /// From now on an attachment waits for a policy, which it may be under already.
@@ -152,37 +150,32 @@ impl Enforcer {
         guarded: &Guarded,
         device: &PodDevice,
         changed: bool,
+        host: &mut Handle,
     ) -> Result<(), EnforceError> {
         if device.namespace().is_none() {
             // The pod is gone: its DEL is still to come.
             return Ok(());
         }
-        let (mode, dataplane, id) = (self.modes.others, &self.dataplane, guarded.id);
-        let other = match mode {
-            AttachMode::Clsact => AttachMode::Tcx,
-            AttachMode::Tcx => AttachMode::Clsact,
-        };
-        let run = pod::missing(mode, dataplane, id, device)?.is_none();
-        if !run && guarded.when == When::Selected && pod::missing(other, dataplane, id, device)?.is_some() {
+        let (mode, programs) = (self.modes.others, self.dataplane.programs());
+        let device = pod::on(guarded.id, device)?;
+        let run = device.missing(mode, programs, host)?.is_none();
+        if !run && guarded.when == When::Selected && device.missing(mode.other(), programs, host)?.is_some() {
             return self.wait(guarded);
         }
         if changed || !run {
-            match pod::attach(mode, dataplane, id, device) {
+            match device.attach(mode, programs, host).map(drop) {
                 // The pod has deleted the device.
                 Err(error) if error.is_of_a_device_that_is_gone() => return Ok(()),
                 other => other?,
             }
         }
         // Last, so that every packet is judged by one of the two.
-        Ok(pod::remove_others(mode, dataplane, id, device)?)
+        Ok(device.detach(mode.other(), programs, host, false)?)
     }
 
     /// Removes the links on devices in pods of attachments that nobody knows.
     pub(super) fn sweep_pods(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
-        for id in self.dataplane.in_pod().attached()?.difference(known) {
-            self.dataplane.in_pod().detach(*id)?;
-        }
-        Ok(())
+        Ok(pod::sweep(self.dataplane.programs(), known)?)
     }
 
     /// How far policies hold for an attachment of that pod.

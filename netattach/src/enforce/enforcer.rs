@@ -17,7 +17,7 @@ use super::routed::Routed;
 use crate::bpf::{self, Dataplane, FlowTable};
 use crate::fast_path::FastPaths;
 use crate::hooks::parent::Parents;
-use crate::hooks::{AttachModes, HookPoint, node_end};
+use crate::hooks::{AttachMode, AttachModes, HookPoint, node_end};
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, PodRef};
@@ -110,8 +110,7 @@ impl Enforcer {
         if let Err(error) = &hooks_on {
             tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
         }
-        let fast =
-            Arc::new(FastPaths::new(passage.fast_path, passage.xdp, modes.others, dataplane.fast_path()?));
+        let fast = Arc::new(FastPaths::new(passage.fast_path, passage.xdp, modes.others, &dataplane)?);
         let flows = dataplane.flows()?;
         let routed = Routed::begin(dataplane.routed()?, options.network_policy, dataplane.is_new())?;
         Ok(Self {
@@ -222,9 +221,7 @@ impl Enforcer {
         self.flows.purge(self.dataplane.hosts(id)?)?;
         // A link whose device is still there would judge packets of nobody, and drop them.
         self.end(id)?;
-        for device in self.dataplane.devices_of(id) {
-            self.dataplane.remove_links(device)?;
-        }
+        self.unlink_node_ends(&self.dataplane.devices_of(id))?;
         self.parents.detach(&self.dataplane, id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
@@ -316,7 +313,7 @@ fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
     let netns = Netns::private()?;
     let mut handle = Handle::open_in(&netns)?;
     let loopback = handle.link("lo")?;
-    handle.ensure_programs(loopback.index, &node_end::programs(dataplane))?;
+    node_end::on(loopback.index).attach(AttachMode::Clsact, dataplane.programs(), &mut handle)?;
     Ok(netns)
 }
 

@@ -14,7 +14,7 @@ use super::node::{Look, LookError};
 use super::reason::Reason;
 use super::uplink::{self, Wire, Wires};
 use super::xdp::{self, Xdp};
-use crate::bpf::{self, BpfError, FastStats, Place, Segment, XdpMode};
+use crate::bpf::{self, BpfError, Dataplane, FastStats, Place, Programs, Segment, XdpMode};
 use crate::hooks::{AttachMode, HookError, uplink as hook};
 use crate::netlink::{Changes, Handle, LinkWatch, Moves, StationWatch};
 use crate::report::Chain;
@@ -44,6 +44,7 @@ pub struct FastPaths {
     mode: Mode,
     xdp: Xdp,
     attach: AttachMode,
+    programs: Arc<Programs>,
     state: Mutex<State>,
     /// Told when there is a new member.
     admitted: Notify,
@@ -61,16 +62,20 @@ struct State {
 
 impl FastPaths {
     /// With nobody on the fast path yet.
-    pub fn new(mode: Mode, xdp: Xdp, attach: AttachMode, maps: bpf::FastPath) -> Self {
+    ///
+    /// # Errors
+    /// The maps cannot be opened.
+    pub fn new(mode: Mode, xdp: Xdp, attach: AttachMode, dataplane: &Dataplane) -> Result<Self, BpfError> {
+        let programs = Arc::clone(dataplane.programs());
         let state = State {
-            maps,
+            maps: dataplane.fast_path()?,
             members: BTreeMap::new(),
             off: BTreeMap::new(),
             wires: BTreeMap::new(),
             running: None,
             early: BTreeMap::new(),
         };
-        Self { mode, xdp, attach, state: Mutex::new(state), admitted: Notify::new() }
+        Ok(Self { mode, xdp, attach, programs, state: Mutex::new(state), admitted: Notify::new() })
     }
 
     /// When the fast path is taken.
@@ -107,7 +112,8 @@ impl FastPaths {
         let mut state = self.lock();
         state.maps.forget(id)?;
         if state.members.is_empty() && !state.wires.is_empty() {
-            state.set_wires(self.attach, Wires::default(), &mut Handle::open().map_err(LookError::from)?)?;
+            let mut host = Handle::open().map_err(LookError::from)?;
+            state.set_wires(self.attach, &self.programs, Wires::default(), &mut host)?;
         }
         Ok(())
     }
@@ -236,7 +242,7 @@ impl FastPaths {
             let mut state = self.lock();
             // An attachment that went meanwhile may have been the last.
             if state.members == members {
-                state.set_wires(self.attach, wires, &mut host)?;
+                state.set_wires(self.attach, &self.programs, wires, &mut host)?;
             }
         }
         if !candidates.is_empty() {
@@ -287,14 +293,20 @@ impl FastPaths {
 
 impl State {
     /// Brings uplinks and what the programs know of them up to what was decided.
-    fn set_wires(&mut self, attach: AttachMode, wires: Wires, host: &mut Handle) -> Result<(), HookError> {
+    fn set_wires(
+        &mut self,
+        mode: AttachMode,
+        programs: &Programs,
+        wires: Wires,
+        host: &mut Handle,
+    ) -> Result<(), HookError> {
         let wanted = wires.running();
         let first = self.running.is_none();
         let mut running = match self.running.take() {
             Some(running) => running,
             None => {
                 let own = self.members.values().map(|member| member.device).collect();
-                hook::running(&self.maps, &own, host)?
+                hook::running(programs, &own, host)?
             }
         };
         for (index, wire) in &wires.uplinks {
@@ -307,15 +319,18 @@ impl State {
         let changed = self.maps.set_uplinks(wires.entries).and_then(|()| self.maps.set_locals(wires.locals));
         let moved = changed.map_err(HookError::from).and_then(|()| {
             for device in running.difference(&wanted).copied().collect::<Vec<_>>() {
-                hook::detach(&self.maps, device, host)?;
+                for mode in [AttachMode::Tcx, AttachMode::Clsact] {
+                    hook::detach(mode, programs, device, host)?;
+                }
                 running.remove(&device);
             }
             for device in wanted {
                 if first {
-                    hook::attach(attach, &self.maps, device, host)?;
-                    hook::remove_others(attach, &self.maps, device, host)?;
-                } else if !running.contains(&device) || !hook::runs(attach, &self.maps, device, host)? {
-                    hook::attach(attach, &self.maps, device, host)?;
+                    hook::attach(mode, programs, device, host)?;
+                    // Last, so that every packet is judged by one of the two.
+                    hook::detach(mode.other(), programs, device, host)?;
+                } else if !running.contains(&device) || !hook::runs(mode, programs, device, host)? {
+                    hook::attach(mode, programs, device, host)?;
                 }
                 running.insert(device);
             }

@@ -1,10 +1,11 @@
 //! Where programs run on devices: by clsact filters or by tcx links.
 //!
-//! An attachment's programs run at its [`HookPoint`] (`point`): on the node's end of its link ([`node_end`]), on the parent that its
-//! macvlan shares with others ([`parent`]), or on its device in the pod ([`pod`]). The program of [`uplink`]s runs on devices of
-//! the node that are no attachment's. Each of the four attaches, says what is missing, detaches, and takes off what an agent of
-//! the other [`AttachMode`] attached. Filters are told apart by their [`numbers`]; what goes wrong is an `error`.
+//! An attachment's programs run at its [`HookPoint`] (`point`). A `device` with its programs attaches them, says which is missing,
+//! and detaches them, in either [`AttachMode`]; which programs and which device is for [`node_end`] (the node's end of a link),
+//! [`parent`] (the device that macvlans share), [`pod`] (the device in a pod) and [`uplink`] (devices of the node that are no
+//! attachment's). Filters are told apart by their [`numbers`]; what goes wrong is an `error`.
 
+mod device;
 mod error;
 pub(crate) mod node_end;
 mod numbers;
@@ -16,7 +17,6 @@ pub(crate) mod uplink;
 use serde::{Deserialize, Serialize};
 
 pub use error::HookError;
-pub use node_end::{FROM_POD, TO_POD};
 pub(crate) use pod::PodDevice;
 pub(crate) use point::HookPoint;
 
@@ -43,6 +43,14 @@ pub enum AttachMode {
 }
 
 impl AttachMode {
+    /// The mode that an earlier agent may have used instead.
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Clsact => Self::Tcx,
+            Self::Tcx => Self::Clsact,
+        }
+    }
+
     /// As status shows it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,6 +67,16 @@ pub struct AttachModes {
     pub attachments: AttachMode,
     /// To all others: uplinks of the node, devices in pods.
     pub others: AttachMode,
+}
+
+impl AttachModes {
+    /// How programs are attached there.
+    pub(crate) fn at(self, point: &HookPoint) -> AttachMode {
+        match point {
+            HookPoint::NodeEnd(_) | HookPoint::Parent { .. } => self.attachments,
+            HookPoint::Pod(_) | HookPoint::Nowhere(_) => self.others,
+        }
+    }
 }
 
 /// The kernel cannot attach programs as it was asked to.

@@ -1,118 +1,89 @@
-//! The programs of an attachment on the node's end of its link.
+//! The node's end of an attachment's link: the device is the attachment's alone, in the node's namespace.
 
 use std::collections::BTreeSet;
-use std::os::fd::BorrowedFd;
 
+use super::device::{DeviceHooks, HookProgram};
+use super::numbers::NODE_END;
 use super::{AttachMode, HookError};
-use crate::bpf::{self, Dataplane, Running};
-use crate::netlink::{self, DevicePrograms, Handle, Hook};
+use crate::bpf::{Hook as Side, LinkPlace, Program, Programs};
+use crate::netlink::{DevicePrograms, Handle, Hook};
 
-/// Name of the program that judges what pods send, as `tc` and `bpftool` show it.
-pub const FROM_POD: &str = "na_from_pod";
-/// Name of the program that judges what pods receive.
-pub const TO_POD: &str = "na_to_pod";
+/// The node receives what the pod sends, and sends what the pod receives.
+const PROGRAMS: [(Hook, Program); 2] =
+    [(Hook::Ingress, Program::At(Side::FromPod)), (Hook::Egress, Program::At(Side::ToPod))];
 
-/// The two directions of a device with the program that runs there.
-const DIRECTIONS: [(Hook, &str, bpf::Hook); 2] =
-    [(Hook::Ingress, FROM_POD, bpf::Hook::FromPod), (Hook::Egress, TO_POD, bpf::Hook::ToPod)];
-
-/// Runs the programs on a device. Those of the other mode are taken off afterwards, so that every packet is judged.
-pub(crate) fn attach(
-    mode: AttachMode,
-    dataplane: &Dataplane,
-    device: u32,
-    host: &mut Handle,
-) -> Result<(), HookError> {
-    match mode {
-        AttachMode::Clsact => Ok(host.ensure_programs(device, &programs(dataplane))?),
-        AttachMode::Tcx => Ok(dataplane.attach_by_links(device)?),
-    }
+/// The programs of an attachment on this device.
+pub(crate) fn on(ifindex: u32) -> DeviceHooks<'static> {
+    let programs = PROGRAMS.map(|(hook, program)| HookProgram {
+        hook,
+        number: NODE_END,
+        class: 0,
+        program,
+        link: Some(LinkPlace::Node { ifindex, program }),
+    });
+    DeviceHooks { index: ifindex, pod: None, programs: programs.into(), first: true }
 }
 
-/// Takes off a device what an agent of the other mode attached: what was found there.
-pub(crate) fn remove_others(
-    mode: AttachMode,
-    dataplane: &Dataplane,
-    device: u32,
-    found: &Found,
-    host: &mut Handle,
-) -> Result<(), HookError> {
-    match mode {
-        AttachMode::Clsact if found.links => Ok(dataplane.remove_links(device)?),
-        AttachMode::Tcx if found.filters != DevicePrograms::default() => Ok(host.remove_programs(device)?),
-        AttachMode::Clsact | AttachMode::Tcx => Ok(()),
-    }
-}
-
-/// What an earlier agent left on a device, in whatever mode it was.
+/// What earlier agents left on a device, in either mode.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// Filters at our place.
-    pub(crate) filters: DevicePrograms,
+    filters: DevicePrograms,
     /// Whether there are pins of links.
-    pub(crate) links: bool,
+    links: bool,
 }
 
 impl Found {
     /// Whether any program of ours may run.
     pub(crate) fn anything(&self) -> bool {
-        self.links || self.filters != DevicePrograms::default()
+        self.has(AttachMode::Clsact) || self.has(AttachMode::Tcx)
     }
 
-    /// Whether both programs run as they are to in this mode. Those of an earlier object count.
+    /// Whether any program of ours may run in that mode.
+    pub(crate) fn has(&self, mode: AttachMode) -> bool {
+        match mode {
+            AttachMode::Clsact => self.filters != DevicePrograms::default(),
+            AttachMode::Tcx => self.links,
+        }
+    }
+
+    /// Whether both programs of a device run in that mode. Those of an earlier object count.
     pub(crate) fn is_whole(
         &self,
         mode: AttachMode,
-        dataplane: &Dataplane,
+        programs: &Programs,
         device: u32,
+        host: &mut Handle,
     ) -> Result<bool, HookError> {
         match mode {
             AttachMode::Clsact => {
-                let DevicePrograms { ingress, egress } = &self.filters;
-                Ok((ingress.as_deref(), egress.as_deref()) == (Some(FROM_POD), Some(TO_POD)))
+                let found = [&self.filters.ingress, &self.filters.egress].map(Option::as_deref);
+                Ok(found == PROGRAMS.map(|(_, program)| Some(program.name())))
             }
-            AttachMode::Tcx => {
-                for (_, _, program) in DIRECTIONS {
-                    if !self.links || dataplane.running_by_link(device, program)? == Running::Nothing {
-                        return Ok(false);
-                    }
-                }
-                Ok(true)
-            }
+            AttachMode::Tcx => Ok(self.links && on(device).missing(mode, programs, host)?.is_none()),
         }
     }
 }
 
-/// The first program that does not run on a device. One of an earlier object counts as running.
-pub(crate) fn missing(
-    mode: AttachMode,
-    dataplane: &Dataplane,
-    device: u32,
+/// Looks at many devices at once: one by one it would take longer than the rest of a restart. `None` for a device that is gone.
+pub(crate) fn find_all(
+    devices: &[u32],
+    programs: &Programs,
     host: &mut Handle,
-) -> Result<Option<&'static str>, HookError> {
-    for (hook, name, program) in DIRECTIONS {
-        let runs = match mode {
-            AttachMode::Clsact => {
-                host.find_program(device, hook)?.and_then(|found| found.name).as_deref() == Some(name)
-            }
-            AttachMode::Tcx => dataplane.running_by_link(device, program)? != Running::Nothing,
-        };
-        if !runs {
-            return Ok(Some(name));
-        }
-    }
-    Ok(None)
+) -> Result<Vec<Result<Option<Found>, HookError>>, HookError> {
+    let linked = linked(programs)?;
+    let attached = host.attached_programs(devices, NODE_END)?;
+    let found = devices.iter().zip(attached).map(|(device, filters)| {
+        let links = linked.contains(device);
+        Ok(filters?.map(|filters| Found { filters, links }))
+    });
+    Ok(found.collect())
 }
 
-/// Removes the links of devices that nobody knows: theirs are gone, or never became anybody's.
-pub(crate) fn sweep(dataplane: &Dataplane, known: &BTreeSet<u32>) -> Result<(), HookError> {
-    for device in dataplane.linked_devices()?.difference(known) {
-        dataplane.remove_links(*device)?;
-    }
-    Ok(())
+/// Removes the links of devices that are not `known`: the devices are gone, or were never given to an attachment.
+pub(crate) fn sweep(programs: &Programs, known: &BTreeSet<u32>) -> Result<(), HookError> {
+    linked(programs)?.difference(known).try_for_each(|device| on(*device).unlink(programs))
 }
 
-/// The programs of an attachment and where they run.
-pub(crate) fn programs(dataplane: &Dataplane) -> [(netlink::Hook, &'static str, BorrowedFd<'_>); 2] {
-    DIRECTIONS.map(|(hook, name, program)| (hook, name, dataplane.program(program)))
+fn linked(programs: &Programs) -> Result<BTreeSet<u32>, HookError> {
+    Ok(programs.linked_devices(&PROGRAMS.map(|(_, program)| program))?)
 }

@@ -1,20 +1,22 @@
 //! Numbers of our filters, one table.
 //!
-//! The kernel tells filters of a device apart by the numbers that who attaches them chooses (`handle`); others count from 1. A
-//! number means one program at one hook of one kind of device, so that a filter can be replaced, found and removed without
-//! asking what it is. The upper half is `na` in ASCII.
+//! The kernel tells the filters of a device apart by numbers (`handle`) that are chosen by the process that attaches them; those
+//! that the kernel chooses count from 1. A number means one program at one hook of one kind of device, so that a filter can be
+//! replaced, found and removed without reading its program. The upper half is `na` in ASCII.
 //!
 //! | device | hook | number | program |
 //! |---|---|---|---|
-//! | parent | ingress | [`FROM`], [`TO`] | `na_parent_from`, `na_parent_to` |
-//! | parent | egress | [`FROM`] | `na_parent_from` |
-//! | macvlan in a pod | ingress | [`FROM`], [`TO`] | `na_parent_from`, `na_parent_to` |
+//! | node's end | ingress | [`NODE_END`] | `na_from_pod` |
+//! | node's end | egress | [`NODE_END`] | `na_to_pod` |
+//! | parent | ingress | [`FROM`], [`TO`] | `na_par_from`, `na_par_to` |
+//! | parent | egress | [`FROM`] | `na_par_from` |
+//! | macvlan in a pod | ingress | [`FROM`], [`TO`] | `na_par_from`, `na_par_to` |
 //! | device in a pod | egress | [`POD_FROM`] | `na_pod_from` |
 //! | device in a pod | ingress | [`POD_TO`] | `na_pod_to` |
 //! | uplink | ingress | [`UPLINK_OWN_CLSACT`] or [`UPLINK_FOREIGN_CLSACT`] | `na_wire` |
-//!
-//! The node's end of a link is an attachment's own device: its two programs are found by their names (`netlink::tc`).
 
+/// Either program on the node's end of a link, which is an attachment's own device.
+pub(super) const NODE_END: u32 = 1;
 /// What pods send, on parents and macvlans.
 pub(super) const FROM: u32 = 0x6e61_0001;
 /// What pods receive, on parents and macvlans.

@@ -9,17 +9,46 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netattach_common::parent::place;
 
+use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{FROM, TO};
+use super::pod::class;
 use super::{AttachMode, HookError, PodDevice};
-use crate::bpf::{Dataplane, Hook as Way, OnParent, Parent, Program};
-use crate::netlink::{Filter, Handle, Hook};
+use crate::bpf::{Dataplane, Entry, Hook as Side, LinkPlace, OnParent, Parent, Program};
+use crate::netlink::{Handle, Hook};
 
-/// Where the programs of a parent run by filters, and which.
-const ON_PARENT: [(Hook, u32, Way, u16); 3] = [
-    (Hook::Ingress, FROM, Way::FromPod, place::INGRESS),
-    (Hook::Ingress, TO, Way::ToPod, place::INGRESS),
-    (Hook::Egress, FROM, Way::FromPod, place::EGRESS),
+/// The programs on a parent: a filter tells its program by the class where it is, and a link has a program for each place.
+const ON_PARENT: [(Hook, u32, Side, u16, Entry); 3] = [
+    (Hook::Ingress, FROM, Side::FromPod, place::INGRESS, Entry::InFrom),
+    (Hook::Ingress, TO, Side::ToPod, place::INGRESS, Entry::InTo),
+    (Hook::Egress, FROM, Side::FromPod, place::EGRESS, Entry::Out),
 ];
+
+/// The programs on a parent.
+fn on(ifindex: u32) -> DeviceHooks<'static> {
+    let programs = ON_PARENT.map(|(hook, number, side, class, entry)| HookProgram {
+        hook,
+        number,
+        class,
+        program: Program::OnParent(side),
+        link: Some(LinkPlace::Node { ifindex, program: Program::Entry(entry) }),
+    });
+    DeviceHooks { index: ifindex, pod: None, programs: programs.into(), first: false }
+}
+
+/// The programs on a macvlan in its pod, in either mode by filters. The driver copies multicast and broadcast frames to each
+/// macvlan past the parent's hooks: each copy is judged where it arrives.
+fn copies<'a>(attachment: u32, index: u32, pod: Option<&'a PodDevice>) -> Result<DeviceHooks<'a>, HookError> {
+    // Numbers of attachments are below `place::INGRESS`: the settings bound them.
+    let class = class(attachment)?;
+    let programs = [(FROM, Side::FromPod), (TO, Side::ToPod)].map(|(number, side)| HookProgram {
+        hook: Hook::Ingress,
+        number,
+        class,
+        program: Program::OnParent(side),
+        link: None,
+    });
+    Ok(DeviceHooks { index, pod, programs: programs.into(), first: false })
+}
 
 /// Keeps the parents' programs.
 #[derive(Debug)]
@@ -55,7 +84,8 @@ impl Parents {
                 self.cover(dataplane, on.parent, host)?;
             }
         }
-        ensure_copies_judged(dataplane, id, macvlan, pod)
+        copies(id, macvlan.index, None)?.attach(AttachMode::Clsact, dataplane.programs(), pod)?;
+        Ok(())
     }
 
     /// Forgets an attachment; the programs leave a parent with its last.
@@ -79,18 +109,18 @@ impl Parents {
         on: &OnParent,
         macvlan: &PodDevice,
         changed: bool,
+        host: &mut Handle,
     ) -> Result<(), HookError> {
         dataplane.bind_macvlan(id, on)?;
         if !changed {
             return Ok(());
         }
-        // Without its namespace the pod is gone: its DEL is still to come.
-        let Some(netns) = macvlan.namespace() else { return Ok(()) };
-        let mut pod = Handle::open_in(&netns)?;
-        match ensure_copies_judged(dataplane, id, macvlan, &mut pod) {
-            // The pod has deleted it.
+        let copies = copies(id, macvlan.index, Some(macvlan))?;
+        match copies.attach(AttachMode::Clsact, dataplane.programs(), host) {
+            // The pod is gone, and its DEL is still to come; or the pod has deleted the macvlan.
+            Err(HookError::PodGone) => Ok(()),
             Err(HookError::Netlink(error)) if error.not_found() => Ok(()),
-            other => other,
+            other => other.map(drop),
         }
     }
 
@@ -100,7 +130,7 @@ impl Parents {
         let _turn = self.turn();
         let in_use = dataplane.parents_in_use();
         let mut covered: BTreeSet<u32> = dataplane.covered_parents().into_keys().collect();
-        match dataplane.parent_links().parents() {
+        match dataplane.programs().linked_devices(&Entry::ALL.map(Program::Entry)) {
             // Those of earlier maps.
             Ok(linked) => covered.extend(linked),
             Err(error) => return vec![error.into()],
@@ -124,10 +154,7 @@ impl Parents {
         parent: u32,
         host: &mut Handle,
     ) -> Result<Option<&'static str>, HookError> {
-        match self.mode {
-            AttachMode::Clsact => missing_filter(host, parent),
-            AttachMode::Tcx => Ok(dataplane.parent_links().missing(parent)?),
-        }
+        on(parent).missing(self.mode, dataplane.programs(), host)
     }
 
     /// Puts the programs of an attachment's parent back where somebody has taken one off, and says whether it did. An
@@ -163,20 +190,11 @@ impl Parents {
             },
         };
         dataplane.cover_parent(parent, what)?;
-        let own_clsact = match self.mode {
-            AttachMode::Clsact => {
-                let filters =
-                    ON_PARENT.map(|(hook, handle, way, class)| filter(dataplane, hook, handle, way, class));
-                let made = host.ensure_filters(parent, &filters)?;
-                dataplane.parent_links().detach(parent)?;
-                made || had_own_clsact
-            }
-            AttachMode::Tcx => {
-                dataplane.parent_links().attach(parent)?;
-                remove_filters(parent, had_own_clsact, host)?;
-                false
-            }
-        };
+        let (programs, on) = (dataplane.programs(), on(parent));
+        let made_clsact = on.attach(self.mode, programs, host)?;
+        // Last, so that every packet is judged by one of the two.
+        on.detach(self.mode.other(), programs, host, had_own_clsact)?;
+        let own_clsact = self.mode == AttachMode::Clsact && (made_clsact || had_own_clsact);
         if own_clsact != what.own_clsact {
             dataplane.cover_parent(parent, Parent { own_clsact, ..what })?;
         }
@@ -192,47 +210,8 @@ impl Parents {
 /// Takes the programs off a parent, in whatever mode they were attached.
 fn uncover(dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {
     let own_clsact = dataplane.covered_parents().get(&parent).is_some_and(|covered| covered.own_clsact);
-    dataplane.parent_links().detach(parent)?;
-    remove_filters(parent, own_clsact, host)?;
-    Ok(dataplane.uncover_parent(parent)?)
-}
-
-fn remove_filters(parent: u32, own_clsact: bool, host: &mut Handle) -> Result<(), HookError> {
-    let filters = ON_PARENT.map(|(hook, handle, ..)| (hook, handle));
-    Ok(host.ensure_filters_absent(parent, &filters, own_clsact)?)
-}
-
-/// The first program that no filter runs on a parent.
-fn missing_filter(host: &mut Handle, parent: u32) -> Result<Option<&'static str>, HookError> {
-    for hook in [Hook::Ingress, Hook::Egress] {
-        let found = host.find_filters(parent, hook)?;
-        for (_, _, way, _) in ON_PARENT.iter().filter(|(at, ..)| *at == hook) {
-            let name = Program::OnParent(*way).name();
-            if !found.iter().any(|filter| filter.name.as_deref() == Some(name)) {
-                return Ok(Some(name));
-            }
-        }
+    for mode in [AttachMode::Tcx, AttachMode::Clsact] {
+        on(parent).detach(mode, dataplane.programs(), host, own_clsact)?;
     }
-    Ok(None)
-}
-
-/// The driver copies multicast and broadcast frames to each macvlan past the parent's hooks: each is judged where it
-/// arrives.
-fn ensure_copies_judged(
-    dataplane: &Dataplane,
-    id: u32,
-    macvlan: &PodDevice,
-    pod: &mut Handle,
-) -> Result<(), HookError> {
-    // Numbers of attachments are below `place::INGRESS`: the settings bound them.
-    let class = u16::try_from(id).map_err(|_| HookError::NoClass(id))?;
-    let filters = [(FROM, Way::FromPod), (TO, Way::ToPod)]
-        .map(|(handle, way)| filter(dataplane, Hook::Ingress, handle, way, class));
-    pod.ensure_filters(macvlan.index, &filters)?;
-    Ok(())
-}
-
-fn filter(dataplane: &Dataplane, hook: Hook, handle: u32, way: Way, class: u16) -> Filter<'_> {
-    let name = Program::OnParent(way).name();
-    Filter { hook, handle, class, name, program: dataplane.parent_program(way) }
+    Ok(dataplane.uncover_parent(parent)?)
 }

@@ -1,15 +1,18 @@
-//! The programs of an attachment on its device in the pod: where another plugin made an interface without an end on the node.
+//! The device of an attachment in its pod: where another plugin made an interface without an end on the node.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use super::HookError;
+use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{POD_FROM, POD_TO};
-use super::{AttachMode, HookError};
-use crate::bpf::{Dataplane, Hook as Way, Program};
-use crate::netlink::{Filter, Handle, Hook};
-use crate::netns::{Netns, NetnsId, within};
+use crate::bpf::{Hook as Side, LinkPlace, Program, Programs};
+use crate::netlink::Hook;
+use crate::netns::{Netns, NetnsId};
 
-const FILTERS: [(Hook, u32, Way); 2] =
-    [(Hook::Egress, POD_FROM, Way::FromPod), (Hook::Ingress, POD_TO, Way::ToPod)];
+/// The device sends what the pod sends, and receives what the pod receives.
+const PROGRAMS: [(Hook, u32, Side); 2] =
+    [(Hook::Egress, POD_FROM, Side::FromPod), (Hook::Ingress, POD_TO, Side::ToPod)];
 
 /// A device in its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,68 +32,36 @@ impl PodDevice {
     }
 }
 
-/// Runs the programs on a device in a pod. The pod may be gone; its DEL will clean up.
-pub(crate) fn attach(
-    mode: AttachMode,
-    dataplane: &Dataplane,
-    id: u32,
-    device: &PodDevice,
-) -> Result<(), HookError> {
-    let netns = device.namespace().ok_or(HookError::PodGone)?;
-    match mode {
-        AttachMode::Tcx => Ok(within(&netns, || dataplane.in_pod().attach(id, device.index))??),
-        AttachMode::Clsact => {
-            let filters = filters(dataplane, id)?;
-            Handle::open_in(&netns)?.ensure_filters(device.index, &filters)?;
-            Ok(())
-        }
-    }
+/// The programs of an attachment on its device in the pod. The class of filters is the attachment's number.
+pub(crate) fn on(attachment: u32, device: &PodDevice) -> Result<DeviceHooks<'_>, HookError> {
+    let (index, class) = (device.index, class(attachment)?);
+    let programs = PROGRAMS.map(|(hook, number, side)| HookProgram {
+        hook,
+        number,
+        class,
+        program: Program::InPod(side),
+        link: Some(link(attachment, index, side)),
+    });
+    Ok(DeviceHooks { index, pod: Some(device), programs: programs.into(), first: false })
 }
 
-/// The first program that does not run on a device in a pod. Where the pod is gone none is missing.
-pub(crate) fn missing(
-    mode: AttachMode,
-    dataplane: &Dataplane,
-    id: u32,
-    device: &PodDevice,
-) -> Result<Option<&'static str>, HookError> {
-    if mode == AttachMode::Tcx {
-        return Ok(dataplane.in_pod().missing(id, device.index)?);
-    }
-    let Some(netns) = device.namespace() else { return Ok(None) };
-    let mut pod = Handle::open_in(&netns)?;
-    for (hook, _, way) in FILTERS {
-        let name = Program::InPod(way).name();
-        let found = pod.find_filters(device.index, hook)?;
-        if !found.iter().any(|found| found.name.as_deref() == Some(name)) {
-            return Ok(Some(name));
-        }
-    }
-    Ok(None)
+/// Takes an attachment's links away, wherever its device is. Idempotent.
+pub(crate) fn unlink(attachment: u32, programs: &Programs) -> Result<(), HookError> {
+    // The pin is found by the attachment alone.
+    let places = PROGRAMS.map(|(_, _, side)| link(attachment, 0, side));
+    Ok(places.into_iter().try_for_each(|place| programs.unlink(place))?)
 }
 
-/// Takes off a device in a pod what an agent of the other mode attached.
-pub(crate) fn remove_others(
-    mode: AttachMode,
-    dataplane: &Dataplane,
-    id: u32,
-    device: &PodDevice,
-) -> Result<(), HookError> {
-    match (mode, device.namespace()) {
-        (AttachMode::Clsact, _) => Ok(dataplane.in_pod().detach(id)?),
-        (AttachMode::Tcx, Some(netns)) => {
-            let filters = FILTERS.map(|(hook, handle, _)| (hook, handle));
-            Ok(Handle::open_in(&netns)?.ensure_filters_absent(device.index, &filters, false)?)
-        }
-        (AttachMode::Tcx, None) => Ok(()),
-    }
+/// Removes the links of attachments that are not `known`.
+pub(crate) fn sweep(programs: &Programs, known: &BTreeSet<u32>) -> Result<(), HookError> {
+    programs.linked_attachments()?.difference(known).try_for_each(|attachment| unlink(*attachment, programs))
 }
 
-/// What runs on a device in a pod by filters, whose class says whose the packets are.
-fn filters(dataplane: &Dataplane, id: u32) -> Result<[Filter<'_>; 2], HookError> {
-    let class = u16::try_from(id).map_err(|_| HookError::NoClass(id))?;
-    Ok(FILTERS.map(|(hook, handle, way)| {
-        let (name, program) = (Program::InPod(way).name(), dataplane.in_pod().program(way));
-        Filter { hook, handle, class, name, program }
-    }))
+/// An attachment's number as the class of a filter.
+pub(super) fn class(attachment: u32) -> Result<u16, HookError> {
+    u16::try_from(attachment).map_err(|_| HookError::NoClass(attachment))
+}
+
+fn link(attachment: u32, ifindex: u32, hook: Side) -> LinkPlace {
+    LinkPlace::Pod { attachment, ifindex, hook }
 }

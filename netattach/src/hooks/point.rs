@@ -1,6 +1,7 @@
 //! Where the programs of an attachment run.
 
-use super::{HookError, PodDevice};
+use super::device::DeviceHooks;
+use super::{HookError, PodDevice, node_end, pod};
 use crate::bpf::{Device, OnParent};
 use crate::netlink::Handle;
 use crate::step::{Unseen, Vantage};
@@ -41,6 +42,18 @@ impl HookPoint {
             Self::Parent { on, .. } => Device::Parent(on.clone()),
             Self::Pod(_) => Device::InPod,
             Self::Nowhere(_) => Device::Nowhere,
+        }
+    }
+
+    /// The programs on the device that is the attachment's own. A parent is shared: see [`Parents`](super::parent::Parents).
+    ///
+    /// # Errors
+    /// [`HookError::NoClass`]
+    pub(crate) fn own_device(&self, attachment: u32) -> Result<Option<DeviceHooks<'_>>, HookError> {
+        match self {
+            Self::NodeEnd(index) => Ok(Some(node_end::on(*index))),
+            Self::Pod(device) => pod::on(attachment, device).map(Some),
+            Self::Parent { .. } | Self::Nowhere(_) => Ok(None),
         }
     }
 

@@ -14,8 +14,6 @@ use super::{Error, Handle};
 
 /// Priority of our filters: the first that a packet meets, so that nobody passes it on before it was judged.
 const PRIORITY: u32 = 1;
-/// Handle of our filter within its priority. A fixed one makes attaching again a replacement.
-const FILTER_HANDLE: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
 /// Priority and protocol of our filters (`tcm_info`).
 const OUR_INFO: u32 = (PRIORITY << 16) | ETH_P_ALL.to_be() as u32;
@@ -53,7 +51,7 @@ pub struct Filter<'a> {
 /// How many devices are asked about at once: the answers have to fit into a socket's buffer.
 const DEVICES_AT_ONCE: usize = 32;
 
-/// The names of the programs that [`Handle::ensure_programs`] attached to a device, as far as they are there.
+/// The names of the programs that filters of one number run on a device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DevicePrograms {
     /// On [`Hook::Ingress`].
@@ -74,28 +72,8 @@ pub struct FilterState {
 }
 
 impl Handle {
-    /// The programs run on those hooks of the device. A program that is there already is replaced in one step:
-    /// no packet passes between the two.
-    pub fn ensure_programs(
-        &mut self,
-        index: u32,
-        programs: &[(Hook, &str, BorrowedFd<'_>)],
-    ) -> Result<(), Error> {
-        let filters: Vec<Filter<'_>> = programs
-            .iter()
-            .map(|(hook, name, program)| Filter {
-                hook: *hook,
-                handle: FILTER_HANDLE,
-                class: 0,
-                name,
-                program: *program,
-            })
-            .collect();
-        self.ensure_filters(index, &filters).map(drop)
-    }
-
-    /// The same for filters with numbers of their own, in the order in which packets are to meet those that are new. Says
-    /// whether the device had no `clsact` before.
+    /// The filters are on the device, in the order in which packets are to meet those that are new. One that is there already is
+    /// replaced in one step: no packet passes between the two. Says whether the device had no `clsact` before.
     pub fn ensure_filters(&mut self, index: u32, filters: &[Filter<'_>]) -> Result<bool, Error> {
         let mut requests = vec![Request::new(clsact(index), CREATE | EXCL)];
         // The kernel puts a new filter before the others of its priority (`cls_bpf_change`).
@@ -142,23 +120,18 @@ impl Handle {
         absent_is_fine(self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0).map(drop))
     }
 
-    /// What [`ensure_programs`](Self::ensure_programs) attached is gone. The queueing discipline stays.
-    pub fn remove_programs(&mut self, index: u32) -> Result<(), Error> {
-        let filters = [Hook::Ingress, Hook::Egress].map(|hook| (hook, FILTER_HANDLE));
-        self.ensure_filters_absent(index, &filters, false)
-    }
-
-    /// What [`ensure_programs`](Self::ensure_programs) attached to each of these devices, in their order; `None` for one that is
-    /// gone. What others have attached before it is not seen.
+    /// The programs that our filters of that number run on each of these devices, in the order of the devices; `None` for one
+    /// that is gone. Filters of others before ours are not seen.
     pub fn attached_programs(
         &mut self,
         devices: &[u32],
+        number: u32,
     ) -> Result<Vec<Result<Option<DevicePrograms>, Error>>, Error> {
         let mut attached = Vec::with_capacity(devices.len());
         for some in devices.chunks(DEVICES_AT_ONCE) {
             let wanted = some.iter().flat_map(|index| {
                 [Hook::Ingress, Hook::Egress].map(|hook| {
-                    let filter = address(*index, hook, FILTER_HANDLE);
+                    let filter = address(*index, hook, number);
                     Request::new(RouteNetlinkMessage::GetTrafficFilter(filter), 0)
                 })
             });
@@ -180,11 +153,6 @@ impl Handle {
             Some(Err(refused)) if refused.errno == rustix::io::Errno::NOENT.raw_os_error() => Ok(false),
             _ => Ok(true),
         }
-    }
-
-    /// Our filter on that hook of the device, if it is there.
-    pub fn find_program(&mut self, index: u32, hook: Hook) -> Result<Option<FilterState>, Error> {
-        Ok(self.find_filters(index, hook)?.into_iter().next())
     }
 
     /// The filters of our priority on that hook of the device, in the order in which packets meet them.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use netattach::bpf::Program;
 use netattach::bpf::sys::Direction;
 use netattach_tests::tools::report_skipped;
 
@@ -93,16 +94,27 @@ fn a_tcx_link_outlives_its_maker_and_takes_new_programs() {
     let attach = |hook| {
         // SAFETY: only the network namespace of this short-lived thread changes; it opened no sockets.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
-        let link = sys::tcx_attach(rig.dataplane.program(hook), DEVICE, Direction::Ingress, None).unwrap();
-        let twice =
-            sys::tcx_attach(rig.dataplane.program(hook), DEVICE, Direction::Ingress, None).unwrap_err();
+        let link = sys::tcx_attach(
+            rig.dataplane.programs().get(Program::At(hook)).unwrap(),
+            DEVICE,
+            Direction::Ingress,
+            None,
+        )
+        .unwrap();
+        let twice = sys::tcx_attach(
+            rig.dataplane.programs().get(Program::At(hook)).unwrap(),
+            DEVICE,
+            Direction::Ingress,
+            None,
+        )
+        .unwrap_err();
         assert_eq!(twice.kind(), std::io::ErrorKind::AlreadyExists);
         sys::pin(link.as_fd(), &root.join("link")).unwrap();
         drop(link);
         let link = sys::open_pin(&root.join("link")).unwrap();
         let info = sys::link_info(link.as_fd()).unwrap();
         assert_eq!((info.ifindex, info.program_id), (DEVICE, rig.from_pod.info().unwrap().id()));
-        sys::link_update(link.as_fd(), rig.dataplane.program(ToPod)).unwrap();
+        sys::link_update(link.as_fd(), rig.dataplane.programs().get(Program::At(ToPod)).unwrap()).unwrap();
         let info = sys::link_info(link.as_fd()).unwrap();
         assert_eq!(info.program_id, rig.to_pod.info().unwrap().id());
     };
