@@ -23,6 +23,7 @@
 //! | [`observe`] | what the programs reported lately | no |
 //! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
 //! | [`moment`] | which of two things came first | clock |
+//! | [`timing`] | where the time of one operation goes | clock |
 //! | `sync` | locks and threads, by names that a model checker can stand behind | no |
 //! | [`budget`] | how large what others write may be | no |
 //! | `cidr` | networks as text | no |
@@ -70,6 +71,7 @@ pub mod spec;
 pub mod step;
 mod sync;
 pub mod sysctl;
+pub mod timing;
 pub mod waits;
 
 /// Ends the process, as `kill -9` would, when the environment asks for it at this point. Exists only with the

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use serde::{Deserialize, Serialize};
 
-use crate::bounded;
+use crate::{bounded, timing};
 
 /// `f_type` of the filesystem that namespaces live on (`NSFS_MAGIC`, linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
@@ -179,7 +179,7 @@ pub fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> Result<T, NetnsErro
         move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|source| NetnsError::Enter { path: netns.path.clone(), source: source.into() })
     };
-    enter(netns)?;
+    timing::part("namespace", || enter(netns))?;
     let _back = Back(&home);
     Ok(work())
 }

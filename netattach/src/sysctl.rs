@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::timing;
+
 /// A setting could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("set {path} to {value}")]
@@ -32,5 +34,9 @@ pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
             Ok(())
         }
     };
-    set().map_err(|source| SysctlError { path: path.clone(), value: value.to_owned(), source })
+    timing::part("sysctl", set).map_err(|source| SysctlError {
+        path: path.clone(),
+        value: value.to_owned(),
+        source,
+    })
 }

@@ -22,6 +22,7 @@ use crate::publish::Publish;
 use crate::report::Chain;
 use crate::rpc::message::{CniCall, CniReply, Condition, Request, Response};
 use crate::rpc::server::Handler;
+use crate::timing;
 use crate::waits;
 
 /// How many questions are answered or wait at a time; further ones are refused.
@@ -29,6 +30,12 @@ pub(super) const MOST_QUESTIONS: usize = 32;
 
 /// How long requests may be at a plugin or pool before the status shows it.
 const LONG_STANDING: Duration = Duration::from_secs(3);
+
+/// A request that takes this long says in the log where its time went.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// Target of the lines that say so.
+const TIMING: &str = "netattach::timing";
 
 /// How many threads publish statuses at a time.
 pub(super) const MOST_PUBLISHERS: usize = 8;
@@ -118,7 +125,7 @@ impl Agent {
         };
         let container = request.container_id.clone();
         let ((stdout, publish), turn) =
-            self.in_turn(&container, class, move |agent| agent.blocking(&request)).await?;
+            self.in_turn(&container, class, move |agent| agent.timed(&request)).await?;
         if let Some(sandbox) = publish {
             self.publish_later(sandbox, turn);
         }
@@ -242,12 +249,24 @@ impl Agent {
         });
     }
 
+    /// Carries a request out, and logs where the time went: at level debug, and at level info where it took long.
+    fn timed(&self, request: &cni::Request) -> Result<(String, Option<Key>), CniError> {
+        let (done, times) = timing::operation(|| self.blocking(request));
+        let (container, took_us) = (&request.container_id, times.total().as_micros());
+        if times.total() >= SLOW {
+            tracing::info!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "slow");
+        } else {
+            tracing::debug!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "done");
+        }
+        done
+    }
+
     /// What goes to standard output, and whose status is to be published.
     pub(super) fn blocking(&self, request: &cni::Request) -> Result<(String, Option<Key>), CniError> {
         let done = |()| (String::new(), None);
         match request.command {
             Command::Add => {
-                let (pod, intent) = self.intents.read(request)?;
+                let (pod, intent) = timing::part("reading", || self.intents.read(request))?;
                 let (result, attached) = self.engine.add(request, pod, &intent)?;
                 crate::crash_point!("add", "answer");
                 Ok((cni::json::pretty(&result), Some(attached.key)))

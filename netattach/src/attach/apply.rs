@@ -25,6 +25,7 @@ use crate::step::{
     Bridge, Delegate, Interface, LeasedAddress, MadeBy, Output, Parent, Protect, Role, Step, StepRef, Style,
 };
 use crate::sysctl;
+use crate::timing;
 use crate::waits::{self, Resource};
 
 /// The smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
@@ -123,13 +124,13 @@ impl Executor<'_> {
             Step::CreateLink(spec::Link::Veth(veth)) => self.veth(at, attachment, veth),
             Step::CreateLink(spec::Link::Macvlan(macvlan)) => self.macvlan(attachment, macvlan),
             Step::RaiseLoopback => self.loopback(),
-            Step::Lease(config) => self.lease(at, attachment, config),
-            Step::Delegate(delegate) => self.delegate(at, attachment, delegate),
+            Step::Lease(config) => timing::part("lease", || self.lease(at, attachment, config)),
+            Step::Delegate(delegate) => timing::part("plugin", || self.delegate(at, attachment, delegate)),
             Step::Gateway { bridge, force } => self.gateway(at, attachment, bridge, *force),
             Step::EnsureForwarding => self.forwarding(at, attachment),
             Step::RouteToPod => self.route_to_pod(at, attachment),
             Step::FindDevice => self.find_device(at, attachment),
-            Step::Protect(protect) => self.protect(at, attachment, protect),
+            Step::Protect(protect) => timing::part("policy", || self.protect(at, attachment, protect)),
             Step::Remember(remember) => {
                 let entry =
                     remember::entry(self.sandbox, attachment, remember, self.progress.outputs().of(at.0))

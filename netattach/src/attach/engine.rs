@@ -23,6 +23,7 @@ use crate::plan::resolve::{Intent, Numbers, Options, resolve};
 use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
 use crate::report::Chain;
 use crate::step::Step;
+use crate::timing;
 use crate::waits::{self, Resource};
 
 /// Attaches and detaches sandboxes. One operation per (container, interface) at a time: callers serialise by
@@ -133,7 +134,8 @@ impl Engine {
             Loaded::Whole(record) => self.take_back(*record)?,
         }
         let mut numbers = self.registry.reserve();
-        let plan = resolve(sandbox, request, intent, &self.options, self.numbers(&mut numbers))?;
+        let numbered = self.numbers(&mut numbers);
+        let plan = timing::part("planning", || resolve(sandbox, request, intent, &self.options, numbered))?;
         self.carry_out(key, plan, numbers, &netns, request.version)
     }
 

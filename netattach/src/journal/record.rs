@@ -16,6 +16,7 @@ use crate::plan::Plan;
 use crate::step::{Output, Outputs, Step, StepRef};
 use crate::sync::Arc;
 use crate::sync::thread::{self, JoinHandle};
+use crate::timing;
 
 /// Which sandbox and which of its CNI interfaces a record is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -311,7 +312,7 @@ impl Record {
     pub fn wait_durable(&mut self) -> Result<(), JournalError> {
         let failed = |source| JournalError::Sync { path: self.path.clone(), source };
         match self.sync.take() {
-            Some(thread) => match thread.join() {
+            Some(thread) => match timing::part("journal on disk", || thread.join()) {
                 Ok(synced) => synced.map_err(failed),
                 Err(_) => Err(failed(std::io::Error::other("the syncing thread panicked"))),
             },
@@ -331,6 +332,10 @@ impl Record {
     }
 
     fn append(&mut self, line: &Line) -> Result<(), JournalError> {
+        timing::part("journal", || self.write(line))
+    }
+
+    fn write(&mut self, line: &Line) -> Result<(), JournalError> {
         self.encode(line)?;
         if std::mem::take(&mut self.cut_off) {
             self.file.cut(self.length).map_err(|source| self.not_written(source))?;

@@ -15,6 +15,7 @@ use super::record::{Key, Place, Record, Replayed};
 use crate::moment::boot_id;
 use crate::plan::Plan;
 use crate::sync::{Arc, Mutex, locked};
+use crate::timing;
 
 /// Says in which boot the directory was opened last, once all that was torn before is cleared.
 const BOOT: &str = "boot";
@@ -105,7 +106,7 @@ impl Store {
         };
         crate::crash_point!("journal", "opened");
         let place = Place { path, name: name.clone(), files: Arc::clone(&self.files), file };
-        let created = Record::create(place, key, &self.boot, plan);
+        let created = timing::part("journal", || Record::create(place, key, &self.boot, plan));
         if created.is_err() {
             // A full disk leaves part of a line; nothing was done yet, so nothing needs to be remembered.
             let _ = self.files.remove(&name);
@@ -125,6 +126,10 @@ impl Store {
 
     /// What there is of a sandbox and interface.
     pub fn load(&self, key: &Key) -> Result<Loaded, JournalError> {
+        timing::part("journal", || self.read(key))
+    }
+
+    fn read(&self, key: &Key) -> Result<Loaded, JournalError> {
         let name = key.file_name()?;
         let path = self.directory.join(&name);
         let failed = |source| JournalError::Read { path: path.clone(), source };

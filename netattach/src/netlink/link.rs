@@ -15,6 +15,7 @@ use super::socket::{CREATE, EXCL, Request};
 use super::{Error, Handle};
 use crate::mac::Mac;
 use crate::spec;
+use crate::timing;
 
 /// Name under which a macvlan is created when the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";
@@ -293,6 +294,10 @@ impl Handle {
     /// address would be lost, and asked again after a second. From Linux 6.8 on, the kernel sees to it when it is asked
     /// about the link.
     pub fn await_carrier(&mut self, index: u32) -> Result<bool, Error> {
+        timing::part("carrier", || self.poll_carrier(index))
+    }
+
+    fn poll_carrier(&mut self, index: u32) -> Result<bool, Error> {
         let deadline = Instant::now() + CARRIER_WAIT;
         loop {
             let answers = self.socket.request(show(LinkUnspec::new_with_index(index)), 0)?;

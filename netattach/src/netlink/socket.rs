@@ -11,6 +11,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
 use super::error::{Error, Refused};
+use crate::timing;
 
 const HEADER_LEN: usize = 16;
 const NLMSG_ERROR: u16 = 2;
@@ -118,8 +119,18 @@ impl Socket {
         for request in requests {
             self.append(&mut datagram, request.message, request.flags | NLM_F_REQUEST | NLM_F_ACK);
         }
-        self.raw.send(&datagram, 0).map_err(|source| Error::Send(name, source))?;
+        timing::part(name, || self.exchange(name, &names, base, &datagram))
+    }
 
+    /// Sends a datagram and waits until each of its requests is acknowledged.
+    fn exchange(
+        &mut self,
+        name: &'static str,
+        names: &[&'static str],
+        base: u32,
+        datagram: &[u8],
+    ) -> Result<Vec<Reply>, Error> {
+        self.raw.send(datagram, 0).map_err(|source| Error::Send(name, source))?;
         let mut replies: Vec<Option<Reply>> = names.iter().map(|_| None).collect();
         let mut pending: Vec<Vec<RouteNetlinkMessage>> = names.iter().map(|_| Vec::new()).collect();
         let mut missing = names.len();
@@ -188,7 +199,7 @@ impl Socket {
     pub(super) fn dump(&mut self, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let name = request_name(&message);
         for _ in 0..DUMP_TRIES {
-            if let Some(found) = self.dump_once(message.clone(), name)? {
+            if let Some(found) = timing::part(name, || self.dump_once(message.clone(), name))? {
                 return Ok(found);
             }
         }
