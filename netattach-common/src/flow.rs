@@ -7,7 +7,7 @@
 //! whether the approval still stands.
 
 use crate::address::{Address, Port, Ports};
-use crate::{Hook, Traffic, protocol};
+use crate::{Side, Traffic, protocol};
 
 /// What a packet says about the flow it belongs to.
 ///
@@ -203,10 +203,10 @@ pub enum Leg {
 impl Leg {
     /// The part of the pod at whose hook a packet is seen. `forward`: the packet runs the opener's way.
     #[inline(always)]
-    pub const fn of(hook: Hook, forward: bool) -> Self {
-        match (hook, forward) {
-            (Hook::FromPod, true) | (Hook::ToPod, false) => Self::Opener,
-            (Hook::ToPod, true) | (Hook::FromPod, false) => Self::Responder,
+    pub const fn of(side: Side, forward: bool) -> Self {
+        match (side, forward) {
+            (Side::FromPod, true) | (Side::ToPod, false) => Self::Opener,
+            (Side::ToPod, true) | (Side::FromPod, false) => Self::Responder,
         }
     }
 }
@@ -456,10 +456,10 @@ mod tests {
 
     #[test]
     fn legs_follow_hook_and_direction() {
-        assert_eq!(Leg::of(Hook::FromPod, true), Leg::Opener);
-        assert_eq!(Leg::of(Hook::ToPod, false), Leg::Opener);
-        assert_eq!(Leg::of(Hook::ToPod, true), Leg::Responder);
-        assert_eq!(Leg::of(Hook::FromPod, false), Leg::Responder);
+        assert_eq!(Leg::of(Side::FromPod, true), Leg::Opener);
+        assert_eq!(Leg::of(Side::ToPod, false), Leg::Opener);
+        assert_eq!(Leg::of(Side::ToPod, true), Leg::Responder);
+        assert_eq!(Leg::of(Side::FromPod, false), Leg::Responder);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! (what a packet means to the flow it belongs to) and [`limit`] (is it one too many).
 //!
 //! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies, [`fragment`], [`share`]
-//! and [`stats`], [`fast`] and [`wire`] for the fast path. [`record`]s carry a [`reason`]. What aya may read as plain bytes says `pod`.
+//! and [`stats`], [`fast`] and [`uplink`] for the fast path. [`record`]s carry a [`reason`]. What aya may read as plain bytes says `pod`.
 #![cfg_attr(not(test), no_std)]
 
 pub mod address;
@@ -31,7 +31,7 @@ pub mod reason;
 pub mod record;
 pub mod share;
 pub mod stats;
-pub mod wire;
+pub mod uplink;
 
 pub use address::{Address, Ip4, Ip6, Mac, Port, Ports};
 pub use attachment::{AttachmentRecord, PolicyIds};
@@ -47,7 +47,7 @@ pub use reason::DropReason;
 pub use record::Record;
 pub use share::{PlaceKey, Share};
 pub use stats::{Stats, Traffic};
-pub use wire::{LocalKey, Seen, Uplink};
+pub use uplink::{LocalKey, Seen, Uplink};
 
 /// Version of every layout in this crate. The agent pins the maps below `<root>/v<LAYOUT_VERSION>`.
 pub const LAYOUT_VERSION: u32 = 5;
@@ -73,7 +73,7 @@ pub mod protocol {
 /// Which way a packet goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
-pub enum Hook {
+pub enum Side {
     /// What the pod sends: ingress of the host-side device.
     FromPod,
     /// What the pod receives: egress of the host-side device.

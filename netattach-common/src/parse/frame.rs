@@ -55,7 +55,7 @@ unsafe impl Plain for EthernetHeader {}
 // SAFETY: as above.
 unsafe impl Plain for Tag {}
 
-/// What a frame carries, behind its tags. Without padding, as stages want their arguments.
+/// What a frame carries, behind its tags. Without padding, as subprograms want their arguments.
 #[repr(C)]
 pub struct Payload {
     /// What it is.

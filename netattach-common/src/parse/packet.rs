@@ -183,7 +183,7 @@ pub enum Kind {
     LinkControl,
 }
 
-/// What the programs need to know about an IP packet. Without padding, as stages want their arguments.
+/// What the programs need to know about an IP packet. Without padding, as subprograms want their arguments.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Packet<A> {
@@ -249,7 +249,7 @@ pub fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 
-/// Reads an IPv4 packet, which has just begun. The body of a stage.
+/// Reads an IPv4 packet, which has just begun.
 ///
 /// # Errors
 /// It must not go on, whoever sends it to whom.
@@ -262,7 +262,7 @@ pub fn ipv4<B: Bytes>(bytes: &B, packet: &mut Packet<Ip4>) -> Result<(), DropRea
     }
 }
 
-/// Reads an IPv4 packet where nothing of it can be read in place. The body of a stage.
+/// Reads an IPv4 packet where nothing of it can be read in place.
 ///
 /// # Errors
 /// As [`ipv4`].
@@ -294,7 +294,7 @@ fn ipv4_header<const IN_PLACE: bool, B: Bytes>(
     )
 }
 
-/// Reads an IPv6 packet, which has just begun, extension headers included (RFC 8200, 4). The body of a stage.
+/// Reads an IPv6 packet, which has just begun, extension headers included (RFC 8200, 4).
 ///
 /// # Errors
 /// As [`ipv4`].
@@ -307,7 +307,7 @@ pub fn ipv6<B: Bytes>(bytes: &B, packet: &mut Packet<Ip6>) -> Result<(), DropRea
     }
 }
 
-/// Reads an IPv6 packet where nothing of it can be read in place. The body of a stage.
+/// Reads an IPv6 packet where nothing of it can be read in place.
 ///
 /// # Errors
 /// As [`ipv4`].

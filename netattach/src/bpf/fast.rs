@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
 use netattach_common as common;
-use netattach_common::wire::flag;
+use netattach_common::uplink::flag;
 use netattach_common::{FastPort, FastStats, LocalKey, StationKey};
 use rustix::time::{ClockId, clock_gettime};
 

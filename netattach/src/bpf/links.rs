@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use netattach_common::Hook;
+use netattach_common::Side;
 
 use super::BpfError;
 use super::pin::{self, Entry, Program};
@@ -48,7 +48,7 @@ pub enum LinkPlace {
         /// Index of the device in the pod.
         ifindex: u32,
         /// For what the pod sends, or receives.
-        hook: Hook,
+        side: Side,
     },
 }
 
@@ -58,7 +58,7 @@ impl LinkPlace {
         match self {
             Self::Node { program, .. } => program,
             Self::Early { .. } => Program::Early,
-            Self::Pod { hook, .. } => Program::InPod(hook),
+            Self::Pod { side, .. } => Program::InPod(side),
         }
     }
 

@@ -63,7 +63,7 @@ pub use fast::{Early, FastPath, Local, Place, Segment, Uplink};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
 pub use links::LinkPlace;
 pub use netattach_common::{
-    AttachmentRecord, Decline, DropReason, FastStats, Gate, Hook, Limits, PolicyIds, Rate, Record, Stats,
+    AttachmentRecord, Decline, DropReason, FastStats, Gate, Limits, PolicyIds, Rate, Record, Side, Stats,
     Traffic,
 };
 pub use parents::{Device, OnParent, Parent};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use aya::maps::{Map, MapData, MapInfo};
 use netattach_common as common;
-use netattach_common::{AddressKey, FlowKey, FragmentKey, Hook, Ip4, Ip6, LAYOUT_VERSION, PolicyAddress};
+use netattach_common::{AddressKey, FlowKey, FragmentKey, Ip4, Ip6, LAYOUT_VERSION, PolicyAddress, Side};
 
 use super::sys::Direction;
 use super::{BpfError, Config, MapProperty};
@@ -107,21 +107,21 @@ pub(super) mod map_name {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// Attached to devices that are one attachment's.
-    At(Hook),
+    At(Side),
     /// For parents of macvlans: what their pods send, what they receive. Attached by filters, and where
     /// [`Program::Entry`] goes on by a tail call.
-    OnParent(Hook),
+    OnParent(Side),
     /// Attached to parents by tcx links.
     Entry(Entry),
     /// Attached to uplinks of the node: what comes in by them.
     Wire,
     /// Where the programs of devices in pods go on by a tail call; attached there by filters.
-    InPod(Hook),
+    InPod(Side),
     /// Run by the drivers of uplinks (XDP).
     Early,
     /// Run by a rule of the node's packet filter, behind its translation of addresses.
     Routed,
-    /// Where [`Hook::FromPod`]'s and [`Program::Wire`] go on by a tail call.
+    /// Where [`Side::FromPod`]'s and [`Program::Wire`] go on by a tail call.
     Fast,
 }
 
@@ -132,30 +132,30 @@ impl Program {
         Self::Wire,
         Self::Early,
         Self::Routed,
-        Self::At(Hook::FromPod),
-        Self::At(Hook::ToPod),
-        Self::OnParent(Hook::FromPod),
-        Self::OnParent(Hook::ToPod),
+        Self::At(Side::FromPod),
+        Self::At(Side::ToPod),
+        Self::OnParent(Side::FromPod),
+        Self::OnParent(Side::ToPod),
         Self::Entry(Entry::InFrom),
         Self::Entry(Entry::InTo),
         Self::Entry(Entry::Out),
-        Self::InPod(Hook::FromPod),
-        Self::InPod(Hook::ToPod),
+        Self::InPod(Side::FromPod),
+        Self::InPod(Side::ToPod),
     ];
 
     /// Its name in the object, in the kernel and as a pin.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::At(Hook::FromPod) => "na_from_pod",
-            Self::At(Hook::ToPod) => "na_to_pod",
-            Self::OnParent(Hook::FromPod) => "na_par_from",
-            Self::OnParent(Hook::ToPod) => "na_par_to",
+            Self::At(Side::FromPod) => "na_from_pod",
+            Self::At(Side::ToPod) => "na_to_pod",
+            Self::OnParent(Side::FromPod) => "na_par_from",
+            Self::OnParent(Side::ToPod) => "na_par_to",
             Self::Entry(Entry::InFrom) => "na_par_in_from",
             Self::Entry(Entry::InTo) => "na_par_in_to",
             Self::Entry(Entry::Out) => "na_par_out",
             Self::Wire => "na_wire",
-            Self::InPod(Hook::FromPod) => "na_pod_from",
-            Self::InPod(Hook::ToPod) => "na_pod_to",
+            Self::InPod(Side::FromPod) => "na_pod_from",
+            Self::InPod(Side::ToPod) => "na_pod_to",
             Self::Early => "na_xdp",
             Self::Routed => "na_routed",
             Self::Fast => "na_fast",
@@ -166,8 +166,8 @@ impl Program {
     pub(super) const fn direction(self) -> Direction {
         match self {
             // What a pod sends comes in by the node's end, and leaves by its own.
-            Self::At(Hook::FromPod) | Self::InPod(Hook::ToPod) => Direction::Ingress,
-            Self::At(Hook::ToPod) | Self::InPod(Hook::FromPod) => Direction::Egress,
+            Self::At(Side::FromPod) | Self::InPod(Side::ToPod) => Direction::Ingress,
+            Self::At(Side::ToPod) | Self::InPod(Side::FromPod) => Direction::Egress,
             Self::Entry(Entry::InFrom | Entry::InTo) => Direction::Ingress,
             Self::Entry(Entry::Out) => Direction::Egress,
             Self::OnParent(_) | Self::Wire | Self::Early | Self::Routed | Self::Fast => Direction::Ingress,
@@ -178,10 +178,10 @@ impl Program {
     pub(super) const fn slot(self) -> Option<(&'static str, u32)> {
         match self {
             Self::Fast => Some((map_name::PROGRAM, 0)),
-            Self::InPod(Hook::FromPod) => Some((map_name::IN_POD, 0)),
-            Self::InPod(Hook::ToPod) => Some((map_name::IN_POD, 1)),
-            Self::OnParent(Hook::FromPod) => Some((map_name::ON_PARENT, 0)),
-            Self::OnParent(Hook::ToPod) => Some((map_name::ON_PARENT, 1)),
+            Self::InPod(Side::FromPod) => Some((map_name::IN_POD, 0)),
+            Self::InPod(Side::ToPod) => Some((map_name::IN_POD, 1)),
+            Self::OnParent(Side::FromPod) => Some((map_name::ON_PARENT, 0)),
+            Self::OnParent(Side::ToPod) => Some((map_name::ON_PARENT, 1)),
             Self::At(_) | Self::Entry(_) | Self::Wire | Self::Early | Self::Routed => None,
         }
     }

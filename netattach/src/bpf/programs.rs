@@ -1,6 +1,6 @@
 //! The programs that run on devices, and their tcx links.
 //!
-//! A device in a pod has an index that means nothing outside the pod, see `netattach-ebpf/src/pod.rs`. Each tcx link there runs
+//! A device in a pod has an index that means nothing outside the pod, see `netattach-ebpf/src/path/pod.rs`. Each tcx link there runs
 //! a program of its own, which notes the attachment's number in the packet and tail-calls the shared program: eight
 //! instructions, loaded when the link is made.
 
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use aya::programs::{ProgramFd, SchedClassifier};
-use netattach_common::Hook;
+use netattach_common::Side;
 
 use super::BpfError;
 use super::links::{LinkPlace, Links};
@@ -33,8 +33,8 @@ pub struct Programs {
 impl Programs {
     pub(super) fn open(pins: &Pins, links: Links) -> Result<Self, BpfError> {
         let open = |program| open_program(&pins.program(program));
-        let pair = |program: fn(Hook) -> Program| -> Result<_, BpfError> {
-            Ok([open(program(Hook::FromPod))?, open(program(Hook::ToPod))?])
+        let pair = |program: fn(Side) -> Program| -> Result<_, BpfError> {
+            Ok([open(program(Side::FromPod))?, open(program(Side::ToPod))?])
         };
         let path = pins.map(map_name::IN_POD);
         let [first, second, third] = Entry::ALL.map(Program::Entry);
@@ -60,9 +60,9 @@ impl Programs {
     pub fn get(&self, program: Program) -> Result<BorrowedFd<'_>, BpfError> {
         let [in_from, in_to, out] = &self.entries;
         let program = match program {
-            Program::At(hook) => pick(&self.on_device, hook),
-            Program::OnParent(hook) => pick(&self.on_parent, hook),
-            Program::InPod(hook) => pick(&self.in_pod, hook),
+            Program::At(side) => pick(&self.on_device, side),
+            Program::OnParent(side) => pick(&self.on_parent, side),
+            Program::InPod(side) => pick(&self.in_pod, side),
             Program::Entry(Entry::InFrom) => in_from,
             Program::Entry(Entry::InTo) => in_to,
             Program::Entry(Entry::Out) => out,
@@ -83,8 +83,8 @@ impl Programs {
         let program = place.program();
         let failed =
             |source| BpfError::AttachLink { program: program.name(), ifindex: place.ifindex(), source };
-        if let LinkPlace::Pod { attachment, hook, .. } = place {
-            let first = first_program(attachment, hook, self.pod_calls.as_fd()).map_err(failed)?;
+        if let LinkPlace::Pod { attachment, side, .. } = place {
+            let first = first_program(attachment, side, self.pod_calls.as_fd()).map_err(failed)?;
             return self.links.ensure(place, first.as_fd());
         }
         self.links.ensure(place, self.get(program)?)
@@ -129,10 +129,10 @@ impl fmt::Debug for Programs {
     }
 }
 
-fn pick([from_pod, to_pod]: &[ProgramFd; 2], hook: Hook) -> &ProgramFd {
-    match hook {
-        Hook::FromPod => from_pod,
-        Hook::ToPod => to_pod,
+fn pick([from_pod, to_pod]: &[ProgramFd; 2], side: Side) -> &ProgramFd {
+    match side {
+        Side::FromPod => from_pod,
+        Side::ToPod => to_pod,
     }
 }
 
@@ -143,7 +143,7 @@ pub(super) fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {
 }
 
 /// Notes the attachment in the packet and calls the shared program. Where that is gone the packet is dropped.
-fn first_program(attachment: u32, hook: Hook, programs: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
+fn first_program(attachment: u32, side: Side, programs: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
     /// `BPF_ALU | BPF_MOV | BPF_K`.
     const SET: u8 = 0xb4;
     /// `BPF_STX | BPF_MEM | BPF_W`.
@@ -160,7 +160,7 @@ fn first_program(attachment: u32, hook: Hook, programs: BorrowedFd<'_>) -> std::
     const TAIL_CALL: i32 = 12;
     /// `TC_ACT_SHOT`.
     const DROP: i32 = 2;
-    let slot = Program::InPod(hook).slot().map_or(0, |(_, slot)| slot);
+    let slot = Program::InPod(side).slot().map_or(0, |(_, slot)| slot);
     let with = |code, registers, offset, constant| Instruction { code, registers, offset, constant };
     // Numbers of attachments are below 2^16, and descriptors below 2^31.
     let instructions = [
@@ -173,5 +173,5 @@ fn first_program(attachment: u32, hook: Hook, programs: BorrowedFd<'_>) -> std::
         with(SET, 0, 0, DROP),
         with(EXIT, 0, 0, 0),
     ];
-    sys::load_classifier(Program::InPod(hook).name(), &instructions)
+    sys::load_classifier(Program::InPod(side).name(), &instructions)
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use netattach_common::attachment::link_local;
-use netattach_common::wire::SHOWN_EVERY;
+use netattach_common::uplink::SHOWN_EVERY;
 
 use super::decide::{Member, Mode, NO_DISCIPLINE, Node, first};
 use super::reason::Reason;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::device::{DeviceHooks, HookProgram};
 use super::numbers::NODE_END;
 use super::{AttachMode, HookError};
-use crate::bpf::{Hook as Side, LinkPlace, Program, Programs};
+use crate::bpf::{LinkPlace, Program, Programs, Side};
 use crate::netlink::{DevicePrograms, Handle, Hook};
 
 /// The node receives what the pod sends, and sends what the pod receives.

@@ -13,7 +13,7 @@ use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{FROM, TO};
 use super::pod::class;
 use super::{AttachMode, HookError, PodDevice};
-use crate::bpf::{Dataplane, Entry, Hook as Side, LinkPlace, OnParent, Parent, Program};
+use crate::bpf::{Dataplane, Entry, LinkPlace, OnParent, Parent, Program, Side};
 use crate::netlink::{Handle, Hook};
 
 /// The programs on a parent: a filter tells its program by the class where it is, and a link has a program for each place.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::HookError;
 use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{POD_FROM, POD_TO};
-use crate::bpf::{Hook as Side, LinkPlace, Program, Programs};
+use crate::bpf::{LinkPlace, Program, Programs, Side};
 use crate::netlink::Hook;
 use crate::netns::{Netns, NetnsId};
 
@@ -62,6 +62,6 @@ pub(super) fn class(attachment: u32) -> Result<u16, HookError> {
     u16::try_from(attachment).map_err(|_| HookError::NoClass(attachment))
 }
 
-fn link(attachment: u32, ifindex: u32, hook: Side) -> LinkPlace {
-    LinkPlace::Pod { attachment, ifindex, hook }
+fn link(attachment: u32, ifindex: u32, side: Side) -> LinkPlace {
+    LinkPlace::Pod { attachment, ifindex, side }
 }

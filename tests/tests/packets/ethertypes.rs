@@ -22,7 +22,7 @@ fn with_ethertypes(rig: &Rig, ethertypes: &[u16]) {
 fn isolation_ends_what_no_rule_can_name_in_its_direction() {
     let rig = Rig::new();
     let frames = [EXPERIMENT, 0x8847, 0x8863, 0x8035, 0x88e5, 46].map(other_ethertype);
-    let of = |hook| frames.each_ref().map(|frame| rig.run(hook, frame));
+    let of = |side| frames.each_ref().map(|frame| rig.run(side, frame));
     let dropped = [Err(DropReason::Ethertype); 6];
     let allow = allow_all();
     for (ingress, egress) in [(false, false), (true, false), (false, true), (true, true)] {

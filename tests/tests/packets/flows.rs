@@ -45,9 +45,9 @@ fn both_ends_of_a_flow_are_judged_in_one_entry() {
     rig.dataplane.set_policy(SERVER, PolicyIds { ingress: denied, egress: 0 }).unwrap();
 
     let (syn, syn_ack) = (from_pod().tcp(3000, 80, SYN).frame(), to_pod().tcp(80, 3000, SYN | ACK).frame());
-    let at = |attachment, hook, frame: &[u8]| {
+    let at = |attachment, side, frame: &[u8]| {
         rig.dataplane.bind_link(DEVICE, attachment).unwrap();
-        rig.run_as(attachment, hook, frame)
+        rig.run_as(attachment, side, frame)
     };
     assert_eq!(at(POD, FromPod, &syn), Ok(()));
     assert_eq!(at(SERVER, ToPod, &syn), Err(DropReason::IngressPeer));

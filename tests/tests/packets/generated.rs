@@ -299,7 +299,7 @@ fn the_kernel_does_what_the_text_says() {
         for old in [before.ingress, before.egress] {
             rig.dataplane.remove_policies(&[old].into()).unwrap();
         }
-        for (direction, hook) in [("ingress", ToPod), ("egress", FromPod)] {
+        for (direction, side) in [("ingress", ToPod), ("egress", FromPod)] {
             // Nothing is a reply to anything: flows of different zones never meet.
             zone.set(zone.get() + 1);
             rig.dataplane.put_attachment(POD, &Attachment { zone: zone.get(), ..bare() }).unwrap();
@@ -312,11 +312,11 @@ fn the_kernel_does_what_the_text_says() {
                         let ports = if [ICMP, GRE].contains(&protocol) { &[0][..] } else { &PORTS[..] };
                         for port in ports {
                             source += 1;
-                            let frame = match hook {
+                            let frame = match side {
                                 ToPod => opening(&peer, pod, protocol, source, *port),
                                 FromPod => opening(pod, &peer, protocol, source, *port),
                             };
-                            let passed = rig.test_run(hook, &frame, 1).return_value as i32 == -1;
+                            let passed = rig.test_run(side, &frame, 1).return_value as i32 == -1;
                             let expected = world.allows(direction, peer.parse().unwrap(), protocol, *port);
                             prop_assert_eq!(passed, expected, "{} {} {}/{}", direction, peer, protocol, port);
                         }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use netattach::bpf::{
-    Attachment, BpfError, Checks, Config, Dataplane, DropReason, Hook, Limits, MapProperty, PolicyIds, Rate,
-    Record, Stats, Traffic, remove_all_pins, sys,
+    Attachment, BpfError, Checks, Config, Dataplane, DropReason, Limits, MapProperty, PolicyIds, Rate,
+    Record, Side, Stats, Traffic, remove_all_pins, sys,
 };
 use netattach::mac::Mac;
 use netattach::policy::compiled::{self, CompiledPolicy, Origin, PortPrefix};
@@ -23,7 +23,7 @@ use netattach_common::decide::NOTHING;
 use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, LAYOUT_VERSION, PlaceKey, Port, Share};
 use netattach_tests::packet::{PEER_MAC, POD_MAC, Packet, any_frame, arp_request, other_ethertype, tcp};
 
-use Hook::{FromPod, ToPod};
+use Side::{FromPod, ToPod};
 
 mod early;
 mod ethertypes;

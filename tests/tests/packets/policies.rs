@@ -19,8 +19,8 @@ fn policy_denies_by_peer_and_by_port_in_both_families() {
             (ToPod, into.clone().sctp(1, 80, INIT), DropReason::IngressPort),
             (ToPod, into.ping(1), DropReason::IngressPort),
         ];
-        for (hook, packet, reason) in denied {
-            assert_eq!(rig.run(hook, &packet.frame()), Err(reason), "{packet:?}");
+        for (side, packet, reason) in denied {
+            assert_eq!(rig.run(side, &packet.frame()), Err(reason), "{packet:?}");
         }
     }
     for (other, ours) in others {
@@ -140,8 +140,8 @@ fn link_control_passes_a_policy_that_denies_all() {
         (ToPod, Packet::between("fe80::9", "ff02::1").hop_limit(255).icmp(134, &[0; 12]).frame()),
         (ToPod, Packet::between("fe80::9", "ff02::1").hop_limit(1).icmp(130, &[0; 20]).frame()),
     ];
-    for (hook, frame) in passing {
-        assert_eq!(rig.run(hook, &frame), Ok(()), "{frame:02x?}");
+    for (side, frame) in passing {
+        assert_eq!(rig.run(side, &frame), Ok(()), "{frame:02x?}");
     }
     let routed = to_pod6().neighbour(135, POD_V6, &[(1, peer_mac)]).hop_limit(254).frame();
     assert_eq!(rig.run(ToPod, &routed), Err(DropReason::IngressPeer), "not from this link");

@@ -78,43 +78,43 @@ impl Dice {
 }
 
 /// A frame towards the pod or from it.
-fn any_packet(dice: &Dice, hook: Hook) -> Vec<u8> {
+fn any_packet(dice: &Dice, side: Side) -> Vec<u8> {
     let frame = match dice.below(10) {
-        0..5 => traffic(dice, hook),
-        5 | 6 => discovery(dice, hook),
-        7 => arp(dice, hook),
-        8 => other(dice, hook),
-        _ => mutated(dice, if dice.rarely(3) { discovery(dice, hook) } else { traffic(dice, hook) }),
+        0..5 => traffic(dice, side),
+        5 | 6 => discovery(dice, side),
+        7 => arp(dice, side),
+        8 => other(dice, side),
+        _ => mutated(dice, if dice.rarely(3) { discovery(dice, side) } else { traffic(dice, side) }),
     };
     if dice.rarely(30) { mutated(dice, frame) } else { frame }
 }
 
-fn source_mac(dice: &Dice, hook: Hook) -> Mac {
-    match hook {
+fn source_mac(dice: &Dice, side: Side) -> Mac {
+    match side {
         FromPod if dice.rarely(30) => OTHER_MAC,
         FromPod => POD_MAC,
         ToPod => OTHER_MAC,
     }
 }
 
-fn ends(dice: &Dice, hook: Hook, own: &'static str, all: &[&'static str]) -> (&'static str, &'static str) {
+fn ends(dice: &Dice, side: Side, own: &'static str, all: &[&'static str]) -> (&'static str, &'static str) {
     let peer = dice.of(all);
-    match hook {
+    match side {
         FromPod if dice.rarely(12) => (dice.of(all), peer),
         FromPod => (own, peer),
         ToPod => (peer, own),
     }
 }
 
-fn traffic(dice: &Dice, hook: Hook) -> Vec<u8> {
+fn traffic(dice: &Dice, side: Side) -> Vec<u8> {
     let four = dice.rarely(2);
     let (from, to) = if four {
-        ends(dice, hook, POD_V4, &V4)
+        ends(dice, side, POD_V4, &V4)
     } else {
-        ends(dice, hook, dice.of(&[POD_V6, POD_V6, LINK_LOCAL]), &V6)
+        ends(dice, side, dice.of(&[POD_V6, POD_V6, LINK_LOCAL]), &V6)
     };
     let mut packet =
-        Packet::between(from, to).from_mac(source_mac(dice, hook)).hop_limit(dice.of(&[1, 64, 255]));
+        Packet::between(from, to).from_mac(source_mac(dice, side)).hop_limit(dice.of(&[1, 64, 255]));
     if dice.rarely(15) {
         packet = packet.tagged(dice.number());
     }
@@ -161,10 +161,10 @@ fn traffic(dice: &Dice, hook: Hook) -> Vec<u8> {
     packet.frame()
 }
 
-fn discovery(dice: &Dice, hook: Hook) -> Vec<u8> {
+fn discovery(dice: &Dice, side: Side) -> Vec<u8> {
     let (own, peer) = (dice.of(&[POD_V6, POD_V6, LINK_LOCAL, "::"]), dice.of(&V6));
     let to = dice.of(&[peer, dice.of(&GROUPS)]);
-    let (from, to) = match hook {
+    let (from, to) = match side {
         FromPod => (if dice.rarely(12) { dice.of(&V6) } else { own }, to),
         ToPod => (peer, dice.of(&[POD_V6, LINK_LOCAL, to])),
     };
@@ -175,7 +175,7 @@ fn discovery(dice: &Dice, hook: Hook) -> Vec<u8> {
     if kind != 133 && kind != 143 {
         rest.extend(target.octets());
     }
-    let mac = if dice.rarely(6) { OTHER_MAC } else { source_mac(dice, hook) };
+    let mac = if dice.rarely(6) { OTHER_MAC } else { source_mac(dice, side) };
     for _ in 0..dice.of(&[0, 0, 1, 1, 2, 3]) {
         rest.extend([dice.of(&[1, 1, 2, 14, 5]), dice.of(&[1, 1, 1, 1, 2, 0])]);
         rest.extend(mac.0);
@@ -183,7 +183,7 @@ fn discovery(dice: &Dice, hook: Hook) -> Vec<u8> {
     if dice.rarely(10) {
         rest.extend(dice.bytes(20));
     }
-    let mut packet = Packet::between(from, to).from_mac(source_mac(dice, hook));
+    let mut packet = Packet::between(from, to).from_mac(source_mac(dice, side));
     if dice.rarely(4) {
         packet = packet.extension(0, &[0, 5, 2, 0, 0, 1, 0]);
     }
@@ -195,16 +195,16 @@ fn discovery(dice: &Dice, hook: Hook) -> Vec<u8> {
     packet.hop_limit(limit).icmp(kind, &rest).frame()
 }
 
-fn arp(dice: &Dice, hook: Hook) -> Vec<u8> {
+fn arp(dice: &Dice, side: Side) -> Vec<u8> {
     let sender = if dice.rarely(4) { OTHER_MAC } else { POD_MAC };
     let mut frame = arp_request(sender, dice.of(&V4), dice.of(&V4));
-    frame[6..12].copy_from_slice(&source_mac(dice, hook).0);
+    frame[6..12].copy_from_slice(&source_mac(dice, side).0);
     frame[21] = dice.of(&[1, 1, 1, 2, 2, 3, 8]);
     frame.extend(vec![0; dice.of(&[0, 0, 18, 22, 23, 200])]);
     frame
 }
 
-fn other(dice: &Dice, hook: Hook) -> Vec<u8> {
+fn other(dice: &Dice, side: Side) -> Vec<u8> {
     let to = match dice.below(4) {
         0 => Mac([1, 0x80, 0xc2, 0, 0, dice.of(&[0, 2, 0xe, 0x21, 0x30])]),
         1 => Mac([1, 0, 0x0c, 0xcc, 0xcc, dice.of(&[0xcc, 0xcd, 0xce])]),
@@ -214,7 +214,7 @@ fn other(dice: &Dice, hook: Hook) -> Vec<u8> {
         [0x88b5, 0x88b6, 0x8847, 0x8863, 0x8808, 0x8809, 0x888e, 0x88cc, 0x8035, 0x88e5, 46, 3, 0];
     let ethertype = if dice.rarely(6) { dice.number() } else { dice.of(&ethertypes) };
     let payload = [vec![dice.of(&[0x42, 0xaa, 0])], dice.bytes(60)].concat();
-    any_frame(to, source_mac(dice, hook), ethertype, &payload[..dice.of(&[payload.len(), payload.len(), 0])])
+    any_frame(to, source_mac(dice, side), ethertype, &payload[..dice.of(&[payload.len(), payload.len(), 0])])
 }
 
 /// A frame with some bytes changed behind its addresses, cut off, or with more behind it.
@@ -236,12 +236,12 @@ fn read(frame: &[u8]) -> Option<Reading> {
     reading::packet(&frame[14..], if frame[12..14] == [8, 0] { 4 } else { 6 }, false)
 }
 
-fn is_about_the_link(packet: &Reading, hook: Hook) -> bool {
+fn is_about_the_link(packet: &Reading, side: Side) -> bool {
     let IpAddr::V6(destination) = packet.destination else { return false };
     let near = reading::is_link_local(destination) || destination.segments()[0] & 0xff0f == 0xff02;
     let group =
         !packet.message().is_some_and(|kind| (133..=137).contains(&kind)) && destination.is_multicast();
-    let meant = match hook {
+    let meant = match side {
         FromPod => destination.segments()[..4] == [0xfd00, 0, 0, 0],
         ToPod => is_own(packet.destination),
     };
@@ -288,8 +288,8 @@ fn is_honest(packet: &Reading) -> bool {
 }
 
 /// What becomes of a frame, and what is to be asked about it.
-fn judge(world: &World, frame: &[u8], hook: Hook) -> (bool, Option<Asked>) {
-    let (direction, own) = if hook == FromPod { ("egress", true) } else { ("ingress", false) };
+fn judge(world: &World, frame: &[u8], side: Side) -> (bool, Option<Asked>) {
+    let (direction, own) = if side == FromPod { ("egress", true) } else { ("ingress", false) };
     let isolated = |direction| world.isolates(direction);
     if !own && !isolated("ingress") && !isolated("egress") {
         return (true, None);
@@ -312,7 +312,7 @@ fn judge(world: &World, frame: &[u8], hook: Hook) -> (bool, Option<Asked>) {
             if !isolated("ingress") && !isolated("egress") {
                 return (true, None);
             }
-            if is_about_the_link(&packet, hook) {
+            if is_about_the_link(&packet, side) {
                 return (true, asked(58, None, Form::Link));
             }
             if !own && is_own(packet.source) {
@@ -347,14 +347,14 @@ fn is_sound_arp(frame: &[u8], own: bool) -> bool {
 }
 
 /// What `explain` says of a packet between addresses; `None`: the question cannot be put.
-fn explained(view: &View<'_>, hook: Hook, frame: &[u8], asked: Asked) -> Option<bool> {
+fn explained(view: &View<'_>, side: Side, frame: &[u8], asked: Asked) -> Option<bool> {
     let is_ip = [[8, 0], [0x86, 0xdd]].contains(&[frame[12], frame[13]]);
     let (from, to) = match read(frame) {
         Some(packet) if is_ip => (packet.source, packet.destination),
         _ => (POD_V4.parse().unwrap(), "192.0.2.1".parse().unwrap()),
     };
     let known = |address: IpAddr| [POD_V4, POD_V6].iter().any(|own| own.parse() == Ok(address));
-    let (own, peer) = if hook == FromPod { (from, to) } else { (to, from) };
+    let (own, peer) = if side == FromPod { (from, to) } else { (to, from) };
     if !known(own) || known(peer) {
         return None;
     }
@@ -403,8 +403,8 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
         };
         let dice = Dice::new(seed);
         for number in 0..2 * PACKETS {
-            let hook = [FromPod, ToPod][number as usize % 2];
-            let frame = any_packet(&dice, hook);
+            let side = [FromPod, ToPod][number as usize % 2];
+            let frame = any_packet(&dice, side);
             // The kernel takes no IP packet without its header for a test.
             let least = if frame[12..14] == [0x86, 0xdd] { 54 } else { 34 };
             if [[8, 0], [0x86, 0xdd]].contains(&[frame[12], frame[13]]) && frame.len() < least {
@@ -414,13 +414,13 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             zone.set(zone.get() + 1);
             let attachment = Attachment { zone: zone.get(), flags, addresses: addresses.clone(), ..bare() };
             rig.dataplane.put_attachment(POD, &attachment).unwrap();
-            let passed = rig.test_run(hook, &frame, 1).return_value as i32 == -1;
-            let (expected, asked) = self::judge(world, &frame, hook);
-            prop_assert_eq!(passed, expected, "{:?} {:02x?} {:?}", hook, frame, read(&frame));
+            let passed = rig.test_run(side, &frame, 1).return_value as i32 == -1;
+            let (expected, asked) = self::judge(world, &frame, side);
+            prop_assert_eq!(passed, expected, "{:?} {:02x?} {:?}", side, frame, read(&frame));
             // Ethertypes are asked about as what the pod sends.
-            let asked = asked.filter(|asked| hook == FromPod || !matches!(asked.form, Form::Ethertype(_)));
-            if let Some(said) = asked.and_then(|asked| explained(&view, hook, &frame, asked)) {
-                prop_assert_eq!(said, passed, "explain: {:?} {:02x?} {:?}", hook, frame, asked);
+            let asked = asked.filter(|asked| side == FromPod || !matches!(asked.form, Form::Ethertype(_)));
+            if let Some(said) = asked.and_then(|asked| explained(&view, side, &frame, asked)) {
+                prop_assert_eq!(said, passed, "explain: {:?} {:02x?} {:?}", side, frame, asked);
                 questions.set(questions.get() + 1);
             }
         }

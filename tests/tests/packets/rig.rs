@@ -95,13 +95,13 @@ impl Rig {
     }
 
     /// Runs a packet, and checks that exactly the counters of its outcome moved.
-    pub(super) fn run(&self, hook: Hook, frame: &[u8]) -> Outcome {
-        self.run_as(POD, hook, frame)
+    pub(super) fn run(&self, side: Side, frame: &[u8]) -> Outcome {
+        self.run_as(POD, side, frame)
     }
 
-    pub(super) fn run_as(&self, counted_for: u32, hook: Hook, frame: &[u8]) -> Outcome {
+    pub(super) fn run_as(&self, counted_for: u32, side: Side, frame: &[u8]) -> Outcome {
         let before = self.dataplane.stats(counted_for).unwrap();
-        let result = self.test_run(hook, frame, 1);
+        let result = self.test_run(side, frame, 1);
         let after = self.dataplane.stats(counted_for).unwrap();
         let dropped = DropReason::ALL
             .iter()
@@ -114,7 +114,7 @@ impl Rig {
             records_lost: after.records_lost,
             ..before
         };
-        let traffic = match (hook, dropped) {
+        let traffic = match (side, dropped) {
             (FromPod, None) => &mut expected.from_pod,
             (ToPod, None) => &mut expected.to_pod,
             (FromPod, Some(_)) => &mut expected.dropped_from_pod,
@@ -133,8 +133,8 @@ impl Rig {
         }
     }
 
-    pub(super) fn test_run(&self, hook: Hook, frame: &[u8], repeat: u32) -> aya::TestRunResult {
-        let program = match hook {
+    pub(super) fn test_run(&self, side: Side, frame: &[u8], repeat: u32) -> aya::TestRunResult {
+        let program = match side {
             FromPod => &self.from_pod,
             ToPod => &self.to_pod,
         };

@@ -22,9 +22,9 @@ fn two() -> Rig {
 }
 
 /// Runs a packet for one of the two.
-fn at(rig: &Rig, attachment: u32, hook: Hook, packet: &Packet) {
+fn at(rig: &Rig, attachment: u32, side: Side, packet: &Packet) {
     rig.dataplane.bind_link(DEVICE, attachment).unwrap();
-    assert_eq!(rig.run_as(attachment, hook, &packet.frame()), Ok(()));
+    assert_eq!(rig.run_as(attachment, side, &packet.frame()), Ok(()));
 }
 
 /// Opener's and responder's port of each IPv4 flow of an attachment, with its state.
@@ -53,7 +53,7 @@ const IDLE: (u16, u16, u8) = (4000, 80, REPLIED | ESTABLISHED);
 /// Rows: C78.
 #[test]
 fn a_flood_takes_the_flows_of_nobody_else_whichever_way_it_goes() {
-    for hook in [FromPod, ToPod] {
+    for side in [FromPod, ToPod] {
         let rig = two();
         rig.put(Checks::default());
         connection(&rig, POD, POD_V4);
@@ -66,14 +66,14 @@ fn a_flood_takes_the_flows_of_nobody_else_whichever_way_it_goes() {
         assert!(neighbours.contains(&IDLE));
         rig.age(1);
         for port in 1..=2000 {
-            let (from, to) = if hook == FromPod { (POD_V4, "10.9.9.8") } else { ("10.9.9.8", POD_V4) };
-            at(&rig, POD, hook, &Packet::between(from, to).tcp(port, 443, SYN));
+            let (from, to) = if side == FromPod { (POD_V4, "10.9.9.8") } else { ("10.9.9.8", POD_V4) };
+            at(&rig, POD, side, &Packet::between(from, to).tcp(port, 443, SYN));
         }
-        assert_eq!(flows_of(&rig, NEIGHBOUR), neighbours, "{hook:?}");
+        assert_eq!(flows_of(&rig, NEIGHBOUR), neighbours, "{side:?}");
         let own = flows_of(&rig, POD);
-        assert_eq!(own.len(), PLACES as usize, "{hook:?}");
-        assert!(own.contains(&IDLE), "{hook:?}: what is confirmed is displaced last");
-        assert!(own.contains(&(2000, 443, 0)), "{hook:?}: the last of the flood");
+        assert_eq!(own.len(), PLACES as usize, "{side:?}");
+        assert!(own.contains(&IDLE), "{side:?}: what is confirmed is displaced last");
+        assert!(own.contains(&(2000, 443, 0)), "{side:?}: the last of the flood");
         let stats = rig.dataplane.stats(POD).unwrap();
         assert_eq!((stats.new_flows, stats.flows_displaced), (2001, 2001 - u64::from(PLACES)));
         assert_eq!(rig.dataplane.stats(NEIGHBOUR).unwrap().flows_displaced, 0);
@@ -132,7 +132,7 @@ fn a_flow_that_another_opens_again_is_the_others_and_is_not_taken_from_it() {
     let packet = Packet::between(POD_V4, PEER_V4).udp(1, 2);
     at(&rig, POD, FromPod, &packet);
     rig.age(40);
-    // Its end has come; the neighbour is called anew, by a hook where the caller is not judged.
+    // Its end has come; the neighbour is called anew, by a side where the caller is not judged.
     at(&rig, NEIGHBOUR, ToPod, &packet);
     assert_eq!((flows_of(&rig, POD).len(), flows_of(&rig, NEIGHBOUR).len()), (0, 1));
     // The only place of the first is free, though the flow that it names goes on.

@@ -9,7 +9,7 @@ use std::fs;
 use anyhow::Context;
 use syn::visit::{self, Visit};
 
-use super::{Violation, names, report};
+use super::{Violation, circles, names, report};
 use crate::screen::Done;
 use crate::source::{self, Source};
 use crate::tree;
@@ -52,6 +52,7 @@ pub(super) fn check() -> anyhow::Result<Done> {
     let modules = modules(&product);
     let uses = uses(&product, &modules)?;
     let mut violations = compare(&rows, &modules, &uses);
+    violations.extend(circles::violations(&sources)?);
     for source in &sources {
         violations.extend(unnamed_children(source)?);
     }

@@ -1,10 +1,11 @@
 //! `cargo xtask tidy`: what every change must satisfy before its tests are worth running.
 //!
 //! `invariants` are the promises about the source tree, checked on the `names` that files use, and
-//! `layers` which module may name which; `licences` those of dependencies,
+//! `layers` which module may name which, with the `circles` of files; `licences` those of dependencies,
 //! `advisories` their known vulnerabilities; `documents` the links and widths of pages.
 
 mod advisories;
+mod circles;
 mod documents;
 mod invariants;
 mod layers;

@@ -1,17 +1,16 @@
 //! Messages by which hosts on a link find each other.
 
 use netattach_common::{
-    DropReason, Hook, Ip6,
+    DropReason, Ip6, Side,
     attachment::flag,
     link::{self, icmpv6},
     parse::{Packet, icmp},
 };
 
-use crate::{antispoof, classifier::Scope, frame::Skb};
+use crate::path::{antispoof, frame::Skb, scope::Scope};
 
 /// Whether a message of the kinds that keep a link going stays on the link and is no more than that: its form is theirs, and
-/// it goes to link-local addresses, to the link's groups, to what is on the link, or comes to the pod's own. The body of a
-/// stage.
+/// it goes to link-local addresses, to the link's groups, to what is on the link, or comes to the pod's own.
 #[inline(always)]
 pub(crate) fn stays_on_link(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<bool, DropReason> {
     let Some(kind) = icmp::form(skb, packet)? else { return Ok(false) };
@@ -29,8 +28,8 @@ pub(crate) fn stays_on_link(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> R
         return Ok(!link::is_multicast(destination));
     }
     let record = scope.record()?;
-    Ok(match scope.hook {
-        Hook::FromPod => record.on_link[0].holds(destination) || record.on_link[1].holds(destination),
-        Hook::ToPod => antispoof::is_own_ipv6(scope, record, destination),
+    Ok(match scope.side {
+        Side::FromPod => record.on_link[0].holds(destination) || record.on_link[1].holds(destination),
+        Side::ToPod => antispoof::is_own(scope, record, destination),
     })
 }

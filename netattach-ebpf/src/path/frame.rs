@@ -5,7 +5,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
-    AttachmentRecord, DropReason, Hook, Mac,
+    AttachmentRecord, DropReason, Mac, Side,
     attachment::flag,
     flow::Lane,
     parse::{
@@ -14,7 +14,15 @@ use netattach_common::{
     },
 };
 
-use crate::{classifier::Scope, fast::PACKET_HOST, maps, stages, verdict::Denied};
+use crate::path::{
+    maps,
+    scope::Scope,
+    subprograms::{NULL_ARGUMENT, exclusive, reference},
+    verdict::{Denied, Encode},
+};
+
+/// `linux/if_packet.h`: addressed to the host.
+pub(crate) const PACKET_HOST: u32 = 0;
 
 /// A packet of the kernel's, to be read.
 pub(crate) struct Skb(TcContext);
@@ -133,7 +141,8 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
     let tagged = beside || is_tag(ethertype);
     let mut payload = Payload { ethertype, offset: ETHERNET_LEN as u16, lane: Lane::NONE };
     if tagged {
-        stages::peel(ctx, scope, &mut payload)?;
+        let peeled: Result<(), Denied> = Encode::decode(na_tags(ctx.skb.skb, scope, &mut payload));
+        peeled?;
     }
     Ok(Frame { is_own, is_for_the_node, tagged, payload })
 }
@@ -142,9 +151,9 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
 #[inline(always)]
 fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac) -> bool {
     let gate = maps::gate(scope.id);
-    match scope.hook {
-        Hook::FromPod => gate.leads(destination),
-        Hook::ToPod => {
+    match scope.side {
+        Side::FromPod => gate.leads(destination),
+        Side::ToPod => {
             // SAFETY: the context pointer is valid while the program runs.
             let routed = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
             gate.has_been_passed(routed, says_ipv6(ctx))
@@ -152,9 +161,19 @@ fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac) -> bool {
     }
 }
 
-/// Walks over the tags. The body of a stage.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_tags(skb: *mut __sk_buff, scope: *const Scope, payload: *mut Payload) -> u32 {
+    let answer = match (reference(scope), exclusive(payload)) {
+        (Some(scope), Some(payload)) => peel(&Skb::new(skb), scope, payload).map_err(Denied::from),
+        _ => Err(NULL_ARGUMENT),
+    };
+    answer.encode()
+}
+
+/// Walks over the tags.
 #[inline(always)]
-pub(crate) fn peel(skb: &Skb, scope: &Scope, payload: &mut Payload) -> Result<(), DropReason> {
+fn peel(skb: &Skb, scope: &Scope, payload: &mut Payload) -> Result<(), DropReason> {
     parse::frame::peel(skb, payload, |control| allowed(scope, control))
 }
 

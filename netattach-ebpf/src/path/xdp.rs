@@ -17,7 +17,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use netattach_common::{
-    Address, DropReason, FastPort, FlowKey, Hook, Ip4, Ip6, LocalKey, Ports, Uplink,
+    Address, DropReason, FastPort, FlowKey, Ip4, Ip6, LocalKey, Ports, Side, Uplink,
     attachment::{flag as attachment, link_local},
     decide::Query,
     flow::{Lane, Tuple, tcp},
@@ -26,15 +26,10 @@ use netattach_common::{
         packet::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, TcpHeader},
     },
     protocol::{TCP, UDP},
-    wire::flag,
+    uplink::flag,
 };
 
-use crate::{
-    classifier::Scope,
-    count,
-    maps::{self, Family},
-    policy,
-};
+use crate::path::{count, family::Family, maps, policy, scope::Scope};
 
 /// No attachment has this number. Not an `Option`, whose number the compiler would carry along where there is none: the verifier
 /// lets nothing be read that was never written.
@@ -46,10 +41,10 @@ const FRAGMENT: u16 = 0x3fff;
 
 #[xdp]
 pub(crate) fn na_xdp(ctx: XdpContext) -> u32 {
-    match early(&ctx) {
+    match dropped(&ctx) {
         Some((attachment, reason)) => {
             let bytes = (ctx.data_end() - ctx.data()) as u32;
-            count::packet(attachment, Hook::ToPod, bytes, Err(reason.into()));
+            count::packet(attachment, Side::ToPod, bytes, Err(reason.into()));
             XDP_DROP
         }
         None => XDP_PASS,
@@ -58,7 +53,7 @@ pub(crate) fn na_xdp(ctx: XdpContext) -> u32 {
 
 /// Whose frame is dropped, and why.
 #[inline(always)]
-fn early(ctx: &XdpContext) -> Option<(u32, DropReason)> {
+fn dropped(ctx: &XdpContext) -> Option<(u32, DropReason)> {
     // SAFETY: the context pointer is valid while the program runs.
     let uplink = maps::uplink(unsafe { (*ctx.ctx).ingress_ifindex })?;
     if uplink.flags & flag::SPOOFED == 0 {
@@ -134,7 +129,7 @@ fn denied<A: Family>(
     protocol: u8,
     ports: Ports,
 ) -> Option<(u32, DropReason)> {
-    let scope = Scope::of(receiver, Hook::ToPod)?;
+    let scope = Scope::of(receiver, Side::ToPod)?;
     if scope.has(attachment::PENDING) || scope.policies.ingress == 0 {
         return None;
     }

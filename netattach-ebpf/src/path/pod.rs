@@ -9,28 +9,28 @@ use aya_ebpf::{
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::Hook;
+use netattach_common::Side;
 
-use crate::classifier;
+use crate::path::judge;
 
 #[classifier]
 pub(crate) fn na_pod_from(ctx: TcContext) -> i32 {
-    judge(&ctx, Hook::FromPod)
+    verdict(&ctx, Side::FromPod)
 }
 
 #[classifier]
 pub(crate) fn na_pod_to(ctx: TcContext) -> i32 {
-    judge(&ctx, Hook::ToPod)
+    verdict(&ctx, Side::ToPod)
 }
 
 #[inline(always)]
-fn judge(ctx: &TcContext, hook: Hook) -> i32 {
+fn verdict(ctx: &TcContext, side: Side) -> i32 {
     // SAFETY: the context pointer is valid while the program runs.
     let attachment = unsafe { (*ctx.skb.skb).tc_classid };
     // Whoever classifies the packet after us is not to take it for a class.
     // SAFETY: as above; programs may write this field.
     unsafe { (*ctx.skb.skb).tc_classid = 0 };
-    match classifier::verdict(ctx, attachment, hook) {
+    match judge::verdict(ctx, attachment, side) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }

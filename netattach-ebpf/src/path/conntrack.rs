@@ -8,13 +8,19 @@ use netattach_common::{
     parse::Packet,
 };
 
-use crate::{
-    classifier::Scope, count, frame::Skb, limit, maps, policy, record, share, stages::Stages, verdict::Denied,
+use crate::path::{
+    clock, count,
+    frame::Skb,
+    limit, maps, policy, record,
+    scope::Scope,
+    share,
+    subprograms::Subprograms,
+    verdict::{Denied, Opening},
 };
 
-/// Judges a packet by its flow. `false`: it has none. The body of a stage.
+/// Judges a packet by its flow. `false`: it has none.
 #[inline(always)]
-pub(crate) fn is_known<A: Stages>(
+pub(crate) fn is_known<A: Subprograms>(
     ctx: &TcContext,
     scope: &Scope,
     packet: &Packet<A>,
@@ -26,7 +32,7 @@ pub(crate) fn is_known<A: Stages>(
     // may change the entry meanwhile, each word as a whole.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
-    let now = seconds();
+    let now = clock::seconds();
     if entry.is_expired(tuple.lane.protocol(), now) || !entry.admits(packet.signal, forward) {
         return Ok(false);
     }
@@ -35,9 +41,9 @@ pub(crate) fn is_known<A: Stages>(
     Ok(true)
 }
 
-/// Judges a packet of no known flow: the flow that it opens, if it is allowed and opens one. The body of a stage.
+/// Judges a packet of no known flow: the flow that it opens, if it is allowed and opens one.
 #[inline(always)]
-pub(crate) fn open<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
+pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
     let opening = admit(scope, packet)?;
     if packet.signal.accepts() || packet.signal.aborts() {
         // It may go to its receiver, and nothing may come back by it.
@@ -49,29 +55,30 @@ pub(crate) fn open<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Openi
     Ok(opening)
 }
 
-/// Enters the flow that a packet opens, at a place among its attachment's. The body of a stage.
+/// Enters the flow that a packet opens, at a place among its attachment's.
 ///
 /// The place comes first: a place whose flow is not in the table counts as free, so nothing has to be taken back, and the flow is
 /// written once.
 #[inline(always)]
-pub(crate) fn enter<A: Stages>(
+pub(crate) fn enter<A: Subprograms>(
     ctx: &TcContext,
     scope: &Scope,
     packet: &Packet<A>,
     opening: Opening,
 ) -> Result<(), Denied> {
     let forward = opening.is_forward();
-    let leg = Leg::of(scope.hook, forward);
+    let leg = Leg::of(scope.side, forward);
     let source_is_low = packet.tuple.source_is_low();
     let key = FlowKey::new(scope.zone, &packet.tuple, source_is_low);
     let place = share::take(scope.id, &key)?;
     let state = packet.signal.first_state(forward);
-    let mut entry = Flow::entered(seconds(), forward == source_is_low, leg, scope.policies.of(leg), state);
+    let mut entry =
+        Flow::entered(clock::seconds(), forward == source_is_low, leg, scope.policies.of(leg), state);
     entry.attachment = scope.id;
     entry.place = place as u16;
     let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
     *traffic = Traffic { packets: 1, bytes: ctx.len().into() };
-    if !A::remember(&key, &entry) {
+    if !A::enter_flow(&key, &entry) {
         return Err(DropReason::FlowsFull.into());
     }
     count::new_flow(scope.id);
@@ -79,50 +86,17 @@ pub(crate) fn enter<A: Stages>(
     Ok(())
 }
 
-/// How a flow begins, as one number, which is what a stage can answer: the rule that allows it (0: nobody had to), and whether its
-/// first packet comes from its opener.
-#[derive(Clone, Copy)]
-pub(crate) struct Opening(pub(crate) u32);
-
-impl Opening {
-    /// The packet may pass, and opens nothing.
-    pub(crate) const NONE: Self = Self(u32::MAX);
-    /// Set if the first packet comes from the opener. No policy has so many rules.
-    const FORWARD: u32 = 1 << 30;
-
-    #[inline(always)]
-    fn new(rule: u32, forward: bool) -> Self {
-        Self(rule & (Self::FORWARD - 1) | if forward { Self::FORWARD } else { 0 })
-    }
-
-    /// Whether there is a flow to enter.
-    #[inline(always)]
-    pub(crate) fn is_any(self) -> bool {
-        self.0 != Self::NONE.0
-    }
-
-    #[inline(always)]
-    fn rule(self) -> u32 {
-        self.0 & (Self::FORWARD - 1)
-    }
-
-    #[inline(always)]
-    fn is_forward(self) -> bool {
-        self.0 & Self::FORWARD != 0
-    }
-}
-
 /// Asks the policy about a packet of no known flow, as the first of one that its sender opens. Only where the table was lost
 /// with the flows in it, and for as long as `Share::answers_until` says, may a segment of a connection have been called for by
 /// the other end too.
 #[inline(always)]
-fn admit<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
+fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
     let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());
     if midstream && scope.has(flag::NO_MIDSTREAM) {
         return Err(DropReason::Midstream.into());
     }
     let by = |forward| {
-        let rule = policy::allows(scope, &packet.tuple, Leg::of(scope.hook, forward))?;
+        let rule = policy::allows(scope, &packet.tuple, Leg::of(scope.side, forward))?;
         Ok(Opening::new(rule, forward))
     };
     by(true).or_else(|denied| {
@@ -137,23 +111,23 @@ fn admit<A: Stages>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied
 /// Whether the attachment had flows not long ago that the table does not have.
 #[inline(always)]
 fn has_lost_flows(scope: &Scope) -> bool {
-    maps::share(scope.id).is_some_and(|share| share.takes_answers(seconds()))
+    maps::share(scope.id).is_some_and(|share| share.takes_answers(clock::seconds()))
 }
 
 /// Judges a packet that opens no flow by the rules without ports; `missed` is what it is when none allows it.
 #[inline(never)]
-pub(crate) fn without_ports<A: Stages>(
+pub(crate) fn without_ports<A: Subprograms>(
     scope: &Scope,
     packet: &Packet<A>,
     missed: DropReason,
 ) -> Result<(), Denied> {
-    let leg = Leg::of(scope.hook, true);
+    let leg = Leg::of(scope.side, true);
     policy::allows_without_ports(scope, &packet.tuple, leg).map(drop).map_err(|_| missed.into())
 }
 
-/// Whether an ICMP error is about a packet of a flow that may go on. The body of a stage.
+/// Whether an ICMP error is about a packet of a flow that may go on.
 #[inline(always)]
-pub(crate) fn is_answer<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
+pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
     // The error counts as an answer to the packet it is about, and goes back to that one's sender.
     let mut answer = packet.tuple;
     if !A::answer_to_quoted(&Skb::of(ctx), packet.transport() + 8, &mut answer)
@@ -166,18 +140,19 @@ pub(crate) fn is_answer<A: Stages>(ctx: &TcContext, scope: &Scope, packet: &Pack
     // SAFETY: as in `is_known`.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
-    !entry.is_expired(answer.lane.protocol(), seconds()) && approve(scope, &answer, entry, forward).is_ok()
+    !entry.is_expired(answer.lane.protocol(), clock::seconds())
+        && approve(scope, &answer, entry, forward).is_ok()
 }
 
 /// Whether the policies in force let a flow go on: what was approved by another policy is judged again.
 #[inline(always)]
-fn approve<A: Stages>(
+fn approve<A: Subprograms>(
     scope: &Scope,
     tuple: &Tuple<A>,
     entry: &mut Flow,
     forward: bool,
 ) -> Result<(), Denied> {
-    let leg = Leg::of(scope.hook, forward);
+    let leg = Leg::of(scope.side, forward);
     let policy = scope.policies.of(leg);
     let approved = entry.approved_by(leg);
     if policy == 0 || approved == policy {
@@ -195,7 +170,14 @@ fn approve<A: Stages>(
 
 /// Writes down a packet that may pass.
 #[inline(always)]
-fn note<A: Stages>(scope: &Scope, packet: &Packet<A>, entry: &mut Flow, forward: bool, now: u32, bytes: u32) {
+fn note<A: Subprograms>(
+    scope: &Scope,
+    packet: &Packet<A>,
+    entry: &mut Flow,
+    forward: bool,
+    now: u32,
+    bytes: u32,
+) {
     if entry.attachment == scope.id {
         let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
         traffic.packets += 1;
@@ -209,10 +191,4 @@ fn note<A: Stages>(scope: &Scope, packet: &Packet<A>, entry: &mut Flow, forward:
     if entry.state != state {
         entry.state = state;
     }
-}
-
-/// Seconds of the monotonic clock, as of the last timer tick: no clock device is read.
-#[inline(always)]
-pub(crate) fn seconds() -> u32 {
-    (limit::coarse_now() / 1_000_000_000) as u32
 }

@@ -26,14 +26,11 @@ use aya_ebpf::{
 };
 use core::ptr::null_mut;
 use netattach_common::{
-    DropReason, Hook, Mac, ParentKey,
+    DropReason, Mac, ParentKey, Side,
     parent::{flag, place},
 };
 
-use crate::{
-    classifier::{self, Scope},
-    count, frame, maps, record,
-};
+use crate::path::{count, frame, judge, maps, record, scope::Scope};
 
 /// Whether the kernel has `bpf_get_netns_cookie` for classifiers: written by the agent before it loads the programs. The
 /// verifier leaves out what is never executed, so that a kernel without the helper takes them too.
@@ -93,33 +90,33 @@ pub(crate) fn na_par_to(ctx: TcContext) -> i32 {
         Place::Macvlan(attachment) if is_group(&destination) => attachment,
         Place::Macvlan(_) => 0,
     };
-    if attachment == 0 { TC_ACT_UNSPEC } else { decide(&ctx, attachment, Hook::ToPod) }
+    if attachment == 0 { TC_ACT_UNSPEC } else { decide(&ctx, attachment, Side::ToPod) }
 }
 
 /// By a link at a parent's ingress, for the sender.
 #[classifier]
 pub(crate) fn na_par_in_from(ctx: TcContext) -> i32 {
-    go_on(&ctx, place::INGRESS, Hook::FromPod)
+    tail_call_at(&ctx, place::INGRESS, Side::FromPod)
 }
 
 /// By a link at a parent's ingress, for the receiver.
 #[classifier]
 pub(crate) fn na_par_in_to(ctx: TcContext) -> i32 {
-    go_on(&ctx, place::INGRESS, Hook::ToPod)
+    tail_call_at(&ctx, place::INGRESS, Side::ToPod)
 }
 
 /// By a link at a parent's egress.
 #[classifier]
 pub(crate) fn na_par_out(ctx: TcContext) -> i32 {
-    go_on(&ctx, place::EGRESS, Hook::FromPod)
+    tail_call_at(&ctx, place::EGRESS, Side::FromPod)
 }
 
 /// A filter has a class that says where it is; a link has none. So links run a program for each place, which says it.
 #[inline(always)]
-fn go_on(ctx: &TcContext, place: u16, hook: Hook) -> i32 {
+fn tail_call_at(ctx: &TcContext, place: u16, side: Side) -> i32 {
     // SAFETY: the context pointer is valid while the program runs; programs may write this field.
     unsafe { (*ctx.skb.skb).tc_classid = place.into() };
-    maps::tail_call_parent(ctx, hook);
+    maps::tail_call_parent(ctx, side);
     // There is nothing to go on in.
     TC_ACT_SHOT as i32
 }
@@ -134,7 +131,7 @@ fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
     match known {
         Some(entry) if ingress && entry.flags & flag::SIBLINGS == 0 => TC_ACT_UNSPEC,
         Some(entry) if cookie == 0 || cookie == entry.netns_cookie || is_nodes(parent, cookie, 0) => {
-            decide(ctx, entry.attachment, Hook::FromPod)
+            decide(ctx, entry.attachment, Side::FromPod)
         }
         Some(_) => nobodys(ctx, DropReason::SourceNamespace),
         None if cookie == 0 || is_nodes(parent, cookie, flag::STRANGERS) => TC_ACT_UNSPEC,
@@ -153,8 +150,8 @@ fn copied(ctx: &TcContext, receiver: u32, source: Mac) -> i32 {
     let entry = maps::parent(&ParentKey::macvlan(record.host_ifindex, source));
     // SAFETY: a field of a map's value, which stays readable until the program ends.
     let sender = entry.map_or(0, |entry| unsafe { (*entry).attachment });
-    match Scope::of(sender, Hook::FromPod) {
-        Some(scope) => match classifier::judge(ctx, &scope) {
+    match Scope::of(sender, Side::FromPod) {
+        Some(scope) => match judge::judge(ctx, &scope) {
             Ok(_) => TC_ACT_UNSPEC,
             Err(_) => TC_ACT_SHOT as i32,
         },
@@ -194,8 +191,8 @@ fn is_pods(cookie: u64) -> bool {
 }
 
 #[inline(always)]
-fn decide(ctx: &TcContext, attachment: u32, hook: Hook) -> i32 {
-    match classifier::verdict(ctx, attachment, hook) {
+fn decide(ctx: &TcContext, attachment: u32, side: Side) -> i32 {
+    match judge::verdict(ctx, attachment, side) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }
@@ -204,8 +201,8 @@ fn decide(ctx: &TcContext, attachment: u32, hook: Hook) -> i32 {
 /// Drops a frame whose sender is no attachment's pod.
 #[inline(always)]
 fn nobodys(ctx: &TcContext, reason: DropReason) -> i32 {
-    count::packet(0, Hook::FromPod, ctx.len(), Err(reason.into()));
-    record::dropped_unread(ctx, 0, Hook::FromPod, reason.into());
+    count::packet(0, Side::FromPod, ctx.len(), Err(reason.into()));
+    record::dropped_unread(ctx, 0, Side::FromPod, reason.into());
     TC_ACT_SHOT as i32
 }
 

@@ -1,9 +1,9 @@
 //! The fast path: from the sender's program into the receiver's interface, between two pods of one bridge, two routed links
-//! (`route`), or from an uplink to a pod (`wire`); and from a pod to an uplink, where the node would route it.
+//! (`route`), or from an uplink to a pod (`uplink`); and from a pod to an uplink, where the node would route it.
 //!
-//! `na_from_pod` and `na_wire` hand over what they let pass. `na_fast` finds the receiver, judges the packet by the receiver's
+//! `na_from_pod` and `na_wire` continue in `na_fast` with what they let pass. It finds the receiver, judges the packet by the receiver's
 //! policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second
-//! queue. It is a program of its own for what goes on there from two others.
+//! queue. It is a program of its own because two others continue there. The ends of a packet are in `endpoint`.
 //!
 //! Whatever is not certain takes the stack, where `na_to_pod` judges it. What is certain of a *device* - its bridge does
 //! nothing but switch, its port forwards - the agent says by writing `na_fast_port` and `na_fast_mac`, and takes back;
@@ -28,42 +28,43 @@ use aya_ebpf::{
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::{
-    Decline, FastPort, Hook, Mac, StationKey, attachment::flag, parse::ETHERNET_LEN, wire,
+use netattach_common::{Decline, FastPort, Mac, Side, StationKey, parse::ETHERNET_LEN, uplink};
+
+use crate::path::{
+    clock, count,
+    endpoint::{Origin, TO_UPLINK, ready},
+    frame::{self, PACKET_HOST},
+    judge, maps, route,
+    verdict::PacketClass,
 };
-
-use crate::{classifier, count, frame, limit, maps, route, verdict::Sort};
-
-/// `linux/if_packet.h`: addressed to the host.
-pub(crate) const PACKET_HOST: u32 = 0;
 
 /// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment, 0 for a packet that came in
 /// by an uplink, and the attachment that it is counted for when it is left to the stack.
 const SENDER: usize = 0;
 const COUNTED: usize = 1;
 
-/// Continues in `na_fast` when the sender takes part. Returns when it does not, or cannot be handed over.
+/// Continues in `na_fast` when the sender takes part. Returns when it does not, or when the call fails.
 #[inline(always)]
-pub(crate) fn hand_over(ctx: &TcContext, sender: u32, sort: Sort) {
+pub(crate) fn tail_call_from_pod(ctx: &TcContext, sender: u32, class: PacketClass) {
     if maps::fast_port(sender).is_none_or(|port| port.bridge == 0) {
         return;
     }
-    if sort != Sort::Data {
+    if class != PacketClass::Data {
         count::declined(sender, Decline::Control);
         return;
     }
-    go_on(ctx, sender, sender);
+    tail_call(ctx, sender, sender);
 }
 
-/// Continues in `na_fast` with a packet that came in by an uplink and is addressed to an attachment. Returns when it cannot be
-/// handed over.
+/// Continues in `na_fast` with a packet that came in by an uplink and is addressed to an attachment. Returns when the call
+/// fails.
 #[inline(always)]
-pub(crate) fn arrived(ctx: &TcContext, attachment: u32) {
-    go_on(ctx, 0, attachment);
+pub(crate) fn tail_call_from_uplink(ctx: &TcContext, attachment: u32) {
+    tail_call(ctx, 0, attachment);
 }
 
 #[inline(always)]
-fn go_on(ctx: &TcContext, sender: u32, counted: u32) {
+fn tail_call(ctx: &TcContext, sender: u32, counted: u32) {
     // SAFETY: the context pointer is valid while the program runs.
     unsafe {
         (*ctx.skb.skb).cb[SENDER] = sender;
@@ -79,8 +80,8 @@ pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     // SAFETY: the context pointer is valid while the program runs.
     let (sender, counted) = unsafe { ((*ctx.skb.skb).cb[SENDER], (*ctx.skb.skb).cb[COUNTED]) };
     match receiver(&ctx, sender, counted) {
-        Ok(TO_WIRE) => {
-            count::to_wire(sender, ctx.len());
+        Ok(TO_UPLINK) => {
+            count::to_uplink(sender, ctx.len());
             TC_ACT_REDIRECT as i32
         }
         Ok(attachment) => deliver(&ctx, attachment),
@@ -91,39 +92,10 @@ pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     }
 }
 
-/// Instead of a receiver: the packet is on its way to an uplink. No attachment has this number.
-pub(crate) const TO_WIRE: u32 = 0;
-
-/// Where a packet comes from.
-#[derive(Clone, Copy)]
-pub(crate) struct Origin {
-    /// The attachment that sent it, 0 when it came in by an uplink.
-    pub(crate) sender: u32,
-    /// What it may reach: a bridge, or what the node routes to.
-    pub(crate) segment: u32,
-    /// Device that the node's routing takes it from.
-    pub(crate) ingress: u32,
-    /// How long its sender's packets can be, in bytes.
-    pub(crate) mtu: u32,
-}
-
-impl Origin {
-    #[inline(always)]
-    fn of(ctx: &TcContext, sender: u32) -> Option<Self> {
-        let ingress = frame::ifindex(ctx);
-        let (segment, mtu) = if sender == 0 {
-            maps::uplink(ingress).map(|uplink| (uplink.segment, uplink.mtu))?
-        } else {
-            maps::fast_port(sender).map(|port| (port.bridge, port.mtu))?
-        };
-        Some(Self { sender, segment, ingress, mtu })
-    }
-}
-
-/// Who receives a packet, or [`TO_WIRE`]. `addressed`: whom a packet from an uplink is for.
+/// Who receives a packet, or [`TO_UPLINK`]. `addressed`: whom a packet from an uplink is for.
 #[inline(always)]
 fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline> {
-    if limit::coarse_now() >= maps::fast_until() {
+    if clock::nanoseconds() >= maps::fast_until() {
         return Err(Decline::Unwatched);
     }
     let mut origin = Origin::of(ctx, sender).ok_or(Decline::Elsewhere)?;
@@ -145,7 +117,7 @@ fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline
             Some(attachment) if attachment != sender => return switched(ctx, &origin, attachment, mac),
             _ => return Err(Decline::Elsewhere),
         }
-        let gateway = maps::uplink(origin.segment).filter(|bridge| bridge.flags & wire::flag::GATEWAY != 0);
+        let gateway = maps::uplink(origin.segment).filter(|bridge| bridge.flags & uplink::flag::GATEWAY != 0);
         if !gateway.ok_or(Decline::Elsewhere)?.mac.same(mac) {
             return Err(Decline::Elsewhere);
         }
@@ -166,25 +138,10 @@ fn switched(ctx: &TcContext, origin: &Origin, attachment: u32, mac: &Mac) -> Res
     if whole && ctx.len() > port.mtu + ETHERNET_LEN as u32 { Err(Decline::TooBig) } else { Ok(attachment) }
 }
 
-/// Whether an attachment is in force, has that address and a device of its own: the agent takes a device out of one record
-/// before it puts it into another.
-#[inline(always)]
-pub(crate) fn ready(attachment: u32, mac: &Mac) -> Result<(), Decline> {
-    let record = maps::record(attachment).ok_or(Decline::Unready)?;
-    if !record.has(flag::PRESENT)
-        || record.has(flag::PENDING)
-        || !record.mac.same(mac)
-        || record.host_ifindex == 0
-    {
-        return Err(Decline::Unready);
-    }
-    Ok(())
-}
-
 /// Judges a packet by the receiver's policy and puts it into the receiver's interface.
 #[inline(always)]
 fn deliver(ctx: &TcContext, to: u32) -> i32 {
-    if classifier::verdict(ctx, to, Hook::ToPod).is_err() {
+    if judge::verdict(ctx, to, Side::ToPod).is_err() {
         return TC_ACT_SHOT as i32;
     }
     // It had one a moment ago.

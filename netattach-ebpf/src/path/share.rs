@@ -4,14 +4,14 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use netattach_common::{DropReason, FlowKey, PlaceKey, Share};
 
-use crate::{conntrack::seconds, count, maps::Family, stages::Stages, verdict::Denied};
+use crate::path::{clock::seconds, count, family::Family, subprograms::Subprograms, verdict::Denied};
 
 /// What [`ask`] says of a place that the flow now has.
 pub(crate) const TAKEN: u32 = 0;
 
 /// Takes a place among an attachment's for a flow that is about to be entered.
 #[inline(always)]
-pub(crate) fn take<A: Stages>(attachment: u32, key: &FlowKey<A>) -> Result<u32, Denied> {
+pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>) -> Result<u32, Denied> {
     let Some((most, next)) = A::places(attachment) else { return Err(DropReason::FlowsFull.into()) };
     let now = seconds();
     let (mut least_missed, mut chosen) = (0, 0);
@@ -26,19 +26,18 @@ pub(crate) fn take<A: Stages>(attachment: u32, key: &FlowKey<A>) -> Result<u32, 
             _ => {}
         }
     }
-    if let Some(held) = A::owned(&PlaceKey { attachment, place: chosen }) {
+    if let Some(held) = A::at_place(&PlaceKey { attachment, place: chosen }) {
         // SAFETY: a map value, which stays mapped while the program runs: bytes and numbers. Another CPU that has gone
         // through all the places meanwhile may be writing here; then the flow of a mixture of two keys is not found.
         let held = unsafe { &mut *held };
-        A::forget(held);
+        A::remove_flow(held);
         *held = *key;
         count::displaced(attachment);
     }
     Ok(chosen)
 }
 
-/// Takes a place if no flow that goes on has it: [`TAKEN`], or else how little that flow would be missed, at least 1. The body of a
-/// stage.
+/// Takes a place if no flow that goes on has it: [`TAKEN`], or else how little that flow would be missed, at least 1.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     attachment: u32,
@@ -47,8 +46,8 @@ pub(crate) fn ask<A: Family>(
     now: u32,
 ) -> Result<u32, DropReason> {
     let owned = PlaceKey { attachment, place };
-    let Some(held) = A::owned(&owned) else {
-        return if A::own(&owned, key) { Ok(TAKEN) } else { Err(DropReason::FlowsFull) };
+    let Some(held) = A::at_place(&owned) else {
+        return if A::take_place(&owned, key) { Ok(TAKEN) } else { Err(DropReason::FlowsFull) };
     };
     // SAFETY: as in `take`.
     let held = unsafe { &mut *held };
@@ -60,7 +59,7 @@ pub(crate) fn ask<A: Family>(
             if !flow.is_expired(held.protocol, now) {
                 return Ok(flow.readiness(held.protocol, now).saturating_add(1));
             }
-            A::forget(held);
+            A::remove_flow(held);
         }
     }
     *held = *key;

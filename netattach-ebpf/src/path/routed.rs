@@ -22,17 +22,17 @@ use aya_ebpf::{
     programs::{SkBuffContext, TcContext},
 };
 use netattach_common::{
-    Address, DropReason, Hook, Ip4, Ip6,
+    DropReason, Ip4, Ip6, Side,
     parse::{Packet, Room, packet},
 };
 
-use crate::{
-    classifier::{self, Scope},
+use crate::path::{
     count,
     frame::{self, Skb},
-    maps, record,
-    stages::{self, NOTHING, Stages},
-    verdict::{Denied, Word},
+    judge, maps, record,
+    scope::Scope,
+    subprograms::{NULL_ARGUMENT, Subprograms, exclusive},
+    verdict::{Denied, Encode},
 };
 
 /// What the filter's rule drops.
@@ -51,22 +51,22 @@ pub(crate) fn na_routed(ctx: SkBuffContext) -> i64 {
     drops.into()
 }
 
-/// The stages of one address family.
-trait Routed: Stages {
+/// The subprograms of one address family.
+trait Routed: Subprograms {
     /// Reads a packet that begins with its IP header.
     fn read_copied(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
 }
 
-macro_rules! stages {
+macro_rules! subprograms {
     ($address:ty, $body:path, $copied:ident, $routed:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         fn $copied(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
-            let answer = match stages::exclusive(packet) {
+            let answer = match exclusive(packet) {
                 Some(packet) => $body(&Skb::new(skb), packet).map_err(Denied::from),
-                None => Err(NOTHING),
+                None => Err(NULL_ARGUMENT),
             };
-            answer.to_word()
+            answer.encode()
         }
 
         #[unsafe(no_mangle)]
@@ -78,14 +78,14 @@ macro_rules! stages {
         impl Routed for $address {
             #[inline(always)]
             fn read_copied(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied> {
-                Word::from_word($copied(ctx.skb.skb, packet))
+                Encode::decode($copied(ctx.skb.skb, packet))
             }
         }
     };
 }
 
-stages!(Ip4, packet::copied_ipv4, na_copied4, na_routed4);
-stages!(Ip6, packet::copied_ipv6, na_copied6, na_routed6);
+subprograms!(Ip4, packet::copied_ipv4, na_copied4, na_routed4);
+subprograms!(Ip6, packet::copied_ipv6, na_copied6, na_routed6);
 
 /// Judges a packet for both of its ends.
 #[inline(always)]
@@ -99,10 +99,10 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
     if sender == receiver {
         return 0;
     }
-    if sender != 0 && refuses(ctx, sender, Hook::FromPod, packet, read) {
+    if sender != 0 && refuses(ctx, sender, Side::FromPod, packet, read) {
         return DROPPED;
     }
-    if receiver != 0 && refuses(ctx, receiver, Hook::ToPod, packet, read) {
+    if receiver != 0 && refuses(ctx, receiver, Side::ToPod, packet, read) {
         return DROPPED;
     }
     0
@@ -113,19 +113,19 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
 fn refuses<A: Routed>(
     ctx: &TcContext,
     attachment: u32,
-    hook: Hook,
+    side: Side,
     packet: &mut Packet<A>,
     read: Result<(), Denied>,
 ) -> bool {
-    let Some(scope) = Scope::of(attachment, hook) else {
-        count::packet(attachment, hook, ctx.len(), Err(DropReason::Unbound.into()));
+    let Some(scope) = Scope::of(attachment, side) else {
+        count::packet(attachment, side, ctx.len(), Err(DropReason::Unbound.into()));
         return true;
     };
     if scope.policies.none() && !scope.is_pending() {
         return false;
     }
-    let Err(denied) = read.and_then(|()| classifier::judge_ip(ctx, &scope, packet)) else { return false };
+    let Err(denied) = read.and_then(|()| judge::judge_ip(ctx, &scope, packet)) else { return false };
     record::dropped(ctx, &scope, packet, denied);
-    count::packet(attachment, hook, ctx.len(), Err(denied));
+    count::packet(attachment, side, ctx.len(), Err(denied));
     true
 }

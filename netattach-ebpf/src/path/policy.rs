@@ -3,19 +3,13 @@
 use core::marker::PhantomData;
 
 use netattach_common::{
-    DropReason, Hook, PortKey,
+    DropReason, PortKey, Side,
     decide::{Query, Tables, Verdict, decide},
     flow::{Leg, Tuple},
     parse::packet::has_ports,
 };
 
-use crate::{
-    classifier::Scope,
-    count,
-    maps::{self, Family},
-    stages::Stages,
-    verdict::Denied,
-};
+use crate::path::{count, family::Family, maps, scope::Scope, subprograms::Subprograms, verdict::Denied};
 
 struct Maps<A>(PhantomData<A>);
 
@@ -38,22 +32,22 @@ impl<A: Family> Tables<A> for Maps<A> {
 
 /// What a pod's policy says about a packet: the rule that allows it, 0 without a policy: not isolated.
 #[inline(always)]
-pub(crate) fn allows<A: Stages>(scope: &Scope, tuple: &Tuple<A>, leg: Leg) -> Result<u32, Denied> {
+pub(crate) fn allows<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, leg: Leg) -> Result<u32, Denied> {
     if scope.policies.of(leg) == 0 {
         Ok(0)
     } else {
-        A::ask(scope, tuple, leg, has_ports(tuple.lane.protocol()))
+        A::ask_policy(scope, tuple, leg, has_ports(tuple.lane.protocol()))
     }
 }
 
 /// The same about a packet whose ports are not known: only rules without ports can allow it.
 #[inline(always)]
-pub(crate) fn allows_without_ports<A: Stages>(
+pub(crate) fn allows_without_ports<A: Subprograms>(
     scope: &Scope,
     tuple: &Tuple<A>,
     leg: Leg,
 ) -> Result<u32, Denied> {
-    if scope.policies.of(leg) == 0 { Ok(0) } else { A::ask(scope, tuple, leg, false) }
+    if scope.policies.of(leg) == 0 { Ok(0) } else { A::ask_policy(scope, tuple, leg, false) }
 }
 
 /// Why a policy does not allow a flow towards its pod, `None` when it does. Nothing is credited.
@@ -67,7 +61,7 @@ pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropRe
 }
 
 /// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits a rule
-/// that allows with a flow. The body of a stage.
+/// that allows with a flow.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     scope: &Scope,
@@ -75,9 +69,9 @@ pub(crate) fn ask<A: Family>(
     leg: Leg,
     with_ports: bool,
 ) -> Result<u32, DropReason> {
-    let (peer, peer_port, own_port) = match scope.hook {
-        Hook::FromPod => (tuple.destination, tuple.ports.destination(), tuple.ports.source()),
-        Hook::ToPod => (tuple.source, tuple.ports.source(), tuple.ports.destination()),
+    let (peer, peer_port, own_port) = match scope.side {
+        Side::FromPod => (tuple.destination, tuple.ports.destination(), tuple.ports.source()),
+        Side::ToPod => (tuple.source, tuple.ports.source(), tuple.ports.destination()),
     };
     let responder_port = match leg {
         Leg::Opener => peer_port,

@@ -1,20 +1,17 @@
 //! Limits of one attachment: bytes, flows, records.
 
-use aya_ebpf::{
-    helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
-    programs::TcContext,
-};
+use aya_ebpf::{helpers::generated::bpf_ktime_get_ns, programs::TcContext};
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
-use netattach_common::{DropReason, Hook, Limits, Rate, attachment::flag, limit::wire_length};
+use netattach_common::{DropReason, Limits, Rate, Side, attachment::flag, limit::wire_length};
 
-use crate::{classifier::Scope, frame, maps};
+use crate::path::{clock, frame, maps, scope::Scope};
 
 /// Charges a packet that may pass otherwise to the attachment's bandwidth.
 #[inline(always)]
 pub(crate) fn bytes(ctx: &TcContext, scope: &Scope) -> Result<(), DropReason> {
-    let limited = match scope.hook {
-        Hook::FromPod => flag::LIMIT_FROM_POD,
-        Hook::ToPod => flag::LIMIT_TO_POD,
+    let limited = match scope.side {
+        Side::FromPod => flag::LIMIT_FROM_POD,
+        Side::ToPod => flag::LIMIT_TO_POD,
     };
     if !scope.has(limited) || charge_packet(ctx, scope) { Ok(()) } else { Err(DropReason::RateLimit) }
 }
@@ -24,11 +21,11 @@ fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
     let Some(limits) = maps::limits(scope.id) else {
         return true;
     };
-    let rate = match scope.hook {
+    let rate = match scope.side {
         // SAFETY: the map's values stay in place as long as the map does.
-        Hook::FromPod => unsafe { &raw mut (*limits).from_pod },
+        Side::FromPod => unsafe { &raw mut (*limits).from_pod },
         // SAFETY: as above.
-        Hook::ToPod => unsafe { &raw mut (*limits).to_pod },
+        Side::ToPod => unsafe { &raw mut (*limits).to_pod },
     };
     // SAFETY: the helper takes nothing.
     charge(rate, on_the_wire(ctx), unsafe { bpf_ktime_get_ns() })
@@ -59,34 +56,7 @@ fn one(attachment: u32, select: impl FnOnce(&mut Limits) -> *mut Rate) -> bool {
     let Some(limits) = maps::limits(attachment).map(|limits| unsafe { &mut *limits }) else {
         return true;
     };
-    charge(select(limits), 1, coarse_now())
-}
-
-/// Nanoseconds of the monotonic clock, as of the last timer tick. Within a tick the clock says the same again, so it is asked
-/// once in each and remembered: the tick's number is read by one instruction.
-#[inline(always)]
-pub(crate) fn coarse_now() -> u64 {
-    // SAFETY: the helper takes nothing and exists since Linux 5.6.
-    let tick = unsafe { bpf_jiffies64() };
-    let Some(reading) = maps::clock() else { return read_clock() };
-    // SAFETY: aligned words of a map value, which stays in place as long as the map does. The time is written before its
-    // tick; who finds the tick and still the time before it is late by one tick.
-    unsafe {
-        if (&raw const (*reading).tick).read_volatile() == tick {
-            return (&raw const (*reading).time).read_volatile();
-        }
-        let time = read_clock();
-        (&raw mut (*reading).time).write_volatile(time);
-        (&raw mut (*reading).tick).write_volatile(tick);
-        time
-    }
-}
-
-/// Nanoseconds of the monotonic clock, as of the last timer tick: no clock device is read.
-#[inline(always)]
-fn read_clock() -> u64 {
-    // SAFETY: the helper takes nothing and exists since Linux 5.11.
-    unsafe { bpf_ktime_get_coarse_ns() }
+    charge(select(limits), 1, clock::nanoseconds())
 }
 
 /// Charges `units` to a rate that other CPUs charge at the same time. `false`: one too many.

@@ -23,11 +23,11 @@ use netattach_common::{
         packet::{self, AUTHENTICATION, HOP_BY_HOP, IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header},
     },
     protocol::{SCTP, TCP, UDP},
-    wire::flag,
+    uplink::flag,
 };
 
-use crate::{
-    fast::{Origin, TO_WIRE, ready},
+use crate::path::{
+    endpoint::{Origin, TO_UPLINK, ready},
     frame, maps,
 };
 
@@ -44,7 +44,7 @@ const IPV4_PLAIN: u8 = 0x45;
 const ALSO_PORTS: [u8; 3] = [33, 50, 136];
 
 /// Finds the attachment that a packet is routed to, and makes the packet what it is behind the node: one hop on, between
-/// other Ethernet addresses. A packet for an uplink ([`TO_WIRE`]) is already on its way there when this returns. Nothing of
+/// other Ethernet addresses. A packet for an uplink ([`TO_UPLINK`]) is already on its way there when this returns. Nothing of
 /// the packet has changed when it fails.
 #[inline(always)]
 pub(crate) fn receiver(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
@@ -207,7 +207,7 @@ fn find(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<
         let is_parent = maps::parent(&ParentKey::itself(device)).is_some();
         // Where it would go back to where it came from, the stack tells the sender of a better way.
         let goes = leads_out && !is_parent && device != origin.ingress;
-        return if goes { Ok(TO_WIRE) } else { Err(Decline::Elsewhere) };
+        return if goes { Ok(TO_UPLINK) } else { Err(Decline::Elsewhere) };
     }
     if out.flags & flag::GATEWAY == 0 {
         return Err(Decline::Elsewhere);
@@ -248,7 +248,7 @@ fn send_on(
     hop_limit: u8,
 ) -> Result<u32, Decline> {
     ctx.store(at, &hop_limit, 0).map_err(|_| Decline::Unroutable)?;
-    if to != TO_WIRE {
+    if to != TO_UPLINK {
         ctx.store(0, &[query.dmac, query.smac], 0).map_err(|_| Decline::Unroutable)?;
         return Ok(to);
     }
@@ -261,7 +261,7 @@ fn send_on(
     let length = size_of::<bpf_redir_neigh>() as i32;
     // SAFETY: `next` is of the length that is said. It fails for arguments only that are never used here.
     unsafe { bpf_redirect_neigh(query.ifindex, &mut next, length, 0) };
-    Ok(TO_WIRE)
+    Ok(TO_UPLINK)
 }
 
 #[inline(always)]

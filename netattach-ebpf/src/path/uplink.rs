@@ -18,13 +18,13 @@ use netattach_common::{
         packet::{self, HOP_BY_HOP, IPV6_LEN, Ipv4Header, Ipv6Header},
     },
     protocol::ICMPV6,
-    wire::{SHOWN_EVERY, flag},
+    uplink::{SHOWN_EVERY, flag},
 };
 
-use crate::{
-    conntrack, count,
-    fast::{self, PACKET_HOST},
-    frame, maps,
+use crate::path::{
+    clock, count, fast,
+    frame::{self, PACKET_HOST},
+    maps,
 };
 
 /// Extension headers that neighbour discovery could stand behind (IANA).
@@ -42,7 +42,7 @@ pub(crate) fn na_wire(ctx: TcContext) -> i32 {
         let clear =
             if uplink.segment == FastPort::ROUTED { Ok(()) } else { switched(&ctx, uplink.segment, ifindex) };
         match clear {
-            Ok(()) => fast::arrived(&ctx, attachment),
+            Ok(()) => fast::tail_call_from_uplink(&ctx, attachment),
             Err(reason) => count::declined(attachment, reason),
         }
     }
@@ -96,7 +96,7 @@ fn switched(ctx: &TcContext, bridge: u32, ifindex: u32) -> Result<(), Decline> {
     }
     let (_, source) = frame::addresses(ctx).map_err(|_| Decline::Control)?;
     let key = StationKey::new(bridge, source);
-    let now = conntrack::seconds();
+    let now = clock::seconds();
     match maps::seen(&key) {
         Some(seen) if seen.port == ifindex && now.wrapping_sub(seen.at) < SHOWN_EVERY => Ok(()),
         _ => {

@@ -5,9 +5,9 @@ use netattach_common::{
     parse::{Kind, Packet},
 };
 
-use crate::{classifier::Scope, conntrack::seconds, maps::Family};
+use crate::path::{clock::seconds, family::Family, scope::Scope};
 
-/// Remembers what a first fragment says, or completes a later one by it. The body of a stage.
+/// Remembers what a first fragment says, or completes a later one by it.
 #[inline(always)]
 pub(crate) fn complete<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
     match packet.kind {
@@ -28,7 +28,7 @@ fn remember<A: Family>(scope: &Scope, packet: &Packet<A>) {
         pad: [0; 3],
     };
     // A table without room costs the later fragments, which then count as missed.
-    let _ = A::remember_fragment(&key(scope, packet), &said);
+    let _ = A::enter_fragment(&key(scope, packet), &said);
 }
 
 /// Completes a later fragment by what the first one said, if that is known.

@@ -2,19 +2,19 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
-use netattach_common::{Decline, DropReason, Hook, RuleKey, Stats};
+use netattach_common::{Decline, DropReason, RuleKey, Side, Stats};
 
-use crate::{maps, verdict::Denied};
+use crate::path::{maps, verdict::Denied};
 
 /// Counts one packet with its verdict.
 #[inline(always)]
-pub(crate) fn packet(attachment: u32, hook: Hook, bytes: u32, verdict: Result<(), Denied>) {
+pub(crate) fn packet(attachment: u32, side: Side, bytes: u32, verdict: Result<(), Denied>) {
     with(attachment, |stats| {
-        let traffic = match (hook, verdict.is_ok()) {
-            (Hook::FromPod, true) => &mut stats.from_pod,
-            (Hook::ToPod, true) => &mut stats.to_pod,
-            (Hook::FromPod, false) => &mut stats.dropped_from_pod,
-            (Hook::ToPod, false) => &mut stats.dropped_to_pod,
+        let traffic = match (side, verdict.is_ok()) {
+            (Side::FromPod, true) => &mut stats.from_pod,
+            (Side::ToPod, true) => &mut stats.to_pod,
+            (Side::FromPod, false) => &mut stats.dropped_from_pod,
+            (Side::ToPod, false) => &mut stats.dropped_to_pod,
         };
         traffic.packets += 1;
         traffic.bytes += u64::from(bytes);
@@ -68,7 +68,7 @@ pub(crate) fn fast_path(attachment: u32, bytes: u32) {
 
 /// Counts a packet that an attachment sent straight to an uplink.
 #[inline(always)]
-pub(crate) fn to_wire(attachment: u32, bytes: u32) {
+pub(crate) fn to_uplink(attachment: u32, bytes: u32) {
     if let Some(stats) = maps::fast_stats(attachment) {
         // SAFETY: as in `with`.
         let sent = unsafe { &mut (*stats).sent };

@@ -42,7 +42,6 @@
 //!
 //! The hash maps that are not of least recent use are not preallocated: their memory follows their use.
 
-use crate::family::Judged;
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key},
@@ -52,8 +51,8 @@ use aya_ebpf::{
 };
 use netattach_common::{
     AddressKey, AttachmentRecord, Config, FastPort, FastStats, Flow, FlowKey, FragmentKey, Fragmented, Gate,
-    Hook, Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PlaceKey, PolicyAddress, PolicyIds, PortKey,
-    PortRule, Reading, Record, RuleKey, Seen, Share, StationKey, Stats, Uplink, VlanKey,
+    Ip4, Ip6, Limits, LocalKey, ParentEntry, ParentKey, PlaceKey, PolicyAddress, PolicyIds, PortKey,
+    PortRule, Reading, Record, RuleKey, Seen, Share, Side, StationKey, Stats, Uplink, VlanKey,
     attachment::flag,
     capacity::{
         ADDRESSES, ATTACHMENTS, FLOWS_V4, FLOWS_V6, FRAGMENTS, HINTS, PARENTS, PEERS_V4, PEERS_V6, PORTS,
@@ -63,7 +62,7 @@ use netattach_common::{
 
 const SPARSE: usize = BPF_F_NO_PREALLOC as usize;
 /// Only where there is no entry yet.
-const NO_EXIST: u64 = BPF_NOEXIST as u64;
+pub(super) const NO_EXIST: u64 = BPF_NOEXIST as u64;
 const SHARED: usize = BPF_F_MMAPABLE as usize;
 
 #[btf_map(name = "na_link")]
@@ -75,35 +74,35 @@ static ATTACHMENT: Array<AttachmentRecord, ATTACHMENTS> = Array::new();
 #[btf_map(name = "na_policy")]
 static POLICY: Array<PolicyIds, ATTACHMENTS, SHARED> = Array::new();
 #[btf_map(name = "na_addr4")]
-static ADDRESS4: HashMap<AddressKey<Ip4>, u32, ADDRESSES, SPARSE> = HashMap::new();
+pub(super) static ADDRESS4: HashMap<AddressKey<Ip4>, u32, ADDRESSES, SPARSE> = HashMap::new();
 #[btf_map(name = "na_addr6")]
-static ADDRESS6: HashMap<AddressKey<Ip6>, u32, ADDRESSES, SPARSE> = HashMap::new();
+pub(super) static ADDRESS6: HashMap<AddressKey<Ip6>, u32, ADDRESSES, SPARSE> = HashMap::new();
 #[btf_map(name = "na_peer4")]
-static PEER4: HashMap<PolicyAddress<Ip4>, u32, PEERS_V4, SPARSE> = HashMap::new();
+pub(super) static PEER4: HashMap<PolicyAddress<Ip4>, u32, PEERS_V4, SPARSE> = HashMap::new();
 #[btf_map(name = "na_peer6")]
-static PEER6: HashMap<PolicyAddress<Ip6>, u32, PEERS_V6, SPARSE> = HashMap::new();
+pub(super) static PEER6: HashMap<PolicyAddress<Ip6>, u32, PEERS_V6, SPARSE> = HashMap::new();
 #[btf_map(name = "na_cidr4")]
-static PREFIX4: LpmTrie<PolicyAddress<Ip4>, u32, PEERS_V4> = LpmTrie::new();
+pub(super) static PREFIX4: LpmTrie<PolicyAddress<Ip4>, u32, PEERS_V4> = LpmTrie::new();
 #[btf_map(name = "na_cidr6")]
-static PREFIX6: LpmTrie<PolicyAddress<Ip6>, u32, PEERS_V6> = LpmTrie::new();
+pub(super) static PREFIX6: LpmTrie<PolicyAddress<Ip6>, u32, PEERS_V6> = LpmTrie::new();
 #[btf_map(name = "na_l4")]
 static PORT: LpmTrie<PortKey, PortRule, PORTS> = LpmTrie::new();
 #[btf_map(name = "na_rule")]
 static RULE: HashMap<RuleKey, u64, RULES, SPARSE> = HashMap::new();
 #[btf_map(name = "na_ct4")]
-static FLOW4: HashMap<FlowKey<Ip4>, Flow, FLOWS_V4, SPARSE> = HashMap::new();
+pub(super) static FLOW4: HashMap<FlowKey<Ip4>, Flow, FLOWS_V4, SPARSE> = HashMap::new();
 #[btf_map(name = "na_ct6")]
-static FLOW6: HashMap<FlowKey<Ip6>, Flow, FLOWS_V6, SPARSE> = HashMap::new();
+pub(super) static FLOW6: HashMap<FlowKey<Ip6>, Flow, FLOWS_V6, SPARSE> = HashMap::new();
 #[btf_map(name = "na_own4")]
-static OWN4: HashMap<PlaceKey, FlowKey<Ip4>, FLOWS_V4, SPARSE> = HashMap::new();
+pub(super) static OWN4: HashMap<PlaceKey, FlowKey<Ip4>, FLOWS_V4, SPARSE> = HashMap::new();
 #[btf_map(name = "na_own6")]
-static OWN6: HashMap<PlaceKey, FlowKey<Ip6>, FLOWS_V6, SPARSE> = HashMap::new();
+pub(super) static OWN6: HashMap<PlaceKey, FlowKey<Ip6>, FLOWS_V6, SPARSE> = HashMap::new();
 #[btf_map(name = "na_share")]
-static SHARE: Array<Share, ATTACHMENTS> = Array::new();
+pub(super) static SHARE: Array<Share, ATTACHMENTS> = Array::new();
 #[btf_map(name = "na_frag4")]
-static FRAGMENT4: LruHashMap<FragmentKey<Ip4>, Fragmented, FRAGMENTS> = LruHashMap::new();
+pub(super) static FRAGMENT4: LruHashMap<FragmentKey<Ip4>, Fragmented, FRAGMENTS> = LruHashMap::new();
 #[btf_map(name = "na_frag6")]
-static FRAGMENT6: LruHashMap<FragmentKey<Ip6>, Fragmented, FRAGMENTS> = LruHashMap::new();
+pub(super) static FRAGMENT6: LruHashMap<FragmentKey<Ip6>, Fragmented, FRAGMENTS> = LruHashMap::new();
 #[btf_map(name = "na_par")]
 static PARENT: HashMap<ParentKey, ParentEntry, PARENTS, SPARSE> = HashMap::new();
 #[btf_map(name = "na_vlan")]
@@ -350,112 +349,7 @@ pub(crate) fn tail_call_fast(ctx: &TcContext) {
 
 /// Goes on in a parent's program. Returns when the slot is empty.
 #[inline(always)]
-pub(crate) fn tail_call_parent(ctx: &TcContext, hook: Hook) {
+pub(crate) fn tail_call_parent(ctx: &TcContext, side: Side) {
     // SAFETY: as in `tail_call_fast`.
-    unsafe { ON_PARENT.tail_call(ctx, hook as u32) }
+    unsafe { ON_PARENT.tail_call(ctx, side as u32) }
 }
-
-/// The maps of one address family.
-pub(crate) trait Family: Judged {
-    /// Whether the attachment may send from this address.
-    fn is_own(attachment: u32, address: &Self) -> bool;
-    /// Class of exactly this peer.
-    fn exact_class(policy: u32, peer: &Self) -> Option<u32>;
-    /// Class of the longest prefix that holds this peer.
-    fn prefix_class(policy: u32, peer: &Self) -> Option<u32>;
-    /// The entry of a flow, in place.
-    fn flow(key: &FlowKey<Self>) -> Option<*mut Flow>;
-    /// Enters or replaces a flow. `false`: no entry could be had.
-    fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool;
-    /// Takes a flow out, if it is there.
-    fn forget(key: &FlowKey<Self>);
-    /// How many places an attachment has, at least one, and the count of those that were asked for.
-    fn places(attachment: u32) -> Option<(u32, *mut u64)>;
-    /// The flow that has taken a place last, in place.
-    fn owned(place: &PlaceKey) -> Option<*mut FlowKey<Self>>;
-    /// Gives a place that nobody has taken to a flow. `false`: somebody has, or no entry could be had.
-    fn own(place: &PlaceKey, key: &FlowKey<Self>) -> bool;
-    /// What the first fragment of a packet said, in place.
-    fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented>;
-    /// Enters or replaces a first fragment. `false`: no entry could be had.
-    fn remember_fragment(key: &FragmentKey<Self>, said: &Fragmented) -> bool;
-}
-
-macro_rules! family {
-    ($address:ty, $own:ident, $exact:ident, $prefix:ident, $flow:ident, $places:ident, $next:ident, $most:ident, $fragment:ident) => {
-        impl Family for $address {
-            #[inline(always)]
-            fn is_own(attachment: u32, address: &Self) -> bool {
-                $own.get_ptr(&AddressKey { attachment, address: *address }).is_some()
-            }
-
-            #[inline(always)]
-            fn exact_class(policy: u32, peer: &Self) -> Option<u32> {
-                // SAFETY: a u32, copied at once.
-                unsafe { $exact.get(&PolicyAddress { policy, address: *peer }) }.copied()
-            }
-
-            #[inline(always)]
-            fn prefix_class(policy: u32, peer: &Self) -> Option<u32> {
-                let whole = (size_of::<PolicyAddress<$address>>() * 8) as u32;
-                $prefix.get(&Key::new(whole, PolicyAddress { policy, address: *peer })).copied()
-            }
-
-            #[inline(always)]
-            fn flow(key: &FlowKey<Self>) -> Option<*mut Flow> {
-                $flow.get_ptr_mut(key)
-            }
-
-            #[inline(always)]
-            fn remember(key: &FlowKey<Self>, flow: &Flow) -> bool {
-                if $flow.insert(key, flow, NO_EXIST).is_ok() {
-                    return true;
-                }
-                let Some(entry) = $flow.get_ptr_mut(key) else { return false };
-                // SAFETY: a map value, which stays mapped while the program runs: integers. Whoever reads it meanwhile finds a
-                // mixture of two flows of the same key, once.
-                unsafe { *entry = *flow };
-                true
-            }
-
-            #[inline(always)]
-            fn forget(key: &FlowKey<Self>) {
-                // Gone already is as good.
-                let _ = $flow.remove(key);
-            }
-
-            #[inline(always)]
-            fn places(attachment: u32) -> Option<(u32, *mut u64)> {
-                let share = SHARE.get_ptr_mut(attachment)?;
-                // SAFETY: the map's values stay in place as long as the map does; a whole aligned word, which only the agent
-                // writes.
-                Some(unsafe {
-                    (Share::places((&raw const (*share).$most).read_volatile()), &raw mut (*share).$next)
-                })
-            }
-
-            #[inline(always)]
-            fn owned(place: &PlaceKey) -> Option<*mut FlowKey<Self>> {
-                $places.get_ptr_mut(place)
-            }
-
-            #[inline(always)]
-            fn own(place: &PlaceKey, key: &FlowKey<Self>) -> bool {
-                $places.insert(place, key, NO_EXIST).is_ok()
-            }
-
-            #[inline(always)]
-            fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented> {
-                $fragment.get_ptr(key)
-            }
-
-            #[inline(always)]
-            fn remember_fragment(key: &FragmentKey<Self>, said: &Fragmented) -> bool {
-                $fragment.insert(key, said, 0).is_ok()
-            }
-        }
-    };
-}
-
-family!(Ip4, ADDRESS4, PEER4, PREFIX4, FLOW4, OWN4, next_v4, most_v4, FRAGMENT4);
-family!(Ip6, ADDRESS6, PEER6, PREFIX6, FLOW6, OWN6, next_v6, most_v6, FRAGMENT6);

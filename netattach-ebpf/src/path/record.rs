@@ -4,14 +4,9 @@
 //! share, is counted instead.
 
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, programs::TcContext};
-use netattach_common::{Address, Hook, Ip6, Port, Record, flow::Leg, parse::Packet};
+use netattach_common::{Address, Ip6, Port, Record, Side, flow::Leg, parse::Packet};
 
-use crate::{
-    classifier::Scope,
-    count, frame, limit,
-    maps::{self, Family},
-    verdict::Denied,
-};
+use crate::path::{clock, count, family::Family, frame, limit, maps, scope::Scope, verdict::Denied};
 
 /// Tells of a packet that opened a flow, allowed by a rule of the policy of `leg`; rule 0: nobody had to.
 #[inline(always)]
@@ -35,9 +30,9 @@ pub(crate) fn dropped<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet
 
 /// Tells of a packet that is dropped before its addresses are known.
 #[inline(always)]
-pub(crate) fn dropped_unread(ctx: &TcContext, attachment: u32, hook: Hook, denied: Denied) {
+pub(crate) fn dropped_unread(ctx: &TcContext, attachment: u32, side: Side, denied: Denied) {
     if limit::drop_record(attachment) {
-        write_unread(ctx, attachment, hook, denied.number().into());
+        write_unread(ctx, attachment, side, denied.number().into());
     } else {
         count::record_withheld(attachment);
     }
@@ -59,7 +54,7 @@ fn write<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, outcome:
         record.vlan = u16::from(tuple.lane.tags()[0]) << 4 | u16::from(tuple.lane.tags()[1]) >> 4;
         record.reason = outcome as u8;
         record.responder = (outcome >> 8) as u8;
-        record.to_pod = u8::from(scope.hook == Hook::ToPod);
+        record.to_pod = u8::from(scope.side == Side::ToPod);
         record.protocol = tuple.lane.protocol();
         record.flags = packet.signal.flags;
         record.parsed = 1;
@@ -67,7 +62,7 @@ fn write<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, outcome:
 }
 
 #[inline(never)]
-fn write_unread(ctx: &TcContext, attachment: u32, hook: Hook, reason: u32) {
+fn write_unread(ctx: &TcContext, attachment: u32, side: Side, reason: u32) {
     submit(ctx, attachment, |record| {
         record.ingress = 0;
         record.egress = 0;
@@ -79,7 +74,7 @@ fn write_unread(ctx: &TcContext, attachment: u32, hook: Hook, reason: u32) {
         record.ethertype = 0;
         record.vlan = 0;
         record.reason = reason as u8;
-        record.to_pod = u8::from(hook == Hook::ToPod);
+        record.to_pod = u8::from(side == Side::ToPod);
         record.protocol = 0;
         record.flags = 0;
         record.parsed = 0;
@@ -97,7 +92,7 @@ fn submit(ctx: &TcContext, attachment: u32, fill: impl FnOnce(&mut Record)) {
     // SAFETY: the memory is the record's size and 8-aligned; integers and byte arrays have no invalid values, and
     // every byte is written before the record is submitted.
     let record = unsafe { &mut *entry.as_mut_ptr() };
-    record.time = limit::coarse_now();
+    record.time = clock::nanoseconds();
     record.attachment = attachment;
     record.ifindex = frame::ifindex(ctx);
     record.length = ctx.len();

@@ -6,31 +6,81 @@
 //! may ask for anybody's would have every newcomer give up its address. Neither may others use the pod's addresses towards it,
 //! where a policy keeps others from it.
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
-    Address, AttachmentRecord, DropReason, Hook, Ip4, Ip6, Mac,
+    Address, AttachmentRecord, DropReason, Ip4, Ip6, Mac, Side,
     attachment::flag,
     link::{self, icmpv6},
     parse::{Bytes, Kind, Packet, Payload, arp, options, packet::IPV4_LEN},
     protocol,
 };
 
-use crate::{
-    classifier::Scope,
-    family::Judged,
+use crate::path::{
+    family::Family,
     frame::{self, Frame, Skb},
-    maps::Family,
-    stages,
-    verdict::Denied,
+    scope::Scope,
+    subprograms::{NULL_ARGUMENT, reference},
+    verdict::{Denied, Encode},
 };
 
 /// IANA number of IGMP.
 const IGMP: u8 = 2;
 
-/// Judges a frame that is neither IP's nor ARP's. Rules speak of IP, so none can allow it: what isolates a pod for egress keeps
-/// it from sending such frames, what isolates it for ingress keeps them from it. The body of a stage.
+/// How a packet is checked that a pod sends.
+pub(crate) trait Sender: Family {
+    /// Checks what the pod says about itself.
+    fn check_sender(
+        skb: &Skb,
+        scope: &Scope,
+        record: &AttachmentRecord,
+        packet: &Packet<Self>,
+    ) -> Result<(), Denied>;
+}
+
+impl Sender for Ip4 {
+    #[inline(always)]
+    fn check_sender(
+        skb: &Skb,
+        scope: &Scope,
+        record: &AttachmentRecord,
+        packet: &Packet<Self>,
+    ) -> Result<(), Denied> {
+        ipv4(skb, scope, record, packet)
+    }
+}
+
+impl Sender for Ip6 {
+    #[inline(always)]
+    fn check_sender(
+        skb: &Skb,
+        scope: &Scope,
+        record: &AttachmentRecord,
+        packet: &Packet<Self>,
+    ) -> Result<(), Denied> {
+        ipv6(skb, scope, record, packet)
+    }
+}
+
+/// Judges a frame that is neither IP's nor ARP's.
 #[inline(always)]
-pub(crate) fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropReason> {
+pub(crate) fn check_other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), Denied> {
+    Encode::decode(na_other(ctx.skb.skb, scope, payload))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_other(skb: *mut __sk_buff, scope: *const Scope, payload: *const Payload) -> u32 {
+    let answer = match (reference(scope), reference(payload)) {
+        (Some(scope), Some(payload)) => other(&TcContext::new(skb), scope, payload).map_err(Denied::from),
+        _ => Err(NULL_ARGUMENT),
+    };
+    answer.encode()
+}
+
+/// The same, in a subprogram. Rules speak of IP, so none can allow such a frame: what isolates a pod for egress keeps
+/// it from sending such frames, what isolates it for ingress keeps them from it.
+#[inline(always)]
+fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropReason> {
     let ethertype = payload.ethertype;
     if scope.has(flag::PENDING) {
         return Err(DropReason::Pending);
@@ -38,7 +88,7 @@ pub(crate) fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result
     if scope.record()?.passes(ethertype) {
         return Ok(());
     }
-    let from_pod = scope.hook == Hook::FromPod;
+    let from_pod = scope.side == Side::FromPod;
     if from_pod && scope.has(flag::CHECK_MAC) {
         let destination: Mac = frame::load(ctx, 0)?;
         if link::is_infrastructure(&destination, ethertype) {
@@ -67,14 +117,14 @@ pub(crate) fn arp(
         return Err(DropReason::Malformed);
     }
     let checked = scope.has(flag::CHECK_MAC) || scope.has(flag::CHECK_ADDRESS);
-    if scope.hook == Hook::ToPod || !checked {
+    if scope.side == Side::ToPod || !checked {
         return Ok(());
     }
     let claim = arp::read(&Skb::of(ctx), !frame.tagged, frame.payload.offset)?;
     if scope.has(flag::CHECK_MAC) && !claim.mac.same(&record.mac) {
         return Err(DropReason::ArpSenderMac);
     }
-    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, record, &claim.address) {
+    if scope.has(flag::CHECK_ADDRESS) && !is_own(scope, record, &claim.address) {
         return Err(DropReason::ArpSenderIp);
     }
     Ok(())
@@ -82,9 +132,9 @@ pub(crate) fn arp(
 
 /// Checks that what comes in does not claim to come from the pod itself.
 #[inline(always)]
-pub(crate) fn from_others<A: Judged>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
-    let checked = scope.hook == Hook::ToPod && scope.has(flag::CHECK_ADDRESS);
-    if checked && A::is_own_address(scope, scope.record()?, &packet.tuple.source) {
+pub(crate) fn from_others<A: Family>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
+    let checked = scope.side == Side::ToPod && scope.has(flag::CHECK_ADDRESS);
+    if checked && is_own(scope, scope.record()?, &packet.tuple.source) {
         return Err(A::SPOOFED.into());
     }
     Ok(())
@@ -92,14 +142,9 @@ pub(crate) fn from_others<A: Judged>(scope: &Scope, packet: &Packet<A>) -> Resul
 
 /// Checks an IPv4 packet.
 #[inline(always)]
-pub(crate) fn ipv4(
-    skb: &Skb,
-    scope: &Scope,
-    record: &AttachmentRecord,
-    packet: &Packet<Ip4>,
-) -> Result<(), Denied> {
+fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4>) -> Result<(), Denied> {
     let source = &packet.tuple.source;
-    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv4(scope, record, source) {
+    if scope.has(flag::CHECK_ADDRESS) && !is_own(scope, record, source) {
         // A DHCP client has no address before it gets one (RFC 2131, 4.1).
         if !(source.same(&Ip4::UNSPECIFIED) && is_udp(packet, 68, 67)) {
             return Err(Ip4::SPOOFED.into());
@@ -119,23 +164,25 @@ pub(crate) fn ipv4(
             }
         }
         if packet.has_options {
-            return stages::check_options(skb, packet.network() as u32 + IPV4_LEN as u32, packet.transport);
+            let from = packet.network() as u32 + IPV4_LEN as u32;
+            return Encode::decode(na_options(skb.raw(), from, packet.transport));
         }
     }
     Ok(())
 }
 
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_options(skb: *mut __sk_buff, from: u32, to: u32) -> u32 {
+    options::ipv4(&Skb::new(skb), from, to).map_err(Denied::from).encode()
+}
+
 /// Checks an IPv6 packet.
 #[inline(always)]
-pub(crate) fn ipv6(
-    skb: &Skb,
-    scope: &Scope,
-    record: &AttachmentRecord,
-    packet: &Packet<Ip6>,
-) -> Result<(), Denied> {
+fn ipv6(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip6>) -> Result<(), Denied> {
     let source = &packet.tuple.source;
     let is_icmp = packet.tuple.lane.protocol() == protocol::ICMPV6;
-    if scope.has(flag::CHECK_ADDRESS) && !is_own_ipv6(scope, record, source) {
+    if scope.has(flag::CHECK_ADDRESS) && !is_own(scope, record, source) {
         let unsourced = packet.kind == Kind::LinkControl && link::may_lack_source(packet.icmp_type);
         if !(source.same(&Ip6::UNSPECIFIED) && unsourced) {
             return Err(Ip6::SPOOFED.into());
@@ -145,14 +192,24 @@ pub(crate) fn ipv6(
         return Err(DropReason::DhcpServer.into());
     }
     if is_icmp && packet.kind != Kind::LaterFragment {
-        return stages::check_neighbour(skb, scope, packet);
+        return Encode::decode(na_neighbour(skb.raw(), scope, packet));
     }
     Ok(())
 }
 
-/// Checks what neighbour discovery says. The body of a stage.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip6>) -> u32 {
+    let answer = match (reference(scope), reference(packet)) {
+        (Some(scope), Some(packet)) => neighbour(&Skb::new(skb), scope, packet).map_err(Denied::from),
+        _ => Err(NULL_ARGUMENT),
+    };
+    answer.encode()
+}
+
+/// Checks what neighbour discovery says.
 #[inline(always)]
-pub(crate) fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
+fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     let check_mac = scope.has(flag::CHECK_MAC);
     let record = scope.record()?;
     let skipped = match packet.icmp_type {
@@ -171,7 +228,7 @@ pub(crate) fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Resul
                 || packet.tuple.source.same(&Ip6::UNSPECIFIED);
             if claims && scope.has(flag::CHECK_ADDRESS) {
                 let target: Ip6 = skb.load(packet.transport() + 8)?;
-                if !is_own_ipv6(scope, record, &target) {
+                if !is_own(scope, record, &target) {
                     return Err(DropReason::NdTarget);
                 }
             }
@@ -185,23 +242,23 @@ pub(crate) fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Resul
     options::neighbour(skb, &record.mac, packet.transport() + skipped, packet.end as usize)
 }
 
-/// The unspecified address, which stands for "none" in the record, is nobody's own.
+/// Whether an address is the attachment's own. The unspecified one never is: in the record it stands for "none".
 #[inline(always)]
-pub(crate) fn is_own_ipv4(scope: &Scope, record: &AttachmentRecord, address: &Ip4) -> bool {
-    !address.same(&Ip4::UNSPECIFIED) && (address.same(&record.ipv4) || is_listed(scope.id, address))
+pub(crate) fn is_own<A: Family>(scope: &Scope, record: &AttachmentRecord, address: &A) -> bool {
+    !address.same(&A::UNSPECIFIED) && (A::is_recorded(record, address) || is_listed(scope.id, address))
 }
 
+/// Whether an address is the attachment's own, and one that routers pass on.
 #[inline(always)]
-pub(crate) fn is_own_ipv6(scope: &Scope, record: &AttachmentRecord, address: &Ip6) -> bool {
-    !address.same(&Ip6::UNSPECIFIED)
-        && (address.same(&record.ipv6) || address.same(&record.link_local) || is_listed(scope.id, address))
+pub(crate) fn is_own_routable<A: Family>(scope: &Scope, record: &AttachmentRecord, address: &A) -> bool {
+    A::is_routable(record, address) && is_own(scope, record, address)
 }
 
 /// Whether the address is among those that the record has no room for. Out of line, with the key's room on the stack: few
 /// packets come here.
 #[inline(never)]
 fn is_listed<A: Family>(attachment: u32, address: &A) -> bool {
-    A::is_own(attachment, address)
+    A::is_listed(attachment, address)
 }
 
 #[inline(always)]

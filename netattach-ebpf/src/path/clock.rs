@@ -1,0 +1,37 @@
+//! The time as of the last timer tick: no clock device is read.
+
+use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
+
+use crate::path::maps;
+
+/// Nanoseconds of the monotonic clock, as of the last timer tick. Within a tick the clock says the same again, so it is asked
+/// once in each and remembered: the tick's number is read by one instruction.
+#[inline(always)]
+pub(crate) fn nanoseconds() -> u64 {
+    // SAFETY: the helper takes nothing and exists since Linux 5.6.
+    let tick = unsafe { bpf_jiffies64() };
+    let Some(reading) = maps::clock() else { return read_clock() };
+    // SAFETY: aligned words of a map value, which stays in place as long as the map does. The time is written before its
+    // tick; who finds the tick and still the time before it is late by one tick.
+    unsafe {
+        if (&raw const (*reading).tick).read_volatile() == tick {
+            return (&raw const (*reading).time).read_volatile();
+        }
+        let time = read_clock();
+        (&raw mut (*reading).time).write_volatile(time);
+        (&raw mut (*reading).tick).write_volatile(tick);
+        time
+    }
+}
+
+/// Seconds of the monotonic clock, as of the last timer tick.
+#[inline(always)]
+pub(crate) fn seconds() -> u32 {
+    (nanoseconds() / 1_000_000_000) as u32
+}
+
+#[inline(always)]
+fn read_clock() -> u64 {
+    // SAFETY: the helper takes nothing and exists since Linux 5.11.
+    unsafe { bpf_ktime_get_coarse_ns() }
+}

@@ -1,0 +1,50 @@
+//! The ends of a packet on the fast path: where it comes from, and whether an attachment can receive it.
+
+use aya_ebpf::programs::TcContext;
+use netattach_common::{Decline, Mac, attachment::flag};
+
+use crate::path::{frame, maps};
+
+/// Instead of a receiver: the packet is on its way to an uplink. No attachment has this number.
+pub(crate) const TO_UPLINK: u32 = 0;
+
+/// Where a packet comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct Origin {
+    /// The attachment that sent it, 0 when it came in by an uplink.
+    pub(crate) sender: u32,
+    /// What it may reach: a bridge, or what the node routes to.
+    pub(crate) segment: u32,
+    /// Device that the node's routing takes it from.
+    pub(crate) ingress: u32,
+    /// How long its sender's packets can be, in bytes.
+    pub(crate) mtu: u32,
+}
+
+impl Origin {
+    #[inline(always)]
+    pub(crate) fn of(ctx: &TcContext, sender: u32) -> Option<Self> {
+        let ingress = frame::ifindex(ctx);
+        let (segment, mtu) = if sender == 0 {
+            maps::uplink(ingress).map(|uplink| (uplink.segment, uplink.mtu))?
+        } else {
+            maps::fast_port(sender).map(|port| (port.bridge, port.mtu))?
+        };
+        Some(Self { sender, segment, ingress, mtu })
+    }
+}
+
+/// Whether an attachment is in force, has that address and a device of its own: the agent takes a device out of one record
+/// before it puts it into another.
+#[inline(always)]
+pub(crate) fn ready(attachment: u32, mac: &Mac) -> Result<(), Decline> {
+    let record = maps::record(attachment).ok_or(Decline::Unready)?;
+    if !record.has(flag::PRESENT)
+        || record.has(flag::PENDING)
+        || !record.mac.same(mac)
+        || record.host_ifindex == 0
+    {
+        return Err(Decline::Unready);
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! The versions of IP: their constants, what of an attachment's record is theirs, and their maps.
+
+use aya_ebpf::btf_maps::lpm_trie::Key;
+use netattach_common::{
+    Address, AddressKey, AttachmentRecord, DropReason, Flow, FlowKey, FragmentKey, Fragmented, Ip4, Ip6,
+    PlaceKey, PolicyAddress, Share,
+    attachment::flag,
+    parse::{Version, ethertype},
+};
+
+use crate::path::maps::{
+    ADDRESS4, ADDRESS6, FLOW4, FLOW6, FRAGMENT4, FRAGMENT6, NO_EXIST, OWN4, OWN6, PEER4, PEER6, PREFIX4,
+    PREFIX6, SHARE,
+};
+
+/// What differs between the versions of IP, apart from how a packet is read ([`Version`]).
+pub(crate) trait Family: Version {
+    /// What Ethernet calls it.
+    const ETHERTYPE: u16;
+    /// The flag of attachments that get its control messages without their policy being asked.
+    const ACCEPT_ICMP: u32;
+    /// Whether all fragments of a packet name the same protocol.
+    const FRAGMENTS_NAME_PROTOCOL: bool;
+    /// Why a packet from an address that is not its sender's is dropped.
+    const SPOOFED: DropReason;
+
+    /// Whether an attachment's record holds the address.
+    fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool;
+    /// Whether routers pass on packets of an address, if it is the attachment's own.
+    fn is_routable(record: &AttachmentRecord, address: &Self) -> bool;
+
+    /// Whether the address is among those that an attachment's record has no room for.
+    fn is_listed(attachment: u32, address: &Self) -> bool;
+    /// Class of exactly this peer.
+    fn exact_class(policy: u32, peer: &Self) -> Option<u32>;
+    /// Class of the longest prefix that holds this peer.
+    fn prefix_class(policy: u32, peer: &Self) -> Option<u32>;
+    /// The entry of a flow, in place.
+    fn flow(key: &FlowKey<Self>) -> Option<*mut Flow>;
+    /// Enters or replaces a flow. `false`: there is no room for the entry.
+    fn enter_flow(key: &FlowKey<Self>, flow: &Flow) -> bool;
+    /// Takes a flow out, if it is there.
+    fn remove_flow(key: &FlowKey<Self>);
+    /// How many places an attachment has, at least one, and the count of those that were asked for.
+    fn places(attachment: u32) -> Option<(u32, *mut u64)>;
+    /// The flow that has taken a place last, in place.
+    fn at_place(place: &PlaceKey) -> Option<*mut FlowKey<Self>>;
+    /// Gives a place that has never been taken to a flow. `false`: it has been taken meanwhile, or there is no room for the
+    /// entry.
+    fn take_place(place: &PlaceKey, key: &FlowKey<Self>) -> bool;
+    /// What the first fragment of a packet said, in place.
+    fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented>;
+    /// Enters or replaces a first fragment. `false`: there is no room for the entry.
+    fn enter_fragment(key: &FragmentKey<Self>, said: &Fragmented) -> bool;
+}
+
+/// The methods of [`Family`] that ask maps.
+macro_rules! map_methods {
+    (
+        addresses: $addresses:ident,
+        peers: $peers:ident,
+        prefixes: $prefixes:ident,
+        flows: $flows:ident,
+        places: $places:ident($next:ident, $most:ident),
+        fragments: $fragments:ident,
+    ) => {
+        #[inline(always)]
+        fn is_listed(attachment: u32, address: &Self) -> bool {
+            $addresses.get_ptr(&AddressKey { attachment, address: *address }).is_some()
+        }
+
+        #[inline(always)]
+        fn exact_class(policy: u32, peer: &Self) -> Option<u32> {
+            // SAFETY: a u32, copied at once.
+            unsafe { $peers.get(&PolicyAddress { policy, address: *peer }) }.copied()
+        }
+
+        #[inline(always)]
+        fn prefix_class(policy: u32, peer: &Self) -> Option<u32> {
+            let whole = (size_of::<PolicyAddress<Self>>() * 8) as u32;
+            $prefixes.get(&Key::new(whole, PolicyAddress { policy, address: *peer })).copied()
+        }
+
+        #[inline(always)]
+        fn flow(key: &FlowKey<Self>) -> Option<*mut Flow> {
+            $flows.get_ptr_mut(key)
+        }
+
+        #[inline(always)]
+        fn enter_flow(key: &FlowKey<Self>, flow: &Flow) -> bool {
+            if $flows.insert(key, flow, NO_EXIST).is_ok() {
+                return true;
+            }
+            let Some(entry) = $flows.get_ptr_mut(key) else { return false };
+            // SAFETY: a map value, which stays mapped while the program runs: integers. Whoever reads it meanwhile finds a
+            // mixture of two flows of the same key, once.
+            unsafe { *entry = *flow };
+            true
+        }
+
+        #[inline(always)]
+        fn remove_flow(key: &FlowKey<Self>) {
+            // Gone already is as good.
+            let _ = $flows.remove(key);
+        }
+
+        #[inline(always)]
+        fn places(attachment: u32) -> Option<(u32, *mut u64)> {
+            let share = SHARE.get_ptr_mut(attachment)?;
+            // SAFETY: the map's values stay in place as long as the map does; a whole aligned word, which only the agent
+            // writes.
+            Some(unsafe {
+                (Share::places((&raw const (*share).$most).read_volatile()), &raw mut (*share).$next)
+            })
+        }
+
+        #[inline(always)]
+        fn at_place(place: &PlaceKey) -> Option<*mut FlowKey<Self>> {
+            $places.get_ptr_mut(place)
+        }
+
+        #[inline(always)]
+        fn take_place(place: &PlaceKey, key: &FlowKey<Self>) -> bool {
+            $places.insert(place, key, NO_EXIST).is_ok()
+        }
+
+        #[inline(always)]
+        fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented> {
+            $fragments.get_ptr(key)
+        }
+
+        #[inline(always)]
+        fn enter_fragment(key: &FragmentKey<Self>, said: &Fragmented) -> bool {
+            $fragments.insert(key, said, 0).is_ok()
+        }
+    };
+}
+
+impl Family for Ip4 {
+    const ETHERTYPE: u16 = ethertype::IPV4;
+    const ACCEPT_ICMP: u32 = flag::ACCEPT_ICMP;
+    const FRAGMENTS_NAME_PROTOCOL: bool = true;
+    const SPOOFED: DropReason = DropReason::SourceIpv4;
+
+    #[inline(always)]
+    fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool {
+        address.same(&record.ipv4)
+    }
+
+    #[inline(always)]
+    fn is_routable(_: &AttachmentRecord, _: &Self) -> bool {
+        true
+    }
+
+    map_methods! {
+        addresses: ADDRESS4,
+        peers: PEER4,
+        prefixes: PREFIX4,
+        flows: FLOW4,
+        places: OWN4(next_v4, most_v4),
+        fragments: FRAGMENT4,
+    }
+}
+
+impl Family for Ip6 {
+    const ETHERTYPE: u16 = ethertype::IPV6;
+    const ACCEPT_ICMP: u32 = flag::ACCEPT_ICMPV6;
+    const FRAGMENTS_NAME_PROTOCOL: bool = false;
+    const SPOOFED: DropReason = DropReason::SourceIpv6;
+
+    #[inline(always)]
+    fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool {
+        address.same(&record.ipv6) || address.same(&record.link_local)
+    }
+
+    #[inline(always)]
+    fn is_routable(record: &AttachmentRecord, address: &Self) -> bool {
+        !address.same(&record.link_local)
+    }
+
+    map_methods! {
+        addresses: ADDRESS6,
+        peers: PEER6,
+        prefixes: PREFIX6,
+        flows: FLOW6,
+        places: OWN6(next_v6, most_v6),
+        fragments: FRAGMENT6,
+    }
+}

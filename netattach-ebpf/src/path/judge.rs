@@ -1,0 +1,195 @@
+//! The order in which a packet is judged.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use netattach_common::{
+    AttachmentRecord, DropReason, Ip4, Ip6, Side,
+    attachment::flag,
+    parse::{Kind, Packet, Room, ethertype, packet},
+};
+
+use crate::path::{
+    antispoof::{self, Sender},
+    conntrack, count,
+    frame::{self, Skb},
+    limit, record,
+    scope::Scope,
+    subprograms::{NULL_ARGUMENT, Subprograms, reference},
+    verdict::{Denied, Encode, PacketClass},
+};
+
+/// Judges a packet, counts it and, if it is dropped, writes a record of it. `Err`: it must not go on.
+#[inline(always)]
+pub(crate) fn verdict(ctx: &TcContext, id: u32, side: Side) -> Result<PacketClass, ()> {
+    verdict_within(ctx, id, side, Scope::of(id, side))
+}
+
+/// The same with the attachment's scope at hand; `None`: the device is bound to no attachment.
+#[inline(always)]
+pub(crate) fn verdict_within(
+    ctx: &TcContext,
+    id: u32,
+    side: Side,
+    scope: Option<Scope>,
+) -> Result<PacketClass, ()> {
+    let verdict = match scope {
+        Some(scope) => judge(ctx, &scope).and_then(|class| {
+            limit::bytes(ctx, &scope)?;
+            Ok(class)
+        }),
+        None => Err(DropReason::Unbound.into()),
+    };
+    count::packet(id, side, ctx.len(), verdict.map(drop));
+    verdict.map_err(|denied| {
+        if !denied.is_recorded() {
+            record::dropped_unread(ctx, id, side, denied);
+        }
+    })
+}
+
+/// Judges a packet.
+#[inline(always)]
+pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
+    let unguarded = scope.policies.none() && !scope.has(flag::PENDING);
+    if scope.side == Side::ToPod && unguarded {
+        return Ok(PacketClass::Control);
+    }
+    Encode::decode(na_judge(ctx.skb.skb, scope))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+    let answer = match reference(scope) {
+        Some(scope) => judge_frame(&TcContext::new(skb), scope),
+        None => Err(NULL_ARGUMENT),
+    };
+    answer.encode()
+}
+
+/// The same, in a subprogram: reads a frame and judges it.
+#[inline(always)]
+fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
+    if frame::says_ipv6(ctx) {
+        frame::pull(ctx, packet::HEADERS_V6);
+    } else {
+        frame::pull(ctx, packet::HEADERS_V4);
+    }
+    let record = scope.record()?;
+    let frame = frame::read(ctx, scope, record)?;
+    let mut room = Room::default();
+    let from_pod = scope.side == Side::FromPod;
+    if from_pod && scope.has(flag::CHECK_MAC) && !frame.is_own {
+        return Err(DropReason::SourceMac.into());
+    }
+    match frame.payload.ethertype {
+        ethertype::ARP => antispoof::arp(ctx, scope, record, &frame)?,
+        ethertype::IPV4 => {
+            return ip::<Ip4>(
+                ctx,
+                scope,
+                record,
+                room.begin(&frame.payload, frame.tagged),
+                frame.is_for_the_node,
+            );
+        }
+        ethertype::IPV6 => {
+            return ip::<Ip6>(
+                ctx,
+                scope,
+                record,
+                room.begin(&frame.payload, frame.tagged),
+                frame.is_for_the_node,
+            );
+        }
+        _ => antispoof::check_other(ctx, scope, &frame.payload)?,
+    }
+    Ok(PacketClass::Control)
+}
+
+#[inline(always)]
+fn ip<A: Subprograms + Sender>(
+    ctx: &TcContext,
+    scope: &Scope,
+    record: &AttachmentRecord,
+    packet: &mut Packet<A>,
+    passes_the_node: bool,
+) -> Result<PacketClass, Denied> {
+    A::read(ctx, packet)?;
+    let tuple = &packet.tuple;
+    // Each side's own address is asked about in a branch of its own: a choice between the two would become arithmetic with
+    // pointers to the stack, which the verifier refuses.
+    let left_to_the_node = match scope.side {
+        Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet)
+            .map(|()| passes_the_node && is_judged_there(scope, record, packet, &tuple.source)),
+        Side::ToPod => Ok(passes_the_node && is_judged_there(scope, record, packet, &tuple.destination)),
+    };
+    let control = packet.tagged || packet.kind == Kind::LinkControl;
+    let verdict = match left_to_the_node {
+        // Not for the fast path either.
+        Ok(true) => return Ok(PacketClass::Control),
+        Ok(false) => judge_ip(ctx, scope, packet),
+        Err(denied) => Err(denied),
+    };
+    match verdict {
+        Ok(()) if control => Ok(PacketClass::Control),
+        Ok(()) => Ok(PacketClass::Data),
+        Err(denied) => {
+            record::dropped(ctx, scope, packet, denied);
+            Err(denied.recorded())
+        }
+    }
+}
+
+/// Whether a packet's policy is asked where the node has translated its addresses (`routed`), and not here, if the node's
+/// packet filter sees it. Only what has an address of the attachment, `own`, is known there.
+#[inline(always)]
+fn is_judged_there<A: Subprograms>(
+    scope: &Scope,
+    record: &AttachmentRecord,
+    packet: &Packet<A>,
+    own: &A,
+) -> bool {
+    let control = packet.tagged || packet.kind == Kind::LinkControl;
+    !control && antispoof::is_own_routable(scope, record, own)
+}
+
+/// Asks the policies about a packet.
+#[inline(always)]
+pub(crate) fn judge_ip<A: Subprograms>(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &mut Packet<A>,
+) -> Result<(), Denied> {
+    let pending = scope.has(flag::PENDING);
+    if !pending && scope.policies.none() {
+        return Ok(());
+    }
+    if packet.kind == Kind::LinkControl {
+        if A::stays_on_link(ctx, scope, packet)? {
+            return Ok(());
+        }
+        packet.kind = Kind::Flow;
+    }
+    if pending {
+        return Err(DropReason::Pending.into());
+    }
+    if packet.kind.is_fragment() {
+        A::complete_fragment(scope, packet);
+    }
+    let accepted = packet.tuple.lane.protocol() == A::ICMP && scope.has(A::ACCEPT_ICMP);
+    let of_flow = !matches!(packet.kind, Kind::IcmpError | Kind::LaterFragment) && !accepted;
+    if of_flow && A::is_known(ctx, scope, packet)? {
+        return Ok(());
+    }
+    antispoof::from_others(scope, packet)?;
+    match packet.kind {
+        _ if accepted => Ok(()),
+        Kind::IcmpError if A::is_answer(ctx, scope, packet) => Ok(()),
+        Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
+        Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
+        _ => {
+            let opening = A::open(scope, packet)?;
+            if opening.is_any() { A::enter(ctx, scope, packet, opening) } else { Ok(()) }
+        }
+    }
+}

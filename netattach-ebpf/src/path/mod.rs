@@ -1,0 +1,78 @@
+//! The packet path. Veth and bridge attachments: two classifiers on the host-side device. Macvlan attachments: two on
+//! the parent, for all that share it, and on the ingress of the pod's device (see `parent`). Devices without an end on the
+//! node: two on the device in the pod (see `pod`).
+//!
+//! | program | in | runs at | sees |
+//! |---|---|---|---|
+//! | `na_from_pod` | `node_end` | ingress of the host-side device | what the pod sends |
+//! | `na_to_pod` | `node_end` | egress of the host-side device | what the pod receives |
+//! | `na_par_from` | `parent` | ingress and egress of a parent, ingress of a macvlan | what its pods send |
+//! | `na_par_to` | `parent` | ingress of a parent, ingress of a macvlan | what its pods receive |
+//! | `na_par_in_from`, `na_par_in_to`, `na_par_out` | `parent` | a parent, by links: where `na_par_from` and `na_par_to` begin | nothing |
+//! | `na_wire` | `uplink` | ingress of an uplink of the node | what comes from elsewhere |
+//! | `na_xdp` | `xdp` | an uplink's driver | the same, before it is a packet of the kernel's |
+//! | `na_fast` | `fast` | where `na_from_pod` and `na_wire` go on | what may pass the node's stack by |
+//! | `na_routed` | `routed` | the node's packet filter | what the node routes, once it is translated |
+//! | `na_pod_from` | `pod` | egress of a device in a pod | what the pod sends |
+//! | `na_pod_to` | `pod` | ingress of a device in a pod | what the pod receives |
+//!
+//! A packet's attachment follows from the device's index (map `na_link`), so one pair of programs serves all
+//! attachments and nothing is loaded when a pod starts. A packet that passes returns `TC_ACT_UNSPEC`: other
+//! programs and filters of the device still run.
+//!
+//! What happens to a packet, in order (`judge`; the cuts that the verifier needs are in `subprograms`):
+//!
+//! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
+//!    and attaches second. What is read of the record for each packet is its `scope`.
+//! 2. VLAN tags are peeled off (`frame`; what a packet says is read by `netattach_common::parse`). From the pod: source MAC,
+//!    ARP, source address and neighbour discovery are checked (`antispoof`).
+//! 3. ARP, neighbour discovery and multicast listener messages pass (`icmp`). While the policy is pending nothing
+//!    else does. Other ethertypes than IP pass.
+//! 4. A pod isolated in any direction: the flow table, then the policy (`fragment`, `conntrack`, `policy`); a new flow takes a
+//!    place among its attachment's (`share`). Where the node may translate addresses, behind that (`routed`).
+//! 5. What may pass is charged to the attachment's bandwidth (`limit`).
+//!
+//! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records for the
+//! agent (`record`).
+//!
+//! The fast path knows a packet's ends (`endpoint`) and routes (`route`). All maps are in `maps`, those of an address family
+//! are asked by way of `family`; the time is in `clock`.
+//!
+//! A file imports only files that do not import it, directly or by way of others; `cargo xtask tidy` looks.
+
+mod antispoof;
+mod clock;
+mod conntrack;
+mod count;
+mod endpoint;
+mod family;
+mod fast;
+mod fragment;
+mod frame;
+mod icmp;
+mod judge;
+mod limit;
+mod maps;
+mod node_end;
+mod parent;
+mod pod;
+mod policy;
+mod record;
+mod route;
+mod routed;
+mod scope;
+mod share;
+mod subprograms;
+mod uplink;
+mod verdict;
+mod xdp;
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // The verifier refuses a program that could get here.
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,33 @@
+//! The programs on the node's end of a veth pair.
+
+use aya_ebpf::{
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
+    macros::classifier,
+    programs::TcContext,
+};
+use netattach_common::Side;
+
+use crate::path::{fast, frame, judge, maps, scope::Scope};
+
+#[classifier]
+pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
+    let id = maps::owner_of(frame::ifindex(&ctx));
+    let scope = Scope::of(id, Side::FromPod).map(Scope::beside_the_stack);
+    match judge::verdict_within(&ctx, id, Side::FromPod, scope) {
+        Ok(class) => {
+            fast::tail_call_from_pod(&ctx, id, class);
+            TC_ACT_UNSPEC
+        }
+        Err(()) => TC_ACT_SHOT as i32,
+    }
+}
+
+#[classifier]
+pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
+    let id = maps::owner_of(frame::ifindex(&ctx));
+    let scope = Scope::of(id, Side::ToPod).map(Scope::beside_the_stack);
+    match judge::verdict_within(&ctx, id, Side::ToPod, scope) {
+        Ok(_) => TC_ACT_UNSPEC,
+        Err(()) => TC_ACT_SHOT as i32,
+    }
+}

@@ -1,0 +1,85 @@
+//! The functions that the kernel verifies on their own (global functions; with memory as arguments since Linux 5.12).
+//!
+//! A verifier follows every way through a program. Where one part leaves many of them open, the next is gone through once
+//! for each, and Linux 6.1, which forgets less than later kernels, gives up after a million instructions. A global function
+//! is gone through once, with arguments that can be anything, and its caller goes on with an answer that can be anything. So
+//! the packet path is cut where few values cross:
+//!
+//! | subprogram | does | stands in |
+//! |---|---|---|
+//! | `na_judge` | reads a frame, checks what a pod says of itself, and goes on with one of the following | `judge` |
+//! | `na_tags` | walks over VLAN tags | `frame` |
+//! | `na_read4`, `na_read6` | read IP and transport headers | `functions` |
+//! | `na_options`, `na_neighbour` | check IPv4 options and neighbour discovery that a pod sends | `antispoof` |
+//! | `na_other` | judges a frame that is neither IP's nor ARP's | `antispoof` |
+//! | `na_on_link` | asks whether neighbour discovery is no more than that | `functions` |
+//! | `na_fragment4`, `na_fragment6` | remember the ports of first fragments, complete later ones | `functions` |
+//! | `na_known4`, `na_known6` | judge a packet by its flow | `functions` |
+//! | `na_open4`, `na_open6` | judge a packet without one by the policy | `functions` |
+//! | `na_enter4`, `na_enter6` | find a place for its flow among the attachment's own, and enter it | `functions` |
+//! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed | `functions` |
+//! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about | `functions` |
+//! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
+//! | `na_copied4`, `na_copied6`, `na_routed4`, `na_routed6` | the same behind the node's translation | `routed` |
+//!
+//! The kernel takes as arguments the context, numbers, and pointers to memory of a type that the object describes (BTF),
+//! wholly written by the caller. Such a pointer may be null as far as the verifier knows. The answer is a number
+//! ([`Encode`](crate::path::verdict::Encode)).
+//!
+//! What is called by address family is declared here and made in `functions`, above the code that it runs: so that code can
+//! call a subprogram without importing, by way of it, its own caller.
+
+mod functions;
+
+use aya_ebpf::programs::TcContext;
+use netattach_common::{
+    DropReason, FlowKey,
+    flow::{Leg, Tuple},
+    parse::Packet,
+};
+
+use crate::path::{
+    family::Family,
+    scope::Scope,
+    verdict::{Denied, Opening},
+};
+
+/// The answer of a subprogram to a null pointer, which no caller hands it.
+pub(crate) const NULL_ARGUMENT: Denied = Denied::new(DropReason::Malformed);
+
+/// The subprograms of one address family.
+pub(crate) trait Subprograms: Family {
+    /// Whether a packet that says that it keeps the link going does no more than that.
+    fn stays_on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
+    /// Reads the headers from IP on, of a packet that has just begun.
+    fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
+    /// Remembers the ports of a first fragment, or completes a later one by them.
+    fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
+    /// Judges a packet by its flow. `false`: it has none.
+    fn is_known(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
+    /// Judges a packet of no known flow: the flow that it opens.
+    fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied>;
+    /// Enters that flow, at a place among its attachment's.
+    fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
+    /// Takes a place if no flow that goes on has it; or says how little that would be missed.
+    fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
+    /// Whether an ICMP error is about a packet of a flow that may go on.
+    fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
+    /// Asks the policy for a leg: the rule that allows, which is credited.
+    fn ask_policy(scope: &Scope, tuple: &Tuple<Self>, leg: Leg, with_ports: bool) -> Result<u32, Denied>;
+}
+
+/// A subprogram's argument.
+#[inline(always)]
+pub(crate) fn reference<'a, T>(argument: *const T) -> Option<&'a T> {
+    // SAFETY: the callers of subprograms hand over references to values on their stacks, which live until the subprogram
+    // returns; all bytes are written and stand for values of `T`.
+    unsafe { argument.as_ref() }
+}
+
+/// A subprogram's argument that it changes.
+#[inline(always)]
+pub(crate) fn exclusive<'a, T>(argument: *mut T) -> Option<&'a mut T> {
+    // SAFETY: as above; the references are exclusive.
+    unsafe { argument.as_mut() }
+}

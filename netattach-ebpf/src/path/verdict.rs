@@ -1,0 +1,187 @@
+//! Answers about a packet, and how one BPF function hands them to another: as a number.
+
+use core::num::NonZeroU32;
+
+use netattach_common::DropReason;
+
+/// Why a packet must not go on. Never zero, so that a `Result` without another value is one number too.
+#[derive(Clone, Copy)]
+pub(crate) struct Denied(NonZeroU32);
+
+impl Denied {
+    /// A record of the drop has been written, with more about the packet than the caller knows.
+    const RECORDED: u32 = 1 << 8;
+
+    #[inline(always)]
+    pub(crate) const fn new(reason: DropReason) -> Self {
+        // SAFETY: reasons are numbered from 1.
+        Self(unsafe { NonZeroU32::new_unchecked(reason as u32) })
+    }
+
+    /// Number of the [`DropReason`].
+    #[inline(always)]
+    pub(crate) fn number(self) -> u8 {
+        self.0.get() as u8
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_recorded(self) -> bool {
+        self.0.get() & Self::RECORDED != 0
+    }
+
+    /// The same, with its record written.
+    #[inline(always)]
+    pub(crate) fn recorded(self) -> Self {
+        Self(self.0 | Self::RECORDED)
+    }
+}
+
+impl From<DropReason> for Denied {
+    #[inline(always)]
+    fn from(reason: DropReason) -> Self {
+        Self::new(reason)
+    }
+}
+
+/// What kind of packet may pass: decides whether the fast path may take it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PacketClass {
+    /// IP traffic without VLAN tags.
+    Data,
+    /// What keeps a link going: ARP, neighbour discovery, other ethertypes than IP, tagged frames.
+    Control,
+}
+
+/// How a flow begins, as one number: the rule that allows it (0: no policy applies), and whether its first packet comes from
+/// its opener.
+#[derive(Clone, Copy)]
+pub(crate) struct Opening(pub(crate) u32);
+
+impl Opening {
+    /// The packet may pass, and opens nothing.
+    pub(crate) const NONE: Self = Self(u32::MAX);
+    /// Set if the first packet comes from the opener. No policy has so many rules.
+    const FORWARD: u32 = 1 << 30;
+
+    #[inline(always)]
+    pub(crate) fn new(rule: u32, forward: bool) -> Self {
+        Self(rule & (Self::FORWARD - 1) | if forward { Self::FORWARD } else { 0 })
+    }
+
+    /// Whether there is a flow to enter.
+    #[inline(always)]
+    pub(crate) fn is_any(self) -> bool {
+        self.0 != Self::NONE.0
+    }
+
+    #[inline(always)]
+    pub(crate) fn rule(self) -> u32 {
+        self.0 & (Self::FORWARD - 1)
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_forward(self) -> bool {
+        self.0 & Self::FORWARD != 0
+    }
+}
+
+/// An answer as a number, the only type that a BPF function returns. The caller's verifier takes it for any number, and so
+/// does not follow how it came about.
+pub(crate) trait Encode<W>: Sized {
+    fn encode(self) -> W;
+    fn decode(number: W) -> Self;
+}
+
+/// Answers of which there are at most two.
+pub(crate) trait OneBit: Sized {
+    fn bit(self) -> bool;
+    fn from_bit(bit: bool) -> Self;
+}
+
+impl OneBit for () {
+    #[inline(always)]
+    fn bit(self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn from_bit(_: bool) -> Self {}
+}
+
+impl OneBit for bool {
+    #[inline(always)]
+    fn bit(self) -> bool {
+        self
+    }
+
+    #[inline(always)]
+    fn from_bit(bit: bool) -> Self {
+        bit
+    }
+}
+
+impl OneBit for PacketClass {
+    #[inline(always)]
+    fn bit(self) -> bool {
+        self == Self::Control
+    }
+
+    #[inline(always)]
+    fn from_bit(bit: bool) -> Self {
+        if bit { Self::Control } else { Self::Data }
+    }
+}
+
+/// Stands for a set bit; no reason has this number. A clear bit is 0.
+const BIT: u32 = 1 << 16;
+
+impl<T: OneBit> Encode<u32> for Result<T, Denied> {
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        match self {
+            Ok(answer) => {
+                if answer.bit() {
+                    BIT
+                } else {
+                    0
+                }
+            }
+            Err(denied) => denied.0.get(),
+        }
+    }
+
+    #[inline(always)]
+    fn decode(number: u32) -> Self {
+        match NonZeroU32::new(number & !BIT) {
+            None => Ok(T::from_bit(number == BIT)),
+            Some(number) => Err(Denied(number)),
+        }
+    }
+}
+
+/// A number in the lower half, or a denial in the upper one.
+impl Encode<u64> for Result<u32, Denied> {
+    #[inline(always)]
+    fn encode(self) -> u64 {
+        self.map_or_else(|denied| u64::from(denied.0.get()) << 32, u64::from)
+    }
+
+    #[inline(always)]
+    fn decode(number: u64) -> Self {
+        NonZeroU32::new((number >> 32) as u32).map_or(Ok(number as u32), |denied| Err(Denied(denied)))
+    }
+}
+
+/// How a flow begins, or a denial.
+impl Encode<u64> for Result<Opening, Denied> {
+    #[inline(always)]
+    fn encode(self) -> u64 {
+        self.map(|opening| opening.0).encode()
+    }
+
+    #[inline(always)]
+    fn decode(number: u64) -> Self {
+        let answer: Result<u32, Denied> = Encode::decode(number);
+        answer.map(Opening)
+    }
+}
