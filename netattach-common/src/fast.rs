@@ -9,8 +9,8 @@ use crate::stats::Traffic;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FastPort {
-    /// Index of the bridge that the node's end is a port of, [`FastPort::ROUTED`] for a routed link, 0 for none. Frames stay
-    /// within one bridge, and packets among the routed links.
+    /// Index of the bridge that the node's end is a port of, [`FastPort::ROUTED`] for a routed link, 0 for none.
+    /// Frames stay within one bridge, and packets among the routed links.
     pub bridge: u32,
     /// MTU of the node's end, in bytes: longer packets are left to the stack, which knows what to answer.
     pub mtu: u32,
@@ -46,8 +46,8 @@ impl StationKey {
 
 macro_rules! declines {
     ($($(#[$doc:meta])* $number:literal $variant:ident $name:literal,)+) => {
-        /// Why a packet that an attachment of the fast path sent, or that came for it by an uplink, took the way through
-        /// the stack. The number is the index into [`FastStats::declined`].
+        /// Why a packet that an attachment of the fast path sent, or that came for it by an uplink, took the way
+        /// through the stack. The number is the index into [`FastStats::declined`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum Decline {
@@ -84,14 +84,15 @@ declines! {
     5 NoProgram "no-program",
     /// A routed packet whose hop limit runs out, or with options for routers.
     6 HopLimit "hop-limit",
-    /// The node would not pass it on: it has no route, does not forward, is the destination itself, or has not resolved the
-    /// pod's address yet.
+    /// The node would not pass it on: it has no route, does not forward, is the destination itself, or has not
+    /// resolved the pod's address yet.
     7 Unroutable "unroutable",
     /// From the wire: the bridge is shown where its sender is, so that it does not forget.
     8 Learning "learning",
     /// From the wire: an answer would not go back by the same device, or the source is no host's.
     9 Source "source",
-    /// A routed packet whose ports, by which the node may route, are not at hand: a fragment, or with extension headers.
+    /// A routed packet whose ports, by which the node may route, are not at hand: a fragment, or with extension
+    /// headers.
     10 NoPorts "no-ports",
 }
 

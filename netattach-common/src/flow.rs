@@ -11,9 +11,9 @@ use crate::{Side, Traffic, protocol};
 
 /// What a packet says about the flow it belongs to.
 ///
-/// Protocols without ports use zeros. An ICMP echo has its identifier as the requester's port and the next number as the
-/// responder's, so that two hosts pinging each other with the same identifier make two flows; other ICMP messages have the
-/// type of their request plus 256, and 65535.
+/// Protocols without ports use zeros. An ICMP echo has its identifier as the requester's port and the next number as
+/// the responder's, so that two hosts pinging each other with the same identifier make two flows; other ICMP messages
+/// have the type of their request plus 256, and 65535.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Tuple<A> {
@@ -310,8 +310,9 @@ impl Flow {
         (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
     }
 
-    /// How little the flow would be missed by its attachment. What both ends have confirmed and neither has ended comes after
-    /// everything else; of the same kind, what has had no packet for longest goes first. `now` as in [`is_expired`](Self::is_expired).
+    /// How little the flow would be missed by its attachment. What both ends have confirmed and neither has ended
+    /// comes after everything else; of the same kind, what has had no packet for longest goes first. `now` as in
+    /// [`is_expired`](Self::is_expired).
     #[inline(always)]
     pub const fn readiness(&self, protocol: u8, now: u32) -> u32 {
         const NOT_LASTING: u32 = 1 << 31;

@@ -2,8 +2,9 @@
 
 use crate::address::Mac;
 
-/// Value of map `na_gate`: by which frames an attachment's packets come to the node's routing, and which of those that come
-/// to the attachment the node's packet filter has seen before. All zero: none, every packet is judged at the device.
+/// Value of map `na_gate`: by which frames an attachment's packets come to the node's routing, and which of those
+/// that come to the attachment the node's packet filter has seen before. All zero: none, every packet is judged at
+/// the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Gate(u64);
@@ -48,8 +49,8 @@ impl Gate {
         flags & Self::OPEN != 0 && (Mac { octets: [a, b, c, d, e, f] }).same(destination)
     }
 
-    /// Whether the packet filter has seen a packet that comes to the attachment. `routed`: it comes from the node's stack,
-    /// and not from another port of a bridge.
+    /// Whether the packet filter has seen a packet that comes to the attachment. `routed`: it comes from the node's
+    /// stack, and not from another port of a bridge.
     #[inline(always)]
     pub const fn has_been_passed(self, routed: bool, ipv6: bool) -> bool {
         let [.., flags, _] = self.0.to_ne_bytes();

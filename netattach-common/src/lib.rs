@@ -5,12 +5,13 @@
 //! number in host order. Sizes and offsets are asserted at compile time; a change of any of them is a change
 //! of [`LAYOUT_VERSION`], which names the pin directory.
 //!
-//! What the packet path decides lives here as well, free of maps and of the kernel's buffers, so that the kernel and the
-//! tests run the same code: [`parse`] (what a packet says), [`decide`] (is this peer and port allowed by a policy), [`flow`]
-//! (what a packet means to the flow it belongs to) and [`limit`] (is it one too many).
+//! What the packet path decides lives here as well, free of maps and of the kernel's buffers, so that the kernel and
+//! the tests run the same code: [`parse`] (what a packet says), [`decide`] (is this peer and port allowed by a
+//! policy), [`flow`] (what a packet means to the flow it belongs to) and [`limit`] (is it one too many).
 //!
-//! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies, [`fragment`], [`share`]
-//! and [`stats`], [`fast`] and [`uplink`] for the fast path. [`record`]s carry a [`reason`]. What aya may read as plain bytes says `pod`.
+//! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies,
+//! [`fragment`], [`share`] and [`stats`], [`fast`] and [`uplink`] for the fast path. [`record`]s carry a [`reason`].
+//! What aya may read as plain bytes says `pod`.
 #![cfg_attr(not(test), no_std)]
 
 pub mod address;
@@ -100,13 +101,13 @@ const _: () = assert!(size_of::<Config>() == 24);
 pub mod capacity {
     /// `na_link`, `na_att`, `na_policy`, `na_stat`, `na_fast_*`: attachments of one node, id 0 included.
     pub const ATTACHMENTS: usize = 8192;
-    /// `na_hint`, `na_fast_hint`: devices with neighbouring indexes have slots of their own, and most Ethernet addresses; a power
-    /// of two.
+    /// `na_hint`, `na_fast_hint`: devices with neighbouring indexes have slots of their own, and most Ethernet
+    /// addresses; a power of two.
     pub const HINTS: usize = 16_384;
     /// `na_addr4`, `na_addr6`: allowed source addresses.
     pub const ADDRESSES: usize = 32_768;
-    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes. A policy that takes another's place stands beside it for a
-    /// moment.
+    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes. A policy that takes another's place stands beside
+    /// it for a moment.
     pub const PEERS_V4: usize = 262_144;
     /// `na_peer6`, `na_cidr6`: exact IPv6 peers, and IPv6 prefixes.
     pub const PEERS_V6: usize = 65_536;

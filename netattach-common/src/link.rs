@@ -1,8 +1,8 @@
 //! What belongs to a link: addresses on it, and the messages by which hosts on it find each other.
 //!
-//! Neighbour discovery and multicast listener messages pass whatever the policies say, since nothing works without them. So
-//! they must be no more than that: to somebody on the link, and without room for anything else. What has another form is
-//! ICMPv6 like any other.
+//! Neighbour discovery and multicast listener messages pass whatever the policies say, since nothing works without
+//! them. So they must be no more than that: to somebody on the link, and without room for anything else. What has
+//! another form is ICMPv6 like any other.
 
 use crate::address::{Address, Ip6, Mac};
 
@@ -101,8 +101,8 @@ impl Message<'_> {
     /// Most options that a message may have: hosts send a link-layer address, and a nonce with duplicate detection.
     pub const OPTIONS: u32 = 2;
 
-    /// Whether the message has the form that its type has, and where its options begin; `None` when it is another's. Options
-    /// are to be looked at one by one ([`is_option`](Self::is_option)) up to the end.
+    /// Whether the message has the form that its type has, and where its options begin; `None` when it is another's.
+    /// Options are to be looked at one by one ([`is_option`](Self::is_option)) up to the end.
     #[inline(always)]
     pub fn options_at(&self) -> Option<u32> {
         use icmpv6::*;
@@ -131,8 +131,8 @@ impl Message<'_> {
         (meant && reserved == 0 && whole).then_some(begin)
     }
 
-    /// Whether an option is one that the message may have: a link-layer address (RFC 4861, 4.6.1), or the nonce of duplicate
-    /// address detection (RFC 7527, 4.2).
+    /// Whether an option is one that the message may have: a link-layer address (RFC 4861, 4.6.1), or the nonce of
+    /// duplicate address detection (RFC 7527, 4.2).
     #[inline(always)]
     pub fn is_option(&self, head: OptionHead) -> bool {
         const SOURCE: u8 = 1;
@@ -166,8 +166,9 @@ pub const FIRST_ETHERTYPE: u16 = 0x0600;
 /// The service access point of the spanning tree protocol (IEEE 802.1D).
 pub const SPANNING_TREE: u8 = 0x42;
 
-/// Whether a frame that is neither IP's nor ARP's is one of bridges, switches and cards: by its type, or because it goes to the
-/// addresses that are theirs (IEEE 802.1Q, tables 8-1 and 10-1; Cisco's for spanning trees, CDP, VTP and UDLD).
+/// Whether a frame that is neither IP's nor ARP's is one of bridges, switches and cards: by its type, or because it
+/// goes to the addresses that are theirs (IEEE 802.1Q, tables 8-1 and 10-1; Cisco's for spanning trees, CDP, VTP and
+/// UDLD).
 #[inline(always)]
 pub const fn is_infrastructure(destination: &Mac, ethertype: u16) -> bool {
     let [a, b, c] = destination.words();
@@ -193,7 +194,8 @@ pub const fn may_lack_source(message: u8) -> bool {
     )
 }
 
-/// Whether a solicitation for `target` goes where those go: to the target, or to its solicited-node address (RFC 4861, 7.2.2).
+/// Whether a solicitation for `target` goes where those go: to the target, or to its solicited-node address (RFC
+/// 4861, 7.2.2).
 #[inline(always)]
 fn asks(destination: &Ip6, target: &Ip6) -> bool {
     let ([high, low], [_, target_low]) = (destination.halves(), target.halves());

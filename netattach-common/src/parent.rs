@@ -55,15 +55,15 @@ pub mod flag {
     pub const SIBLINGS: u32 = 1;
     /// Of the parent itself: frames of other namespaces that come from no attachment's address pass.
     pub const STRANGERS: u32 = 1 << 1;
-    /// Of the parent itself: nothing of this kernel's comes in by it but what macvlans send to each other. So it is with a
-    /// network card; a veth has sockets of this kernel on its other end.
+    /// Of the parent itself: nothing of this kernel's comes in by it but what macvlans send to each other. So it is
+    /// with a network card; a veth has sockets of this kernel on its other end.
     pub const CARD: u32 = 1 << 3;
     /// Of the parent itself: its queueing discipline was made by the agent, and goes with the programs.
     pub const OWN_CLSACT: u32 = 1 << 2;
 }
 
-/// Where a program runs, as its filter or the program of its link tells it (`tc_classid`). Any other number is the attachment in whose macvlan's
-/// ingress it runs.
+/// Where a program runs, as its filter or the program of its link tells it (`tc_classid`). Any other number is the
+/// attachment in whose macvlan's ingress it runs.
 pub mod place {
     /// Egress of a parent.
     pub const EGRESS: u16 = 0;

@@ -1,9 +1,9 @@
 //! What part of the flow table an attachment has.
 //!
 //! The table never evicts. Each attachment has places of its own, numbered from 0; a flow takes the next of those of
-//! the attachment at whose hook it is entered, and what is there makes room for it: what has ended at once, or else, of
-//! [`Share::TRIED`] places, what is missed least. So whoever enters more flows than it has places loses its own, and nobody
-//! else's, whether the agent runs or not. How many places each has is the agent's to say.
+//! the attachment at whose hook it is entered, and what is there makes room for it: what has ended at once, or else,
+//! of [`Share::TRIED`] places, what is missed least. So whoever enters more flows than it has places loses its own,
+//! and nobody else's, whether the agent runs or not. How many places each has is the agent's to say.
 
 /// Value of `na_share`: one attachment's part in the flow table. All zero: what everyone begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -7,8 +7,8 @@ use crate::address::{Ip6, Mac};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Uplink {
-    /// Where its frames go: index of the bridge that it is a port of, [`FastPort::ROUTED`](crate::FastPort::ROUTED) when
-    /// the node routes what comes in by it, 0 for neither.
+    /// Where its frames go: index of the bridge that it is a port of, [`FastPort::ROUTED`](crate::FastPort::ROUTED)
+    /// when the node routes what comes in by it, 0 for neither.
     pub segment: u32,
     /// The bits of [`flag`].
     pub flags: u32,
@@ -32,8 +32,8 @@ pub mod flag {
     pub const DENIED: u32 = 1 << 3;
 }
 
-/// Key of map `na_local`: an address of an attachment, as it is reached. An Ethernet address stands as the IPv6 link-local
-/// address that follows from it ([`link_local`](crate::attachment::link_local)).
+/// Key of map `na_local`: an address of an attachment, as it is reached. An Ethernet address stands as the IPv6
+/// link-local address that follows from it ([`link_local`](crate::attachment::link_local)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct LocalKey {
@@ -54,8 +54,8 @@ pub struct Seen {
     pub at: u32,
 }
 
-/// How long frames of a station pass the bridge by before it is shown one again, in seconds. A bridge forgets stations that it
-/// does not see, and floods what is for them.
+/// How long frames of a station pass the bridge by before it is shown one again, in seconds. A bridge forgets
+/// stations that it does not see, and floods what is for them.
 pub const SHOWN_EVERY: u32 = 10;
 
 const _: () = {

@@ -24,8 +24,9 @@ const _: () = assert!(size_of::<IcmpHeader>() == 8);
 // SAFETY: integers, as long as these together (asserted above).
 unsafe impl Plain for IcmpHeader {}
 
-/// Gives an echo its identifier as the requester's port and the next number as the responder's, and other messages the type of their
-/// request: what answers one answers no other, and two hosts that ask each other the same make two flows.
+/// Gives an echo its identifier as the requester's port and the next number as the responder's, and other messages
+/// the type of their request: what answers one answers no other, and two hosts that ask each other the same make two
+/// flows.
 #[inline(always)]
 pub fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
     const ECHO_REPLY: u8 = 0;
@@ -48,8 +49,8 @@ pub fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
 /// Added to types where they stand for ports: neither they nor [`u16::MAX`] have the other for the next number.
 const TYPES: u16 = 1 << 8;
 
-/// The type of the request, and whether this is the reply to it: timestamp, information and address mask (RFC 792, 950), extended
-/// echo (RFC 8335), node information (RFC 4620). Whatever has no reply is a request.
+/// The type of the request, and whether this is the reply to it: timestamp, information and address mask (RFC 792,
+/// 950), extended echo (RFC 8335), node information (RFC 4620). Whatever has no reply is a request.
 #[inline(always)]
 const fn asked(protocol: u8, kind: u8) -> (u8, bool) {
     match (protocol, kind) {
@@ -88,8 +89,8 @@ pub fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<Kind>, D
     })
 }
 
-/// The type of a message of the kinds that keep a link going ([`Kind::LinkControl`]), if it is no more than that: its form is
-/// theirs.
+/// The type of a message of the kinds that keep a link going ([`Kind::LinkControl`]), if it is no more than that: its
+/// form is theirs.
 ///
 /// # Errors
 /// It is cut off.

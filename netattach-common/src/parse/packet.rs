@@ -14,9 +14,9 @@ use crate::{Address, DropReason, Ip4, Ip6, Ports};
 pub const IPV4_LEN: usize = size_of::<Ipv4Header>();
 /// Length of an IPv6 header.
 pub const IPV6_LEN: usize = size_of::<Ipv6Header>();
-/// Ethernet, IPv4 and the part of TCP that is read, which is the longest of the transports'; ARP is shorter. What a pod's
-/// own TCP sends has its headers in place and its payload elsewhere: asking for one byte more than the headers would have
-/// each such packet copied.
+/// Ethernet, IPv4 and the part of TCP that is read, which is the longest of the transports'; ARP is shorter. What a
+/// pod's own TCP sends has its headers in place and its payload elsewhere: asking for one byte more than the headers
+/// would have each such packet copied.
 pub const HEADERS_V4: usize = ETHERNET_LEN + IPV4_LEN + size_of::<TcpHeader>();
 /// The same with IPv6.
 pub const HEADERS_V6: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
@@ -25,8 +25,8 @@ pub const HEADERS_V6: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
 pub trait Version: Address + Plain {
     /// Protocol number of its control messages.
     const ICMP: u8;
-    /// Makes of the tuple of an ICMP error that of an answer to the packet that it quotes at `offset`. `false`: it cannot be
-    /// told.
+    /// Makes of the tuple of an ICMP error that of an answer to the packet that it quotes at `offset`. `false`: it
+    /// cannot be told.
     fn answer_to_quoted<B: Bytes>(bytes: &B, offset: usize, answer: &mut Tuple<Self>) -> bool;
 }
 
@@ -342,8 +342,9 @@ fn ipv6_header<const IN_PLACE: bool, B: Bytes>(
     read_transport::<_, IN_PLACE, B>(bytes, packet, &place)
 }
 
-/// The end of a packet whose IPv6 header says no length: what a jumbo option says (RFC 2675, 2), as the first one of hop-by-hop
-/// options alone, where the kernel puts it. Without one Linux takes all that follows for the packet, and others take nothing.
+/// The end of a packet whose IPv6 header says no length: what a jumbo option says (RFC 2675, 2), as the first one of
+/// hop-by-hop options alone, where the kernel puts it. Without one Linux takes all that follows for the packet, and
+/// others take nothing.
 #[inline(always)]
 fn jumbo_end<B: Bytes>(bytes: &B, packet: &Packet<Ip6>) -> Result<u32, DropReason> {
     const JUMBO: u8 = 0xc2;
@@ -384,8 +385,8 @@ impl Room {
         const { assert!(size_of::<Packet<A>>() <= size_of::<Packet<Ip6>>()) };
         const { assert!(align_of::<Packet<A>>() == align_of::<Packet<Ip6>>()) };
         let packet = self.0.as_mut_ptr().cast::<Packet<A>>();
-        // SAFETY: large enough and aligned (asserted above). Zeros are a packet: an address of zeros (`Plain`), numbers, `false`,
-        // and the first kind. Word by word, since the compiler would call a function that fills
+        // SAFETY: large enough and aligned (asserted above). Zeros are a packet: an address of zeros (`Plain`),
+        // numbers, `false`, and the first kind. Word by word, since the compiler would call a function that fills
         // memory byte by byte.
         unsafe {
             let words = packet.cast::<u32>();
@@ -466,7 +467,8 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
-    /// Traffic class and flow label as they stand in the first word, without the version: what routing tells packets by.
+    /// Traffic class and flow label as they stand in the first word, without the version: what routing tells packets
+    /// by.
     #[inline(always)]
     pub fn flow_information(&self) -> u32 {
         let [a, b, c] = self.flow_label;
@@ -515,8 +517,8 @@ fn extension_headers<B: Bytes>(bytes: &B, packet: &mut Packet<Ip6>) -> Result<Pa
             HOP_BY_HOP if packet.transport() != packet.network() + IPV6_LEN => {
                 return Err(DropReason::Malformed);
             }
-            // The address that was judged is not where a packet goes that has segments left; type 0 is not even to be looked
-            // at (RFC 5095).
+            // The address that was judged is not where a packet goes that has segments left; type 0 is not even to be
+            // looked at (RFC 5095).
             ROUTING if third == 0 || fourth != 0 => return Err(DropReason::SourceRoute),
             // A fragment of a fragment: one of the two would be judged by the wrong packet's ports.
             FRAGMENT if part == Part::First => return Err(DropReason::Malformed),

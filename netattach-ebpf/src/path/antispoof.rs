@@ -1,10 +1,10 @@
 //! What a pod may claim to be.
 //!
-//! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of
-//! ARP and neighbour discovery, and the parts only infrastructure plays: bridge, router, multicast querier, DHCP server, source
-//! routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour, and whose duplicates are looked for: who
-//! may ask for anybody's would have every newcomer give up its address. Neither may others use the pod's addresses towards it,
-//! where a policy keeps others from it.
+//! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of ARP and
+//! neighbour discovery, and the parts only infrastructure plays: bridge, router, multicast querier, DHCP server,
+//! source routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour, and whose
+//! duplicates are looked for: who may ask for anybody's would have every newcomer give up its address. Neither may
+//! others use the pod's addresses towards it, where a policy keeps others from it.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -254,8 +254,8 @@ pub(crate) fn is_own_routable<A: Family>(scope: &Scope, record: &AttachmentRecor
     A::is_routable(record, address) && is_own(scope, record, address)
 }
 
-/// Whether the address is among those that the record has no room for. Out of line, with the key's room on the stack: few
-/// packets come here.
+/// Whether the address is among those that the record has no room for. Out of line, with the key's room on the stack:
+/// few packets come here.
 #[inline(never)]
 fn is_listed<A: Family>(attachment: u32, address: &A) -> bool {
     A::is_listed(attachment, address)

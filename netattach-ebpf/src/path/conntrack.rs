@@ -28,8 +28,8 @@ pub(crate) fn is_known<A: Subprograms>(
     let tuple = &packet.tuple;
     let source_is_low = tuple.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else { return Ok(false) };
-    // SAFETY: a map's values stay mapped while the program runs, taken out or not: the map is not preallocated. Other CPUs
-    // may change the entry meanwhile, each word as a whole.
+    // SAFETY: a map's values stay mapped while the program runs, taken out or not: the map is not preallocated. Other
+    // CPUs may change the entry meanwhile, each word as a whole.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
     let now = clock::seconds();
@@ -57,8 +57,8 @@ pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<
 
 /// Enters the flow that a packet opens, at a place among its attachment's.
 ///
-/// The place comes first: a place whose flow is not in the table counts as free, so nothing has to be taken back, and the flow is
-/// written once.
+/// The place comes first: a place whose flow is not in the table counts as free, so nothing has to be taken back, and
+/// the flow is written once.
 #[inline(always)]
 pub(crate) fn enter<A: Subprograms>(
     ctx: &TcContext,
@@ -86,9 +86,9 @@ pub(crate) fn enter<A: Subprograms>(
     Ok(())
 }
 
-/// Asks the policy about a packet of no known flow, as the first of one that its sender opens. Only where the table was lost
-/// with the flows in it, and for as long as `Share::answers_until` says, may a segment of a connection have been called for by
-/// the other end too.
+/// Asks the policy about a packet of no known flow, as the first of one that its sender opens. Only where the table
+/// was lost with the flows in it, and for as long as `Share::answers_until` says, may a segment of a connection have
+/// been called for by the other end too.
 #[inline(always)]
 fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
     let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());

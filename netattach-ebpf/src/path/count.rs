@@ -82,8 +82,8 @@ pub(crate) fn to_uplink(attachment: u32, bytes: u32) {
 pub(crate) fn declined(attachment: u32, reason: Decline) {
     if let Some(stats) = maps::fast_stats(attachment) {
         let number = reason as u32;
-        // SAFETY: a variable. It is read anew so that the mask stays, by which the verifier knows that the index is in range:
-        // before it follows an enumeration through functions.
+        // SAFETY: a variable. It is read anew so that the mask stays, by which the verifier knows that the index is
+        // in range: before it follows an enumeration through functions.
         let index = unsafe { (&raw const number).read_volatile() } as usize & (Decline::SLOTS - 1);
         // SAFETY: as in `with`.
         unsafe { (&mut (*stats).declined)[index] += 1 };
@@ -111,9 +111,10 @@ pub(crate) fn rule(policy: u32, rule: u32) {
 #[inline(always)]
 fn with(attachment: u32, change: impl FnOnce(&mut Stats)) {
     if let Some(stats) = maps::stats(attachment) {
-        // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks: nobody else writes
-        // this CPU's block while the program runs, but for `na_routed` about what the node itself sends, which may be
-        // interrupted and then lose a count. The agent may read it meanwhile and see a packet without its bytes.
+        // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks: nobody else
+        // writes this CPU's block while the program runs, but for `na_routed` about what the node itself sends, which
+        // may be interrupted and then lose a count. The agent may read it meanwhile and see a packet without its
+        // bytes.
         change(unsafe { &mut *stats });
     }
 }

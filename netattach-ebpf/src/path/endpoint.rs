@@ -34,8 +34,8 @@ impl Origin {
     }
 }
 
-/// Whether an attachment is in force, has that address and a device of its own: the agent takes a device out of one record
-/// before it puts it into another.
+/// Whether an attachment is in force, has that address and a device of its own: the agent takes a device out of one
+/// record before it puts it into another.
 #[inline(always)]
 pub(crate) fn ready(attachment: u32, mac: &Mac) -> Result<(), Decline> {
     let record = maps::record(attachment).ok_or(Decline::Unready)?;

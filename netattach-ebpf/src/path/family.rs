@@ -45,8 +45,8 @@ pub(crate) trait Family: Version {
     fn places(attachment: u32) -> Option<(u32, *mut u64)>;
     /// The flow that has taken a place last, in place.
     fn at_place(place: &PlaceKey) -> Option<*mut FlowKey<Self>>;
-    /// Gives a place that has never been taken to a flow. `false`: it has been taken meanwhile, or there is no room for the
-    /// entry.
+    /// Gives a place that has never been taken to a flow. `false`: it has been taken meanwhile, or there is no room
+    /// for the entry.
     fn take_place(place: &PlaceKey, key: &FlowKey<Self>) -> bool;
     /// What the first fragment of a packet said, in place.
     fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented>;
@@ -92,8 +92,8 @@ macro_rules! map_methods {
                 return true;
             }
             let Some(entry) = $flows.get_ptr_mut(key) else { return false };
-            // SAFETY: a map value, which stays mapped while the program runs: integers. Whoever reads it meanwhile finds a
-            // mixture of two flows of the same key, once.
+            // SAFETY: a map value, which stays mapped while the program runs: integers. Whoever reads it meanwhile
+            // finds a mixture of two flows of the same key, once.
             unsafe { *entry = *flow };
             true
         }
@@ -107,8 +107,8 @@ macro_rules! map_methods {
         #[inline(always)]
         fn places(attachment: u32) -> Option<(u32, *mut u64)> {
             let share = SHARE.get_ptr_mut(attachment)?;
-            // SAFETY: the map's values stay in place as long as the map does; a whole aligned word, which only the agent
-            // writes.
+            // SAFETY: the map's values stay in place as long as the map does; a whole aligned word, which only the
+            // agent writes.
             Some(unsafe {
                 (Share::places((&raw const (*share).$most).read_volatile()), &raw mut (*share).$next)
             })

@@ -1,13 +1,15 @@
-//! The fast path: from the sender's program into the receiver's interface, between two pods of one bridge, two routed links
-//! (`route`), or from an uplink to a pod (`uplink`); and from a pod to an uplink, where the node would route it.
+//! The fast path: from the sender's program into the receiver's interface, between two pods of one bridge, two routed
+//! links (`route`), or from an uplink to a pod (`uplink`); and from a pod to an uplink, where the node would route
+//! it.
 //!
-//! `na_from_pod` and `na_wire` continue in `na_fast` with what they let pass. It finds the receiver, judges the packet by the receiver's
-//! policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second
-//! queue. It is a program of its own because two others continue there. The ends of a packet are in `endpoint`.
+//! `na_from_pod` and `na_wire` continue in `na_fast` with what they let pass. It finds the receiver, judges the
+//! packet by the receiver's policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface
+//! (`bpf_redirect_peer`): no bridge, no second queue. It is a program of its own because two others continue there.
+//! The ends of a packet are in `endpoint`.
 //!
-//! Whatever is not certain takes the stack, where `na_to_pod` judges it. What is certain of a *device* - its bridge does
-//! nothing but switch, its port forwards - the agent says by writing `na_fast_port` and `na_fast_mac`, and takes back;
-//! what is certain of a *packet* is found out here:
+//! Whatever is not certain takes the stack, where `na_to_pod` judges it. What is certain of a *device* - its bridge
+//! does nothing but switch, its port forwards - the agent says by writing `na_fast_port` and `na_fast_mac`, and takes
+//! back; what is certain of a *packet* is found out here:
 //!
 //! | question | no |
 //! |---|---|
@@ -38,8 +40,8 @@ use crate::path::{
     verdict::PacketClass,
 };
 
-/// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment, 0 for a packet that came in
-/// by an uplink, and the attachment that it is counted for when it is left to the stack.
+/// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment, 0 for a packet that
+/// came in by an uplink, and the attachment that it is counted for when it is left to the stack.
 const SENDER: usize = 0;
 const COUNTED: usize = 1;
 
@@ -56,8 +58,8 @@ pub(crate) fn tail_call_from_pod(ctx: &TcContext, sender: u32, class: PacketClas
     tail_call(ctx, sender, sender);
 }
 
-/// Continues in `na_fast` with a packet that came in by an uplink and is addressed to an attachment. Returns when the call
-/// fails.
+/// Continues in `na_fast` with a packet that came in by an uplink and is addressed to an attachment. Returns when the
+/// call fails.
 #[inline(always)]
 pub(crate) fn tail_call_from_uplink(ctx: &TcContext, attachment: u32) {
     tail_call(ctx, 0, attachment);

@@ -9,8 +9,9 @@ use netattach_common::{
 
 use crate::path::{antispoof, frame::Skb, scope::Scope};
 
-/// Whether a message of the kinds that keep a link going stays on the link and is no more than that: its form is theirs, and
-/// it goes to link-local addresses, to the link's groups, to what is on the link, or comes to the pod's own.
+/// Whether a message of the kinds that keep a link going stays on the link and is no more than that: its form is
+/// theirs, and it goes to link-local addresses, to the link's groups, to what is on the link, or comes to the pod's
+/// own.
 #[inline(always)]
 pub(crate) fn stays_on_link(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<bool, DropReason> {
     let Some(kind) = icmp::form(skb, packet)? else { return Ok(false) };

@@ -116,8 +116,8 @@ fn ip<A: Subprograms + Sender>(
 ) -> Result<PacketClass, Denied> {
     A::read(ctx, packet)?;
     let tuple = &packet.tuple;
-    // Each side's own address is asked about in a branch of its own: a choice between the two would become arithmetic with
-    // pointers to the stack, which the verifier refuses.
+    // Each side's own address is asked about in a branch of its own: a choice between the two would become arithmetic
+    // with pointers to the stack, which the verifier refuses.
     let left_to_the_node = match scope.side {
         Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet)
             .map(|()| passes_the_node && is_judged_there(scope, record, packet, &tuple.source)),
@@ -140,8 +140,8 @@ fn ip<A: Subprograms + Sender>(
     }
 }
 
-/// Whether a packet's policy is asked where the node has translated its addresses (`routed`), and not here, if the node's
-/// packet filter sees it. Only what has an address of the attachment, `own`, is known there.
+/// Whether a packet's policy is asked where the node has translated its addresses (`routed`), and not here, if the
+/// node's packet filter sees it. Only what has an address of the attachment, `own`, is known there.
 #[inline(always)]
 fn is_judged_there<A: Subprograms>(
     scope: &Scope,

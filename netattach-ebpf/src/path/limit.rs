@@ -82,7 +82,8 @@ fn charge(rate: *mut Rate, units: u32, now: u64) -> bool {
     if swapped {
         return true;
     }
-    // Another CPU was faster. What it left is not looked at again, but paid on top of: whoever comes next waits for both.
+    // Another CPU was faster. What it left is not looked at again, but paid on top of: whoever comes next waits for
+    // both.
     // SAFETY: as above.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(word, view.cost(units)) };
     true

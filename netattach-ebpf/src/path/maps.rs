@@ -153,13 +153,13 @@ pub(crate) fn attachment_of(ifindex: u32) -> Option<u32> {
     unsafe { LINK.get(&ifindex) }.copied()
 }
 
-/// The attachment bound to the device that a packet crosses, 0 for none. An array's slot says which it was last: that costs a
-/// tenth of a look into the hash map, and the record, which is needed anyway, says whether it still is.
+/// The attachment bound to the device that a packet crosses, 0 for none. An array's slot says which it was last: that
+/// costs a tenth of a look into the hash map, and the record, which is needed anyway, says whether it still is.
 #[inline(always)]
 pub(crate) fn owner_of(ifindex: u32) -> u32 {
     let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return 0 };
-    // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Whatever other CPUs write is
-    // the number of an attachment.
+    // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Whatever other CPUs write
+    // is the number of an attachment.
     let hint = unsafe { slot.read_volatile() };
     if record(hint).is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
         return hint;
@@ -250,7 +250,8 @@ pub(crate) fn fast_port(attachment: u32) -> Option<&'static FastPort> {
 }
 
 /// The attachment that has an Ethernet address on a bridge and takes the fast path, or [`StationKey::GATEWAY`]. As in
-/// [`owner_of`] an array's slot says whom it was last, and what is read of that attachment anyway says whether it still is.
+/// [`owner_of`] an array's slot says whom it was last, and what is read of that attachment anyway says whether it
+/// still is.
 #[inline(always)]
 pub(crate) fn station(key: &StationKey) -> Option<u32> {
     let [.., high, low] = key.mac.octets;
@@ -269,8 +270,8 @@ pub(crate) fn station(key: &StationKey) -> Option<u32> {
     Some(found)
 }
 
-/// Whether an attachment has a place on a bridge, with that address. The agent gives no two of a bridge a place that have the
-/// same address, so there is no other. Number 0 is no attachment's.
+/// Whether an attachment has a place on a bridge, with that address. The agent gives no two of a bridge a place that
+/// have the same address, so there is no other. Number 0 is no attachment's.
 #[inline(always)]
 fn is_station(attachment: u32, key: &StationKey) -> bool {
     attachment != StationKey::GATEWAY
@@ -297,8 +298,8 @@ pub(crate) fn fast_stats(attachment: u32) -> Option<*mut FastStats> {
     FAST_STATS.get_ptr_mut(attachment)
 }
 
-/// What is known of a device of the node. Read word by word: the agent may replace the entry meanwhile, which stays what it
-/// was until the program ends.
+/// What is known of a device of the node. Read word by word: the agent may replace the entry meanwhile, which stays
+/// what it was until the program ends.
 #[inline(always)]
 pub(crate) fn uplink(ifindex: u32) -> Option<&'static Uplink> {
     // SAFETY: integers; an entry that is replaced is not freed before the program ends.

@@ -1,6 +1,6 @@
 //! The packet path. Veth and bridge attachments: two classifiers on the host-side device. Macvlan attachments: two on
-//! the parent, for all that share it, and on the ingress of the pod's device (see `parent`). Devices without an end on the
-//! node: two on the device in the pod (see `pod`).
+//! the parent, for all that share it, and on the ingress of the pod's device (see `parent`). Devices without an end
+//! on the node: two on the device in the pod (see `pod`).
 //!
 //! | program | in | runs at | sees |
 //! |---|---|---|---|
@@ -24,19 +24,20 @@
 //!
 //! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
 //!    and attaches second. What is read of the record for each packet is its `scope`.
-//! 2. VLAN tags are peeled off (`frame`; what a packet says is read by `netattach_common::parse`). From the pod: source MAC,
-//!    ARP, source address and neighbour discovery are checked (`antispoof`).
+//! 2. VLAN tags are peeled off (`frame`; what a packet says is read by `netattach_common::parse`). From the pod:
+//!    source MAC, ARP, source address and neighbour discovery are checked (`antispoof`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass (`icmp`). While the policy is pending nothing
 //!    else does. Other ethertypes than IP pass.
-//! 4. A pod isolated in any direction: the flow table, then the policy (`fragment`, `conntrack`, `policy`); a new flow takes a
-//!    place among its attachment's (`share`). Where the node may translate addresses, behind that (`routed`).
+//! 4. A pod isolated in any direction: the flow table, then the policy (`fragment`, `conntrack`, `policy`); a new
+//!    flow takes a place among its attachment's (`share`). Where the node may translate addresses, behind that
+//!    (`routed`).
 //! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
-//! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records for the
-//! agent (`record`).
+//! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records
+//! for the agent (`record`).
 //!
-//! The fast path knows a packet's ends (`endpoint`) and routes (`route`). All maps are in `maps`, those of an address family
-//! are asked by way of `family`; the time is in `clock`.
+//! The fast path knows a packet's ends (`endpoint`) and routes (`route`). All maps are in `maps`, those of an address
+//! family are asked by way of `family`; the time is in `clock`.
 //!
 //! A file imports only files that do not import it, directly or by way of others; `cargo xtask tidy` looks.
 

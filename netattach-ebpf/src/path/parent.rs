@@ -11,8 +11,9 @@
 //! | multicast and broadcast from outside | yes, once | | one copy for each |
 //! | multicast and broadcast of a pod in mode bridge, to the others | | (the one for outside) | one copy for each |
 //!
-//! So unicast is judged on the parent, out of the pods' reach, and the copies of group frames on the macvlan that receives
-//! them, for both ends. A pod that takes the programs off its own macvlan loses its own protection from such copies.
+//! So unicast is judged on the parent, out of the pods' reach, and the copies of group frames on the macvlan that
+//! receives them, for both ends. A pod that takes the programs off its own macvlan loses its own protection from such
+//! copies.
 //!
 //! A frame is what it says to be only as far as the kernel knows its sender: where it can tell from which namespace's
 //! socket a frame came, only the pod's own may use the pod's address, and no other pod one that is nobody's. Frames
@@ -32,8 +33,8 @@ use netattach_common::{
 
 use crate::path::{count, frame, judge, maps, record, scope::Scope};
 
-/// Whether the kernel has `bpf_get_netns_cookie` for classifiers: written by the agent before it loads the programs. The
-/// verifier leaves out what is never executed, so that a kernel without the helper takes them too.
+/// Whether the kernel has `bpf_get_netns_cookie` for classifiers: written by the agent before it loads the programs.
+/// The verifier leaves out what is never executed, so that a kernel without the helper takes them too.
 #[unsafe(no_mangle)]
 static NA_COOKIES: u8 = 0;
 
@@ -141,7 +142,8 @@ fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
     }
 }
 
-/// Judges a copy for the macvlan of `receiver` as what its sender sends. Counted is the one frame that leaves by the parent.
+/// Judges a copy for the macvlan of `receiver` as what its sender sends. Counted is the one frame that leaves by the
+/// parent.
 #[inline(always)]
 fn copied(ctx: &TcContext, receiver: u32, source: Mac) -> i32 {
     let Some(record) = maps::record(receiver) else {

@@ -1,8 +1,8 @@
 //! The packet path of devices in pods that have no end on the node.
 //!
 //! Indices of devices count in each pod anew, so a packet's attachment cannot follow from its device's. It is in
-//! `tc_classid`: a filter says it there itself. A tcx link says nothing, so each runs a program of its own that the agent
-//! makes, of a handful of instructions: it notes the attachment and goes on here, by the map `na_pod`.
+//! `tc_classid`: a filter says it there itself. A tcx link says nothing, so each runs a program of its own that the
+//! agent makes, of a handful of instructions: it notes the attachment and goes on here, by the map `na_pod`.
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},

@@ -60,8 +60,8 @@ pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropRe
     }
 }
 
-/// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits a rule
-/// that allows with a flow.
+/// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits
+/// a rule that allows with a flow.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     scope: &Scope,

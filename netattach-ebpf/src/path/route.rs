@@ -1,10 +1,10 @@
 //! The fast path where the node routes: what its stack would do to a packet that it forwards.
 //!
-//! Where it goes the node's own routing says (`bpf_fib_lookup`): rules, tables, whether the node forwards, and the next
-//! hop: the pod itself, or a router behind an uplink. It is asked with all that rules can tell packets by: addresses, ports,
-//! protocol, type of service, flow label, the device. What the stack would have more to say about is left to it: a hop limit
-//! that runs out, IPv4 options and hop-by-hop options, ports that are not at hand (fragments, extension headers), a pod whose
-//! address it has not resolved yet.
+//! Where it goes the node's own routing says (`bpf_fib_lookup`): rules, tables, whether the node forwards, and the
+//! next hop: the pod itself, or a router behind an uplink. It is asked with all that rules can tell packets by:
+//! addresses, ports, protocol, type of service, flow label, the device. What the stack would have more to say about
+//! is left to it: a hop limit that runs out, IPv4 options and hop-by-hop options, ports that are not at hand
+//! (fragments, extension headers), a pod whose address it has not resolved yet.
 
 use core::mem::zeroed;
 
@@ -43,9 +43,9 @@ const IPV4_PLAIN: u8 = 0x45;
 /// UDP-Lite (Linux, `proto_ports_offset`).
 const ALSO_PORTS: [u8; 3] = [33, 50, 136];
 
-/// Finds the attachment that a packet is routed to, and makes the packet what it is behind the node: one hop on, between
-/// other Ethernet addresses. A packet for an uplink ([`TO_UPLINK`]) is already on its way there when this returns. Nothing of
-/// the packet has changed when it fails.
+/// Finds the attachment that a packet is routed to, and makes the packet what it is behind the node: one hop on,
+/// between other Ethernet addresses. A packet for an uplink ([`TO_UPLINK`]) is already on its way there when this
+/// returns. Nothing of the packet has changed when it fails.
 #[inline(always)]
 pub(crate) fn receiver(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     // SAFETY: the context pointer is valid while the program runs.
@@ -178,8 +178,8 @@ fn answers_leave(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -
     }
 }
 
-/// Finds where the node sends a packet: an attachment that can be sent to, with the Ethernet addresses in `query`, or an
-/// uplink, with the next hop there.
+/// Finds where the node sends a packet: an attachment that can be sent to, with the Ethernet addresses in `query`, or
+/// an uplink, with the next hop there.
 #[inline(always)]
 fn find(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<u32, Decline> {
     query.ifindex = origin.ingress;
@@ -202,8 +202,8 @@ fn find(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<
     let out = maps::uplink(device).ok_or(Decline::Elsewhere)?;
     if origin.sender != 0 {
         let leads_out = out.segment == FastPort::ROUTED && out.flags & flag::FAST != 0;
-        // On a parent the packet would be a stranger's: it still has the socket of the pod that sent it, which the stack
-        // takes off.
+        // On a parent the packet would be a stranger's: it still has the socket of the pod that sent it, which the
+        // stack takes off.
         let is_parent = maps::parent(&ParentKey::itself(device)).is_some();
         // Where it would go back to where it came from, the stack tells the sender of a better way.
         let goes = leads_out && !is_parent && device != origin.ingress;
@@ -237,8 +237,8 @@ fn longest(ctx: &TcContext, mtu: u32) -> u16 {
     length.min(u16::MAX.into()) as u16
 }
 
-/// Sets the hop limit, then the Ethernet addresses of an attachment's frame, or sends the packet to the next hop. The first
-/// write makes the packet writable or fails; the others follow.
+/// Sets the hop limit, then the Ethernet addresses of an attachment's frame, or sends the packet to the next hop. The
+/// first write makes the packet writable or fails; the others follow.
 #[inline(always)]
 fn send_on(
     ctx: &TcContext,

@@ -1,10 +1,10 @@
 //! Behind the node's translation: what it routes is judged by where it goes, not by where it was sent.
 //!
-//! A pod sends to a Service, or to a port of its node that leads to another pod. The node makes another destination of it
-//! before it routes it, and another source after that (kube-proxy, hostPort). `na_routed` runs between the two, by a rule of
-//! the node's packet filter (nftables with `xt_bpf`; the agent's `netlink::guard`) that drops what it answers 1 to: packets
-//! begin with their IP header, and are the same whichever device they come by. An answer is seen before its translation is
-//! taken back, so that both directions are one flow.
+//! A pod sends to a Service, or to a port of its node that leads to another pod. The node makes another destination
+//! of it before it routes it, and another source after that (kube-proxy, hostPort). `na_routed` runs between the two,
+//! by a rule of the node's packet filter (nftables with `xt_bpf`; the agent's `netlink::guard`) that drops what it
+//! answers 1 to: packets begin with their IP header, and are the same whichever device they come by. An answer is
+//! seen before its translation is taken back, so that both directions are one flow.
 //!
 //! | chain | sees |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | forward, 90 | what pods send elsewhere, and what comes to them from elsewhere; with br_netfilter also what bridges forward |
 //! | output, 90 | what the node sends to its pods |
 //!
-//! Each is judged for the attachment whose address its source is, then for that of its destination (`na_guard`). The devices'
-//! programs let pass what comes here, as far as [`Gate`](netattach_common::Gate) says that it does: they check what a pod
-//! says of itself, charge it to its bandwidth and count it.
+//! Each is judged for the attachment whose address its source is, then for that of its destination (`na_guard`). The
+//! devices' programs let pass what comes here, as far as [`Gate`](netattach_common::Gate) says that it does: they
+//! check what a pod says of itself, charge it to its bandwidth and count it.
 
 use aya_ebpf::{
     bindings::__sk_buff,

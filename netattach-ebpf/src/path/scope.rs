@@ -56,8 +56,8 @@ impl Scope {
         self.has(flag::PENDING)
     }
 
-    /// The attachment's record. Looked up where it is needed: a function that the verifier sees alone cannot be handed a map's
-    /// value. It is there, as it was for [`Scope::of`].
+    /// The attachment's record. Looked up where it is needed: a function that the verifier sees alone cannot be
+    /// handed a map's value. It is there, as it was for [`Scope::of`].
     #[inline(always)]
     pub(crate) fn record(&self) -> Result<&'static AttachmentRecord, DropReason> {
         maps::record(self.id).ok_or(DropReason::Unbound)

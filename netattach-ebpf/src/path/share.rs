@@ -16,8 +16,8 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>) -> Result<
     let now = seconds();
     let (mut least_missed, mut chosen) = (0, 0);
     for _ in 0..Share::TRIED {
-        // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Not relaxed: for that the
-        // compiler takes the instruction that fetches nothing.
+        // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Not relaxed: for that
+        // the compiler takes the instruction that fetches nothing.
         let turn = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(next, 1) };
         let place = turn as u32 % most;
         match A::ask_for_place(attachment, place, key, now)? {

@@ -1,7 +1,8 @@
-//! What comes in by an uplink of the node: a port of a bridge that is no attachment's, or the device of the default route.
+//! What comes in by an uplink of the node: a port of a bridge that is no attachment's, or the device of the default
+//! route.
 //!
-//! `na_wire` looks for packets to attachments that take the fast path, and goes on in `na_fast` with them; everything else
-//! takes the stack and is not counted. The device is shared: others' programs run on what is left to the stack.
+//! `na_wire` looks for packets to attachments that take the fast path, and goes on in `na_fast` with them; everything
+//! else takes the stack and is not counted. The device is shared: others' programs run on what is left to the stack.
 //!
 //! | question | no |
 //! |---|---|

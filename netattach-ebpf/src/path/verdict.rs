@@ -52,8 +52,8 @@ pub(crate) enum PacketClass {
     Control,
 }
 
-/// How a flow begins, as one number: the rule that allows it (0: no policy applies), and whether its first packet comes from
-/// its opener.
+/// How a flow begins, as one number: the rule that allows it (0: no policy applies), and whether its first packet
+/// comes from its opener.
 #[derive(Clone, Copy)]
 pub(crate) struct Opening(pub(crate) u32);
 
@@ -85,8 +85,8 @@ impl Opening {
     }
 }
 
-/// An answer as a number, the only type that a BPF function returns. The caller's verifier takes it for any number, and so
-/// does not follow how it came about.
+/// An answer as a number, the only type that a BPF function returns. The caller's verifier takes it for any number,
+/// and so does not follow how it came about.
 pub(crate) trait Encode<W>: Sized {
     fn encode(self) -> W;
     fn decode(number: W) -> Self;

@@ -1,5 +1,5 @@
-//! What is dropped of the frames that come in by an uplink before the node spends anything on them: a verdict that would be
-//! the same at the pod, and frames that no pod could tell from its own.
+//! What is dropped of the frames that come in by an uplink before the node spends anything on them: a verdict that
+//! would be the same at the pod, and frames that no pod could tell from its own.
 //!
 //! | frame | dropped as |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | IP, from an address of an attachment that the uplink leads to | `wire-source` |
 //! | to an attachment on that bridge: a datagram of UDP, or the first segment of a TCP connection, of no flow in the flow table, which the attachment's ingress policy does not allow | `ingress-peer`, `ingress-port` |
 //!
-//! The last is asked only where nothing on the way to the pod could make another packet of it, and of whole packets without
-//! options, extension headers and tags, since everything else needs more than a look-up to be judged exactly. All other frames
-//! pass, and are judged at the pod. ARP passes: who has an address is not for a filter to say.
+//! The last is asked only where nothing on the way to the pod could make another packet of it, and of whole packets
+//! without options, extension headers and tags, since everything else needs more than a look-up to be judged exactly.
+//! All other frames pass, and are judged at the pod. ARP passes: who has an address is not for a filter to say.
 
 use aya_ebpf::{
     bindings::xdp_action::{XDP_DROP, XDP_PASS},
@@ -31,8 +31,8 @@ use netattach_common::{
 
 use crate::path::{count, family::Family, maps, policy, scope::Scope};
 
-/// No attachment has this number. Not an `Option`, whose number the compiler would carry along where there is none: the verifier
-/// lets nothing be read that was never written.
+/// No attachment has this number. Not an `Option`, whose number the compiler would carry along where there is none:
+/// the verifier lets nothing be read that was never written.
 const NOBODY: u32 = 0;
 /// Version 4, a header of five words.
 const IPV4_PLAIN: u8 = 0x45;
@@ -119,8 +119,8 @@ fn opening(ctx: &XdpContext, protocol: u8, offset: usize) -> Option<Ports> {
     }
 }
 
-/// Whether the receiver's policy does not allow a flow that begins with this packet, and there is none. Whatever state a flow
-/// is in is for the pod's program to judge.
+/// Whether the receiver's policy does not allow a flow that begins with this packet, and there is none. Whatever
+/// state a flow is in is for the pod's program to judge.
 #[inline(always)]
 fn denied<A: Family>(
     receiver: u32,
@@ -148,7 +148,7 @@ fn at<T: Plain>(ctx: &XdpContext, offset: usize) -> Option<&T> {
     if start + size_of::<T>() > ctx.data_end() {
         return None;
     }
-    // SAFETY: the bytes lie within the frame (checked above, and again by the verifier), which nothing changes while the
-    // program runs; they can stand for the type (`Plain`), and a BPF load needs no alignment.
+    // SAFETY: the bytes lie within the frame (checked above, and again by the verifier), which nothing changes while
+    // the program runs; they can stand for the type (`Plain`), and a BPF load needs no alignment.
     Some(unsafe { &*(start as *const T) })
 }

@@ -18,7 +18,19 @@ use crate::path::{
 };
 
 macro_rules! subprograms {
-    ($address:ty, $on_link:ident, $body:path, $read:ident, $fragment:ident, $known:ident, $open:ident, $enter:ident, $ask:ident, $answer:ident, $policy:ident) => {
+    (
+        $address:ty,
+        $on_link:ident,
+        $body:path,
+        $read:ident,
+        $fragment:ident,
+        $known:ident,
+        $open:ident,
+        $enter:ident,
+        $ask:ident,
+        $answer:ident,
+        $policy:ident
+    ) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         fn $read(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {

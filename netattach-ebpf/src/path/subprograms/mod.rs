@@ -1,9 +1,9 @@
 //! The functions that the kernel verifies on their own (global functions; with memory as arguments since Linux 5.12).
 //!
-//! A verifier follows every way through a program. Where one part leaves many of them open, the next is gone through once
-//! for each, and Linux 6.1, which forgets less than later kernels, gives up after a million instructions. A global function
-//! is gone through once, with arguments that can be anything, and its caller goes on with an answer that can be anything. So
-//! the packet path is cut where few values cross:
+//! A verifier follows every way through a program. Where one part leaves many of them open, the next is gone through
+//! once for each, and Linux 6.1, which forgets less than later kernels, gives up after a million instructions. A
+//! global function is gone through once, with arguments that can be anything, and its caller goes on with an answer
+//! that can be anything. So the packet path is cut where few values cross:
 //!
 //! | subprogram | does | stands in |
 //! |---|---|---|
@@ -22,12 +22,12 @@
 //! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
 //! | `na_copied4`, `na_copied6`, `na_routed4`, `na_routed6` | the same behind the node's translation | `routed` |
 //!
-//! The kernel takes as arguments the context, numbers, and pointers to memory of a type that the object describes (BTF),
-//! wholly written by the caller. Such a pointer may be null as far as the verifier knows. The answer is a number
-//! ([`Encode`](crate::path::verdict::Encode)).
+//! The kernel takes as arguments the context, numbers, and pointers to memory of a type that the object describes
+//! (BTF), wholly written by the caller. Such a pointer may be null as far as the verifier knows. The answer is a
+//! number ([`Encode`](crate::path::verdict::Encode)).
 //!
-//! What is called by address family is declared here and made in `functions`, above the code that it runs: so that code can
-//! call a subprogram without importing, by way of it, its own caller.
+//! What is called by address family is declared here and made in `functions`, above the code that it runs: so that
+//! code can call a subprogram without importing, by way of it, its own caller.
 
 mod functions;
 
@@ -72,8 +72,8 @@ pub(crate) trait Subprograms: Family {
 /// A subprogram's argument.
 #[inline(always)]
 pub(crate) fn reference<'a, T>(argument: *const T) -> Option<&'a T> {
-    // SAFETY: the callers of subprograms hand over references to values on their stacks, which live until the subprogram
-    // returns; all bytes are written and stand for values of `T`.
+    // SAFETY: the callers of subprograms hand over references to values on their stacks, which live until the
+    // subprogram returns; all bytes are written and stand for values of `T`.
     unsafe { argument.as_ref() }
 }
 
