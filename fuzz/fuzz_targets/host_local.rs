@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use libfuzzer_sys::fuzz_target;
-use netattach::ipam::host_local::{self, Config, Owner};
+use netattach::ipam::Owner;
+use netattach::ipam::host_local::{self, Config};
 use serde_json::json;
 
 /// Names that files of a pool have; others are made of the input.

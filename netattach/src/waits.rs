@@ -7,10 +7,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::ipam::host_local;
+use crate::ipam::Pool;
 use crate::plan::{AttachmentPlan, Plan};
 use crate::step::Step;
 
@@ -25,12 +24,7 @@ pub enum Resource {
         network: String,
     },
     /// A pool: its lock, which other processes take too, and its disk.
-    Pool {
-        /// Where networks keep their reservations.
-        data_dir: PathBuf,
-        /// Which network.
-        network: String,
-    },
+    Pool(Pool),
     /// libcni's cache of results: its disk.
     Cache,
     /// The journal's disk, where a record has to be on it before a plugin runs.
@@ -44,7 +38,7 @@ impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plugin { plugin, network } => write!(f, "plugin {plugin} of network {network}"),
-            Self::Pool { data_dir, network } => write!(f, "pool {}", data_dir.join(network).display()),
+            Self::Pool(pool) => write!(f, "pool {pool}"),
             Self::Cache => f.write_str("cache of results"),
             Self::Sync => f.write_str("disk of the journal"),
         }
@@ -59,7 +53,7 @@ pub fn footprint(plan: &Plan) -> Footprint {
             Step::Delegate(delegate) => {
                 needed.extend([Resource::Sync, plugin(attachment, &delegate.plugin)]);
             }
-            Step::Lease(config) => drop(needed.insert(pool(config))),
+            Step::Lease(config) => needed.extend(config.pool().map(Resource::Pool)),
             Step::Remember(_) => drop(needed.insert(Resource::Cache)),
             _ => {}
         }
@@ -70,11 +64,6 @@ pub fn footprint(plan: &Plan) -> Footprint {
 /// An executed plugin of an attachment.
 pub(crate) fn plugin(attachment: &AttachmentPlan, plugin: &str) -> Resource {
     Resource::Plugin { plugin: plugin.to_owned(), network: attachment.config_name.clone() }
-}
-
-/// The pool that leases are taken from.
-pub(crate) fn pool(config: &host_local::Config) -> Resource {
-    Resource::Pool { data_dir: config.data_dir.clone(), network: config.network.clone() }
 }
 
 /// Something that is needed is crowded: the operation is to be given up without effect, and begun anew later.
@@ -152,6 +141,14 @@ pub(crate) fn at<T>(resource: &Resource, work: impl FnOnce() -> T) -> T {
         There(place)
     });
     work()
+}
+
+/// Calls address management that may hang at its pool, if it has one.
+pub(crate) fn at_pool<T>(pool: Option<Pool>, work: impl FnOnce() -> T) -> T {
+    match pool {
+        Some(pool) => at(&Resource::Pool(pool), work),
+        None => work(),
+    }
 }
 
 fn here() -> Option<Arc<dyn Place>> {

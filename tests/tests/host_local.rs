@@ -11,7 +11,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use netattach::ipam::host_local::{self, Config, Lease, Leases, Owner};
+use netattach::ipam::Owner;
+use netattach::ipam::host_local::{self, Config, Lease, Leases};
 use netattach_tests::tools;
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -140,9 +140,7 @@ fn outcome(collected: Collected) -> Result<String, CniError> {
 /// Where others would be at what the holder has.
 fn resource(holder: &Holder) -> Resource {
     match &holder.place {
-        Place::Pool { data_dir, network } => {
-            Resource::Pool { data_dir: data_dir.clone(), network: network.clone() }
-        }
+        Place::Pool(pool) => Resource::Pool(pool.clone()),
         Place::Plugin(plugin) => {
             Resource::Plugin { plugin: plugin.plugin.clone(), network: holder.config_name.clone() }
         }

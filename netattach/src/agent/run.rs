@@ -32,7 +32,7 @@ use crate::enforce::Enforce;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
 use crate::hooks::{AttachModes, NoHook, choose_all};
-use crate::ipam::host_local::Leases;
+use crate::ipam;
 use crate::journal::{JournalError, Store};
 use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
@@ -357,7 +357,7 @@ fn engine(
     enforcer: &Arc<Enforcer>,
 ) -> Result<Arc<Engine>, AgentError> {
     let node = Node {
-        leases: Leases::default(),
+        leases: ipam::Leases::default(),
         delegate: Delegate {
             search: settings.cni_bin_dirs.clone(),
             timeout: settings.plugin_timeout(),

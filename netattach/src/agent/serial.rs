@@ -476,7 +476,7 @@ mod tests {
     }
 
     fn pool(name: &str) -> Resource {
-        Resource::Pool { data_dir: "/leases".into(), network: name.to_owned() }
+        Resource::Pool(crate::ipam::Pool::directory("/leases", name))
     }
 
     /// An operation that has begun and stands at the pool until it is told to go on; then it has worked.

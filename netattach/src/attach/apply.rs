@@ -11,19 +11,17 @@ use super::bridges::Entered;
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{AttachError, Doing, Node, Progress, StepError, device_info};
-use crate::cni::{self, Command};
+use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::attachment::Guarded;
-use crate::ipam::host_local::{self, Leases, Owner};
+use crate::ipam::{self, Lease, Lessee, Owner};
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::undo::inverse;
 use crate::plan::vantage::{self, Sight};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, remember, result, routing};
 use crate::spec;
-use crate::step::{
-    Bridge, Delegate, Interface, LeasedAddress, MadeBy, Output, Parent, Protect, Role, Step, StepRef, Style,
-};
+use crate::step::{Bridge, Delegate, Interface, MadeBy, Output, Parent, Protect, Role, Step, StepRef, Style};
 use crate::sysctl;
 use crate::timing;
 use crate::waits::{self, Resource};
@@ -251,12 +249,13 @@ impl Executor<'_> {
         &mut self,
         at: StepRef,
         attachment: &AttachmentPlan,
-        config: &host_local::Config,
+        config: &ipam::Config,
     ) -> Result<Output, StepError> {
-        let output = lease(&self.node.leases, config, &owner(self.sandbox, attachment))?;
+        let owner = owner(self.sandbox, attachment);
+        let output = lease(&self.node.leases, config, Lessee { owner: &owner, netns: Some(self.netns) })?;
         if let Output::Lease { addresses, .. } = &output {
             let addresses = addresses.iter().map(|leased| leased.address.addr());
-            self.occupy(at, attachment, addresses, !config.requested.is_empty())?;
+            self.occupy(at, attachment, addresses, config.is_chosen())?;
         }
         Ok(output)
     }
@@ -483,30 +482,13 @@ impl Executor<'_> {
     }
 }
 
-/// Reserves addresses, with the name servers and routes that the configuration adds to them. Everything that can
-/// fail without a reservation comes first.
+/// Leases addresses, with the name servers and routes that come with them.
 pub(super) fn lease(
-    leases: &Leases,
-    config: &host_local::Config,
-    owner: &Owner,
+    leases: &ipam::Leases,
+    config: &ipam::Config,
+    lessee: Lessee<'_>,
 ) -> Result<Output, StepError> {
-    let dns = match &config.resolv_conf {
-        Some(path) => {
-            let read = host_local::Dns::read(path)?;
-            cni::Dns {
-                nameservers: read.nameservers,
-                domain: Some(read.domain).filter(|domain| !domain.is_empty()),
-                search: read.search,
-                options: read.options,
-            }
-        }
-        None => cni::Dns::default(),
-    };
-    let routes = config.routes.iter().map(|route| serde_json::from_value(Value::Object(route.clone())));
-    let routes = routes.collect::<Result<_, _>>().map_err(StepError::Routes)?;
-    let lease = waits::at(&waits::pool(config), || leases.allocate(config, owner))?;
-    let addresses =
-        lease.addresses.into_iter().map(|(address, gateway)| LeasedAddress { address, gateway }).collect();
+    let Lease { addresses, routes, dns } = waits::at_pool(config.pool(), || leases.lease(config, lessee))?;
     Ok(Output::Lease { addresses, dns, routes })
 }
 

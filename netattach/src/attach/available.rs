@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::apply::runner;
 use super::{AttachError, Doing, Engine, Node, StepError, guard};
-use crate::cni::{self, CniError, Command, Value, code, json};
+use crate::cni::{CniError, Command, Value, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;
-use crate::ipam::host_local::{Config, ConfigError, Error as LeaseError};
+use crate::ipam;
 use crate::netlink::Handle;
 use crate::netns::NetnsId;
 use crate::plan::resolve::{Network, rehearse};
@@ -124,7 +124,9 @@ impl Engine {
         };
         match rehearse(&nobody, network, &self.options) {
             Ok(plan) => Ok(Some(plan)),
-            Err(_) if network.list.plugins.iter().any(|plugin| waits_for_ranges(plugin.raw())) => Ok(None),
+            Err(_) if network.list.plugins.iter().any(|plugin| ipam::is_completed_at_add(plugin.raw())) => {
+                Ok(None)
+            }
             Err(error) => Err(CniError { code: code::NOT_AVAILABLE, ..error }),
         }
     }
@@ -170,20 +172,15 @@ fn check_parents(attachment: &AttachmentPlan) -> Result<(), CniError> {
 fn check_pools(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {
     for step in &attachment.steps {
         if let Step::Lease(config) = step {
-            node.leases.check_room(config).map_err(|error| match error {
-                LeaseError::Allocate { .. } => not_available(&Chain(&error)),
-                error => lease_error(error),
-            })?;
+            node.leases.room(config).map_err(no_room)?;
         }
     }
     Ok(())
 }
 
-/// Whether the ranges of host-local come with each ADD, so that STATUS, which is not told them, knows none.
-pub(super) fn waits_for_ranges(config: &json::Map) -> bool {
-    let declared = config.get("capabilities").and_then(|all| all.get("ipRanges"));
-    declared == Some(&cni::Value::Bool(true))
-        && matches!(Config::parse(config, None), Err(ConfigError::NoRanges))
+/// Why there is no address left, or why that could not be seen.
+pub(super) fn no_room(error: ipam::Error) -> CniError {
+    if error.is_without_address() { not_available(&Chain(&error)) } else { lease_error(error) }
 }
 
 /// The code that a failure has as a step of an attachment.
@@ -199,7 +196,7 @@ pub(super) fn step_error(source: StepError) -> CniError {
     CniError::new(CniError::from(step).code, msg)
 }
 
-pub(super) fn lease_error(error: LeaseError) -> CniError {
+pub(super) fn lease_error(error: ipam::Error) -> CniError {
     step_error(StepError::Lease(error))
 }
 

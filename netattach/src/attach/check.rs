@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::apply::{DelegateCall, owner};
 use super::{AttachError, Doing, Node, StepError, guard, routing};
 use crate::cni::{Command, Value};
+use crate::ipam::Lessee;
 use crate::journal::Record;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
@@ -31,7 +32,7 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         let number = number as u16;
         let last = result::result(sandbox, attachment, record.outputs.of(number))?;
         let want = expected(attachment, record.outputs.of(number), &last, &sandbox.netns)?;
-        let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod);
+        let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod, netns);
         let looked = looked.and_then(|difference| match (difference, &node.enforcer) {
             (None, Some(enforcer)) => {
                 guard::difference(enforcer.as_ref(), &record.plan, &record.outputs, attachment, &mut host)
@@ -63,6 +64,7 @@ pub(super) fn compare(
     want: &Expected,
     host: &mut Handle,
     pod: &mut Handle,
+    netns: &Netns,
 ) -> Result<Option<String>, StepError> {
     if want.loopback && !pod.find_link("lo")?.is_some_and(|link| link.up) {
         return Ok(Some("lo is not up".into()));
@@ -80,9 +82,9 @@ pub(super) fn compare(
     }
     if let Some(config) = &want.lease {
         let held: Vec<IpAddr> = want.addresses.iter().map(|address| address.addr()).collect();
-        waits::at(&waits::pool(config), || {
-            node.leases.check(&config.data_dir, &config.network, &owner(sandbox, attachment), &held)
-        })?;
+        let owner = owner(sandbox, attachment);
+        let lessee = Lessee { owner: &owner, netns: Some(netns) };
+        waits::at_pool(config.pool(), || node.leases.check(config, lessee, &held))?;
     }
     Ok(None)
 }

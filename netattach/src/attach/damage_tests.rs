@@ -10,7 +10,8 @@ use serde_json::json;
 
 use super::Engine;
 use super::rig::{self, Maps};
-use crate::journal::{Loaded, Pool, State, Store};
+use crate::ipam::Pool;
+use crate::journal::{Loaded, State, Store};
 use crate::plan::resolve::Numbers;
 use crate::report::Chain;
 use crate::step::{Output, StepRef};
@@ -128,7 +129,7 @@ fn start(directory: &Path, maps: &Arc<Maps>) -> Engine {
 fn attach_all(directory: &Path, maps: &Arc<Maps>) {
     let engine = start(directory, maps);
     assert_eq!(rig::recover(&engine).failed, Vec::<String>::new());
-    engine.journal.note_pool(Pool { data_dir: directory.join("pools"), network: "net".to_owned() }).unwrap();
+    engine.journal.note_pool(Pool::directory(directory.join("pools"), "net")).unwrap();
     for (pod, id) in PODS.into_iter().zip(1..) {
         let plan = rig::plan(directory, pod, id);
         let mut record = engine.journal.create(rig::key(pod), plan.clone()).unwrap();

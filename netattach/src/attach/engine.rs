@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::cni;
 use crate::enforce::attachment::Guarded;
-use crate::journal::{Key, Loaded, Pool, Record, State, Store};
+use crate::journal::{Key, Loaded, Record, State, Store};
 use crate::moment::Moment;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
@@ -162,9 +162,10 @@ impl Engine {
         }
         waits::admit(&waits::footprint(&plan))?;
         for (_, _, step) in plan.steps() {
-            if let Step::Lease(config) = step {
-                self.journal
-                    .note_pool(Pool { data_dir: config.data_dir.clone(), network: config.network.clone() })?;
+            if let Step::Lease(config) = step
+                && let Some(pool) = config.pool()
+            {
+                self.journal.note_pool(pool)?;
             }
         }
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
@@ -203,17 +204,15 @@ impl Engine {
                 of.contains(container).then(|| container.clone())
             }
             StepError::Lease(error) => {
-                let (directory, wanted) = error.none_free()?;
-                let (data_dir, network) = (directory.parent()?, directory.file_name()?.to_str()?);
-                let pool = Resource::Pool { data_dir: data_dir.to_path_buf(), network: network.to_owned() };
+                let (pool, wanted) = error.none_free()?;
                 let has_it = |container: &&String| {
-                    let held = self.node.leases.held(data_dir, network, container, &[]);
+                    let held = self.node.leases.held(&pool, container, &[]);
                     // What cannot be read is nobody's to wait for.
                     held.is_ok_and(|held| {
                         wanted.map_or(!held.is_empty(), |one| held.contains(&one.to_canonical()))
                     })
                 };
-                waits::at(&pool, || of.iter().find(has_it).cloned())
+                waits::at_pool(Some(pool.clone()), || of.iter().find(has_it).cloned())
             }
             _ => None,
         }
@@ -467,11 +466,8 @@ impl Engine {
         }
         let keep = self.interfaces_beside(key)?;
         for pool in self.journal.pools() {
-            let resource = Resource::Pool { data_dir: pool.data_dir.clone(), network: pool.network.clone() };
-            waits::at(&resource, || {
-                self.node.leases.release_container(&pool.data_dir, &pool.network, &key.container_id, &keep)
-            })
-            .map_err(AttachError::TornLease)?;
+            let release = || self.node.leases.release_container(&pool, &key.container_id, &keep);
+            waits::at_pool(Some(pool.clone()), release).map_err(AttachError::TornLease)?;
         }
         self.journal.discard(key)?;
         Ok(())
@@ -512,10 +508,8 @@ impl Engine {
         netns: Option<&Netns>,
     ) -> Result<Option<String>, AttachError> {
         for pool in self.journal.pools() {
-            let resource = Resource::Pool { data_dir: pool.data_dir.clone(), network: pool.network.clone() };
-            let held = waits::at(&resource, || {
-                self.node.leases.held(&pool.data_dir, &pool.network, &key.container_id, keep)
-            });
+            let held = || self.node.leases.held(&pool, &key.container_id, keep);
+            let held = waits::at_pool(Some(pool.clone()), held);
             if let Some(address) = held.map_err(AttachError::TornLease)?.first() {
                 return Ok(Some(format!("there is no plan in it, but its container holds {address}")));
             }

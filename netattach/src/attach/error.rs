@@ -8,7 +8,7 @@ use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::error::EnforceError;
-use crate::ipam::host_local;
+use crate::ipam::{self, Failure};
 use crate::journal::{JournalError, Key};
 use crate::netlink;
 use crate::netns::NetnsError;
@@ -126,7 +126,7 @@ pub enum AttachError {
     Undo(Vec<AttachError>),
     /// Leases of a container whose record is torn could not be released.
     #[error("release what a torn record may have leased")]
-    TornLease(#[source] host_local::Error),
+    TornLease(#[source] ipam::Error),
     /// The kernel is not as the record has it.
     #[error("{ifname} ({network}): {what}")]
     Differs {
@@ -190,13 +190,7 @@ pub enum StepError {
     },
     /// No address.
     #[error(transparent)]
-    Lease(#[from] host_local::Error),
-    /// Routes of the configuration cannot be read.
-    #[error("key ipam.routes")]
-    Routes(#[source] serde_json::Error),
-    /// Name servers cannot be read.
-    #[error(transparent)]
-    Dns(#[from] host_local::ReadResolvConfError),
+    Lease(#[from] ipam::Error),
     /// Another plugin failed.
     #[error(transparent)]
     Delegate(#[from] DelegateError),
@@ -360,6 +354,15 @@ impl AttachError {
     }
 }
 
+fn lease_code(error: &ipam::Error) -> u32 {
+    match error.failure() {
+        Failure::TryLater => code::TRY_AGAIN_LATER,
+        Failure::WrongRequest => code::INVALID_CONFIG,
+        Failure::Io => code::IO_FAILURE,
+        Failure::Other => code::INTERNAL,
+    }
+}
+
 fn step_code(error: &StepError) -> u32 {
     match error {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
@@ -372,30 +375,18 @@ fn step_code(error: &StepError) -> u32 {
         | StepError::GatewayConflict { .. }
         | StepError::Gateway { .. }
         | StepError::NotOnLink(_)
-        | StepError::Routes(_)
         | StepError::Netlink(
             netlink::Error::NoSuchLink(_) | netlink::Error::WrongKind { .. } | netlink::Error::NoDefaultRoute,
         ) => code::INVALID_CONFIG,
-        StepError::Lease(error) if error.is_retryable() => code::TRY_AGAIN_LATER,
-        StepError::Lease(error) if error.is_wrong_request() => code::INVALID_CONFIG,
-        StepError::Lease(
-            host_local::Error::Create { .. }
-            | host_local::Error::Open { .. }
-            | host_local::Error::Lock { .. }
-            | host_local::Error::Read { .. }
-            | host_local::Error::Reserve { .. }
-            | host_local::Error::WriteCursor { .. }
-            | host_local::Error::Remove { .. },
-        ) => code::IO_FAILURE,
+        StepError::Lease(error) => lease_code(error),
         StepError::Netlink(error) if error.errno().is_some() => errno_code(error),
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
         StepError::InProcess { source, .. } => source.code,
         StepError::Journal(error) => journal_code(error),
-        StepError::Dns(_) | StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
+        StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
         StepError::Netlink(_)
         | StepError::Open(_)
-        | StepError::Lease(_)
         | StepError::NoAddress(_)
         | StepError::Sysctl(_)
         | StepError::Enforce(_)

@@ -15,7 +15,7 @@ use super::{AttachError, Engine, StepError};
 use crate::cni::outgoing::insert_in_use;
 use crate::cni::{self, AttachmentId, CniError, Command, Value};
 use crate::delegate::{self, Call, DelegateError};
-use crate::ipam::host_local::Owner;
+use crate::ipam::Owner;
 use crate::journal::{Key, Loaded};
 use crate::plan::collect::{Defined, Holder, Place, holders, in_use};
 use crate::plan::{Plan, PodRef};
@@ -199,9 +199,9 @@ impl Engine {
         left: Duration,
     ) -> Result<(), AttachError> {
         let released = match &holder.place {
-            Place::Pool { data_dir, network } => {
+            Place::Pool(pool) => {
                 let owners: Vec<Owner> = in_use.iter().map(Owner::from).collect();
-                self.node.leases.retain(data_dir, network, &owners).map(drop).map_err(StepError::from)
+                self.node.leases.collect(pool, &owners).map_err(StepError::from)
             }
             Place::Plugin(_) if left.is_zero() => {
                 return Err(AttachError::OutOfTime(holder.network.to_string()));

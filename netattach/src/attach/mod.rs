@@ -60,7 +60,7 @@ use std::sync::Arc;
 
 use crate::delegate;
 use crate::enforce::Enforce;
-use crate::ipam::host_local::Leases;
+use crate::ipam;
 use crate::journal::{JournalError, Record};
 use crate::step::{Output, Outputs, StepRef};
 
@@ -68,7 +68,7 @@ use crate::step::{Output, Outputs, StepRef};
 #[derive(Debug)]
 pub struct Node {
     /// Address pools.
-    pub leases: Leases,
+    pub leases: ipam::Leases,
     /// Other CNI plugins.
     pub delegate: delegate::Delegate,
     /// Where others look for what was attached.

@@ -8,8 +8,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::apply::owner;
 use super::{Attached, StepError};
-use crate::ipam::host_local::Owner;
+use crate::ipam::Owner;
 use crate::mac::Mac;
 use crate::netlink::{Handle, Station};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
@@ -157,10 +158,6 @@ impl Occupied {
         // Every change is one.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
-    Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() }
 }
 
 /// Where an attachment's addresses are used, as far as its steps have shown.

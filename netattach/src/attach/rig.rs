@@ -12,7 +12,7 @@ use crate::enforce::Enforce;
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::attachment::Guarded;
 use crate::enforce::error::EnforceError;
-use crate::ipam::host_local::Leases;
+use crate::ipam;
 use crate::journal::{Key, Store};
 use crate::netlink::Handle;
 use crate::plan::resolve::Options;
@@ -89,7 +89,7 @@ impl Enforce for Maps {
 /// An agent's engine, started on these directories.
 pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engine {
     let node = Node {
-        leases: Leases::default(),
+        leases: ipam::Leases::default(),
         delegate: Delegate {
             search: Vec::new(),
             timeout: std::time::Duration::from_secs(1),
@@ -168,7 +168,8 @@ pub(crate) fn request(verb: &str, container: &str) -> cni::Request {
 pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
     let (_, attachment, step) = plan.steps().next().unwrap();
     let Step::Lease(config) = step else { panic!("the first step is a lease") };
-    super::apply::lease(&engine.node.leases, config, &super::apply::owner(&plan.sandbox, attachment)).unwrap()
+    let owner = super::apply::owner(&plan.sandbox, attachment);
+    super::apply::lease(&engine.node.leases, config, ipam::Lessee { owner: &owner, netns: None }).unwrap()
 }
 
 /// What an agent's start does with its records.

@@ -2,6 +2,7 @@
 
 use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
+use crate::ipam::Lessee;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
@@ -89,10 +90,9 @@ impl Begun<'_> {
     /// What is the sandbox's no more once its links are gone.
     fn release(&self, node: &Node, netns: Option<&Netns>) -> Result<(), StepError> {
         match &self.inverse {
-            Inverse::Release { data_dir, network, owner } => {
-                let pool =
-                    Resource::Pool { data_dir: data_dir.to_path_buf(), network: (*network).to_owned() };
-                waits::at(&pool, || node.leases.release(data_dir, network, owner))?;
+            Inverse::Release { config, owner } => {
+                let lessee = Lessee { owner, netns };
+                waits::at_pool(config.pool(), || node.leases.release(config, lessee))?;
             }
             Inverse::Unprotect { id } => {
                 if let Some(enforcer) = &node.enforcer {

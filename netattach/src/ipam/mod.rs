@@ -1,5 +1,268 @@
-//! Address management.
+//! Address management that netattach carries out itself, one interface for all kinds.
 //!
-//! [`host_local`] is the one kind that is built in; others are executed.
+//! A [`Kind`] is a value of `ipam.type`. Its configuration is a [`Config`], which a plan has in its step `Lease` and a
+//! record keeps; the [`Leases`] carries out what steps and questions ask for. Kinds: [`host_local`]. They read
+//! their keys with `keys`, fail with an [`Error`] (`error`), and are called by `leases`. Only this directory names a
+//! single kind: address management of a `type` that is not here is executed as a plugin.
+//!
+//! # What each function may do
+//!
+//! | function | called | may block on | repeated |
+//! |---|---|---|---|
+//! | [`Kind::parse`], [`Kind::remains`], methods of [`Config`] | while planning, for status and GC | nothing: they are pure | the same answer |
+//! | [`Leases::lease`] | once for an ADD, after the journal's line "began" | locks, disk, network | not before [`Leases::release`] |
+//! | [`Leases::check`] | CHECK | the same | the same answer; changes nothing |
+//! | [`Leases::release`] | DEL, and an ADD or an agent's start that takes a lease back which may not have begun | the same | succeeds: nothing is left to release |
+//! | [`Leases::collect`] | GC, while the pool is closed to all others | the same | succeeds |
+//! | [`Leases::room`] | STATUS, every few seconds beside the requests | the same | the same answer; changes nothing |
+//! | [`Leases::held`], [`Leases::release_container`] | for a container whose record has lost its plan | the same | as `check` and `release` |
+//!
+//! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], with an error whose [`Failure`] is `TryLater` where
+//! the reason may pass. A kind that asks a service bounds its connection and its answer by that.
+//!
+//! *Lanes.* A call of [`Leases`] may take that long, so callers have a place at the [`Pool`] first
+//! (`waits::at_pool`): [`Config::pool`] names what a call waits for, operations that need the same pool share a lane,
+//! and no operation of another pool waits for them. A kind that waits for nothing outside of this process has no pool.
+//! A kind that asks a service has a variant of [`Pool`] for it, and with that a lane of its own.
+//!
+//! *Whose address it is.* An [`Owner`] is an interface of a container: unique on this node, and the same from ADD to
+//! DEL and across restarts. A kind whose addresses are unique in a cluster adds the node's name itself. The agent
+//! compares a chosen address ([`Config::is_chosen`]) with those of other attachments and of the node
+//! (`attach::occupied`); a kind only has to keep its own addresses apart.
+//!
+//! *What is kept.* A lease has to be found again by its owner alone, by an agent that was restarted: on disk, at the
+//! service, or nowhere because it is the configuration's. A writer that is killed leaves either all of a lease or
+//! nothing. A kind that renews leases starts to do so in `lease` and ends it in `release` and `collect`; the
+//! [`Lessee`] has the pod's namespace for a kind that speaks from it.
 
+mod error;
 pub mod host_local;
+mod keys;
+mod leases;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::cni::{self, AttachmentId, CniArgs};
+use crate::netns::Netns;
+
+pub use error::{ConfigError, Error, Failure};
+pub use keys::KeyError;
+pub use leases::Leases;
+
+/// The longest that a call of the [`Leases`] takes.
+pub const DEADLINE: Duration = host_local::LOCK_DEADLINE;
+
+/// A kind of address management.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Addresses of one node, each reserved by a file.
+    HostLocal,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 1] = [Self::HostLocal];
+
+    /// The kind with that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The kind that a plugin's configuration names.
+    pub fn of(config: &Map<String, Value>) -> Option<Self> {
+        Self::named(config.get("ipam")?.get("type")?.as_str()?)
+    }
+
+    /// The value of `ipam.type`, and the name of the plugin.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HostLocal => "host-local",
+        }
+    }
+
+    /// The keys of `CNI_ARGS` that it reads.
+    pub const fn args(self) -> &'static [&'static str] {
+        match self {
+            Self::HostLocal => &["IP"],
+        }
+    }
+
+    /// Reads a plugin's whole configuration.
+    ///
+    /// # Errors
+    /// [`ConfigError`], which names the key.
+    pub fn parse(self, config: &Map<String, Value>, args: &CniArgs) -> Result<Config, ConfigError> {
+        Ok(match self {
+            Self::HostLocal => Config::HostLocal(host_local::Config::parse(config, args.get("IP"))?),
+        })
+    }
+
+    /// What releasing needs of a configuration that may be broken otherwise; nothing can be leased with it. `None`
+    /// where nothing was ever leased.
+    pub fn remains(self, config: &Map<String, Value>) -> Option<Config> {
+        match self {
+            Self::HostLocal => host_local::Config::for_release(config).map(Config::HostLocal),
+        }
+    }
+}
+
+/// Whether a configuration lacks what the runtime adds at ADD, so that STATUS, which is not given it, can say nothing.
+pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
+    let declares = |capability: &str| {
+        config.get("capabilities").and_then(|all| all.get(capability)) == Some(&Value::Bool(true))
+    };
+    match Kind::of(config) {
+        Some(Kind::HostLocal) => {
+            let parsed = host_local::Config::parse(config, None);
+            declares("ipRanges") && matches!(parsed, Err(host_local::ConfigError::NoRanges))
+        }
+        None => false,
+    }
+}
+
+/// Gives the networks of one namespace pools of their own: changes an `ipam` section so that its pool is not that of the
+/// same network name in another namespace. A kind without pools stays as it is, as do plugins that are not built in.
+pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
+    match section.get("type").and_then(Value::as_str).and_then(Kind::named) {
+        Some(Kind::HostLocal) => host_local::separate(section, namespace),
+        None => {}
+    }
+}
+
+/// A validated configuration, with what the runtime asked for.
+///
+/// In a record `host-local` has no tag, as it was the only kind; every other kind is named by `ipam`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Config {
+    /// See [`Kind::HostLocal`].
+    HostLocal(host_local::Config),
+}
+
+impl Config {
+    /// Which kind it configures.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::HostLocal(_) => Kind::HostLocal,
+        }
+    }
+
+    /// What the addresses come from, where that is shared with others.
+    pub fn pool(&self) -> Option<Pool> {
+        match self {
+            Self::HostLocal(config) => Some(Pool::HostLocal(config.pool())),
+        }
+    }
+
+    /// Whether the addresses are the author's or the pod's choice, and may be in use elsewhere.
+    pub fn is_chosen(&self) -> bool {
+        match self {
+            Self::HostLocal(config) => !config.requested.is_empty(),
+        }
+    }
+
+    /// Whether an address may have been leased with this configuration.
+    pub fn may_give(&self, address: IpAddr) -> bool {
+        match self {
+            Self::HostLocal(config) => config.sets.iter().any(|set| set.range_of(address).is_some()),
+        }
+    }
+
+    /// Without what may be large: the pool, and what was asked of it.
+    pub fn without_routes(&self) -> Self {
+        match self {
+            Self::HostLocal(config) => Self::HostLocal(config.without_routes()),
+        }
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HostLocal(config) => write!(f, "addresses of network {}", config.network),
+        }
+    }
+}
+
+/// What several attachments take addresses from: an operation may wait for it, GC asks it, and the journal notes it.
+///
+/// On disk a pool of `host-local` has no tag, as it was the only kind.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Pool {
+    /// A directory of reservations.
+    HostLocal(host_local::Pool),
+}
+
+#[cfg(test)]
+impl Pool {
+    /// The directory of one network.
+    pub(crate) fn directory(data_dir: impl Into<std::path::PathBuf>, network: &str) -> Self {
+        Self::HostLocal(host_local::Pool { data_dir: data_dir.into(), network: network.to_owned() })
+    }
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HostLocal(pool) => pool.fmt(f),
+        }
+    }
+}
+
+/// Who holds addresses: one interface of one container.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Owner {
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+}
+
+impl From<&AttachmentId> for Owner {
+    fn from(id: &AttachmentId) -> Self {
+        Self { container_id: id.container_id.clone(), ifname: id.ifname.clone() }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {} of container {}", self.ifname, self.container_id)
+    }
+}
+
+/// For whom a call is made.
+#[derive(Debug, Clone, Copy)]
+pub struct Lessee<'a> {
+    /// Who holds the addresses.
+    pub owner: &'a Owner,
+    /// The pod's namespace, where it exists: for a kind that speaks from the pod's interface.
+    pub netns: Option<&'a Netns>,
+}
+
+/// What one ADD was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// The addresses, in the order of the configuration.
+    pub addresses: Vec<LeasedAddress>,
+    /// Routes that come with them.
+    pub routes: Vec<cni::Route>,
+    /// Name servers that come with them.
+    pub dns: cni::Dns,
+}
+
+/// An address of a [`Lease`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeasedAddress {
+    /// With the prefix length of its subnet.
+    pub address: IpNet,
+    /// The gateway of the subnet, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+}

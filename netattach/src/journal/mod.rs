@@ -32,7 +32,7 @@ mod tests;
 
 pub use format::Damage;
 pub use record::{Key, Record, State};
-pub use store::{Loaded, Pool, Store};
+pub use store::{Loaded, Store};
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -6,12 +6,11 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::JournalError;
 use super::files::{Files, OnDisk};
 use super::format::Damage;
 use super::record::{Key, Place, Record, Replayed};
+use crate::ipam::Pool;
 use crate::moment::boot_id;
 use crate::plan::Plan;
 use crate::sync::{Arc, Mutex, locked};
@@ -22,15 +21,6 @@ const BOOT: &str = "boot";
 
 /// Names the pools below the directory of records. No record is called so: records have an `@` in their names.
 const POOLS: &str = "pools.jsonl";
-
-/// Where one network's leases are.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Pool {
-    /// Where networks keep their reservations.
-    pub data_dir: PathBuf,
-    /// Which network.
-    pub network: String,
-}
 
 /// What there is of a record.
 #[derive(Debug)]

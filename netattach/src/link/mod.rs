@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::budget::{self, Exceeded};
 use crate::cni::json::{KeyError, read_object};
 use crate::cni::{CniArgs, CniError, Dns, code};
-use crate::ipam::host_local;
+use crate::ipam;
 use crate::mac::Mac;
 use crate::npwg::capability::with_bursts;
 use crate::npwg::selection::Bandwidth;
@@ -116,7 +116,7 @@ pub enum PlanError {
     },
     /// `ipam` is wrong.
     #[error("key ipam")]
-    Ipam(#[source] host_local::ConfigError),
+    Ipam(#[source] ipam::ConfigError),
     /// `ipam` is missing where addresses are needed.
     #[error("key ipam: missing, and {0} needs addresses")]
     IpamMissing(&'static str),
@@ -192,16 +192,13 @@ impl Request<'_> {
                     reason: "missing; name the address management plugin, such as host-local".into(),
                 }),
             },
-            Some(HOST_LOCAL) if !self.is_executed(HOST_LOCAL) => {
-                let config = host_local::Config::parse(self.config, self.cni_args.get("IP"))
-                    .map_err(PlanError::Ipam)?;
-                Ok(Some(Step::Lease(config)))
-            }
-            Some(other) => Ok(Some(Step::Delegate(Delegate {
-                plugin: other.to_owned(),
-                config: self.config.clone(),
-                role: Role::Ipam,
-            }))),
+            Some(name) => match self.carried_out(name) {
+                Some(kind) => {
+                    let config = kind.parse(self.config, self.cni_args).map_err(PlanError::Ipam)?;
+                    Ok(Some(Step::Lease(config)))
+                }
+                None => Ok(Some(self.executed_ipam(name))),
+            },
         }
     }
 
@@ -209,15 +206,21 @@ impl Request<'_> {
     fn ipam_remains(&self) -> Option<Step> {
         match self.config.get("ipam")?.get("type")?.as_str()? {
             "" => None,
-            HOST_LOCAL if !self.is_executed(HOST_LOCAL) => {
-                host_local::Config::for_release(self.config).map(Step::Lease)
-            }
-            other => Some(Step::Delegate(Delegate {
-                plugin: other.to_owned(),
-                config: self.config.clone(),
-                role: Role::Ipam,
-            })),
+            name => match self.carried_out(name) {
+                Some(kind) => kind.remains(self.config).map(Step::Lease),
+                None => Some(self.executed_ipam(name)),
+            },
         }
+    }
+
+    /// The address management of that name, unless it is executed.
+    fn carried_out(&self, name: &str) -> Option<ipam::Kind> {
+        ipam::Kind::named(name).filter(|_| !self.is_executed(name))
+    }
+
+    /// Address management by another plugin.
+    fn executed_ipam(&self, name: &str) -> Step {
+        Step::Delegate(Delegate { plugin: name.to_owned(), config: self.config.clone(), role: Role::Ipam })
     }
 
     /// What is left of a veth and of its addresses.
@@ -346,9 +349,6 @@ impl Request<'_> {
 
 /// The slowest limit that is accepted, bits per second: less is not a bandwidth.
 const SLOWEST_RATE: u64 = 1000;
-
-/// The address management that netattach carries itself.
-pub const HOST_LOCAL: &str = "host-local";
 
 /// Name of the node's end of a veth, 15 bytes: `na` and the first 13 digits of the SHA-256 of what it is for.
 pub fn host_name(container_id: &str, ifname: &str) -> String {

@@ -41,7 +41,7 @@ fn pool() -> Value {
 
 fn lease(kind: &str) -> Step {
     let config = object(json!({"cniVersion": "1.1.0", "name": "net", "type": kind, "ipam": pool()}));
-    Step::Lease(host_local::Config::parse(&config, None).unwrap())
+    Step::Lease(ipam::Kind::HostLocal.parse(&config, &CniArgs::default()).unwrap())
 }
 
 fn veth(port: Option<spec::BridgePort>) -> spec::Veth {
@@ -510,8 +510,14 @@ fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
     }
 }
 
-fn inverses<'a>(sandbox: &Sandbox, attachment: &'a AttachmentPlan) -> Vec<Inverse<'a>> {
-    attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step, None)).collect()
+/// The inverses of the steps, with no more of a lease's configuration than releasing looks at.
+fn inverses(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Vec<String> {
+    let inverses = attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step, None));
+    let text = |inverse| match inverse {
+        Inverse::Release { config, owner } => format!("release {:?} of {owner}", config.pool()),
+        other => format!("{other:?}"),
+    };
+    inverses.map(text).collect()
 }
 
 proptest! {

@@ -9,7 +9,8 @@ use super::{explore, finds};
 use crate::attach::rig::{self, Maps};
 use crate::attach::{Collected, Engine, Registry};
 use crate::cni::{AttachmentId, Version};
-use crate::journal::{Pool, Store};
+use crate::ipam::Pool;
+use crate::journal::Store;
 use crate::netns::Netns;
 use crate::plan::resolve::Numbers;
 use crate::step::{Step, StepRef};
@@ -34,7 +35,7 @@ impl Scene {
     fn start(&self) -> Arc<Engine> {
         let journal = Arc::new(self.disk.clone());
         let journal = Store::over(journal, PathBuf::from("/journal"), "this boot".to_owned()).unwrap();
-        journal.note_pool(Pool { data_dir: self.path().join("pools"), network: "net".to_owned() }).unwrap();
+        journal.note_pool(Pool::directory(self.path().join("pools"), "net")).unwrap();
         let engine = rig::engine(self.path(), journal, &self.maps);
         assert_eq!(rig::recover(&engine).failed, Vec::<String>::new());
         Arc::new(engine)

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{explore, finds};
-use crate::ipam::host_local::{Config, Leases, Owner};
+use crate::ipam::Owner;
+use crate::ipam::host_local::{Config, Leases};
 use crate::sync::{Arc, thread};
 
 fn config(directory: &Path) -> Config {

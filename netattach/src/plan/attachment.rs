@@ -248,6 +248,9 @@ fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Re
 /// knows none.
 fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
     let claim = selection.ipam_claim_reference.as_deref()?;
-    let native = steps.iter().any(|step| matches!(step, Step::Lease(_)));
-    native.then(|| format!("ipam-claim-reference {claim:?} has no effect: host-local keeps no claims"))
+    let kind = steps.iter().find_map(|step| match step {
+        Step::Lease(config) => Some(config.kind().name()),
+        _ => None,
+    })?;
+    Some(format!("ipam-claim-reference {claim:?} has no effect: {kind} keeps no claims"))
 }

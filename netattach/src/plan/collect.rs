@@ -1,13 +1,13 @@
 //! What GC has to look at: the pools and the other plugins of every network that is known. Pure.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::resolve::Network;
 use super::{AttachmentPlan, Plan};
 use crate::cni::outgoing::{gc_config, plugins_called};
 use crate::cni::{AttachmentId, CniArgs, Command, NetworkList};
+use crate::ipam::Pool;
 use crate::link;
 use crate::npwg::NetworkName;
 use crate::step::{Delegate, Step};
@@ -28,13 +28,8 @@ pub struct Holder {
 /// Where a network keeps something for its attachments.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Place {
-    /// A pool of addresses of the node's own.
-    Pool {
-        /// Where networks keep their reservations.
-        data_dir: PathBuf,
-        /// Which network.
-        network: String,
-    },
+    /// A pool of addresses.
+    Pool(Pool),
     /// Another plugin, with its configuration less the attachments in use.
     Plugin(Delegate),
 }
@@ -139,7 +134,7 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
 /// What a step holds beyond the pod. What was given for one attachment is no part of GC's question.
 fn place(step: Step) -> Option<Place> {
     match step {
-        Step::Lease(config) => Some(Place::Pool { data_dir: config.data_dir, network: config.network }),
+        Step::Lease(config) => config.pool().map(Place::Pool),
         Step::Delegate(mut delegate) => {
             for key in ["runtimeConfig", "prevResult"] {
                 delegate.config.shift_remove(key);

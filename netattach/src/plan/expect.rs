@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
-use crate::ipam::host_local::Config;
+use crate::ipam;
 use crate::spec::{self, Route};
 use crate::step::{Brought, SourceRouting};
 use crate::step::{Interface, Output, Role, Step};
@@ -28,8 +28,8 @@ pub struct Expected {
     pub routes: Vec<Route>,
     /// What a routed link has on the node.
     pub host_side: Option<spec::Addressing>,
-    /// The pool that the addresses are reserved in.
-    pub lease: Option<Config>,
+    /// What the addresses are leased by.
+    pub lease: Option<ipam::Config>,
     /// The pod's default routes that were moved, and the interface that they were moved to.
     pub default_routes: Option<(String, Vec<Route>)>,
     /// The interfaces of the pod that have rules by source.

@@ -6,30 +6,13 @@
 //! exhaustion. For those the directory lies one level deeper, in one named after the namespace. The content is
 //! the same, and since it is the key `dataDir` that says so, the Go plugin finds it as well when it is executed.
 
-use std::path::PathBuf;
-
 use crate::cni::NetworkList;
-use crate::ipam::host_local::DEFAULT_DATA_DIR;
-use crate::link::HOST_LOCAL;
+use crate::ipam;
 
-/// Moves the pools of a network into the namespace's directory: `<dataDir>/@<namespace>/<name>`. No network can be
-/// called `@…`, so the directory is nobody's pool.
+/// Gives the networks of a list pools of their namespace's own, see [`ipam::separate`].
 pub fn separate(list: &mut NetworkList, namespace: &str) {
-    for plugin in &mut list.plugins {
-        let Some(ipam) =
-            plugin.ipam_mut().filter(|ipam| ipam.get("type").is_some_and(|own| own == HOST_LOCAL))
-        else {
-            continue;
-        };
-        let given = match ipam.get("dataDir") {
-            None => DEFAULT_DATA_DIR,
-            Some(serde_json::Value::String(text)) if text.is_empty() => DEFAULT_DATA_DIR,
-            Some(serde_json::Value::String(text)) => text,
-            // Refused by whoever reads the section, with the key's name.
-            Some(_) => continue,
-        };
-        let directory = PathBuf::from(given).join(format!("@{namespace}"));
-        ipam.insert("dataDir".into(), directory.to_string_lossy().into());
+    for section in list.plugins.iter_mut().filter_map(|plugin| plugin.ipam_mut()) {
+        ipam::separate(section, namespace);
     }
 }
 

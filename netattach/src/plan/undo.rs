@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use super::{AttachmentPlan, Sandbox};
-use crate::ipam::host_local::Owner;
+use crate::ipam::{self, Owner};
 use crate::step::{Delegate, Output, Role, Step};
 
 /// What takes a step back.
@@ -22,10 +22,8 @@ pub enum Inverse<'a> {
     },
     /// The owner's addresses are free.
     Release {
-        /// Where networks keep their reservations.
-        data_dir: &'a Path,
-        /// Which network.
-        network: &'a str,
+        /// What they were leased by.
+        config: &'a ipam::Config,
         /// Whose.
         owner: Owner,
     },
@@ -88,8 +86,7 @@ pub fn inverse<'a>(
             Inverse::DeleteLink { pod_name: link.pod_name(), host_name: link.node_end(), made }
         }
         Step::Lease(config) => Inverse::Release {
-            data_dir: &config.data_dir,
-            network: &config.network,
+            config,
             owner: Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() },
         },
         Step::Delegate(delegate) => Inverse::Delegate(delegate),

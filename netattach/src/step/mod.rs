@@ -15,9 +15,10 @@ use serde_json::{Map, Value};
 
 use crate::cni;
 use crate::cni::json::Text;
-use crate::ipam::host_local;
+use crate::ipam;
+pub use crate::ipam::LeasedAddress;
 use crate::spec;
-pub use output::{Bridge, Brought, Interface, LeasedAddress, Output, Outputs, Parent, SourceRouting};
+pub use output::{Bridge, Brought, Interface, Output, Outputs, Parent, SourceRouting};
 pub use vantage::{ENFORCE_ANNOTATION, Unseen, Vantage, When};
 
 /// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
@@ -31,8 +32,8 @@ pub enum Step {
     CreateLink(spec::Link),
     /// The pod's loopback is up.
     RaiseLoopback,
-    /// Addresses from the node's own pool.
-    Lease(host_local::Config),
+    /// Addresses, by address management that netattach carries out itself.
+    Lease(ipam::Config),
     /// The file of the attachment's device information says what the device plugin says, where it says anything.
     /// Before the attachment's plugins.
     PrepareDeviceInfo(DeviceInfoFiles),
@@ -301,7 +302,7 @@ impl Step {
             Self::EnsureBridge(bridge) => format!("set up bridge {}", bridge.name),
             Self::CreateLink(link) => format!("create {link}"),
             Self::RaiseLoopback => "bring loopback up".to_owned(),
-            Self::Lease(config) => format!("lease addresses of network {}", config.network),
+            Self::Lease(config) => format!("lease {config}"),
             Self::Delegate(delegate) => format!("run plugin {}", delegate.plugin),
             Self::Gateway { bridge, .. } => format!("put the gateway address on bridge {bridge}"),
             Self::EnsureForwarding => "enable IP forwarding on the node".to_owned(),

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{StepRef, Vantage};
 use crate::cni;
+use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
 
@@ -175,16 +176,6 @@ pub struct Bridge {
     /// It was not there before: when the ADD fails, it goes again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made: bool,
-}
-
-/// An address with its subnet's prefix length and gateway.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeasedAddress {
-    /// Host bits kept.
-    pub address: IpNet,
-    /// The subnet's gateway.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<IpAddr>,
 }
 
 /// How traffic from the addresses of one interface is kept to that interface.

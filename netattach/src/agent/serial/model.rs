@@ -109,7 +109,7 @@ fn lanes(leaves_early: bool) {
             drop(slot);
         }
     };
-    let pool = Resource::Pool { data_dir: "/pools".into(), network: "net".to_owned() };
+    let pool = Resource::Pool(crate::ipam::Pool::directory("/pools", "net"));
     let others = [Some(pool.clone()), Some(pool)].map(|pool| {
         let (traffic, at_work) = (Arc::clone(&traffic), Arc::clone(&at_work));
         thread::spawn(move || operation(&traffic, &at_work, pool.as_ref()))
@@ -195,7 +195,7 @@ fn close(traffic: &Arc<Traffic>, resource: &Resource, how: Closing, pool: &Mutex
 fn closing(how: Closing) {
     let traffic = Traffic::new(1);
     let pool = Arc::new(Mutex::new(AtPool::default()));
-    let resource = Resource::Pool { data_dir: "/pools".into(), network: "net".to_owned() };
+    let resource = Resource::Pool(crate::ipam::Pool::directory("/pools", "net"));
     let operation = |class| {
         let (traffic, pool, resource) = (Arc::clone(&traffic), Arc::clone(&pool), resource.clone());
         move || {

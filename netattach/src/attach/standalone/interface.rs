@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use super::Memory;
 use crate::attach::apply::{DelegateCall, apply};
-use crate::attach::available::{check_node, lease_error, waits_for_ranges};
+use crate::attach::available::{check_node, lease_error};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::undo::undo;
 use crate::attach::{AttachError, Doing, Node, StepError};
 use crate::cni::{self, CniError, Command, code, json};
-use crate::ipam::host_local::Owner;
+use crate::ipam::{self, Owner};
 use crate::link::Driver;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
@@ -166,7 +166,7 @@ impl Interface<'_> {
         }
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let mut pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
-        let difference = compare(self.node, &sandbox, &attachment, &want, &mut host, &mut pod)
+        let difference = compare(self.node, &sandbox, &attachment, &want, &mut host, &mut pod, &netns)
             .map_err(|error| AttachError::step(Doing::Check, &attachment, "look at the kernel", error))?;
         if let Some(what) = difference {
             let (ifname, network) = (request.ifname.clone(), request.name.clone());
@@ -183,8 +183,8 @@ impl Interface<'_> {
         let attachment = remains_of_one(&sandbox, self.driver, self.request);
         for step in &attachment.steps {
             if let Step::Lease(config) = step {
-                let released = self.node.leases.retain(&config.data_dir, &config.network, &in_use);
-                released.map_err(lease_error)?;
+                let collected = config.pool().map(|pool| self.node.leases.collect(&pool, &in_use));
+                collected.transpose().map_err(lease_error)?;
             }
         }
         self.forward(&sandbox, &attachment)
@@ -198,7 +198,7 @@ impl Interface<'_> {
         // Any will do; STATUS is about no interface.
         request.ifname = "eth0".into();
         let attachment = match one(&sandbox, self.driver, &request) {
-            Err(_) if waits_for_ranges(&self.request.config) => return Ok(()),
+            Err(_) if ipam::is_completed_at_add(&self.request.config) => return Ok(()),
             planned => planned?,
         };
         check_node(self.node, &attachment)?;
@@ -230,11 +230,15 @@ impl Interface<'_> {
 
     /// `CNI_ARGS` may hold what the plugins in this process know; what an executed one knows is its own matter.
     fn check_args(&self, attachment: &AttachmentPlan) -> Result<(), CniError> {
-        let is_foreign = |step: &Step| matches!(step, Step::Delegate(_) | Step::RaiseLoopback);
-        if attachment.steps.iter().any(is_foreign) {
-            return Ok(());
+        let mut known = vec!["MAC", "IP"];
+        for step in &attachment.steps {
+            match step {
+                Step::Delegate(_) | Step::RaiseLoopback => return Ok(()),
+                Step::Lease(config) => known.extend(config.kind().args()),
+                _ => {}
+            }
         }
-        self.request.args.refuse_unknown(&["MAC", "IP"])
+        self.request.args.refuse_unknown(&known)
     }
 }
 

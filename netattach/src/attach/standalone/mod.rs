@@ -4,11 +4,11 @@
 //! back when a step fails. DEL works out again from the configuration what an ADD may have left behind, and
 //! takes that back. CHECK reads `prevResult` back into what the steps brought and compares as the agent does.
 //!
-//! `interface` has the interface plugins, `host_local` the address management, `install` puts their names into a directory.
+//! `interface` has the interface plugins, `ipam` the address management, `install` puts their names into a directory.
 
-mod host_local;
 pub mod install;
 mod interface;
+mod ipam;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -18,9 +18,9 @@ use std::time::Duration;
 use super::{Bridges, Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
-use crate::ipam::host_local::Leases;
+use crate::ipam::{Kind, Leases};
 use crate::journal::JournalError;
-use crate::link::{self, HOST_LOCAL};
+use crate::link;
 use crate::plan::Plan;
 use crate::step::{Output, Outputs, StepRef};
 
@@ -32,7 +32,7 @@ const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The plugins, by the names under which they are executed.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    link::kinds().chain([HOST_LOCAL])
+    link::kinds().chain(Kind::ALL.map(Kind::name))
 }
 
 /// Whether there is a plugin of that name.
@@ -95,10 +95,12 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         occupied: Occupied::default(),
         enforcer: None,
     };
-    match link::driver(name) {
-        Some(driver) => interface::Interface { driver, request, node: &node }.answer(stderr),
-        None if name == HOST_LOCAL => host_local::Pool { request, leases: node.leases }.answer(),
-        None => Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}"))),
+    match (link::driver(name), Kind::named(name)) {
+        (Some(driver), _) => interface::Interface { driver, request, node: &node }.answer(stderr),
+        (None, Some(kind)) => ipam::Addresses { kind, request, leases: node.leases }.answer(),
+        (None, None) => {
+            Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}")))
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The configuration of `host-local`, from the whole object that a plugin reads on stdin.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -8,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::range::{Limits, Range, RangeError, RangeSet};
-use crate::budget::{self, Budget, Exceeded};
-use crate::cidr;
+use crate::budget;
+use crate::ipam::keys::{Item, KeyError, Object, address_without_prefix, holds_many_addresses};
 
 /// `ipam.dataDir` when absent.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
@@ -30,7 +31,7 @@ pub struct Config {
     pub requested: Vec<IpAddr>,
     /// `ipam.routes`: objects of the CNI result, as configured. Their `dst` and `gw` have been validated.
     pub routes: Vec<Map<String, Value>>,
-    /// `ipam.resolvConf`: the file to read the result's `dns` from, see [`super::Dns::read`].
+    /// `ipam.resolvConf`: the file to read the result's `dns` from, in the format of resolv.conf(5).
     pub resolv_conf: Option<PathBuf>,
 }
 
@@ -50,55 +51,17 @@ impl Config {
     }
 }
 
-/// What is wrong with a configuration. Every variant names the key.
+/// Why a configuration cannot be used. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// There is more of something than there may be.
+    /// A key is missing, or its value cannot be read.
     #[error(transparent)]
-    Exceeded(#[from] Exceeded),
-    /// A key that must be there is not.
-    #[error("{key} is missing")]
-    Missing {
-        /// Path of the key.
-        key: String,
-    },
-    /// A value of another JSON type.
-    #[error("{key} must be {expected}")]
-    Type {
-        /// Path of the key.
-        key: String,
-        /// The type it should have, with its article.
-        expected: &'static str,
-    },
+    Key(#[from] KeyError),
     /// `name` would not be a directory of its own.
     #[error(
         "name {0:?} is not a network name: it must start with a letter or digit, followed by those, _ . or -"
     )]
     Name(String),
-    /// Something that is no address.
-    #[error("{key}: {value:?} is not an IP address")]
-    Address {
-        /// Path of the key.
-        key: String,
-        /// Its value.
-        value: String,
-    },
-    /// Something that is no network.
-    #[error("{key}: {value:?} is not a network such as 10.1.0.0/16")]
-    Network {
-        /// Path of the key.
-        key: String,
-        /// Its value.
-        value: String,
-    },
-    /// A path that depends on where the process was started.
-    #[error("{key}: {path} is not an absolute path")]
-    RelativePath {
-        /// Path of the key.
-        key: String,
-        /// Its value.
-        path: PathBuf,
-    },
     /// A range that cannot be used.
     #[error("{key}")]
     Range {
@@ -146,15 +109,15 @@ impl Config {
     /// # Errors
     /// See [`ConfigError`].
     pub fn parse(config: &Map<String, Value>, cni_args_ip: Option<&str>) -> Result<Self, ConfigError> {
-        let root = Object { path: String::new(), map: config };
-        let network = root.text("name")?.ok_or_else(|| ConfigError::Missing { key: "name".to_owned() })?;
+        let root = Object::root(config);
+        let network = root.text("name")?.ok_or_else(|| KeyError::Missing { key: "name".to_owned() })?;
         if !is_network_name(network) {
             return Err(ConfigError::Name(network.to_owned()));
         }
-        let ipam = root.object("ipam")?.ok_or_else(|| ConfigError::Missing { key: "ipam".to_owned() })?;
+        let ipam = root.needed_object("ipam")?;
         let runtime = root.object("runtimeConfig")?;
 
-        budget::FILE_NAME.check(network.len())?;
+        budget::FILE_NAME.check(network.len()).map_err(KeyError::Exceeded)?;
         let sets = range_sets(&ipam, runtime.as_ref())?;
         let version = root.text("cniVersion")?.unwrap_or_default();
         let ipv4 = sets.iter().filter(|set| set.is_ipv4()).count();
@@ -169,11 +132,8 @@ impl Config {
                 .few("exclude", &budget::EXCLUDED)?
                 .map(|item| item.network_or_address())
                 .collect::<Result<_, _>>()?,
-            requested: requested(&root, runtime.as_ref(), cni_args_ip)?,
-            routes: ipam
-                .few("routes", &budget::ROUTES)?
-                .map(|item| item.route())
-                .collect::<Result<_, _>>()?,
+            requested: requested(&root, cni_args_ip)?,
+            routes: ipam.routes()?,
             resolv_conf: ipam.path("resolvConf")?,
         })
     }
@@ -182,7 +142,7 @@ impl Config {
     /// does not keep addresses from being freed. Nothing can be allocated from it. `None` where
     /// [`Config::parse`] would have refused these two, so that nothing was ever reserved.
     pub fn for_release(config: &Map<String, Value>) -> Option<Self> {
-        let root = Object { path: String::new(), map: config };
+        let root = Object::root(config);
         let network = root.text("name").ok()??;
         let ipam = root.object("ipam").ok()??;
         is_network_name(network).then_some(())?;
@@ -201,6 +161,40 @@ impl Config {
     pub fn directory(&self) -> PathBuf {
         self.data_dir.join(&self.network)
     }
+
+    /// The same, in two parts.
+    pub fn pool(&self) -> Pool {
+        Pool { data_dir: self.data_dir.clone(), network: self.network.clone() }
+    }
+}
+
+/// Where one network keeps its reservations.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Pool {
+    /// Where networks keep their reservations.
+    pub data_dir: PathBuf,
+    /// The network: its directory below that.
+    pub network: String,
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.data_dir.join(&self.network).display())
+    }
+}
+
+/// Moves the pool of an `ipam` section into a directory of its namespace: `<dataDir>/@<namespace>/<name>`. No network
+/// can be called `@…`, so the directory is no network's pool. A `dataDir` that cannot be read stays: [`Config::parse`]
+/// refuses it.
+pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
+    let data_dir = match section.get("dataDir") {
+        None => DEFAULT_DATA_DIR,
+        Some(Value::String(text)) if text.is_empty() => DEFAULT_DATA_DIR,
+        Some(Value::String(text)) => text,
+        Some(_) => return,
+    };
+    let directory = PathBuf::from(data_dir).join(format!("@{namespace}"));
+    section.insert("dataDir".into(), directory.to_string_lossy().into());
 }
 
 /// Whether a network's name can be the name of its directory: the grammar of the CNI specification, which
@@ -210,34 +204,25 @@ pub(super) fn is_network_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// Whether a result of this CNI version can carry several addresses of one family. An absent version is 0.1.0.
-fn holds_many_addresses(version: &str) -> bool {
-    let mut parts = version.split('.').map(str::parse::<u32>);
-    match (parts.next(), parts.next()) {
-        (Some(Ok(0)), Some(Ok(minor))) => minor >= 3,
-        (Some(Ok(major)), _) => major > 0,
-        _ => false,
-    }
-}
-
 fn range_sets(ipam: &Object, runtime: Option<&Object>) -> Result<Vec<RangeSet>, ConfigError> {
     let mut sets: Vec<(String, RangeSet)> = Vec::new();
     if let Some(runtime) = runtime {
         for item in runtime.items("ipRanges")? {
-            sets.push((item.key.clone(), item.range_set()?));
+            sets.push((item.key.clone(), range_set(&item)?));
         }
     }
     if ipam.text("subnet")?.is_some_and(|subnet| !subnet.is_empty()) {
-        sets.push(("ipam.subnet".to_owned(), RangeSet(vec![ipam.range("ipam".to_owned())?])));
+        sets.push(("ipam.subnet".to_owned(), RangeSet(vec![range(ipam, "ipam".to_owned())?])));
     }
     for item in ipam.items("ranges")? {
-        sets.push((item.key.clone(), item.range_set()?));
+        sets.push((item.key.clone(), range_set(&item)?));
     }
     if sets.is_empty() {
         return Err(ConfigError::NoRanges);
     }
     // Before they are compared with each other.
-    budget::RANGES.check(sets.iter().map(|(_, set)| set.ranges().len()).sum())?;
+    let ranges = sets.iter().map(|(_, set)| set.ranges().len()).sum();
+    budget::RANGES.check(ranges).map_err(KeyError::Exceeded)?;
     for (position, (first_key, first)) in sets.iter().enumerate() {
         let within = first.own_overlap().map(|pair| (first_key, pair));
         let between =
@@ -254,172 +239,39 @@ fn range_sets(ipam: &Object, runtime: Option<&Object>) -> Result<Vec<RangeSet>, 
     Ok(sets.into_iter().map(|(_, set)| set).collect())
 }
 
-fn requested(
-    root: &Object,
-    runtime: Option<&Object>,
-    cni_args_ip: Option<&str>,
-) -> Result<Vec<IpAddr>, ConfigError> {
+fn requested(root: &Object, cni_args_ip: Option<&str>) -> Result<Vec<IpAddr>, ConfigError> {
     let mut requested = Vec::new();
     if let Some(text) = cni_args_ip.filter(|text| !text.is_empty()) {
         requested.push(address_without_prefix("IP of CNI_ARGS", text)?);
     }
-    let cni = match root.object("args")? {
-        Some(args) => args.object("cni")?,
-        None => None,
-    };
-    for holder in [cni.as_ref(), runtime].into_iter().flatten() {
-        for item in holder.few("ips", &budget::IPS)? {
-            let address = address_without_prefix(&item.key, item.text()?)?;
-            if !requested.contains(&address) {
-                requested.push(address);
-            }
+    for item in root.asked_ips()?.iter().flatten() {
+        let address = address_without_prefix(&item.key, item.text()?)?;
+        if !requested.contains(&address) {
+            requested.push(address);
         }
     }
     Ok(requested)
 }
 
-/// `10.0.0.5` or `10.0.0.5/24`, the prefix length being ignored as the Go plugin does.
-fn address_without_prefix(key: &str, text: &str) -> Result<IpAddr, ConfigError> {
-    let address = match cidr::parse(text) {
-        Some(network) => network.addr(),
-        None => parse_address(key, text)?,
+fn range(object: &Object, key: String) -> Result<Range, ConfigError> {
+    let subnet = object.network("subnet")?;
+    let limits = Limits {
+        start: object.address("rangeStart")?,
+        end: object.address("rangeEnd")?,
+        gateway: object.address("gateway")?,
     };
-    Ok(address.to_canonical())
+    Range::new(subnet, limits).map_err(|source| ConfigError::Range { key, source })
 }
 
-fn parse_address(key: &str, text: &str) -> Result<IpAddr, ConfigError> {
-    text.parse().map_err(|_| ConfigError::Address { key: key.to_owned(), value: text.to_owned() })
-}
-
-fn parse_network(key: &str, text: &str) -> Result<IpNet, ConfigError> {
-    cidr::parse(text).ok_or_else(|| ConfigError::Network { key: key.to_owned(), value: text.to_owned() })
-}
-
-/// A JSON object and the path that leads to it, for messages. `null` counts as absent, as in Go.
-struct Object<'a> {
-    path: String,
-    map: &'a Map<String, Value>,
-}
-
-/// A value that is there, and its path.
-struct Item<'a> {
-    key: String,
-    value: &'a Value,
-}
-
-impl<'a> Object<'a> {
-    fn get(&self, name: &str) -> Option<Item<'a>> {
-        let value = self.map.get(name).filter(|value| !value.is_null())?;
-        let key = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
-        Some(Item { key, value })
-    }
-
-    fn text(&self, name: &str) -> Result<Option<&'a str>, ConfigError> {
-        self.get(name).map(|item| item.text()).transpose()
-    }
-
-    fn object(&self, name: &str) -> Result<Option<Object<'a>>, ConfigError> {
-        self.get(name).map(|item| item.object()).transpose()
-    }
-
-    fn items(&self, name: &str) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, ConfigError> {
-        let list = self.get(name).map(|item| item.list()).transpose()?;
-        Ok(list.into_iter().flatten())
-    }
-
-    fn few(
-        &self,
-        name: &str,
-        budget: &Budget,
-    ) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, ConfigError> {
-        let found = self.map.get(name).and_then(Value::as_array).map_or(0, Vec::len);
-        budget.check(found)?;
-        self.items(name)
-    }
-
-    fn path(&self, name: &str) -> Result<Option<PathBuf>, ConfigError> {
-        let Some(item) = self.get(name) else { return Ok(None) };
-        let path = PathBuf::from(item.text()?);
-        budget::PATH.check(path.as_os_str().len())?;
-        budget::FILE_NAME.check(path.iter().map(|part| part.len()).max().unwrap_or(0))?;
-        match path.as_os_str().is_empty() {
-            true => Ok(None),
-            false if path.is_absolute() => Ok(Some(path)),
-            false => Err(ConfigError::RelativePath { key: item.key, path }),
+fn range_set(item: &Item) -> Result<RangeSet, ConfigError> {
+    let ranges =
+        item.list()?.map(|item| range(&item.object()?, item.key.clone())).collect::<Result<Vec<_>, _>>()?;
+    match ranges.split_first() {
+        None => Err(ConfigError::EmptySet { key: item.key.clone() }),
+        Some((first, rest)) if rest.iter().any(|r| r.start.is_ipv4() != first.start.is_ipv4()) => {
+            Err(ConfigError::MixedFamilies { key: item.key.clone() })
         }
-    }
-
-    fn address(&self, name: &str) -> Result<Option<IpAddr>, ConfigError> {
-        let Some(item) = self.get(name) else { return Ok(None) };
-        match item.text()? {
-            // Go's net.IP reads an empty string as no address.
-            "" => Ok(None),
-            text => parse_address(&item.key, text).map(Some),
-        }
-    }
-
-    fn network(&self, name: &str) -> Result<IpNet, ConfigError> {
-        let missing = || ConfigError::Missing { key: format!("{}.{name}", self.path) };
-        let item = self.get(name).ok_or_else(missing)?;
-        parse_network(&item.key, item.text()?)
-    }
-
-    fn range(&self, key: String) -> Result<Range, ConfigError> {
-        let subnet = self.network("subnet")?;
-        let limits = Limits {
-            start: self.address("rangeStart")?,
-            end: self.address("rangeEnd")?,
-            gateway: self.address("gateway")?,
-        };
-        Range::new(subnet, limits).map_err(|source| ConfigError::Range { key, source })
-    }
-}
-
-impl<'a> Item<'a> {
-    fn wrong_type(&self, expected: &'static str) -> ConfigError {
-        ConfigError::Type { key: self.key.clone(), expected }
-    }
-
-    fn text(&self) -> Result<&'a str, ConfigError> {
-        self.value.as_str().ok_or_else(|| self.wrong_type("a string"))
-    }
-
-    fn object(&self) -> Result<Object<'a>, ConfigError> {
-        let map = self.value.as_object().ok_or_else(|| self.wrong_type("an object"))?;
-        Ok(Object { path: self.key.clone(), map })
-    }
-
-    fn list(&self) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, ConfigError> {
-        let values = self.value.as_array().ok_or_else(|| self.wrong_type("a list"))?;
-        let key = self.key.clone();
-        Ok(values.iter().enumerate().map(move |(i, value)| Item { key: format!("{key}[{i}]"), value }))
-    }
-
-    fn range_set(&self) -> Result<RangeSet, ConfigError> {
-        let ranges =
-            self.list()?.map(|item| item.object()?.range(item.key.clone())).collect::<Result<Vec<_>, _>>()?;
-        match ranges.split_first() {
-            None => Err(ConfigError::EmptySet { key: self.key.clone() }),
-            Some((first, rest)) if rest.iter().any(|r| r.start.is_ipv4() != first.start.is_ipv4()) => {
-                Err(ConfigError::MixedFamilies { key: self.key.clone() })
-            }
-            Some(_) => Ok(RangeSet(ranges)),
-        }
-    }
-
-    fn network_or_address(&self) -> Result<IpNet, ConfigError> {
-        let text = self.text()?;
-        match text.parse::<IpAddr>() {
-            Ok(address) => Ok(IpNet::from(address.to_canonical())),
-            Err(_) => parse_network(&self.key, text).map(|network| network.trunc()),
-        }
-    }
-
-    fn route(&self) -> Result<Map<String, Value>, ConfigError> {
-        let route = self.object()?;
-        route.network("dst")?;
-        route.address("gw")?;
-        Ok(route.map.clone())
+        Some(_) => Ok(RangeSet(ranges)),
     }
 }
 

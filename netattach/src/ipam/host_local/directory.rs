@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::Owner;
 use super::store::Error;
+use super::{Owner, file_content};
 use crate::{bounded, budget, sync};
 
 const LOCK: &str = "lock";
@@ -183,7 +183,7 @@ impl Locked<'_> {
         set: usize,
     ) -> Result<(), Error> {
         let name = address.to_string();
-        let content = owner.file_content();
+        let content = file_content(owner);
         let abandoned = contents.files.get(&address) == Some(&File::Abandoned);
         let spare = std::mem::take(&mut contents.spare);
         self.write_reservation(&name, content.as_bytes(), spare, abandoned)
@@ -352,7 +352,7 @@ impl Contents {
     /// The addresses of an owner in order; those of its container from before interfaces were recorded only
     /// where there is none with its interface.
     pub(super) fn held_by(&self, owner: &Owner) -> Vec<IpAddr> {
-        let exact = self.with_content(owner.file_content().trim_ascii());
+        let exact = self.with_content(file_content(owner).trim_ascii());
         if exact.is_empty() { self.with_content(owner.container_id.trim_ascii()) } else { exact }
     }
 
@@ -361,7 +361,7 @@ impl Contents {
     pub(super) fn held_by_others(&self, owners: &[Owner]) -> Vec<IpAddr> {
         let known: HashSet<String> = owners
             .iter()
-            .flat_map(|owner| [owner.file_content(), owner.container_id.clone()])
+            .flat_map(|owner| [file_content(owner), owner.container_id.clone()])
             .map(|content| content.trim_ascii().to_owned())
             .collect();
         let is_stale = |file: &File| match file {

@@ -17,27 +17,17 @@ pub mod range;
 mod resolv_conf;
 mod store;
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::cni::AttachmentId;
+use super::Owner;
 
-pub use config::{Config, ConfigError, DEFAULT_DATA_DIR};
-pub use resolv_conf::{Dns, ReadResolvConfError};
+pub use config::{Config, ConfigError, DEFAULT_DATA_DIR, Pool, separate};
+pub use resolv_conf::{ReadResolvConfError, read as read_resolv_conf};
 pub use store::{Error, LOCK_DEADLINE, Leases};
-
-/// Who holds a reservation: one interface of one container.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Owner {
-    /// `CNI_CONTAINERID`.
-    pub container_id: String,
-    /// `CNI_IFNAME`.
-    pub ifname: String,
-}
 
 /// The addresses that one ADD was given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,21 +62,7 @@ pub fn check(data_dir: &Path, network: &str, owner: &Owner, expected: &[IpAddr])
     Leases::default().check(data_dir, network, owner, expected)
 }
 
-impl From<&AttachmentId> for Owner {
-    fn from(id: &AttachmentId) -> Self {
-        Self { container_id: id.container_id.clone(), ifname: id.ifname.clone() }
-    }
-}
-
-impl Owner {
-    /// The content of this owner's reservation files: id, CR LF, interface, no newline at the end.
-    fn file_content(&self) -> String {
-        format!("{}\r\n{}", self.container_id.trim(), self.ifname)
-    }
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "interface {} of container {}", self.ifname, self.container_id)
-    }
+/// The content of the files that reserve addresses for an owner: id, CR LF, interface, no newline at the end.
+fn file_content(owner: &Owner) -> String {
+    format!("{}\r\n{}", owner.container_id.trim(), owner.ifname)
 }

@@ -3,26 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
+use crate::cni::Dns;
 use crate::{bounded, budget};
-
-/// The `dns` object of a CNI result.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Dns {
-    /// Addresses of name servers, as written.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nameservers: Vec<String>,
-    /// The local domain.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub domain: String,
-    /// Domains to search.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub search: Vec<String>,
-    /// Resolver options such as `ndots:2`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub options: Vec<String>,
-}
 
 /// The file named by `ipam.resolvConf` cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -34,34 +16,32 @@ pub struct ReadResolvConfError {
     pub source: io::Error,
 }
 
-impl Dns {
-    /// Reads a file in the format of resolv.conf(5).
-    ///
-    /// # Errors
-    /// When the file cannot be read as text.
-    pub fn read(path: &Path) -> Result<Self, ReadResolvConfError> {
-        match bounded::read_text(path, budget::RESOLV_CONF.most) {
-            Ok(text) => Ok(Self::parse(&text)),
-            Err(source) => Err(ReadResolvConfError { path: path.to_owned(), source }),
-        }
+/// Reads a file in the format of resolv.conf(5).
+///
+/// # Errors
+/// When the file cannot be read as text.
+pub fn read(path: &Path) -> Result<Dns, ReadResolvConfError> {
+    match bounded::read_text(path, budget::RESOLV_CONF.most) {
+        Ok(text) => Ok(parse(&text)),
+        Err(source) => Err(ReadResolvConfError { path: path.to_owned(), source }),
     }
+}
 
-    /// Takes `nameserver`, `domain` (the last one wins), `search` and `options` lines; `search` and `options`
-    /// add up. Other lines say nothing about DNS and are passed over.
-    pub fn parse(text: &str) -> Self {
-        let mut dns = Self::default();
-        for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with(['#', ';'])) {
-            let mut words = line.split_whitespace().map(str::to_owned);
-            match words.next().as_deref() {
-                Some("nameserver") => dns.nameservers.extend(words.next()),
-                Some("domain") => dns.domain = words.next().unwrap_or(dns.domain),
-                Some("search") => dns.search.extend(words),
-                Some("options") => dns.options.extend(words),
-                _ => {}
-            }
+/// Takes `nameserver`, `domain` (the last one wins), `search` and `options` lines; `search` and `options`
+/// add up. Other lines say nothing about DNS and are passed over.
+fn parse(text: &str) -> Dns {
+    let mut dns = Dns::default();
+    for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with(['#', ';'])) {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        match words.next().as_deref() {
+            Some("nameserver") => dns.nameservers.extend(words.next()),
+            Some("domain") => dns.domain = words.next().or(dns.domain),
+            Some("search") => dns.search.extend(words),
+            Some("options") => dns.options.extend(words),
+            _ => {}
         }
-        dns
     }
+    dns
 }
 
 #[cfg(test)]
@@ -74,10 +54,10 @@ mod tests {
                     domain b.example\ndomain\nsearch one two\nsearch three\noptions ndots:2\noptions rotate\nsortlist x\nnameserver\n";
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(
-            Dns::parse(text),
+            parse(text),
             Dns {
                 nameservers: words("192.0.2.1 2001:db8::1"),
-                domain: "b.example".to_owned(),
+                domain: Some("b.example".to_owned()),
                 search: words("one two three"),
                 options: words("ndots:2 rotate"),
             }
@@ -89,20 +69,20 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("resolv.conf");
         let most = budget::RESOLV_CONF.most;
-        let read = |bytes: usize| {
+        let read_padded = |bytes: usize| {
             std::fs::write(&path, bounded::padded("nameserver 192.0.2.1\n", bytes)).unwrap();
-            Dns::read(&path).map_err(|error| crate::report::Chain(&error).to_string())
+            read(&path).map_err(|error| crate::report::Chain(&error).to_string())
         };
         let dns = Dns { nameservers: vec!["192.0.2.1".to_owned()], ..Dns::default() };
-        assert_eq!(read(most), Ok(dns));
+        assert_eq!(read_padded(most), Ok(dns));
         let refused = format!("read ipam.resolvConf {}: longer than {most} bytes", path.display());
-        assert_eq!(read(most + 1), Err(refused));
+        assert_eq!(read_padded(most + 1), Err(refused));
     }
 
     #[test]
     fn a_missing_file_is_named() {
         assert_eq!(
-            Dns::read(Path::new("/nonexistent/resolv.conf")).unwrap_err().to_string(),
+            read(Path::new("/nonexistent/resolv.conf")).unwrap_err().to_string(),
             "read ipam.resolvConf /nonexistent/resolv.conf"
         );
     }

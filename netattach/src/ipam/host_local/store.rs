@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::allocator::{self, AllocateError, Reservations};
 use super::directory::{self, Contents, Locked, Opened, Stamp};
 use super::range::RangeSet;
-use super::{Config, Lease, Owner, config};
+use super::{Config, Lease, Owner, Pool, config};
+use crate::ipam::Failure;
 use crate::sync::{Arc, Mutex, locked};
 
 /// How long a call waits for a directory's lock by default.
@@ -143,45 +144,41 @@ pub enum Error {
 }
 
 impl Error {
-    /// The directory in which there is no address for now, and which one was asked for if any was.
-    pub fn none_free(&self) -> Option<(&Path, Option<IpAddr>)> {
+    /// The pool in which there is no address for now, and the address that was asked for, if one was.
+    pub fn none_free(&self) -> Option<(Pool, Option<IpAddr>)> {
         let Self::Allocate { directory, source } = self else { return None };
+        let network = directory.file_name()?.to_str()?.to_owned();
+        let pool = Pool { data_dir: directory.parent()?.to_owned(), network };
         match source {
-            AllocateError::RequestedTaken { address, .. } => Some((directory, Some(*address))),
-            AllocateError::Exhausted { .. } => Some((directory, None)),
+            AllocateError::RequestedTaken { address, .. } => Some((pool, Some(*address))),
+            AllocateError::Exhausted { .. } => Some((pool, None)),
             _ => None,
         }
     }
 
-    /// Whether the same call may succeed later without anybody mending anything: CNI error code 11.
-    pub fn is_retryable(&self) -> bool {
+    /// What it means for the request.
+    pub fn failure(&self) -> Failure {
         match self {
-            Self::Busy { .. } => true,
-            // An address becomes free when some pod goes.
-            Self::Allocate { source, .. } => {
-                // The owner's own is there until a DEL that has not come yet, or has failed.
-                matches!(
-                    source,
-                    AllocateError::Exhausted { .. }
-                        | AllocateError::RequestedTaken { .. }
-                        | AllocateError::Duplicate { .. }
-                )
-            }
-            _ => false,
+            Self::Busy { .. } => Failure::TryLater,
+            Self::Allocate { source, .. } => match source {
+                // An address becomes free when some pod goes. The owner's own is there until a DEL that has not come
+                // yet, or has failed.
+                AllocateError::Exhausted { .. }
+                | AllocateError::RequestedTaken { .. }
+                | AllocateError::Duplicate { .. } => Failure::TryLater,
+                AllocateError::RequestedGateway(_)
+                | AllocateError::RequestedExcluded(_)
+                | AllocateError::RequestedOutside(_) => Failure::WrongRequest,
+            },
+            Self::NotReserved { .. } | Self::NothingReserved { .. } | Self::NetworkName(_) => Failure::Other,
+            Self::Create { .. }
+            | Self::Open { .. }
+            | Self::Lock { .. }
+            | Self::Read { .. }
+            | Self::Reserve { .. }
+            | Self::WriteCursor { .. }
+            | Self::Remove { .. } => Failure::Io,
         }
-    }
-
-    /// Whether an address was asked for that is not one of the pool's to give.
-    pub fn is_wrong_request(&self) -> bool {
-        matches!(
-            self,
-            Self::Allocate {
-                source: AllocateError::RequestedGateway(_)
-                    | AllocateError::RequestedExcluded(_)
-                    | AllocateError::RequestedOutside(_),
-                ..
-            }
-        )
     }
 
     /// Whether the answer is about reservations and not about files: the directory is as it was.
@@ -682,7 +679,7 @@ mod tests {
         let error = Leases::with_deadline(Duration::from_millis(20))
             .allocate(&config, &owner("b", "eth0"))
             .unwrap_err();
-        assert!(error.is_retryable());
+        assert_eq!(error.failure(), Failure::TryLater);
         let path = config.directory().join("lock");
         assert_eq!(
             error.to_string(),

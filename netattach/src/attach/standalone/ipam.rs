@@ -1,0 +1,96 @@
+//! Address management for the interface of another plugin.
+
+use std::net::IpAddr;
+
+use crate::attach::apply::lease;
+use crate::attach::available::{lease_error, no_room, step_error};
+use crate::cni::{self, CniError, CniResult, Command, code, json};
+use crate::ipam::{self, Config, Kind, LeasedAddress, Leases, Lessee, Owner};
+use crate::step::Output;
+
+/// A call of the plugin of one kind.
+pub(super) struct Addresses<'a> {
+    pub(super) kind: Kind,
+    pub(super) request: &'a cni::Request,
+    pub(super) leases: Leases,
+}
+
+impl Addresses<'_> {
+    pub(super) fn answer(&self) -> Result<String, CniError> {
+        let done = |()| String::new();
+        match self.request.command {
+            Command::Add => Ok(json::pretty(&self.add()?)),
+            Command::Del => self.del().map(done),
+            Command::Check => self.check().map(done),
+            Command::Gc => self.gc().map(done),
+            Command::Status => self.status().map(done),
+            // Answered before a plugin is chosen.
+            Command::Version => Ok(String::new()),
+        }
+    }
+
+    fn add(&self) -> Result<cni::Value, CniError> {
+        self.request.args.refuse_unknown(self.kind.args())?;
+        let config = self.config()?;
+        let output = self.on_behalf(|lessee| lease(&self.leases, &config, lessee));
+        let Output::Lease { addresses, dns, routes } = output.map_err(step_error)? else {
+            return Err(CniError::new(code::INTERNAL, "a lease has no addresses"));
+        };
+        let ips = addresses.into_iter().map(|LeasedAddress { address, gateway }| cni::IpConfig {
+            interface: None,
+            address,
+            gateway,
+        });
+        let result = CniResult { ips: ips.collect(), routes, dns, ..CniResult::default() };
+        result.to_value(self.request.version).inspect_err(|_| {
+            // DEL, which follows, tries again.
+            let _ = self.on_behalf(|lessee| self.leases.release(&config, lessee));
+        })
+    }
+
+    fn del(&self) -> Result<(), CniError> {
+        let Some(config) = self.kind.remains(&self.request.config) else { return Ok(()) };
+        self.on_behalf(|lessee| self.leases.release(&config, lessee)).map_err(lease_error)
+    }
+
+    /// Every address of `prevResult` that this plugin may have given is held for the attachment.
+    fn check(&self) -> Result<(), CniError> {
+        let config = self.config()?;
+        let given: Vec<IpAddr> = self
+            .request
+            .prev_result()?
+            .into_iter()
+            .flat_map(|last| last.ips)
+            .map(|ip| ip.address.addr())
+            .filter(|address| config.may_give(*address))
+            .collect();
+        self.on_behalf(|lessee| self.leases.check(&config, lessee, &given)).map_err(lease_error)
+    }
+
+    fn gc(&self) -> Result<(), CniError> {
+        let pool = self.kind.remains(&self.request.config).and_then(|config| config.pool());
+        let (Some(in_use), Some(pool)) = (&self.request.valid_attachments, pool) else { return Ok(()) };
+        let in_use: Vec<Owner> = in_use.iter().map(Owner::from).collect();
+        self.leases.collect(&pool, &in_use).map_err(lease_error)
+    }
+
+    fn status(&self) -> Result<(), CniError> {
+        if ipam::is_completed_at_add(&self.request.config) {
+            return Ok(());
+        }
+        self.leases.room(&self.config()?).map_err(no_room)
+    }
+
+    fn config(&self) -> Result<Config, CniError> {
+        self.kind
+            .parse(&self.request.config, &self.request.args)
+            .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))
+    }
+
+    fn on_behalf<T>(&self, call: impl FnOnce(Lessee<'_>) -> T) -> T {
+        let owner =
+            Owner { container_id: self.request.container_id.clone(), ifname: self.request.ifname.clone() };
+        // The plugin that makes the interface opens the namespace; no kind that is called here speaks from it.
+        call(Lessee { owner: &owner, netns: None })
+    }
+}

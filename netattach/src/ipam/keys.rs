@@ -1,0 +1,239 @@
+//! The keys of a plugin's configuration, read one by one with errors that name them. Pure.
+//!
+//! Every kind of address management reads its configuration with [`Object`], so that all refuse alike.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+
+use crate::budget::{self, Budget, Exceeded};
+use crate::{cidr, cni};
+
+/// Why a key cannot be used. Every variant but the first names the key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// There is more of something than there may be.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
+    /// A key that must be there is not.
+    #[error("{key} is missing")]
+    Missing {
+        /// Path of the key.
+        key: String,
+    },
+    /// A value of another JSON type.
+    #[error("{key} must be {expected}")]
+    Type {
+        /// Path of the key.
+        key: String,
+        /// The type it should have, with its article.
+        expected: &'static str,
+    },
+    /// A text that is no address.
+    #[error("{key}: {value:?} is not an IP address")]
+    Address {
+        /// Path of the key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A text that is no network.
+    #[error("{key}: {value:?} is not a network such as 10.1.0.0/16")]
+    Network {
+        /// Path of the key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A path that depends on where the process was started.
+    #[error("{key}: {path} is not an absolute path")]
+    RelativePath {
+        /// Path of the key.
+        key: String,
+        /// Its value.
+        path: PathBuf,
+    },
+    /// A route with a member that means nothing.
+    #[error("{key}: {reason}")]
+    Route {
+        /// Path of the route.
+        key: String,
+        /// Which member, and what is wrong with it.
+        reason: String,
+    },
+}
+
+/// Whether a result of this CNI version can carry several addresses of one family. An absent version is 0.1.0.
+pub(super) fn holds_many_addresses(version: &str) -> bool {
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(0)), Some(Ok(minor))) => minor >= 3,
+        (Some(Ok(major)), _) => major > 0,
+        _ => false,
+    }
+}
+
+/// `10.0.0.5` or `10.0.0.5/24`, the prefix length being ignored as the Go plugins do.
+pub(super) fn address_without_prefix(key: &str, text: &str) -> Result<IpAddr, KeyError> {
+    let address = match cidr::parse(text) {
+        Some(network) => network.addr(),
+        None => parse_address(key, text)?,
+    };
+    Ok(address.to_canonical())
+}
+
+pub(super) fn parse_address(key: &str, text: &str) -> Result<IpAddr, KeyError> {
+    text.parse().map_err(|_| KeyError::Address { key: key.to_owned(), value: text.to_owned() })
+}
+
+fn parse_network(key: &str, text: &str) -> Result<IpNet, KeyError> {
+    cidr::parse(text).ok_or_else(|| KeyError::Network { key: key.to_owned(), value: text.to_owned() })
+}
+
+/// A JSON object and the path that leads to it, for messages. `null` counts as absent, as in Go.
+pub(super) struct Object<'a> {
+    path: String,
+    map: &'a Map<String, Value>,
+}
+
+/// A value that is there, and its path.
+pub(super) struct Item<'a> {
+    pub(super) key: String,
+    value: &'a Value,
+}
+
+impl<'a> Object<'a> {
+    /// The whole configuration, as a plugin reads it from standard input.
+    pub(super) fn root(config: &'a Map<String, Value>) -> Self {
+        Self { path: String::new(), map: config }
+    }
+
+    fn get(&self, name: &str) -> Option<Item<'a>> {
+        let value = self.map.get(name).filter(|value| !value.is_null())?;
+        let key = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
+        Some(Item { key, value })
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<Option<&'a str>, KeyError> {
+        self.get(name).map(|item| item.text()).transpose()
+    }
+
+    pub(super) fn object(&self, name: &str) -> Result<Option<Object<'a>>, KeyError> {
+        self.get(name).map(|item| item.object()).transpose()
+    }
+
+    /// The object of a key that has to be there.
+    pub(super) fn needed_object(&self, name: &str) -> Result<Object<'a>, KeyError> {
+        self.object(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    pub(super) fn items(&self, name: &str) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, KeyError> {
+        let list = self.get(name).map(|item| item.list()).transpose()?;
+        Ok(list.into_iter().flatten())
+    }
+
+    /// The items of a list that is within the budget.
+    pub(super) fn few(
+        &self,
+        name: &str,
+        budget: &Budget,
+    ) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, KeyError> {
+        let found = self.map.get(name).and_then(Value::as_array).map_or(0, Vec::len);
+        budget.check(found)?;
+        self.items(name)
+    }
+
+    pub(super) fn path(&self, name: &str) -> Result<Option<PathBuf>, KeyError> {
+        let Some(item) = self.get(name) else { return Ok(None) };
+        let path = PathBuf::from(item.text()?);
+        budget::PATH.check(path.as_os_str().len())?;
+        budget::FILE_NAME.check(path.iter().map(|part| part.len()).max().unwrap_or(0))?;
+        match path.as_os_str().is_empty() {
+            true => Ok(None),
+            false if path.is_absolute() => Ok(Some(path)),
+            false => Err(KeyError::RelativePath { key: item.key, path }),
+        }
+    }
+
+    pub(super) fn address(&self, name: &str) -> Result<Option<IpAddr>, KeyError> {
+        let Some(item) = self.get(name) else { return Ok(None) };
+        match item.text()? {
+            // Go's net.IP reads an empty string as no address.
+            "" => Ok(None),
+            text => parse_address(&item.key, text).map(Some),
+        }
+    }
+
+    /// The network of a key that has to be there. Host bits are kept.
+    pub(super) fn network(&self, name: &str) -> Result<IpNet, KeyError> {
+        let item = self.get(name).ok_or_else(|| self.missing(name))?;
+        parse_network(&item.key, item.text()?)
+    }
+
+    /// The `routes` of the section, as configured. Each can be read as a [`cni::Route`].
+    pub(super) fn routes(&self) -> Result<Vec<Map<String, Value>>, KeyError> {
+        self.few("routes", &budget::ROUTES)?.map(|item| item.route()).collect()
+    }
+
+    /// `ips` of `args.cni`, and of `runtimeConfig`: what the runtime and the pod's author ask for.
+    pub(super) fn asked_ips(&self) -> Result<[Vec<Item<'a>>; 2], KeyError> {
+        let args = match self.object("args")? {
+            Some(args) => args.object("cni")?,
+            None => None,
+        };
+        let ips = |holder: Option<Object<'a>>| -> Result<Vec<Item<'a>>, KeyError> {
+            holder.map_or(Ok(Vec::new()), |holder| Ok(holder.few("ips", &budget::IPS)?.collect()))
+        };
+        Ok([ips(args)?, ips(self.object("runtimeConfig")?)?])
+    }
+
+    fn missing(&self, name: &str) -> KeyError {
+        let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
+        KeyError::Missing { key: path }
+    }
+}
+
+impl<'a> Item<'a> {
+    fn wrong_type(&self, expected: &'static str) -> KeyError {
+        KeyError::Type { key: self.key.clone(), expected }
+    }
+
+    pub(super) fn text(&self) -> Result<&'a str, KeyError> {
+        self.value.as_str().ok_or_else(|| self.wrong_type("a string"))
+    }
+
+    pub(super) fn object(&self) -> Result<Object<'a>, KeyError> {
+        let map = self.value.as_object().ok_or_else(|| self.wrong_type("an object"))?;
+        Ok(Object { path: self.key.clone(), map })
+    }
+
+    pub(super) fn list(&self) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, KeyError> {
+        let values = self.value.as_array().ok_or_else(|| self.wrong_type("a list"))?;
+        let key = self.key.clone();
+        Ok(values.iter().enumerate().map(move |(i, value)| Item { key: format!("{key}[{i}]"), value }))
+    }
+
+    /// An address with a prefix length. Host bits are kept.
+    pub(super) fn network(&self) -> Result<IpNet, KeyError> {
+        parse_network(&self.key, self.text()?)
+    }
+
+    /// A network, or an address as a network of its own. Without host bits.
+    pub(super) fn network_or_address(&self) -> Result<IpNet, KeyError> {
+        match self.text()?.parse::<IpAddr>() {
+            Ok(address) => Ok(IpNet::from(address.to_canonical())),
+            Err(_) => self.network().map(|network| network.trunc()),
+        }
+    }
+
+    fn route(&self) -> Result<Map<String, Value>, KeyError> {
+        let route = self.object()?;
+        route.network("dst")?;
+        route.address("gw")?;
+        serde_json::from_value::<cni::Route>(Value::Object(route.map.clone()))
+            .map_err(|error| KeyError::Route { key: self.key.clone(), reason: error.to_string() })?;
+        Ok(route.map.clone())
+    }
+}
