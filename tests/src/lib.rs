@@ -10,14 +10,14 @@
 //! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
 //! | [`peak`] | the most memory that a process has had |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
-//! | [`foreign`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
+//! | [`other_programs`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
 
 pub mod calls;
-pub mod foreign;
 pub mod machine;
 pub mod manifest;
 mod namespace;
 pub mod node;
+pub mod other_programs;
 pub mod packet;
 pub mod peak;
 pub mod privilege;

@@ -2,7 +2,7 @@
 
 use netattach::bpf::{Early, Place, Segment, Uplink};
 use netattach_common::attachment::link_local;
-use netattach_tests::foreign::run_xdp;
+use netattach_tests::other_programs::run_xdp;
 
 use super::fast::{BRIDGE, FastRig, PEER};
 use super::*;

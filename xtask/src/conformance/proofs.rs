@@ -230,8 +230,11 @@ mod tests {
             test("netattach_common::cni::inner::later", path, 20, &["E"]),
         ];
         assert_eq!(found(path, text).tests, expected);
-        let crash = found("tests/tests/crash.rs", "/// Rows: A.\n#[test] fn dies() {}");
-        assert_eq!(crash.tests, [test("tests::crash::dies", "tests/tests/crash.rs", 2, &["A"])]);
+        let crash = found("tests/tests/lifecycle/crash.rs", "/// Rows: A.\n#[test] fn dies() {}");
+        assert_eq!(
+            crash.tests,
+            [test("tests::lifecycle::crash::dies", "tests/tests/lifecycle/crash.rs", 2, &["A"])]
+        );
     }
 
     #[test]

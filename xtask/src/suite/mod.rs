@@ -8,6 +8,7 @@
 mod again;
 mod tally;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ use crate::{child, dist, fuzz, screen, setup, tree, vm};
 const FUZZ_SECONDS: u32 = 60;
 /// Tests with this in their names need a card that only a virtual machine has, see [`vm::guests`].
 const ONLY_IN_GUESTS: &str = "sriov::";
+/// Live tests that also run with programs attached by tcx: executable and module.
+const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
 /// Sets up, builds, tests; with `ci` also fuzzes. The last line on standard output is the sum.
 ///
@@ -60,26 +63,28 @@ fn workspace() -> anyhow::Result<Count> {
         child::run(child::cargo().args(["test", "--workspace", "--no-run"]), progress)?;
         Ok(screen::Done::Was(String::new()))
     })?;
-    tests(&["--workspace"], &variables())
+    tests(&["--workspace"], &[], &variables())
 }
 
 /// What threads share, in many orders of their steps.
 fn orders() -> anyhow::Result<Count> {
     screen::heading("test what threads share, under a model checker");
-    tests(&["--package", "netattach", "--features", "model", "--lib", "model::"], &variables())
+    tests(&["--package", "netattach", "--features", "model", "--lib"], &["model::"], &variables())
 }
 
 /// What attaches programs, once more with agents that attach them by tcx where a test does not say.
 fn by_tcx() -> anyhow::Result<Count> {
     screen::heading("test with programs attached by tcx");
-    let selection = ["policy_live", "restart", "gc"].into_iter().flat_map(|name| ["--test", name]);
-    let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(selection).collect();
+    let (executables, modules): (BTreeSet<_>, Vec<_>) = BY_TCX.into_iter().unzip();
+    let executables = executables.into_iter().flat_map(|name| ["--test", name]);
+    let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(executables).collect();
     let tcx = ("NETATTACH_ATTACH", PathBuf::from("tcx"));
-    tests(&selection, &variables().into_iter().chain([tcx]).collect::<Vec<_>>())
+    tests(&selection, &modules, &variables().into_iter().chain([tcx]).collect::<Vec<_>>())
 }
 
-/// Runs a selection of the tests, and then each live test that failed once more, alone.
-fn tests(selection: &[&str], variables: &[(&str, PathBuf)]) -> anyhow::Result<Count> {
+/// Runs the tests of a selection of executables, those with one of `names` in theirs or all, and then each live test that
+/// failed once more, alone.
+fn tests(selection: &[&str], names: &[&str], variables: &[(&str, PathBuf)]) -> anyhow::Result<Count> {
     let runner = runner(variables)?;
     let mut cargo = child::cargo();
     cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
@@ -89,7 +94,7 @@ fn tests(selection: &[&str], variables: &[(&str, PathBuf)]) -> anyhow::Result<Co
         // An array of JSON strings is also an array of TOML strings.
         cargo.arg("--config").arg(format!("target.{}.runner={runner}", dist::host_triple()?));
     }
-    cargo.args(["--", "--skip", ONLY_IN_GUESTS]);
+    cargo.args(["--", "--skip", ONLY_IN_GUESTS]).args(names);
     let tally = watched(&mut cargo, Tally::default())?;
     settle(&tally, |Failure { executable, path, test }| {
         // Not through cargo, which may take it for another selection and build it anew.

@@ -282,7 +282,7 @@ mod tests {
             ("netattach/src/plan/mod.rs", "#[cfg(test)] mod tests { use std::fs; }"),
             ("netattach/src/link/tests.rs", "use std::fs;"),
             ("netattach/src/cni/config_tests.rs", "use std::fs;"),
-            ("tests/tests/netlink.rs", "use std::process::Command;"),
+            ("tests/tests/plugins/netlink.rs", "use std::process::Command;"),
         ];
         for (path, text) in table {
             assert_eq!(found(path, text), [], "{path}: {text}");

@@ -36,7 +36,7 @@ const OLDEST: Guest = Guest {
     plugins: &[],
     variables: &[],
     tests: &[
-        ("netlink", &[]),
+        ("plugins", &["netlink::"]),
         (
             "packets",
             &[
@@ -47,9 +47,16 @@ const OLDEST: Guest = Guest {
                 "fragments::later_fragments",
             ],
         ),
-        ("attach", &["del_needs_neither", "a_second_add"]),
-        ("policy_live", &["ingress_lets_in", "a_change_of_the_policy", "policies_stay_in_force"]),
-        ("restart", &["programs_and_maps"]),
+        ("cni", &["attach::del_needs_neither", "attach::a_second_add"]),
+        (
+            "policy",
+            &[
+                "policy_live::ingress_lets_in",
+                "policy_live::a_change_of_the_policy",
+                "policy_live::policies_stay_in_force",
+            ],
+        ),
+        ("lifecycle", &["restart::programs_and_maps"]),
     ],
 };
 
@@ -74,7 +81,7 @@ const SRIOV: Guest = Guest {
     ],
     plugins: &["host-device", "host-local"],
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
-    tests: &[("in_pod", &["sriov::"])],
+    tests: &[("policy", &["in_pod::sriov::"])],
 };
 
 /// The modules that attachments, policies and the tests' own links use.

@@ -1,0 +1,24 @@
+//! A runtime's call, from the request to traffic: what is attached, what is refused and how, and the other verbs.
+//!
+//! | module | what it proves |
+//! |---|---|
+//! | `attach` | ADD, CHECK and DEL of whole pods: results, kernel, files, traffic |
+//! | `selection`, `default_network`, `default_route` | what a pod may ask of its networks |
+//! | `repeated_add`, `journal_add`, `dynamic` | a second ADD; what an ADD writes down; networks of a live pod |
+//! | `gc`, `status` | the other verbs |
+//! | `bad_input`, `budgets`, `fairness` | requests that cannot be served, that are large, or that hang |
+//! | `shim` | the CNI executable without an agent, and with a bad one |
+
+mod attach;
+mod bad_input;
+mod budgets;
+mod default_network;
+mod default_route;
+mod dynamic;
+mod fairness;
+mod gc;
+mod journal_add;
+mod repeated_add;
+mod selection;
+mod shim;
+mod status;

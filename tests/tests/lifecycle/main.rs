@@ -1,0 +1,19 @@
+//! The agent's life: start, end, crash and upgrade under attached pods, and what it shows its operator.
+//!
+//! | module | what it proves |
+//! |---|---|
+//! | `readiness` | the file that tells the runtime to call netattach |
+//! | `operator`, `object_problems` | wrong use, in words; problems of objects, in `status` and in the log |
+//! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
+//! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; records that were harmed; what the next agent finishes |
+//! | `map_memory` | the memory of the maps is as documented |
+
+mod crash;
+mod damaged_records;
+mod map_memory;
+mod object_problems;
+mod operator;
+mod readiness;
+mod recovery;
+mod restart;
+mod restart_many;

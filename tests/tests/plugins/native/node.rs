@@ -1,0 +1,285 @@
+//! What the node and the pod have already, and what is asked of them.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use anyhow::Result;
+use netattach::netlink::Handle;
+use netattach::spec::{Addressing, LinkMode, MacvlanMode, Route, Veth};
+use netattach_tests::Namespace;
+use netattach_tests::runtime::{Call, config, with_result};
+use serde_json::{Value, json};
+
+use super::{MAC, Rig, addresses, bridge, mac_of, net};
+
+/// Rows: ADD-06.
+#[test]
+fn a_name_that_the_pod_uses_is_refused_and_nothing_is_touched() {
+    let rig = Rig::new();
+    rig.inside().ensure_bridge(&bridge("eth0")).unwrap();
+    for kind in ["bridge", "macvlan", "veth"] {
+        let (code, message) = rig.refusal("ADD", &rig.config("1.0.0", kind));
+        assert_eq!(code, 4, "{message}");
+        assert!(message.ends_with("the pod has an interface named eth0 already"), "{message}");
+        assert_eq!((rig.links(), rig.reserved()), ((vec!["eth0".into()], vec![]), vec![]), "{kind}");
+    }
+}
+
+#[test]
+fn a_name_that_the_node_uses_is_no_obstacle() {
+    for kind in ["bridge", "macvlan", "veth"] {
+        let rig = Rig::new();
+        rig.node().ensure_bridge(&bridge("eth0")).unwrap();
+        let config = rig.config("1.0.0", kind);
+        let result = rig.add(&config);
+        rig.after("CHECK", &config, &result);
+        rig.after("DEL", &config, &result);
+        assert_eq!(rig.links(), (vec![], vec!["eth0".to_owned()]), "{kind}");
+    }
+}
+
+#[test]
+fn what_the_node_does_not_have_is_refused() {
+    let rig = Rig::new();
+    let ipam = rig.ipam();
+    let table = [
+        (
+            config("1.0.0", "macvlan", &json!({"master": "nosuchlink", "ipam": ipam})),
+            "no link named nosuchlink",
+        ),
+        (
+            config("1.0.0", "macvlan", &json!({"ipam": ipam})),
+            "there is no default route whose interface could be used",
+        ),
+        (
+            config("1.0.0", "macvlan", &json!({"master": "uplink", "mtu": 1501, "ipam": ipam})),
+            "mtu 1501 is larger than 1500, the MTU of the parent",
+        ),
+    ];
+    for (config, message) in table {
+        let (code, said) = rig.refusal("ADD", &config);
+        assert_eq!(code, 7, "{said}");
+        assert!(said.ends_with(message), "{said}");
+        rig.assert_nothing_left(message);
+    }
+    rig.node()
+        .create_veth(
+            &Veth {
+                host_name: "br0".into(),
+                pod_name: "other".into(),
+                mtu: None,
+                mac: None,
+                group: 0,
+                port: None,
+            },
+            None,
+            rig.pod.netns().as_fd(),
+            &mut Handle::open_in(rig.pod.netns()).unwrap(),
+        )
+        .unwrap();
+    let (code, said) = rig.refusal("ADD", &rig.config("1.0.0", "bridge"));
+    assert_eq!(code, 7);
+    assert!(said.ends_with("link br0 exists and is a veth, not a bridge"), "{said}");
+}
+
+#[test]
+fn a_macvlan_without_master_sits_on_the_default_routes_interface() {
+    let rig = Rig::new();
+    let index = rig.node().link("uplink").unwrap().index;
+    let addressing = Addressing {
+        addresses: vec![net("192.0.2.2/24")],
+        routes: vec![Route::via(net("0.0.0.0/0"), "192.0.2.1".parse().unwrap())],
+        ..Addressing::default()
+    };
+    rig.node().configure(index, &addressing).unwrap();
+    rig.add(&config("1.0.0", "macvlan", &json!({"mtu": 1400, "mac": MAC})));
+    let made = rig.inside().link("eth0").unwrap();
+    assert_eq!((made.link, made.mtu, made.mac), (Some(index), 1400, Some(MAC.parse().unwrap())));
+}
+
+#[test]
+fn a_macvlan_has_the_mode_that_was_asked_for() {
+    use MacvlanMode::{Bridge, Passthru, Private, Vepa};
+    for (word, mode) in [("bridge", Bridge), ("private", Private), ("vepa", Vepa), ("passthru", Passthru)] {
+        let rig = Rig::new();
+        let config = config("1.0.0", "macvlan", &json!({"master": "uplink", "mode": word}));
+        let result = rig.add(&config);
+        assert_eq!(rig.inside().link("eth0").unwrap().mode, Some(LinkMode::Macvlan(mode)));
+        rig.after("CHECK", &config, &result);
+        let mut other = config.clone();
+        other["mode"] = json!(if word == "vepa" { "private" } else { "vepa" });
+        let (_, said) = rig.refusal("CHECK", &with_result(&other, &result));
+        assert!(said.ends_with("interface eth0 has another macvlan mode"), "{said}");
+    }
+}
+
+#[test]
+fn another_address_on_the_bridge_is_in_the_way_unless_forced() {
+    let rig = Rig::new();
+    let br0 = rig.node().ensure_bridge(&bridge("br0")).unwrap().link.index;
+    for address in ["10.2.0.1/24", "fd00:1::5/48", "fd00:2::1/64"] {
+        rig.node().ensure_address(br0, net(address)).unwrap();
+    }
+    let mut config = rig.config("1.0.0", "bridge");
+    let (code, said) = rig.refusal("ADD", &config);
+    assert_eq!(code, 7);
+    let message =
+        "bridge br0 has the address 10.2.0.1/24 and 10.1.0.1/24 is needed; forceAddress would replace it";
+    assert!(said.ends_with(message), "{said}");
+    rig.assert_nothing_left("after a conflict");
+    assert_eq!(addresses(&mut rig.node(), br0), ["10.2.0.1/24", "fd00:2::1/64", "fd00:1::5/48"]);
+
+    config["forceAddress"] = json!(true);
+    rig.add(&config);
+    assert_eq!(addresses(&mut rig.node(), br0), ["10.1.0.1/24", "fd00:1::1/64", "fd00:2::1/64"]);
+}
+
+#[test]
+fn hairpin_and_promiscuous_mode_are_really_set() {
+    let rig = Rig::new();
+    rig.add(&config("1.0.0", "bridge", &json!({"bridge": "br0", "hairpinMode": true})));
+    let port = rig.node().link(&rig.links().1[0]).unwrap();
+    assert_eq!(port.hairpin, Some(true));
+    assert!(!rig.node().link("br0").unwrap().promiscuous);
+
+    let second = Namespace::new().unwrap();
+    let call = Call { container: "c2", netns: second.path(), ..rig.call() };
+    let promiscuous = config("1.0.0", "bridge", &json!({"bridge": "br0", "promiscMode": true}));
+    let result = rig.runtime.add(call, &promiscuous).unwrap();
+    assert!(rig.node().link("br0").unwrap().promiscuous);
+    rig.runtime.after("CHECK", call, &promiscuous, &result).unwrap();
+}
+
+#[test]
+fn mtu_and_ethernet_address_are_those_asked_for() {
+    let rig = Rig::new();
+    let keys = json!({
+        "bridge": "br0", "mtu": 1400, "mac": "02:00:00:00:00:01", "args": {"cni": {"mac": "02:00:00:00:00:03"}},
+    });
+    let config = config("1.0.0", "bridge", &keys);
+    let call = Call { args: "IgnoreUnknown=1;K8S_POD_NAME=x;MAC=02:00:00:00:00:02", ..rig.call() };
+    let result = rig.runtime.add(call, &config).unwrap();
+    let made = rig.inside().link("eth0").unwrap();
+    assert_eq!((mac_of(&made).as_str(), made.mtu), ("02:00:00:00:00:03", 1400));
+    assert_eq!(rig.node().link("br0").unwrap().mtu, 1400);
+    assert_eq!(result["interfaces"][2]["mac"], json!("02:00:00:00:00:03"));
+}
+
+/// Rows: ENV-29, ENV-30.
+#[test]
+fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
+    let rig = Rig::new();
+    let own = Call { netns: rig.runtime.node.path(), ..rig.call() };
+    let before = rig.node().links().unwrap();
+    for kind in ["bridge", "macvlan", "veth", "loopback"] {
+        let config = rig.config("1.0.0", kind);
+        for verb in ["ADD", "DEL"] {
+            let (code, said) = rig.runtime.refusal(verb, own, &config).unwrap();
+            assert_eq!(code, 8, "{kind} {verb}: {said}");
+            assert!(said.ends_with("is the node's own network namespace, not a container's"), "{said}");
+        }
+    }
+    assert_eq!((rig.node().links().unwrap(), rig.reserved()), (before, vec![]));
+    // CHECK compares with the result, and with nothing else.
+    let config = rig.config("1.0.0", "macvlan");
+    let mut result = rig.add(&config);
+    result["interfaces"][0]["sandbox"] = json!(rig.runtime.node.path());
+    let (code, said) = rig.runtime.refusal("CHECK", own, &with_result(&config, &result)).unwrap();
+    assert_eq!((code, said.ends_with("interface eth0 is gone from the pod")), (999, true), "{said}");
+    rig.after("DEL", &config, &result);
+    // The rest of a DEL is done all the same.
+    let pool = rig.config("1.0.0", "host-local");
+    rig.add(&pool);
+    assert_eq!(rig.runtime.refusal("DEL", own, &rig.config("1.0.0", "macvlan")).unwrap().0, 8);
+    assert_eq!(rig.reserved(), [""; 0]);
+}
+
+/// Rows: ENV-27.
+#[test]
+fn malformed_requests_get_their_code_and_name_the_key() {
+    let rig = Rig::new();
+    let l2 = json!({"master": "uplink"});
+    let table = [
+        (config("1.0.0", "macvlan", &json!({"mode": "x"})), rig.call(), 7, "key mode: "),
+        (
+            config("1.0.0", "macvlan", &json!({"linkInContainer": true})),
+            rig.call(),
+            2,
+            "key linkInContainer: true ",
+        ),
+        (config("9.0.0", "macvlan", &l2), rig.call(), 1, "incompatible CNI versions"),
+        (
+            config("1.0.0", "macvlan", &json!({"name": ".."})),
+            rig.call(),
+            7,
+            "invalid characters found in network name",
+        ),
+        (
+            config("1.0.0", "macvlan", &l2),
+            Call { ifname: "..", ..rig.call() },
+            4,
+            "interface name is . or ..",
+        ),
+        (
+            config("1.0.0", "macvlan", &l2),
+            Call { args: "FOO=1", ..rig.call() },
+            4,
+            "ARGS: unknown args [\"FOO=1\"]",
+        ),
+        (
+            config("1.0.0", "macvlan", &l2),
+            Call { netns: Path::new("/nonexistent"), ..rig.call() },
+            8,
+            "network namespace /nonexistent does not exist",
+        ),
+        (
+            config("1.0.0", "macvlan", &l2),
+            Call { netns: Path::new("/etc/passwd"), ..rig.call() },
+            8,
+            "/etc/passwd is not a network namespace",
+        ),
+        (
+            with_result(&config("1.0.0", "macvlan", &l2), &json!({"cniVersion": "1.0.0"})),
+            rig.call(),
+            7,
+            "key prevResult: macvlan makes an interface and can only be the first plugin of a list",
+        ),
+    ];
+    for (config, call, code, message) in table {
+        let (found, said) = rig.runtime.refusal("ADD", call, &config).unwrap();
+        assert_eq!(found, code, "{said}");
+        assert!(said.starts_with(message), "{said:?} instead of {message:?}");
+        rig.assert_nothing_left(message);
+    }
+}
+
+#[test]
+fn pods_that_arrive_together_share_a_new_bridge() {
+    let rig = Rig::new();
+    let config = rig.config("1.0.0", "bridge");
+    let pods: Vec<Namespace> = (0..12).map(|_| Namespace::new().unwrap()).collect();
+    let ids: Vec<String> = (0..12).map(|number| format!("c{number}")).collect();
+    let results: Vec<Result<Value>> = std::thread::scope(|scope| {
+        let started: Vec<_> = pods
+            .iter()
+            .zip(&ids)
+            .map(|(pod, container)| {
+                let (runtime, config) = (&rig.runtime, &config);
+                scope.spawn(move || {
+                    runtime.add(Call { container, ifname: "eth0", netns: pod.path(), args: "" }, config)
+                })
+            })
+            .collect();
+        started.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let results: Vec<Value> = results.into_iter().map(Result::unwrap).collect();
+    let br0 = rig.node().link("br0").unwrap();
+    let ports = rig.node().links().unwrap().iter().filter(|link| link.controller == Some(br0.index)).count();
+    assert_eq!((ports, rig.reserved().len()), (12, 24));
+    for ((pod, container), result) in pods.iter().zip(&ids).zip(&results) {
+        let call = Call { container, ifname: "eth0", netns: pod.path(), args: "" };
+        rig.runtime.after("CHECK", call, &config, result).unwrap();
+        rig.runtime.after("DEL", call, &config, result).unwrap();
+    }
+    rig.assert_nothing_left("after all DELs");
+}

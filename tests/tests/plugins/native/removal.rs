@@ -1,0 +1,131 @@
+//! What DEL and GC take away, and what a failed ADD leaves.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use netattach::netlink::Handle;
+use netattach::spec::Veth;
+use netattach_tests::runtime::Call;
+use serde_json::{Value, json};
+
+use super::{MAC, PLUGINS, Rig};
+
+/// Rows: GCC-07, REQ-11.
+#[test]
+fn gc_releases_what_is_not_in_use_and_nothing_without_a_list() {
+    for kind in ["host-local", "bridge"] {
+        let rig = Rig::new();
+        let reserve = rig.config("1.1.0", "host-local");
+        let call = |container| Call { container, ..rig.call() };
+        for container in ["kept", "gone"] {
+            rig.runtime.add(call(container), &reserve).unwrap();
+        }
+        // From before interfaces were recorded.
+        let directory = rig.dir.path().join("net");
+        fs::write(directory.join("10.1.0.77"), "kept").unwrap();
+        fs::write(directory.join("10.1.0.78"), "gone").unwrap();
+        let all = rig.reserved();
+        let config = rig.config("1.1.0", kind);
+        rig.alone("GC", &config);
+        assert_eq!(rig.reserved(), all);
+        let mut listed = config.clone();
+        listed["cni.dev/valid-attachments"] = json!([{"containerID": "kept", "ifname": "eth0"}]);
+        rig.alone("GC", &listed);
+        assert_eq!(rig.reserved(), ["10.1.0.2", "10.1.0.77", "fd00:1::2"]);
+        let mut none = config.clone();
+        none["cni.dev/valid-attachments"] = json!([]);
+        rig.alone("GC", &none);
+        assert_eq!(rig.reserved(), [""; 0]);
+    }
+}
+
+/// Rows: DEL-05, DEL-09.
+#[test]
+fn del_succeeds_when_there_is_nothing_to_delete() {
+    let rig = Rig::new();
+    let file = rig.dir.path().join("not-a-namespace");
+    fs::write(&file, "").unwrap();
+    for kind in PLUGINS {
+        let config = rig.config("1.1.0", kind);
+        for netns in [rig.pod.path(), Path::new(""), Path::new("/nonexistent/netns"), &file] {
+            let answer = rig.runtime.run("DEL", Call { netns, ..rig.call() }, &config).unwrap();
+            assert_eq!(
+                (answer.exit, &answer.stdout),
+                (Some(0), &Value::Null),
+                "{kind} {netns:?}: {answer:?}"
+            );
+        }
+    }
+    rig.assert_nothing_left("nothing was there");
+}
+
+/// Rows: DEL-07.
+#[test]
+fn del_frees_addresses_when_the_namespace_the_parent_and_the_ranges_are_gone() {
+    for kind in ["bridge", "macvlan", "veth"] {
+        let rig = Rig::new();
+        let config = rig.config("0.4.0", kind);
+        rig.add(&config);
+        let mut broken = config.clone();
+        broken["ipam"]["ranges"] = json!([[{"subnet": "10.1.0.0/33"}]]);
+        broken["mtu"] = json!("large");
+        broken["master"] = json!("nosuchlink");
+        let gone = Call { netns: Path::new("/nonexistent/netns"), ..rig.call() };
+        let answer = rig.runtime.run("DEL", gone, &broken).unwrap();
+        assert_eq!((answer.exit, &answer.stdout), (Some(0), &Value::Null), "{kind}: {answer:?}");
+        assert_eq!(rig.reserved(), [""; 0], "{kind}");
+        assert_eq!(rig.links().1, [""; 0], "{kind}: the node's end goes without the namespace");
+    }
+}
+
+#[test]
+fn del_leaves_what_somebody_else_made() {
+    let rig = Rig::new();
+    let config = rig.config("1.0.0", "macvlan");
+    let foreign = Veth {
+        host_name: "theirs".into(),
+        pod_name: "eth0".into(),
+        mtu: None,
+        mac: Some(MAC.parse().unwrap()),
+        group: 0,
+        port: None,
+    };
+    let mut inside = Handle::open_in(rig.pod.netns()).unwrap();
+    rig.node().create_veth(&foreign, None, rig.pod.netns().as_fd(), &mut inside).unwrap();
+    rig.alone("DEL", &config);
+    let listed = |mac: &str| json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": rig.pod.path()}]});
+    rig.after("DEL", &config, &listed("02:00:00:00:00:99"));
+    assert_eq!(rig.links().0, ["eth0"]);
+    // What the previous result lists was made for this attachment, by whatever had the plugin's name then.
+    rig.after("DEL", &config, &listed(MAC));
+    assert_eq!(rig.links().0, [""; 0]);
+}
+
+#[test]
+fn a_failed_add_leaves_nothing() {
+    for kind in ["bridge", "macvlan", "veth"] {
+        let rig = Rig::new();
+        let mut full = rig.config("1.0.0", kind);
+        full["ipam"] = json!({"type": "host-local", "dataDir": rig.dir.path(), "subnet": "10.1.0.0/30"});
+        let other = Call { container: "c0", ..rig.call() };
+        let mut pool = full.clone();
+        pool["type"] = json!("host-local");
+        rig.runtime.add(other, &pool).unwrap();
+        let (code, said) = rig.refusal("ADD", &full);
+        assert_eq!(code, 11, "{said}");
+        assert!(said.contains("no address is available in range set 0 (10.1.0.1-10.1.0.2)"), "{said}");
+        assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
+
+        if kind == "veth" {
+            // All its routes go through the node: there is none that could not be installed.
+            continue;
+        }
+        let mut unroutable = rig.config("1.0.0", kind);
+        unroutable["ipam"]["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "192.0.2.1"}]);
+        let (code, said) = rig.refusal("ADD", &unroutable);
+        assert_eq!(code, 7, "{said}");
+        assert!(said.contains("configure the pod's interface: RTM_NEWROUTE"), "{said}");
+        assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
+    }
+}

@@ -1,0 +1,246 @@
+//! Where the programs run: by clsact or by tcx, beside the programs of others, and what happens to who removes them.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+use std::net::SocketAddr;
+
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::other_programs::{Verdict, attach_filter, attach_tcx, index_of, program, tc};
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{Conversation, Echo, PATIENCE, SILENCE, datagram, eventually};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+/// What the policy lets in, and what it does not.
+const OPEN: u16 = 80;
+const CLOSED: u16 = 81;
+
+/// A pod that may be reached on one port over its routed network, and another pod.
+struct Scene {
+    node: Node,
+    server: Pod,
+    client: Pod,
+    _echoes: [Echo; 2],
+}
+
+impl Scene {
+    fn new(attach: &str) -> Self {
+        let mut node = Node::new(&[]).unwrap();
+        node.set("attach", json!(attach));
+        let config =
+            json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24"])});
+        node.write("storage", &network(NAMESPACE, "storage", &config)).unwrap();
+        for name in ["server", "client"] {
+            node.write(name, &pod(name, &json!({"app": name}), &json!("storage"))).unwrap();
+        }
+        let rules = json!({
+            "podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"protocol": "UDP", "port": OPEN}]}]
+        });
+        node.write("rules", &policy("rules", "storage", &rules)).unwrap();
+        node.start().unwrap();
+        let [server, client] = ["server", "client"].map(|name| {
+            let pod = Pod::new(name).unwrap();
+            node.add(&pod).success();
+            pod
+        });
+        let echoes = [OPEN, CLOSED].map(|port| Echo::serve(&server.namespace, at(port)).unwrap());
+        Self { node, server, client, _echoes: echoes }
+    }
+
+    /// What is shown of a pod's routed interface.
+    fn routed(&self, pod: &Pod) -> Value {
+        let attachments = self.node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/{}", pod.name)]);
+        let of = |row: &&Value| row["ifname"] == json!("net1");
+        attachments.unwrap().as_array().unwrap().iter().find(of).unwrap().clone()
+    }
+
+    /// The node's end of a pod's routed interface.
+    fn device(&self, pod: &Pod) -> String {
+        self.routed(pod)["host_interface"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until the server's interface stands so with the fast path, where packets do not meet the hooks of the
+    /// receiver's device.
+    fn await_fast_path(&self, wanted: &str) {
+        let mut last = Value::Null;
+        let stands = || {
+            last = self.routed(&self.server)["fast_path"]["state"].clone();
+            last == json!(wanted)
+        };
+        assert!(eventually(PATIENCE * 2, stands), "{last}, not {wanted}");
+    }
+
+    fn open_port_answers(&self) -> bool {
+        datagram(&self.client.namespace, at(OPEN), PATIENCE).unwrap()
+    }
+
+    fn closed_port_answers(&self) -> bool {
+        datagram(&self.client.namespace, at(CLOSED), SILENCE).unwrap()
+    }
+
+    /// The policy holds: what it lets in comes in, and nothing else.
+    fn assert_judged(&self, what: &str) {
+        assert!(self.open_port_answers(), "{what}: the open port");
+        assert!(!self.closed_port_answers(), "{what}: the closed port");
+    }
+
+    fn mode(&self) -> Value {
+        self.node.ctl(&["status"]).unwrap()["attach_mode"].clone()
+    }
+
+    fn end(self) {
+        for pod in [&self.server, &self.client] {
+            self.node.del(pod).success();
+        }
+        let after = Snapshot::take(&self.node, &[&self.server, &self.client]).unwrap();
+        after.assert_nothing_is_left();
+        assert!(!after.pins.iter().any(|pin| pin.contains("/link/")), "{:?}", after.pins);
+    }
+}
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 51, 0, 2], port))
+}
+
+#[test]
+fn attachments_by_tcx_are_attached_checked_adopted_and_taken_back() {
+    let mut scene = Scene::new("tcx");
+    assert_eq!(scene.mode(), json!("tcx"));
+    scene.assert_judged("attached");
+    for pod in [&scene.server, &scene.client] {
+        scene.node.check(pod).success();
+    }
+    let device = index_of(&scene.node.namespace, &scene.device(&scene.server)).unwrap();
+    let pin = |hook: &str| scene.node.bpffs().join("link").join(format!("{device}_{hook}"));
+    let pins = ["na_from_pod", "na_to_pod"].map(pin);
+    assert!(pins.iter().all(|pin| pin.exists()), "{pins:?}");
+
+    // A qdisc that comes and goes is nothing to a link.
+    let name = scene.device(&scene.server);
+    tc(&scene.node.namespace, &format!("qdisc add dev {name} clsact")).unwrap();
+    tc(&scene.node.namespace, &format!("qdisc del dev {name} clsact")).unwrap();
+    scene.assert_judged("after a qdisc");
+
+    scene.node.kill().unwrap();
+    scene.assert_judged("without an agent");
+    // A link that is pinned as another device's, which is gone.
+    let gone = scene.node.bpffs().join("link/4000000_na_to_pod");
+    std::fs::rename(&pins[1], &gone).unwrap();
+    scene.node.start().unwrap();
+    assert_eq!((gone.exists(), pins[1].exists()), (false, true));
+    scene.assert_judged("adopted");
+    scene.node.check(&scene.server).success();
+    assert_eq!(scene.node.ctl(&["status"]).unwrap()["programs_put_back"], json!(0), "it ran all the while");
+    let log = scene.node.stop().unwrap();
+    let troubles: Vec<&str> = log.lines().filter(|line| !line.contains(" INFO ")).collect();
+    assert_eq!(troubles, [""; 0], "{log}");
+    scene.node.start().unwrap();
+    scene.end();
+}
+
+#[test]
+fn a_link_that_is_taken_away_is_put_back() {
+    let scene = Scene::new("tcx");
+    let device = index_of(&scene.node.namespace, &scene.device(&scene.server)).unwrap();
+    std::fs::remove_file(scene.node.bpffs().join(format!("link/{device}_na_to_pod"))).unwrap();
+    let put_back = || scene.node.ctl(&["status"]).is_ok_and(|status| status["programs_put_back"] == json!(1));
+    assert!(eventually(PATIENCE * 2, put_back));
+    scene.assert_judged("put back");
+    scene.node.check(&scene.server).success();
+    scene.end();
+}
+
+#[test]
+fn attached_pods_change_over_from_one_mode_to_the_other_without_a_loss() {
+    let mut scene = Scene::new("clsact");
+    let conversation = Conversation::start(&scene.client.namespace, at(OPEN)).unwrap();
+    for mode in ["tcx", "clsact", "tcx", "auto"] {
+        scene.node.kill().unwrap();
+        scene.node.set("attach", json!(mode));
+        scene.node.start().unwrap();
+        assert_eq!(scene.mode(), json!(if mode == "auto" { "clsact" } else { mode }));
+        scene.assert_judged(mode);
+        scene.node.check(&scene.server).success();
+        let links = scene.node.bpffs().join("link");
+        let count = std::fs::read_dir(links).map_or(0, Iterator::count);
+        // Two hooks of two interfaces of two pods.
+        assert_eq!(count, if mode == "tcx" { 8 } else { 0 });
+    }
+    let (sent, lost) = conversation.end();
+    assert!(sent > 10 && lost == 0, "{lost} of {sent} lost");
+    scene.end();
+}
+
+/// In both modes: what others attach behind our programs runs for what passes, and changes nothing for what does not.
+#[test]
+fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
+    for mode in ["clsact", "tcx"] {
+        let scene = Scene::new(mode);
+        let (name, namespace) = (scene.device(&scene.server), &scene.node.namespace);
+        let index = index_of(namespace, &name).unwrap();
+        let filtered = |verdict| {
+            // The first filter makes the qdisc where ours does not need one; it is there otherwise.
+            let _ = tc(namespace, &format!("qdisc add dev {name} clsact"));
+            attach_filter(namespace, &name, false, 2, verdict).unwrap();
+            scene.await_fast_path("programs");
+        };
+        scene.await_fast_path("on");
+        for verdict in [Verdict::Next, Verdict::Pass] {
+            filtered(verdict);
+            scene.assert_judged(&format!("{mode}: a filter that says {verdict:?}"));
+            tc(namespace, &format!("filter del dev {name} egress prio 2")).unwrap();
+        }
+        filtered(Verdict::Drop);
+        assert!(!datagram(&scene.client.namespace, at(OPEN), SILENCE).unwrap(), "{mode}: it does not run");
+        tc(namespace, &format!("filter del dev {name} egress prio 2")).unwrap();
+
+        for verdict in [Verdict::Next, Verdict::Drop] {
+            let link = attach_tcx(namespace, index, false, &program(verdict).unwrap()).unwrap();
+            scene.await_fast_path("programs");
+            if verdict == Verdict::Next {
+                scene.assert_judged(&format!("{mode}: a tcx program that says {verdict:?}"));
+            } else {
+                let passes = datagram(&scene.client.namespace, at(OPEN), SILENCE).unwrap();
+                assert!(!passes, "{mode}: a tcx program that drops does not run");
+            }
+            drop(link);
+            scene.await_fast_path("on");
+        }
+        scene.assert_judged(mode);
+
+        // The kernel runs tcx programs before filters, and one that says "pass" ends the chain: the limit of clsact.
+        let link = attach_tcx(namespace, index, false, &program(Verdict::Pass).unwrap()).unwrap();
+        scene.await_fast_path("programs");
+        assert!(scene.open_port_answers());
+        assert_eq!(scene.closed_port_answers(), mode == "clsact", "{mode}");
+        drop(link);
+        scene.end();
+    }
+}
+
+#[test]
+fn programs_that_somebody_takes_off_are_put_back_counted_and_told() {
+    let mut scene = Scene::new("clsact");
+    let name = scene.device(&scene.server);
+    let put_back = |count: u32| {
+        eventually(PATIENCE, || {
+            scene.node.ctl(&["status"]).is_ok_and(|status| status["programs_put_back"] == json!(count))
+        })
+    };
+    tc(&scene.node.namespace, &format!("qdisc del dev {name} clsact")).unwrap();
+    assert!(put_back(1));
+    scene.assert_judged("without its qdisc");
+    tc(&scene.node.namespace, &format!("filter del dev {name} egress")).unwrap();
+    assert!(put_back(2));
+    scene.assert_judged("without its filter");
+    // What is not ours is nobody's concern.
+    tc(&scene.node.namespace, "qdisc add dev lo clsact").unwrap();
+    tc(&scene.node.namespace, "qdisc del dev lo clsact").unwrap();
+    scene.node.check(&scene.server).success();
+    assert!(put_back(2));
+    let log = scene.node.kill().unwrap();
+    let told = format!("put back device=\"{name}\" attachment=\"shop/server net1 on shop/storage\"");
+    assert_eq!(log.matches(&told).count(), 2, "{log}");
+    scene.node.start().unwrap();
+    scene.end();
+}

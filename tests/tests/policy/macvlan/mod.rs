@@ -1,0 +1,243 @@
+//! Policies, counters and programs of macvlan attachments on a parent that they share.
+//!
+//! `parents` has where the programs of that parent are attached.
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+mod parents;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::packet::Packet;
+use netattach_tests::raw::RawSocket;
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, datagram, eventually};
+use netattach_tests::{Namespace, Node, Pod};
+use serde_json::{Value, json};
+
+/// Host numbers on the network 10.52.0.0/24, in the order of the ADDs; [`OUTSIDE`] is beyond the parent.
+const SERVER: u8 = 2;
+const CLIENT: u8 = 3;
+const OTHER: u8 = 4;
+const OUTSIDE: u8 = 9;
+
+struct Scene {
+    node: Node,
+    pods: [Pod; 3],
+    /// The far end of the parent's wire.
+    outside: Namespace,
+}
+
+impl Scene {
+    fn new(mode: &str, policies: &[(&str, Value)]) -> Self {
+        Self::with(&[], mode, policies)
+    }
+
+    /// With these settings of the agent.
+    fn with(settings: &[(&str, &str)], mode: &str, policies: &[(&str, Value)]) -> Self {
+        let mut node = Node::new(&[]).unwrap();
+        for (key, value) in settings {
+            node.set(key, json!(value));
+        }
+        node.add_wire().unwrap();
+        let lan = json!({
+            "cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "mode": mode,
+            "ipam": node.host_local(&["10.52.0.0/24"])
+        });
+        node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+        for name in ["server", "client", "other"] {
+            node.write(name, &pod(name, &json!({"app": name}), &json!("lan"))).unwrap();
+        }
+        for (name, policy) in policies {
+            node.write(name, policy).unwrap();
+        }
+        let outside = Namespace::new().unwrap();
+        // `ip` takes a task for the namespace that it is in.
+        let task = outside.path().ancestors().nth(2).and_then(Path::file_name).unwrap().to_str().unwrap();
+        ip(&node.namespace, &["link", "set", "wire1", "netns", task]).unwrap();
+        ip(&outside, &["addr", "add", &format!("10.52.0.{OUTSIDE}/24"), "dev", "wire1"]).unwrap();
+        ip(&outside, &["link", "set", "wire1", "up"]).unwrap();
+        node.start().unwrap();
+        let pods = ["server", "client", "other"].map(|name| {
+            let pod = Pod::new(name).unwrap();
+            node.add(&pod).success();
+            pod
+        });
+        Self { node, pods, outside }
+    }
+
+    fn namespace(&self, host: u8) -> &Namespace {
+        match host {
+            OUTSIDE => &self.outside,
+            pod => &self.pods[usize::from(pod - SERVER)].namespace,
+        }
+    }
+
+    fn stats(&self, pod: &str) -> Value {
+        let rows = self.node.ctl(&["stats", "--pod", &format!("{NAMESPACE}/{pod}"), "--network", "shop/lan"]);
+        rows.unwrap()[0].clone()
+    }
+
+    fn end(self) {
+        let pods = self.pods.each_ref();
+        for pod in pods {
+            self.node.del(pod).success();
+        }
+        let after = Snapshot::take(&self.node, &pods).unwrap();
+        after.assert_nothing_is_left();
+        assert!(!after.pins.iter().any(|pin| pin.contains("/link/")), "{:?}", after.pins);
+        assert!(!has_clsact(&self.node));
+    }
+}
+
+/// Whether the parent has the queueing discipline for filters.
+fn has_clsact(node: &Node) -> bool {
+    let shown = node.namespace.run(|| Command::new("tc").args(["qdisc", "show", "dev", WIRE]).output());
+    String::from_utf8(shown.unwrap().stdout).unwrap().contains("clsact")
+}
+
+fn at(host: u8, port: u16) -> SocketAddr {
+    format!("10.52.0.{host}:{port}").parse().unwrap()
+}
+
+/// The server takes the client's connections to port 80 only; the other may send nothing but that to the server.
+fn policies() -> [(&'static str, Value); 2] {
+    let ingress = json!({
+        "podSelector": {"matchLabels": {"app": "server"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{
+            "from": [
+                {"podSelector": {"matchLabels": {"app": "client"}}},
+                {"ipBlock": {"cidr": format!("10.52.0.{OUTSIDE}/32")}}
+            ],
+            "ports": [{"protocol": "TCP", "port": 80}]
+        }]
+    });
+    let egress = json!({
+        "podSelector": {"matchLabels": {"app": "other"}},
+        "policyTypes": ["Egress"],
+        "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]
+    });
+    [("policy-server", policy("server", "lan", &ingress)), ("policy-other", policy("other", "lan", &egress))]
+}
+
+/// Every pair over TCP and UDP, against what the policies say.
+fn assert_policies_hold(scene: &Scene) {
+    let everybody = [SERVER, CLIENT, OTHER, OUTSIDE];
+    let ports = [80, 81];
+    let servers: Vec<Echo> = everybody
+        .iter()
+        .flat_map(|host| ports.map(|port| Echo::serve(scene.namespace(*host), at(*host, port)).unwrap()))
+        .collect();
+    let mut surprises = Vec::new();
+    for from in everybody {
+        for to in everybody.into_iter().filter(|to| *to != from) {
+            for port in ports {
+                for tcp in [true, false] {
+                    let taken = to != SERVER || (tcp && port == 80 && (from == CLIENT || from == OUTSIDE));
+                    let sent = from != OTHER || to == CLIENT;
+                    let expected = taken && sent;
+                    let patience = if expected { PATIENCE } else { SILENCE };
+                    let namespace = scene.namespace(from);
+                    let passed = if tcp {
+                        connects(namespace, at(to, port), patience)
+                    } else {
+                        datagram(namespace, at(to, port), patience).unwrap()
+                    };
+                    if passed != expected {
+                        surprises.push(format!("{from} to {to}:{port}, tcp {tcp}: passed {passed}"));
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(surprises, Vec::<String>::new());
+    drop(servers);
+}
+
+/// How far policies hold for a pod with `CAP_NET_RAW`: by it other pods' addresses can be used where the kernel does not say
+/// whose a frame is.
+fn level() -> &'static str {
+    if netattach::bpf::probe::has_netns_cookie() { "full" } else { "full-unless-privileged" }
+}
+
+/// Rows: C17.
+#[test]
+fn policies_hold_between_pods_of_one_parent_and_with_the_world() {
+    for attach in ["clsact", "tcx"] {
+        policies_hold_with(attach);
+    }
+}
+
+fn policies_hold_with(attach: &str) {
+    let scene = Scene::with(&[("attach", attach)], "bridge", &policies());
+    assert_policies_hold(&scene);
+    let rows = scene.node.ctl(&["attachments"]).unwrap();
+    let lan = rows.as_array().unwrap().iter().filter(|row| row["network"] == "shop/lan");
+    let levels: Vec<&Value> = lan.map(|row| &row["enforcement"]).collect();
+    assert_eq!(levels, [level(); 3]);
+    let reasons =
+        |pod: &str| scene.stats(pod)["dropped"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    // What the other's egress policy does not let out never comes to the server.
+    assert_eq!(reasons("server"), ["ingress-port"]);
+    assert_eq!(reasons("client"), Vec::<String>::new());
+    assert_eq!(reasons("other"), ["egress-peer"]);
+    for pod in ["server", "client", "other"] {
+        let stats = scene.stats(pod);
+        let packets = |way: &str| stats[way]["packets"].as_u64().unwrap();
+        assert!(packets("sent") > 10 && packets("received") > 10, "{stats}");
+    }
+    let explained = scene.node.ctl(&["explain", "shop/other", "shop/server", "80"]).unwrap();
+    assert!(explained.to_string().contains("shop/lan"), "{explained:#}");
+    scene.end();
+}
+
+/// Siblings of these modes do not reach each other on the node; the world does.
+#[test]
+fn policies_hold_in_the_modes_without_siblings() {
+    for mode in ["private", "vepa"] {
+        let scene = Scene::new(mode, &policies());
+        let _servers: Vec<Echo> = [SERVER, CLIENT, OTHER]
+            .map(|host| Echo::serve(scene.namespace(host), at(host, 80)).unwrap())
+            .into();
+        let server = Echo::serve(&scene.outside, at(OUTSIDE, 80)).unwrap();
+        assert!(connects(scene.namespace(OUTSIDE), at(SERVER, 80), PATIENCE), "{mode}");
+        assert!(connects(scene.namespace(CLIENT), server.address(), PATIENCE), "{mode}");
+        assert!(!datagram(scene.namespace(OUTSIDE), at(SERVER, 80), SILENCE).unwrap(), "{mode}");
+        assert!(!connects(scene.namespace(OTHER), server.address(), SILENCE), "{mode}");
+        assert!(!connects(scene.namespace(CLIENT), at(SERVER, 80), SILENCE), "{mode}: siblings");
+        scene.end();
+    }
+}
+
+/// A broadcast from outside and one from a sibling: one frame on the parent, one copy for each pod.
+#[test]
+fn group_frames_are_under_the_receivers_policy() {
+    let scene = Scene::new("bridge", &policies());
+    for from in [CLIENT, OUTSIDE] {
+        let device = if from == OUTSIDE { "wire1" } else { "net1" };
+        let before = scene.stats("server")["dropped"]["ingress-port"].as_u64().unwrap_or(0);
+        let mac = Snapshot::take(&scene.node, &scene.pods.each_ref()).unwrap().pods[&scene.pods[1].container]
+            .links["net1"]
+            .mac;
+        let mut packet = Packet::between(&format!("10.52.0.{from}"), "10.52.0.255");
+        if from == CLIENT {
+            packet = packet.from_mac(mac.unwrap());
+        }
+        let mut frame = packet.udp(1000, 81).frame();
+        frame[..6].fill(0xff);
+        let [server, client] = [SERVER, CLIENT]
+            .map(|host| RawSocket::open_for(scene.namespace(host), "net1", libc::ETH_P_IP as u16).unwrap());
+        RawSocket::open(scene.namespace(from), device).unwrap().send(&frame).unwrap();
+        let dropped = || scene.stats("server")["dropped"]["ingress-port"].as_u64().unwrap_or(0) > before;
+        assert!(eventually(PATIENCE, dropped), "{from}: not dropped for the server");
+        assert_eq!(server.frames().unwrap(), Vec::<Vec<u8>>::new());
+        if from == OUTSIDE {
+            assert_eq!(client.frames_until(&frame, PATIENCE).unwrap(), [frame]);
+        }
+    }
+    scene.end();
+}

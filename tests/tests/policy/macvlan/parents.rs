@@ -1,0 +1,266 @@
+//! Where the programs of a parent run: by filters, by links, and from one to the other.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use netattach::bpf::sys::Direction;
+use netattach::netlink::{Handle, Hook};
+use netattach_tests::node::DEFAULT_NETWORK;
+use netattach_tests::other_programs::{index_of, tc, tcx_programs};
+use netattach_tests::traffic::Conversation;
+
+use super::*;
+
+/// What runs on a parent, at ingress and at egress, in the order in which packets meet it.
+#[derive(Debug, PartialEq, Eq)]
+struct Running {
+    filters: [Vec<String>; 2],
+    links: [Vec<String>; 2],
+}
+
+impl Running {
+    fn on(node: &Node, device: &str) -> Self {
+        let index = index_of(&node.namespace, device).unwrap();
+        let mut host = Handle::open_in(node.namespace.netns()).unwrap();
+        let filters = [Hook::Ingress, Hook::Egress].map(|hook| {
+            let found = host.find_filters(index, hook).unwrap();
+            found.into_iter().filter_map(|filter| filter.name).collect()
+        });
+        let links = [Direction::Ingress, Direction::Egress]
+            .map(|direction| tcx_programs(&node.namespace, index, direction).unwrap());
+        Self { filters, links }
+    }
+
+    /// As it is to be in that mode.
+    fn by(attach: &str) -> Self {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let none = [Vec::new(), Vec::new()];
+        match attach {
+            "clsact" => {
+                Self { filters: [names(&["na_par_from", "na_par_to"]), names(&["na_par_from"])], links: none }
+            }
+            _ => Self {
+                filters: none,
+                links: [names(&["na_par_in_from", "na_par_in_to"]), names(&["na_par_out"])],
+            },
+        }
+    }
+}
+
+impl Scene {
+    fn by(attach: &str) -> Self {
+        Self::with(&[("attach", attach)], "bridge", &policies())
+    }
+
+    /// The programs are where they are to be in that mode, and nothing else of it is there.
+    fn assert_runs(&self, attach: &str) {
+        assert_eq!(Running::on(&self.node, WIRE), Running::by(attach), "{attach}");
+        assert_eq!(has_clsact(&self.node), attach == "clsact", "{attach}");
+    }
+
+    /// Somebody takes the receivers' program off the parent, and in mode clsact the others with it.
+    fn take_off(&self, attach: &str) {
+        if attach == "clsact" {
+            tc(&self.node.namespace, &format!("qdisc del dev {WIRE} clsact")).unwrap();
+        } else {
+            let index = index_of(&self.node.namespace, WIRE).unwrap();
+            fs::remove_file(self.node.bpffs().join(format!("link/{index}_na_par_in_to"))).unwrap();
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str) {
+        ip(&self.node.namespace, &["link", "set", from, "name", to]).unwrap();
+    }
+}
+
+#[test]
+fn the_programs_come_with_the_first_and_go_with_the_last_whoever_dies_meanwhile() {
+    for attach in ["clsact", "tcx"] {
+        let mut scene = Scene::by(attach);
+        scene.assert_runs(attach);
+        scene.node.kill().unwrap();
+        assert!(!connects(scene.namespace(OTHER), at(SERVER, 80), SILENCE), "{attach}");
+        scene.take_off(attach);
+        scene.node.start().unwrap();
+        scene.assert_runs(attach);
+        for pod in &scene.pods {
+            scene.node.check(pod).success();
+        }
+        assert_policies_hold(&scene);
+        scene.node.kill().unwrap();
+        scene.node.start().unwrap();
+        scene.node.del(&scene.pods[0]).success();
+        scene.node.del(&scene.pods[1]).success();
+        scene.assert_runs(attach);
+        scene.end();
+    }
+}
+
+#[test]
+fn what_somebody_takes_off_a_parent_is_put_back_in_its_place() {
+    for attach in ["clsact", "tcx"] {
+        let scene = Scene::by(attach);
+        scene.take_off(attach);
+        let put_back = || {
+            let status = scene.node.ctl(&["status"]).unwrap();
+            status["programs_put_back"] == json!(1) && Running::on(&scene.node, WIRE) == Running::by(attach)
+        };
+        assert!(eventually(PATIENCE * 2, put_back), "{attach}: {:?}", Running::on(&scene.node, WIRE));
+        assert!(!connects(scene.namespace(OTHER), at(SERVER, 80), SILENCE), "{attach}");
+        scene.end();
+    }
+}
+
+/// Datagrams without a pause; whether any was ever answered.
+struct Flood {
+    ending: Arc<AtomicBool>,
+    thread: JoinHandle<(u64, u64)>,
+}
+
+impl Flood {
+    fn start(from: &Namespace, to: SocketAddr) -> Self {
+        let socket = from.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+        socket.connect(to).unwrap();
+        // Between two datagrams no agent replaces a program twice, and others get the processor.
+        socket.set_read_timeout(Some(Duration::from_micros(200))).unwrap();
+        let ending = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&ending);
+        let thread = thread::spawn(move || {
+            let (mut sent, mut answered) = (0, 0);
+            while !over.load(Ordering::SeqCst) {
+                sent += u64::from(socket.send(b"flood").is_ok());
+                answered += u64::from(socket.recv(&mut [0; 16]).is_ok());
+            }
+            (sent, answered)
+        });
+        Self { ending, thread }
+    }
+
+    /// How many datagrams were sent, and how many answered.
+    fn end(self) -> (u64, u64) {
+        self.ending.store(true, Ordering::SeqCst);
+        self.thread.join().unwrap()
+    }
+}
+
+#[test]
+fn parents_change_over_from_one_mode_to_the_other_and_judge_all_the_while() {
+    const OPEN: u16 = 80;
+    const CLOSED: u16 = 81;
+    let open = json!({
+        "podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"protocol": "UDP", "port": OPEN}]}]
+    });
+    let mut scene = Scene::with(&[("attach", "clsact")], "bridge", &[("open", policy("open", "lan", &open))]);
+    let _servers = [OPEN, CLOSED].map(|port| Echo::serve(scene.namespace(SERVER), at(SERVER, port)).unwrap());
+    let floods = [CLIENT, OUTSIDE].map(|host| Flood::start(scene.namespace(host), at(SERVER, CLOSED)));
+    let conversation = Conversation::start(scene.namespace(CLIENT), at(SERVER, OPEN)).unwrap();
+    for attach in ["tcx", "clsact", "tcx", "clsact"] {
+        scene.node.kill().unwrap();
+        scene.node.set("attach", json!(attach));
+        scene.node.start().unwrap();
+        scene.assert_runs(attach);
+        scene.node.check(&scene.pods[0]).success();
+    }
+    let (sent, lost) = conversation.end();
+    assert!(sent > 10 && lost == 0, "{lost} of {sent} lost");
+    for flood in floods {
+        let (sent, answered) = flood.end();
+        assert!(sent > 10 && answered == 0, "{answered} of {sent} passed");
+    }
+    scene.end();
+}
+
+/// A device in use that gets its first clsact stops for a moment. With tcx this one gets none, and loses nothing.
+#[test]
+fn a_parent_in_use_is_not_stopped() {
+    let scene = Scene::with(&[("attach", "tcx")], "bridge", &[]);
+    for pod in &scene.pods {
+        scene.node.del(pod).success();
+    }
+    ip(&scene.node.namespace, &["addr", "add", "10.52.0.1/24", "dev", WIRE]).unwrap();
+    let far = Echo::serve(&scene.outside, at(OUTSIDE, 80)).unwrap();
+    let conversation = Conversation::start(&scene.node.namespace, far.address()).unwrap();
+    for _ in 0..5 {
+        scene.node.add(&scene.pods[0]).success();
+        scene.assert_runs("tcx");
+        scene.node.del(&scene.pods[0]).success();
+        assert!(!has_clsact(&scene.node));
+    }
+    let (sent, lost) = conversation.end();
+    assert!(sent > 10 && lost == 0, "{lost} of {sent} lost");
+    drop(far);
+    scene.end();
+}
+
+#[test]
+fn a_parent_is_the_same_by_another_name() {
+    let mut scene = Scene::by("tcx");
+    scene.rename(WIRE, "wire7");
+    assert_eq!(Running::on(&scene.node, "wire7"), Running::by("tcx"));
+    scene.node.kill().unwrap();
+    scene.node.start().unwrap();
+    assert_eq!(Running::on(&scene.node, "wire7"), Running::by("tcx"));
+    assert_policies_hold(&scene);
+    scene.rename("wire7", WIRE);
+    scene.end();
+}
+
+#[test]
+fn links_go_with_a_parent_that_is_gone() {
+    let mut scene = Scene::by("tcx");
+    let links = |scene: &Scene| -> BTreeSet<String> {
+        let pins = Snapshot::take(&scene.node, &[]).unwrap().pins;
+        pins.into_iter().filter(|pin| pin.contains("/link/")).collect()
+    };
+    assert_eq!(links(&scene).iter().filter(|pin| pin.contains("na_par_")).count(), 3);
+    scene.node.kill().unwrap();
+    ip(&scene.node.namespace, &["link", "del", WIRE]).unwrap();
+    scene.node.start().unwrap();
+    for pod in &scene.pods {
+        scene.node.del(pod).success();
+    }
+    assert_eq!(links(&scene), BTreeSet::new());
+    Snapshot::take(&scene.node, &scene.pods.each_ref()).unwrap().assert_nothing_is_left();
+}
+
+/// Others' filters on a parent stay, and so does the queueing discipline that holds them.
+#[test]
+fn filters_of_others_on_the_parent_stay() {
+    for attach in ["clsact", "tcx"] {
+        let mut node = Node::new(&[]).unwrap();
+        node.set("attach", json!(attach));
+        node.add_wire().unwrap();
+        let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
+        node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+        node.write("server", &pod("server", &json!({"app": "server"}), &json!("lan"))).unwrap();
+        let deny = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+        node.write("policy", &policy("deny", &format!("{DEFAULT_NETWORK}, {NAMESPACE}/lan"), &deny)).unwrap();
+        node.start().unwrap();
+        let shown = || {
+            let words = ["filter", "show", "dev", WIRE, "ingress"];
+            let output = node.namespace.run(|| Command::new("tc").args(words).output().unwrap());
+            String::from_utf8(output.stdout).unwrap()
+        };
+        tc(&node.namespace, &format!("qdisc add dev {WIRE} clsact")).unwrap();
+        let pass = ["bpf", "bytecode", "1,6 0 0 4294967295", "flowid", "1:1"];
+        let added = node.namespace.run(|| {
+            let place = ["filter", "add", "dev", WIRE, "ingress", "prio", "1", "handle", "1"];
+            Command::new("tc").args(place).args(pass).status().unwrap()
+        });
+        assert!(added.success());
+        let before = shown();
+        let server = Pod::new("server").unwrap();
+        node.add(&server).success();
+        let ours = ["na_par_from", "na_par_to"].map(|name| shown().contains(name));
+        assert_eq!(ours, [attach == "clsact"; 2]);
+        node.del(&server).success();
+        assert_eq!(shown(), before);
+        assert!(has_clsact(&node));
+    }
+}

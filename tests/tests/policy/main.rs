@@ -1,0 +1,22 @@
+//! Policies and source checks under real connections, on every kind of link, and attempts to get past them.
+//!
+//! | module | what it proves |
+//! |---|---|
+//! | `policy_live` | policies and anti-spoofing between attached pods |
+//! | `services` | policies beside Services, where the node translates addresses |
+//! | `macvlan`, `in_pod` | the same on macvlans and on interfaces that other plugins make |
+//! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
+//! | `hooks` | where programs are attached, beside the programs of others |
+//! | `flows`, `bandwidth` | flow records; limits, measured by transfers |
+//! | `map_space` | policies that do not fit into the maps |
+
+mod bandwidth;
+mod escape;
+mod flows;
+mod hooks;
+mod impostor;
+mod in_pod;
+mod macvlan;
+mod map_space;
+mod policy_live;
+mod services;

@@ -1,0 +1,172 @@
+//! The example of README.md, as written: its commands, in order, and what it shows of their output.
+//!
+//! A block `sh` is run, and succeeds. In a block `console`, a line that begins with `# ` is a command and the lines
+//! below it are its output. All of them run in one shell on a machine of its own: namespaces for network, mounts and
+//! processes, which end with the shell, and with them agent, pods, pins and files.
+//!
+//! Nothing in the text is replaced. What surrounds it is: `cargo` does nothing, as what it would build is the
+//! executables under test, which are found at `target/dist` of the working directory; and `/run`, `/var/lib` and
+//! `/sys/fs/bpf` are empty.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+
+use netattach_tests::node::executable;
+
+const README: &str = include_str!("../../../README.md");
+
+/// What is there before the example begins. Its own errors and those of the blocks go to standard error.
+const MACHINE: &str = r#"
+set -euo pipefail
+for directory in /run /var/lib; do mount -t tmpfs tmpfs $directory; done
+mount -t bpf bpf /sys/fs/bpf
+ip link set lo up
+cargo() { :; }
+"#;
+
+/// A fenced block of the page.
+#[derive(Debug, PartialEq)]
+enum Block {
+    /// Commands that succeed.
+    Script(String),
+    /// Commands with what each prints.
+    Shown(Vec<(String, String)>),
+}
+
+#[test]
+fn the_example_runs_as_written_and_prints_what_is_shown() {
+    let blocks = blocks(README);
+    let home = tempfile::Builder::new().prefix("netattach-readme-").tempdir().unwrap();
+    fs::create_dir(home.path().join("target")).unwrap();
+    symlink(executable("netattachd").unwrap().parent().unwrap(), home.path().join("target/dist")).unwrap();
+
+    let output = Command::new("unshare")
+        .args(["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"])
+        .args(["--mount-proc", "bash", "-c", &script(&blocks)])
+        .current_dir(home.path())
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let log = fs::read_to_string(home.path().join("agent.log")).unwrap_or_default();
+    assert!(output.status.success(), "{}: {complaint}\n--- agent\n{log}", output.status);
+
+    let shown: Vec<(String, String)> = blocks
+        .into_iter()
+        .flat_map(|block| match block {
+            Block::Script(_) => Vec::new(),
+            Block::Shown(commands) => commands,
+        })
+        .collect();
+    let printed: Vec<(String, String)> = shown
+        .iter()
+        .enumerate()
+        .map(|(number, (command, _))| {
+            let printed = fs::read_to_string(home.path().join(number.to_string())).unwrap();
+            (command.clone(), without_what_varies(&printed))
+        })
+        .collect();
+    let shown: Vec<(String, String)> =
+        shown.into_iter().map(|(command, output)| (command, without_what_varies(&output))).collect();
+    assert_eq!(printed, shown, "printed, left, and README.md, right");
+}
+
+#[test]
+fn blocks_are_those_of_the_page() {
+    let page = "a\n```sh\nb \\\n  c\n```\n```text\nd\n```\n```console\n# e\nf\n\ng\n# h\n```\n";
+    let shown = vec![("e".to_owned(), "f\n\ng\n".to_owned()), ("h".to_owned(), String::new())];
+    assert_eq!(blocks(page), [Block::Script("b \\\n  c\n".to_owned()), Block::Shown(shown)]);
+}
+
+#[test]
+fn what_varies_is_little() {
+    let printed =
+        "2026-11-22T13:37:51.544Z x  02:00:0a:ff:00:01  undecided tcp 10.0.0.1:47908 > 10.0.0.2:80\n";
+    let again = "2027-01-01T00:00:00.000Z x  02:00:0a:ff:00:02  on        tcp 10.0.0.1:47910 > 10.0.0.2:80\n";
+    assert_eq!(without_what_varies(printed), without_what_varies(again));
+    assert_eq!(without_what_varies(&format!("{printed}{printed}")), without_what_varies(again));
+    let other = again.replace(":80\n", ":81\n");
+    assert_ne!(without_what_varies(&other), without_what_varies(again));
+}
+
+/// The blocks `sh` and `console` of a page, in order.
+fn blocks(page: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let Some(kind) = line.strip_prefix("```") else { continue };
+        let content: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+        match kind {
+            "sh" => blocks.push(Block::Script(content.join("\n") + "\n")),
+            "console" => blocks.push(Block::Shown(commands(&content))),
+            _ => {}
+        }
+    }
+    blocks
+}
+
+fn commands(lines: &[&str]) -> Vec<(String, String)> {
+    let mut commands: Vec<(String, String)> = Vec::new();
+    for line in lines {
+        match (line.strip_prefix("# "), commands.last_mut()) {
+            (Some(command), _) => commands.push((command.to_owned(), String::new())),
+            (None, Some((_, output))) => *output += &format!("{line}\n"),
+            (None, None) => panic!("a line of output before the first command: {line}"),
+        }
+    }
+    commands
+}
+
+/// One script of all blocks; the output of the commands that are shown goes to files by number.
+fn script(blocks: &[Block]) -> String {
+    let mut script = format!("home=$PWD{MACHINE}trap 'cp /run/shop/agent.log $home/agent.log' EXIT\n");
+    let mut number = 0;
+    for block in blocks {
+        match block {
+            Block::Script(text) => script += text,
+            Block::Shown(commands) => {
+                for (command, _) in commands {
+                    script += &format!("{{ {command}\n}} > $home/{number} 2>&1\n");
+                    number += 1;
+                }
+            }
+        }
+    }
+    script
+}
+
+/// Output without what is another with each run: Ethernet addresses, times, the client's port; whether the fast path is
+/// decided on yet; how often a line is repeated, as a packet is that is not answered; how wide columns are.
+fn without_what_varies(output: &str) -> String {
+    let mut lines: Vec<String> = output
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let followed = words.iter().skip(1).chain([&""]);
+            let words = words.iter().zip(followed).map(|(word, next)| match *word {
+                "undecided" => "on".to_owned(),
+                word if is_ethernet(word) => "MAC".to_owned(),
+                word if is_time(word) => "TIME".to_owned(),
+                word if *next == ">" => word.rsplit_once(':').map_or(word, |(address, _)| address).to_owned(),
+                word => word.to_owned(),
+            });
+            words.collect::<Vec<_>>().join(" ")
+        })
+        .collect();
+    lines.dedup();
+    lines.join("\n")
+}
+
+/// Six pairs of hexadecimal digits.
+fn is_ethernet(word: &str) -> bool {
+    let parts: Vec<&str> = word.split(':').collect();
+    parts.len() == 6
+        && parts.iter().all(|part| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit()))
+}
+
+/// `2026-11-22T13:37:51.544Z`.
+fn is_time(word: &str) -> bool {
+    word.len() == 24 && word.ends_with('Z') && word.as_bytes()[10] == b'T'
+}
