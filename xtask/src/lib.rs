@@ -1,4 +1,4 @@
-//! netattach's build, test, demo and benchmark driver, as a library shared by its executables.
+//! netattach's build, test and demo driver, as a library shared by its executables and by the benchmarks (`bench`).
 //!
 //! | module | what it answers |
 //! |---|---|
@@ -12,11 +12,9 @@
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
 //! | [`vm`] | selections of the tests in virtual machines: an older kernel, a card with VFs |
 //! | [`demo`] | what netattach does, as a story in eight steps |
-//! | [`bench`] | attachment latency, measured beside its alternatives |
 //!
 //! [`source`] lists the Rust files for `tidy` and `conformance`.
 
-pub mod bench;
 pub mod child;
 pub mod conformance;
 pub mod demo;

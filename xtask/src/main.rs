@@ -1,12 +1,12 @@
 //! `cargo xtask <verb>`: see the library for what each verb does.
 
-use std::num::NonZeroU16;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use xtask::{bench, conformance, demo, dist, ebpf, fuzz, screen, setup, suite, tidy, vm};
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use xtask::{child, conformance, demo, dist, ebpf, fuzz, screen, setup, suite, tidy, vm};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -62,9 +62,11 @@ enum Verb {
     /// Set up, build and watch three pods get their networks and a policy; needs root
     Demo,
     /// Measure netattach beside its alternatives
+    #[command(disable_help_flag = true)]
     Bench {
-        #[command(subcommand)]
-        subject: Subject,
+        /// As `cargo xtask bench --help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
     },
     /// Run the fuzz targets, all or those of these names
     Fuzz {
@@ -76,85 +78,6 @@ enum Verb {
         long: bool,
         targets: Vec<String>,
     },
-}
-
-#[derive(Subcommand)]
-enum Subject {
-    /// ADD and DEL of a pod with a bridge and two macvlans
-    Attach(AttachArguments),
-    /// Traffic between two pods by path and by size of the policy, changes of policies, nanoseconds of a packet
-    Dataplane(DataplaneArguments),
-    /// Restart of an agent with many attachments
-    Restart(RestartArguments),
-    /// ADD of a pod while others hang that have nothing to do with it
-    Fairness(FairnessArguments),
-}
-
-#[derive(Args)]
-struct AttachArguments {
-    /// Pods attached one after another by each contender
-    #[arg(long, default_value = "50")]
-    rounds: NonZeroU16,
-    /// Bursts of pods attached at once by each contender
-    #[arg(long, default_value_t = 5)]
-    bursts: u16,
-    /// Pods in a burst
-    #[arg(long, default_value = "20")]
-    burst_size: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: bench::Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
-    /// Leave a contender out, by the name it has in the table; may be repeated
-    #[arg(long, value_name = "CONTENDER")]
-    without: Vec<String>,
-}
-
-#[derive(Args)]
-struct DataplaneArguments {
-    /// How often each path gets its turn
-    #[arg(long, default_value = "7")]
-    rounds: NonZeroU16,
-    /// Length of one sample in milliseconds
-    #[arg(long, default_value = "500")]
-    sample: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: bench::Output,
-    /// Also put the tables into docs/performance.md
-    #[arg(long)]
-    write: bool,
-    /// Measure only this; may be repeated
-    #[arg(long, value_enum, value_name = "PART")]
-    only: Vec<bench::dataplane::Part>,
-}
-
-#[derive(Args)]
-struct RestartArguments {
-    /// Restarts of each kind with each number of attachments
-    #[arg(long, default_value = "5")]
-    rounds: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: bench::Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
-}
-
-#[derive(Args)]
-struct FairnessArguments {
-    /// Pods attached one after another in each situation
-    #[arg(long, default_value = "50")]
-    rounds: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: bench::Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
 }
 
 fn main() -> ExitCode {
@@ -169,10 +92,7 @@ fn main() -> ExitCode {
             vm::run(vm::Options { guest, test, filters, executables: dist })
         }
         Verb::Demo => demo::run(),
-        Verb::Bench { subject: Subject::Attach(arguments) } => bench::attach::run(&arguments.into()),
-        Verb::Bench { subject: Subject::Dataplane(arguments) } => bench::dataplane::run(&arguments.into()),
-        Verb::Bench { subject: Subject::Restart(arguments) } => bench::restart::run(&arguments.into()),
-        Verb::Bench { subject: Subject::Fairness(arguments) } => bench::fairness::run(&arguments.into()),
+        Verb::Bench { arguments } => return bench(&arguments),
         Verb::Fuzz { seconds, long, targets } => {
             let time = if long { fuzz::Time::Each(fuzz::LONG) } else { fuzz::Time::Together(seconds) };
             fuzz::run(&fuzz::Options { targets, time })
@@ -187,30 +107,16 @@ fn main() -> ExitCode {
     }
 }
 
-impl From<AttachArguments> for bench::attach::Options {
-    fn from(arguments: AttachArguments) -> Self {
-        let AttachArguments { rounds, bursts, burst_size, output, write, without } = arguments;
-        Self { rounds, bursts, burst_size, output, write, without }
-    }
-}
-
-impl From<DataplaneArguments> for bench::dataplane::Options {
-    fn from(arguments: DataplaneArguments) -> Self {
-        let DataplaneArguments { rounds, sample, output, write, only } = arguments;
-        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), output, write }
-    }
-}
-
-impl From<RestartArguments> for bench::restart::Options {
-    fn from(arguments: RestartArguments) -> Self {
-        let RestartArguments { rounds, output, write } = arguments;
-        Self { rounds, output, write }
-    }
-}
-
-impl From<FairnessArguments> for bench::fairness::Options {
-    fn from(arguments: FairnessArguments) -> Self {
-        let FairnessArguments { rounds, output, write } = arguments;
-        Self { rounds, output, write }
+/// The benchmarks are a crate of their own, which reads the arguments; its exit code is the verb's.
+fn bench(arguments: &[OsString]) -> ExitCode {
+    let mut cargo = child::cargo();
+    cargo.args(["run", "--quiet", "--package", "netattach-bench", "--bin", "bench", "--"]).args(arguments);
+    match cargo.status().context("run the benchmarks") {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            screen::failure(&error);
+            ExitCode::FAILURE
+        }
     }
 }

@@ -18,10 +18,10 @@ use super::Options;
 use super::generator::{Generator, Station, receive_from_xdp};
 use super::load::{self, Kind, Route, stay_on};
 use super::paths::{PORTS, PREFIX, address_of, many_ports, policy, two};
-use crate::bench::Series;
-use crate::bench::agent::{self, Agent, NAMESPACE};
-use crate::bench::document;
-use crate::bench::pods::{Node, Pod, fresh_directory, in_namespace, joined};
+use crate::Series;
+use crate::agent::{self, Agent, NAMESPACE};
+use crate::document;
+use crate::pods::{Node, Pod, fresh_directory, in_namespace, joined};
 
 /// Pods that [`measure`] takes.
 pub(super) const PODS: usize = 8;

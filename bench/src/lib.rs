@@ -23,9 +23,9 @@ use std::thread;
 
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
+use xtask::{screen, setup, tree};
 
 use self::series::Series;
-use crate::{screen, setup, tree};
 
 /// Executables in the directory of this variable are measured as they are, for comparing two of them; else they are built.
 const DIST_VARIABLE: &str = "NETATTACH_DIST";
@@ -80,7 +80,7 @@ fn measured<T: Send>(
     build: impl FnOnce() -> anyhow::Result<()>,
     measure: impl FnOnce() -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
-    if !crate::child::is_root() {
+    if !xtask::child::is_root() {
         bail!(screen::Stuck::new("attaching takes root", "run the benchmark as root"));
     }
     if output == Output::Json {

@@ -13,12 +13,12 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
 use rustix::io::FdFlags;
+use xtask::screen::Progress;
+use xtask::{child, dist};
 
 use super::{Contender, pinned};
-use crate::bench::netlink::{self, Hook, Netlink};
-use crate::bench::pods::{INTERFACES, Node, PARENT_INDEX, Pod};
-use crate::screen::Progress;
-use crate::{child, dist};
+use crate::netlink::{self, Hook, Netlink};
+use crate::pods::{INTERFACES, Node, PARENT_INDEX, Pod};
 
 pub(super) const IN_PROCESS: &str = "netlink, in process";
 pub(super) const SPAWNED: &str = "netlink, one process";
@@ -75,7 +75,7 @@ impl Contender for InProcess {
 
 impl Spawned {
     pub(super) fn new(progress: &Progress) -> anyhow::Result<Self> {
-        let built = dist::static_executables("xtask", &["floor"], progress)?;
+        let built = dist::static_executables("netattach-bench", &["floor"], progress)?;
         let executable = built.get("floor").context("the floor was not built")?.clone();
         Ok(Self { executable, pins: None, program: OnceLock::new() })
     }

@@ -4,9 +4,8 @@ use std::fmt::Write;
 use std::fs;
 
 use anyhow::{Context, ensure};
-
-use crate::screen::Stuck;
-use crate::tree;
+use xtask::screen::Stuck;
+use xtask::tree;
 
 const DOCUMENT: &str = "docs/performance.md";
 

@@ -14,8 +14,8 @@ use anyhow::{Context, ensure};
 use rustix::net::sockopt;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::bench::netlink;
-use crate::bench::pods::{in_namespace, joined};
+use crate::netlink;
+use crate::pods::{in_namespace, joined};
 
 /// What is not answered by then never is.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -17,6 +17,8 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use anyhow::Context;
+use xtask::screen::{self, Done};
+use xtask::{dist, setup};
 
 use self::figures::{Figures, Report, Samples};
 use self::flood::Flood;
@@ -24,8 +26,6 @@ use self::load::Kind;
 use self::paths::{PORTS, Path};
 use super::pods::Node;
 use super::{Output, document, measured, print};
-use crate::screen::{self, Done};
-use crate::{dist, setup};
 
 /// Sizes of the policies that are compared.
 const RULES: [u32; 4] = [10, 1_000, 10_000, 100_000];

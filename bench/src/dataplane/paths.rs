@@ -12,13 +12,13 @@ use anyhow::{Context, bail};
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketType, socket};
 use serde_json::{Value, json};
+use xtask::child;
 
 use super::load::Route;
-use crate::bench::agent::{self, Agent, NAMESPACE};
-use crate::bench::bpf::Program;
-use crate::bench::netlink::{self, Hook, Netlink};
-use crate::bench::pods::{Node, Pod, fresh_directory, in_namespace};
-use crate::child;
+use crate::agent::{self, Agent, NAMESPACE};
+use crate::bpf::Program;
+use crate::netlink::{self, Hook, Netlink};
+use crate::pods::{Node, Pod, fresh_directory, in_namespace};
 
 pub(super) const VETH: &str = "veth pair";
 /// The floor of whatever takes packets from one pod to another by a program.

@@ -17,13 +17,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use xtask::screen::{self, Done, Progress};
+use xtask::{dist, setup};
 
 use self::figures::{Figures, Report};
 use super::agent;
 use super::pods::{Node, Pod};
 use super::{Output, end, measured};
-use crate::screen::{self, Done, Progress};
-use crate::{dist, setup};
 
 /// In the order in which they take turns.
 const CONTENDERS: [&str; 5] =

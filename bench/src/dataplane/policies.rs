@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
+use xtask::screen::{self, Done};
 
-use crate::bench::Series;
-use crate::bench::agent::{self, Agent, NAMESPACE};
-use crate::bench::bpf::Words;
-use crate::bench::pods::{Node, fresh_directory};
-use crate::screen::{self, Done};
+use crate::Series;
+use crate::agent::{self, Agent, NAMESPACE};
+use crate::bpf::Words;
+use crate::pods::{Node, fresh_directory};
 
 /// Sizes of the policies that are loaded for one attachment.
 const SIZES: [u32; 4] = [10, 1_000, 10_000, 100_000];

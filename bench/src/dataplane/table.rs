@@ -6,7 +6,7 @@ use super::figures::{Figures, Report};
 use super::paths::{BRIDGE, IPTABLES, NETATTACH, NETATTACH_BRIDGED, REDIRECT, VETH, WIRE, WIRE_BRIDGED};
 use super::policies::Shape;
 use super::{RULES, policies, programs};
-use crate::bench::{Series, document};
+use crate::{Series, document};
 
 /// Both tables and what they mean.
 pub(super) fn tables(report: &Report) -> String {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::{Figures, Report};
-use crate::bench::document;
+use crate::document;
 
 /// What everything is compared with: the least that one CNI call can take.
 const YARDSTICK: &str = super::floor::SPAWNED;
@@ -72,8 +72,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::bench::Origin;
-    use crate::bench::attach::Samples;
+    use crate::Origin;
+    use crate::attach::Samples;
 
     #[test]
     fn ratios_are_to_the_spawned_floor_and_missing_figures_are_dashes() {

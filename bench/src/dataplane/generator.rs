@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketType, socket};
 
 use super::flood::Flows;
 use super::paths::index_of;
-use crate::bench::bpf::Program;
-use crate::bench::pods::in_namespace;
+use crate::bpf::Program;
+use crate::pods::in_namespace;
 
 /// Frames of one call, so that the generator stops when it is told to.
 const AT_ONCE: u32 = 8192;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use crate::bench::pods::{Pod, in_namespace};
+use crate::pods::{Pod, in_namespace};
 
 /// Between two datagrams.
 const PACE: Duration = Duration::from_millis(1);

@@ -11,13 +11,13 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use xtask::screen::{self, Done};
+use xtask::{dist, setup};
 
 use self::holders::{Holders, Plugin};
 use super::agent::{self, Agent};
 use super::pods::{Node, Pod, fresh_directory};
 use super::{Origin, Output, Series, document, end, measured};
-use crate::screen::{self, Done};
-use crate::{dist, setup};
 
 /// Pods whose ADD hangs.
 const HOLDERS: u16 = 40;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{Options, Samples};
-use crate::bench::Origin;
+use crate::Origin;
 
 /// Everything one run found out.
 #[derive(Serialize)]

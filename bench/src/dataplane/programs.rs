@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
+use xtask::screen::{self, Done};
 
-use crate::bench::Series;
-use crate::bench::agent::{self, Agent, NAMESPACE};
-use crate::bench::bpf::Program;
-use crate::bench::pods::{Node, Pod, fresh_directory, in_namespace};
-use crate::screen::{self, Done};
+use crate::Series;
+use crate::agent::{self, Agent, NAMESPACE};
+use crate::bpf::Program;
+use crate::pods::{Node, Pod, fresh_directory, in_namespace};
 
 /// Runs of one sample.
 const REPEAT: u32 = 1_000_000;

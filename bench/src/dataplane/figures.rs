@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::paths::Path;
 use super::{Options, policies, programs};
-use crate::bench::{Origin, Series};
+use crate::{Origin, Series};
 
 /// Everything one run found out.
 #[derive(Serialize)]

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::Contender;
-use crate::bench::agent::{self, Agent, NAMESPACE};
-use crate::bench::pods::{Node, PARENT, Pod, fresh_directory};
+use crate::agent::{self, Agent, NAMESPACE};
+use crate::pods::{Node, PARENT, Pod, fresh_directory};
 
 pub(super) const NAME: &str = "netattach";
 

@@ -16,13 +16,13 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
+use xtask::screen::{self, Done};
+use xtask::{dist, setup};
 
 use self::flow::Flow;
 use super::agent::{self, Agent};
 use super::pods::{Node, Pod, fresh_directory};
 use super::{Origin, Output, Series, document, end, measured};
-use crate::screen::{self, Done};
-use crate::{dist, setup};
 
 /// Attachments that are taken over.
 const SIZES: [u16; 3] = [10, 200, 1_000];

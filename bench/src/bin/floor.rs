@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match xtask::bench::attach::floor::main(&arguments) {
+    match netattach_bench::attach::floor::main(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             xtask::screen::failure(&error);

@@ -7,10 +7,10 @@ use std::sync::Mutex;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
+use xtask::setup;
 
 use super::Contender;
-use crate::bench::pods::{INTERFACES, Node, PARENT, Pod, fresh_directory};
-use crate::setup;
+use crate::pods::{INTERFACES, Node, PARENT, Pod, fresh_directory};
 
 pub(super) const NAME: &str = "reference plugins";
 

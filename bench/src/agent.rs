@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
+use xtask::setup;
 
 use super::pods::{Node, Pod, fresh_directory};
-use crate::setup;
 
 /// Namespace of the pods.
 pub(super) const NAMESPACE: &str = "bench";

@@ -1,0 +1,133 @@
+//! `cargo xtask bench`, which runs this executable: its arguments.
+
+use std::num::NonZeroU16;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser};
+use netattach_bench::{Output, attach, dataplane, fairness, restart};
+use xtask::screen;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask bench", about = "Measure netattach beside its alternatives")]
+enum Subject {
+    /// ADD and DEL of a pod with a bridge and two macvlans
+    Attach(AttachArguments),
+    /// Traffic between two pods by path and by size of the policy, changes of policies, nanoseconds of a packet
+    Dataplane(DataplaneArguments),
+    /// Restart of an agent with many attachments
+    Restart(RestartArguments),
+    /// ADD of a pod while others hang that have nothing to do with it
+    Fairness(FairnessArguments),
+}
+
+#[derive(Args)]
+struct AttachArguments {
+    /// Pods attached one after another by each contender
+    #[arg(long, default_value = "50")]
+    rounds: NonZeroU16,
+    /// Bursts of pods attached at once by each contender
+    #[arg(long, default_value_t = 5)]
+    bursts: u16,
+    /// Pods in a burst
+    #[arg(long, default_value = "20")]
+    burst_size: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
+    /// Leave a contender out, by the name it has in the table; may be repeated
+    #[arg(long, value_name = "CONTENDER")]
+    without: Vec<String>,
+}
+
+#[derive(Args)]
+struct DataplaneArguments {
+    /// How often each path gets its turn
+    #[arg(long, default_value = "7")]
+    rounds: NonZeroU16,
+    /// Length of one sample in milliseconds
+    #[arg(long, default_value = "500")]
+    sample: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+    /// Also put the tables into docs/performance.md
+    #[arg(long)]
+    write: bool,
+    /// Measure only this; may be repeated
+    #[arg(long, value_enum, value_name = "PART")]
+    only: Vec<dataplane::Part>,
+}
+
+#[derive(Args)]
+struct RestartArguments {
+    /// Restarts of each kind with each number of attachments
+    #[arg(long, default_value = "5")]
+    rounds: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
+}
+
+#[derive(Args)]
+struct FairnessArguments {
+    /// Pods attached one after another in each situation
+    #[arg(long, default_value = "50")]
+    rounds: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Subject::parse() {
+        Subject::Attach(arguments) => attach::run(&arguments.into()),
+        Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
+        Subject::Restart(arguments) => restart::run(&arguments.into()),
+        Subject::Fairness(arguments) => fairness::run(&arguments.into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            screen::failure(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl From<AttachArguments> for attach::Options {
+    fn from(arguments: AttachArguments) -> Self {
+        let AttachArguments { rounds, bursts, burst_size, output, write, without } = arguments;
+        Self { rounds, bursts, burst_size, output, write, without }
+    }
+}
+
+impl From<DataplaneArguments> for dataplane::Options {
+    fn from(arguments: DataplaneArguments) -> Self {
+        let DataplaneArguments { rounds, sample, output, write, only } = arguments;
+        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), output, write }
+    }
+}
+
+impl From<RestartArguments> for restart::Options {
+    fn from(arguments: RestartArguments) -> Self {
+        let RestartArguments { rounds, output, write } = arguments;
+        Self { rounds, output, write }
+    }
+}
+
+impl From<FairnessArguments> for fairness::Options {
+    fn from(arguments: FairnessArguments) -> Self {
+        let FairnessArguments { rounds, output, write } = arguments;
+        Self { rounds, output, write }
+    }
+}
