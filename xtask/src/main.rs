@@ -43,6 +43,9 @@ enum Verb {
         /// Also fuzz for a minute; the environment variable CI=true means the same
         #[arg(long)]
         ci: bool,
+        /// Run the unit tests only: no set-up, no root
+        #[arg(long, conflicts_with = "ci")]
+        unit: bool,
     },
     /// Set up, build and run selections of the tests in virtual machines: under Debian 12's Linux 6.1, and on VFs
     Vm {
@@ -87,7 +90,10 @@ fn main() -> ExitCode {
         Verb::Build => dist::build(),
         Verb::Tidy { only, advisories } => tidy::run(&only, advisories.as_deref()),
         Verb::Conformance { open } => conformance::run(open),
-        Verb::Test { ci } => suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true")),
+        Verb::Test { unit: true, .. } => suite::unit(),
+        Verb::Test { ci, .. } => {
+            suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true"))
+        }
         Verb::Vm { guest, test, dist, filters } => {
             vm::run(vm::Options { guest, test, filters, executables: dist })
         }

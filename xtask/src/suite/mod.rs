@@ -56,14 +56,37 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The unit tests alone, which need neither set-up nor root: the short loop.
+///
+/// # Errors
+/// Anything that could not be compiled, or that some test failed.
+pub fn unit() -> anyhow::Result<()> {
+    screen::heading("unit tests");
+    let selection = ["--workspace", "--exclude", "netattach-tests", "--lib"];
+    compile(&selection)?;
+    let mut cargo = child::cargo();
+    cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
+    let total = watched(&mut cargo, Tally::default())?.total();
+    screen::line(&total.to_string());
+    if !is_success(total) {
+        bail!("tests failed");
+    }
+    Ok(())
+}
+
 /// Everything.
 fn workspace() -> anyhow::Result<Count> {
     screen::heading("test");
-    screen::step("compile", |progress| {
-        child::run(child::cargo().args(["test", "--workspace", "--no-run"]), progress)?;
-        Ok(screen::Done::Was(String::new()))
-    })?;
+    compile(&["--workspace"])?;
     tests(&["--workspace"], &[], &variables())
+}
+
+/// Compiles a selection of the tests.
+fn compile(selection: &[&str]) -> anyhow::Result<()> {
+    screen::step("compile", |progress| {
+        child::run(child::cargo().arg("test").args(selection).arg("--no-run"), progress)?;
+        Ok(screen::Done::Was(String::new()))
+    })
 }
 
 /// What threads share, in many orders of their steps.
