@@ -1,5 +1,4 @@
-//! Records of live pods that are not as they were written: no pod loses anything by it, and whoever asks is told.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Damaged records of live pods: no pod loses anything by them, and its DEL reports the damage.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,17 +17,31 @@ fn record(node: &Node, container: &str) -> PathBuf {
     node.path(&format!("state/journal/{container}@eth0.jsonl"))
 }
 
-/// A node with the pods `a` and `b`.
-fn node() -> Node {
-    Node::new(&["a", "b"].map(|name| pod(name, &json!({}), &Value::Null))).unwrap()
+/// A started node that knows the pods `a` and `b`, and `a`, which is attached.
+fn attached() -> (Node, Pod) {
+    let node = Node::new(&["a", "b"].map(|name| pod(name, &json!({}), &Value::Null))).unwrap();
+    with_a(node)
+}
+
+/// A started node, and a pod `a` that is attached and has a macvlan `net1` beside its default network.
+fn with_macvlan() -> (Node, Pod) {
+    let node = Node::new(&[pod("a", &json!({}), &json!("lan"))]).unwrap();
+    node.add_wire().unwrap();
+    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    with_a(node)
+}
+
+fn with_a(mut node: Node) -> (Node, Pod) {
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    (node, a)
 }
 
 #[test]
 fn a_bad_byte_in_a_live_pods_record_costs_it_nothing_and_its_del_says_where() {
-    let mut node = node();
-    node.start().unwrap();
-    let a = Pod::new("a").unwrap();
-    node.add(&a).success();
+    let (mut node, a) = attached();
     let path = record(&node, "c-a");
     let whole = fs::read(&path).unwrap();
     let second_line = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
@@ -86,14 +99,7 @@ fn a_del_removes_nothing_outside_the_journal() {
 /// A namespace that has the path and the inode of one that is gone is another all the same: its link is not deleted.
 #[test]
 fn a_link_of_another_namespace_with_the_same_path_and_inode_stays() {
-    let mut node = Node::new(&[]).unwrap();
-    node.add_wire().unwrap();
-    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE});
-    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
-    node.write("a", &pod("a", &json!({}), &json!("lan"))).unwrap();
-    node.start().unwrap();
-    let a = Pod::new("a").unwrap();
-    node.add(&a).success();
+    let (mut node, a) = with_macvlan();
     node.kill().unwrap();
     let path = record(&node, "c-a");
     let text = fs::read_to_string(&path).unwrap();
@@ -112,10 +118,7 @@ fn a_link_of_another_namespace_with_the_same_path_and_inode_stays() {
 
 #[test]
 fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_left() {
-    let mut node = node();
-    node.start().unwrap();
-    let a = Pod::new("a").unwrap();
-    node.add(&a).success();
+    let (node, a) = attached();
     let state = node.path("state");
     rustix::mount::mount_bind(&state, &state).unwrap();
     rustix::mount::mount_remount(&state, MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
@@ -137,10 +140,8 @@ fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_l
 /// A DEL that is repeated names the numbers of its record again: they are nobody else's until that is gone.
 #[test]
 fn a_record_that_cannot_be_removed_keeps_its_numbers_and_its_next_del_costs_no_other_pod_anything() {
-    let mut node = node();
-    node.start().unwrap();
-    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
-    node.add(&a).success();
+    let (node, a) = attached();
+    let b = Pod::new("b").unwrap();
     let path = record(&node, "c-a");
     // In the agent's mount namespace, which is this one: what something is mounted on cannot be removed.
     rustix::mount::mount_bind(&path, &path).unwrap();
@@ -194,14 +195,7 @@ fn a_plugin_whose_answer_is_lost_is_not_asked_to_take_back_what_nobody_knows() {
 /// What has the name of an interface that the pod has lost is somebody else's.
 #[test]
 fn a_link_that_the_pod_has_made_in_place_of_its_own_stays() {
-    let mut node = Node::new(&[]).unwrap();
-    node.add_wire().unwrap();
-    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE});
-    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
-    node.write("a", &pod("a", &json!({}), &json!("lan"))).unwrap();
-    node.start().unwrap();
-    let a = Pod::new("a").unwrap();
-    node.add(&a).success();
+    let (node, a) = with_macvlan();
     for words in ["link del net1", "link add net1 type veth peer name x0"] {
         ip(&a.namespace, &words.split(' ').collect::<Vec<_>>()).unwrap();
     }
