@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use netattach::bpf::sys::{self, Direction, Instruction};
@@ -122,7 +123,9 @@ pub fn attach_filter(
     priority: u32,
     verdict: Verdict,
 ) -> Result<()> {
-    let path = format!("/sys/fs/bpf/netattach-foreign-{}-{priority}", std::process::id());
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = format!("/sys/fs/bpf/netattach-foreign-{}-{number}", std::process::id());
     let path = Path::new(&path);
     sys::pin(program(verdict)?.as_fd(), path)?;
     let hook = if ingress { "ingress" } else { "egress" };
