@@ -3,16 +3,18 @@
 //!
 //! | module | what a test gets |
 //! |---|---|
-//! | [`node`] | a node with a running agent |
+//! | [`node`], `agent` | a node with a running agent |
 //! | [`manifest`] | the objects that it reads |
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
-//! | [`runtime`], [`calls`], [`machine`] | a runtime's part; what scripted plugins were told; real container runtimes |
+//! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
+//! | [`plugin_calls`] | what scripted plugins were told |
 //! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
 //! | [`peak`] | the most memory that a process has had |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
 //! | [`other_programs`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
 
-pub mod calls;
+mod agent;
+pub mod call;
 pub mod machine;
 pub mod manifest;
 mod namespace;
@@ -20,6 +22,7 @@ pub mod node;
 pub mod other_programs;
 pub mod packet;
 pub mod peak;
+pub mod plugin_calls;
 pub mod privilege;
 pub mod raw;
 pub mod reading;
@@ -31,5 +34,6 @@ pub mod tools;
 pub mod traffic;
 pub mod wires;
 
+pub use call::{Call, Outcome};
 pub use namespace::Namespace;
-pub use node::{Node, Outcome, Pod};
+pub use node::{Node, Pod};

@@ -1,23 +1,21 @@
 //! A node of its own for one test: a network namespace that the agent runs in, directories, a place for pins,
 //! and a container runtime that calls the real CNI executable.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::Namespace;
+use crate::agent::Agent;
 use crate::manifest::{self, NAMESPACE};
-use crate::traffic::{eventually, stretched};
+use crate::traffic::eventually;
+use crate::{Call, Namespace, Outcome};
 
 /// `namespace/name` of the network that every pod gets.
 pub const DEFAULT_NETWORK: &str = "kube-system/default";
@@ -34,7 +32,7 @@ const ATTACH_VARIABLE: &str = "NETATTACH_ATTACH";
 const BPFFS: &str = "/sys/fs/bpf";
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 const BPFFS_MAGIC: u64 = 0xcafe_4a11;
-/// An agent that takes longer to get ready is taken as hung.
+/// How long the network-status of an attached pod may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
@@ -50,12 +48,6 @@ pub struct Node {
     agent: Option<Agent>,
 }
 
-#[derive(Debug)]
-struct Agent {
-    child: Child,
-    log: Option<std::thread::JoinHandle<String>>,
-}
-
 /// A pod's sandbox as a container runtime makes it: loopback down, nothing else.
 #[derive(Debug)]
 pub struct Pod {
@@ -65,24 +57,6 @@ pub struct Pod {
     pub name: String,
     /// Its network namespace.
     pub namespace: Namespace,
-}
-
-/// A call of the CNI executable, ready to be changed and run.
-#[derive(Debug, Clone)]
-pub struct Call {
-    /// The environment; nothing else is in it.
-    pub env: BTreeMap<String, String>,
-    /// Standard input.
-    pub stdin: String,
-}
-
-/// What a call of the CNI executable came to.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
-    /// Exit code.
-    pub exit: i32,
-    /// What it printed; `null` for nothing.
-    pub json: Value,
 }
 
 impl Node {
@@ -247,29 +221,8 @@ impl Node {
     ) -> Result<()> {
         let mut command = self.agent_command(executable)?;
         command.envs(variables.iter().copied());
-        let mut child = self.namespace.run(|| command.spawn()).context("start the agent")?;
-        let stderr = child.stderr.take().context("the agent's stderr is a pipe")?;
-        let (ready, is_ready) = mpsc::channel();
-        let log = std::thread::Builder::new().name("agent-log".into()).spawn(move || {
-            let mut log = String::new();
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                if line.contains(said) {
-                    // Nobody listens after the start.
-                    let _ = ready.send(());
-                }
-                log.push_str(&line);
-                log.push('\n');
-            }
-            log
-        })?;
-        self.agent = Some(Agent { child, log: Some(log) });
-        match is_ready.recv_timeout(stretched(PATIENCE)) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                let log = self.kill()?;
-                anyhow::bail!("the agent did not get ready ({error}):\n{log}")
-            }
-        }
+        self.agent = Some(Agent::start(&self.namespace, command, said)?);
+        Ok(())
     }
 
     /// The command that starts an agent on this node, stderr to a pipe.
@@ -317,10 +270,7 @@ impl Node {
     /// # Errors
     /// The agent cannot be ended.
     pub fn kill(&mut self) -> Result<String> {
-        let Some(mut agent) = self.agent.take() else { return Ok(String::new()) };
-        agent.child.kill()?;
-        agent.child.wait()?;
-        Ok(agent.log())
+        self.agent.take().map_or_else(|| Ok(String::new()), Agent::kill)
     }
 
     /// SIGTERM, and what the agent had logged.
@@ -328,13 +278,7 @@ impl Node {
     /// # Errors
     /// It did not end by itself with success.
     pub fn stop(&mut self) -> Result<String> {
-        let Some(mut agent) = self.agent.take() else { return Ok(String::new()) };
-        let pid = rustix::process::Pid::from_child(&agent.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        let status = agent.child.wait()?;
-        let log = agent.log();
-        ensure!(status.success(), "the agent ended with {status}:\n{log}");
-        Ok(log)
+        self.agent.take().map_or_else(|| Ok(String::new()), Agent::stop)
     }
 
     /// Waits until the agent has ended by itself.
@@ -343,16 +287,8 @@ impl Node {
     /// There is none, or it goes on.
     pub fn wait_for_end(&mut self) -> Result<(ExitStatus, String)> {
         let agent = self.agent.as_mut().context("no agent was started")?;
-        let child = &mut agent.child;
-        let mut ended = None;
-        eventually(PATIENCE, || {
-            ended = child.try_wait().ok().flatten();
-            ended.is_some()
-        });
-        let status = ended.context("the agent does not end")?;
-        let log = agent.log();
-        self.agent = None;
-        Ok((status, log))
+        let status = agent.wait_for_end().context("the agent does not end")?;
+        Ok((status, self.agent.take().map(Agent::log).unwrap_or_default()))
     }
 
     /// Process id of the running agent.
@@ -360,7 +296,7 @@ impl Node {
     /// # Panics
     /// None runs.
     pub fn agent_pid(&self) -> u32 {
-        self.agent.as_ref().expect("the agent runs").child.id()
+        self.agent.as_ref().expect("the agent runs").pid()
     }
 
     /// A CNI call as containerd makes it for the pod's `eth0`.
@@ -471,12 +407,6 @@ impl Drop for Node {
     }
 }
 
-impl Agent {
-    fn log(&mut self) -> String {
-        self.log.take().and_then(|log| log.join().ok()).unwrap_or_default()
-    }
-}
-
 impl Pod {
     /// A new sandbox for the pod of that name.
     ///
@@ -484,79 +414,6 @@ impl Pod {
     /// No namespace.
     pub fn new(name: &str) -> Result<Self> {
         Ok(Self { container: format!("c-{name}"), name: name.to_owned(), namespace: Namespace::new()? })
-    }
-}
-
-impl Call {
-    /// With a variable.
-    #[must_use]
-    pub fn with(mut self, name: &str, value: &str) -> Self {
-        self.env.insert(name.to_owned(), value.to_owned());
-        self
-    }
-
-    /// Without a variable.
-    #[must_use]
-    pub fn without(mut self, name: &str) -> Self {
-        self.env.remove(name);
-        self
-    }
-
-    /// With another configuration.
-    #[must_use]
-    pub fn stdin(mut self, stdin: impl ToString) -> Self {
-        self.stdin = stdin.to_string();
-        self
-    }
-
-    /// Runs the CNI executable.
-    ///
-    /// # Panics
-    /// It cannot be run, is ended by a signal, or prints something other than one JSON value.
-    pub fn run(&self) -> Outcome {
-        let mut child = Command::new(executable("netattach").expect("the CNI executable is built"))
-            .env_clear()
-            .envs(&self.env)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("the CNI executable starts");
-        let written = child.stdin.take().map(|mut stdin| stdin.write_all(self.stdin.as_bytes()));
-        let mut stdout = String::new();
-        let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut stdout));
-        let status = child.wait().expect("the CNI executable ends");
-        written.expect("stdin is a pipe").expect("stdin is read");
-        read.expect("stdout is a pipe").expect("stdout is text");
-        let json = match stdout.trim() {
-            "" => Value::Null,
-            text => serde_json::from_str(text).expect("stdout is JSON"),
-        };
-        Outcome { exit: status.code().expect("no signal"), json }
-    }
-}
-
-impl Outcome {
-    /// The result of a successful call.
-    ///
-    /// # Panics
-    /// It failed.
-    pub fn success(self) -> Value {
-        assert_eq!(self.exit, 0, "{:#}", self.json);
-        self.json
-    }
-
-    /// Code and message of a failed call, details appended.
-    ///
-    /// # Panics
-    /// It succeeded.
-    pub fn failure(self) -> (u64, String) {
-        assert_eq!(self.exit, 1, "{:#}", self.json);
-        let text = |key: &str| self.json[key].as_str().unwrap_or_default().to_owned();
-        let code = self.json["code"].as_u64().expect("an error has a code");
-        let details = text("details");
-        let separator = if details.is_empty() { "" } else { ": " };
-        (code, format!("{}{separator}{details}", text("msg")))
     }
 }
 

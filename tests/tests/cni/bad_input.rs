@@ -1,13 +1,12 @@
 //! Requests that cannot be served: the right code, a message that names what is wrong, and nothing changed.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::time::{Duration, Instant};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{Call, WIRE, ip};
+use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Call, Node, Pod};
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::{Value, json};
 

@@ -1,5 +1,4 @@
-//! What others make large, or of another kind than it should be: refused by name, and nobody else notices.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Input that is too large, or a file of the wrong type: refused by name, and no other pod notices.
 
 use std::fs;
 use std::process::Command;
@@ -7,11 +6,11 @@ use std::time::Instant;
 
 use netattach::budget;
 use netattach_tests::manifest::{NAMESPACE, annotated, network, pod, policy};
-use netattach_tests::node::{DEFAULT_NETWORK, Outcome, WIRE};
+use netattach_tests::node::{DEFAULT_NETWORK, WIRE};
 use netattach_tests::peak::Peak;
 use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::traffic::{PATIENCE, SILENCE, eventually, ping};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Node, Outcome, Pod};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
 

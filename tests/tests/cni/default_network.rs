@@ -1,7 +1,5 @@
 //! The network that every pod gets, whoever chooses it, and who may choose what.
 
-#![expect(clippy::unwrap_used, reason = "a rig that cannot be set up is a failed test")]
-
 use std::fs;
 
 use netattach_tests::manifest::{annotated, network, pod};

@@ -1,6 +1,5 @@
 //! Which attachment has the pod's default routes, and which interface traffic leaves by: kernel, result, status,
 //! CHECK, traffic.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::symlink;

@@ -1,5 +1,4 @@
 //! One more network for a live pod, by `netattachctl attach` and `detach`.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,4 @@
 //! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and questions have ways of their own.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs::{self, File};
 use std::thread::{JoinHandle, spawn};
@@ -8,9 +7,8 @@ use std::time::Duration;
 use netattach::rpc::client::{Patience, call};
 use netattach::rpc::message::{CniCall, Request, Response};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{Call, Outcome};
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Call, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
 /// Pods whose ADD or DEL hangs: more than may be attached at a time (`parallelAdds`), or may stand at one resource.

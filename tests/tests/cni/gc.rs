@@ -1,15 +1,14 @@
 //! GC by the real executable and the real agent: what is taken back, what is left alone, who else is asked.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::time::Instant;
 
-use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{Outcome, WIRE};
+use netattach_tests::node::WIRE;
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Node, Outcome, Pod};
 use serde_json::{Value, json};
 
 /// A node with two networks besides the default one, a macvlan and one of the scripted plugin `odd`, and two pods

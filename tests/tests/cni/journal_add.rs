@@ -1,12 +1,11 @@
-//! What an ADD writes down decides what its CHECK and DEL do, and an ADD that cannot write it down fails.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! The record of an ADD decides what its CHECK and DEL do; an ADD that cannot write its record fails.
 
 use std::fs;
 
 use netattach::cni::cache::Key;
 use netattach::delegate::ResultCache;
-use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};

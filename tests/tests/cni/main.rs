@@ -8,6 +8,7 @@
 //! | `gc`, `status` | the other verbs |
 //! | `bad_input`, `budgets`, `fairness` | requests that cannot be served, that are large, or that hang |
 //! | `shim` | the CNI executable without an agent, and with a bad one |
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod attach;
 mod bad_input;

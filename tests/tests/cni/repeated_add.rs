@@ -1,12 +1,11 @@
-//! ADD that comes again for a sandbox that is attached, with `repeatedAdd: return`.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! A second ADD for an attached sandbox, with `repeatedAdd: return`.
 
-use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{Call, ip};
+use netattach_tests::node::ip;
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Call, Node, Pod};
 use serde_json::{Value, json};
 
 /// A started node with a routed network `storage`, a network `chain` whose second plugin is scripted, and a pod `a`

@@ -1,5 +1,4 @@
 //! What pods ask of their networks, as other plugins are told of it and as the status tells of it.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 

@@ -2,8 +2,6 @@
 //!
 //! The executable is taken from the directory `NETATTACH_DIST`, or else from beside this test.
 
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
-
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,15 +1,14 @@
 //! STATUS by the real executable and the real agent: whether an ADD could be served, told in time whatever is down.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{Call, Outcome, ip};
+use netattach_tests::node::ip;
 use netattach_tests::other_programs::tc;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Call, Node, Outcome, Pod};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::{Value, json};
 

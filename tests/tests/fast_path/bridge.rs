@@ -1,5 +1,4 @@
 //! The fast path between pods of one bridge: that traffic takes it, and what keeps it off.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;

@@ -2,18 +2,17 @@
 //!
 //! A point stands after each write to the journal, each change asked of the kernel, each lease file, map entry,
 //! status file and start of a plugin. The agent that dies on demand is the executable `crash-agent` of this crate.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
-use netattach_tests::node::{Outcome, WIRE};
+use netattach_tests::node::WIRE;
 use netattach_tests::record::first_version;
 use netattach_tests::snapshot::{Maps, Snapshot, installed_policies};
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Node, Outcome, Pod};
 use serde_json::{Value, json};
 
 const SIGKILL: i32 = 9;

@@ -7,6 +7,7 @@
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; records that were harmed; what the next agent finishes |
 //! | `map_memory` | the memory of the maps is as documented |
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod crash;
 mod damaged_records;

@@ -1,5 +1,4 @@
 //! The memory of the maps that a started agent has made, by the kernel's own reckoning, and what `docs/budgets.md` says.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,4 @@
-//! What is wrong with objects, told before a pod suffers from it: in `status` and in the log.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Problems of objects, shown in `status` and in the log before a pod suffers from them.
 
 use netattach_tests::Node;
 use netattach_tests::manifest::{NAMESPACE, namespace, network, network_policy, pod, policy};

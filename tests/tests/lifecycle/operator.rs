@@ -1,5 +1,4 @@
-//! What an operator gets who does something wrong: with whom, with what rights, by which words. The real executables.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! An operator's mistakes: the wrong arguments, rights or settings, and the answers. The real executables.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};

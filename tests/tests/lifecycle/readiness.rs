@@ -1,16 +1,14 @@
 //! The file that tells the container runtime to call netattach: when it comes, what is in it, and that it stays.
 
-#![expect(clippy::unwrap_used, reason = "a rig that cannot be set up is a failed test")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use netattach_tests::manifest::{network, pod};
-use netattach_tests::node::{Call, executable};
+use netattach_tests::node::executable;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Call, Node, Pod};
 use serde_json::{Value, json};
 
 /// A node that writes the file into a directory of its own, which is not there yet.

@@ -1,6 +1,5 @@
-//! What an agent that was killed has left, and what came while none ran: the next one serves at once, and carries it
-//! out beside.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Recovery after an agent was killed, and requests that came while none ran: the next agent serves at once and
+//! finishes that work beside.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,10 +8,10 @@ use std::thread::{JoinHandle, spawn};
 use std::time::Instant;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{Outcome, executable};
+use netattach_tests::node::executable;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Node, Outcome, Pod};
 use serde_json::{Value, json};
 
 /// A node with a network of the scripted plugin `odd`, that many pods that have it, and the pod `plain`.

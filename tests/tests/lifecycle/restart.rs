@@ -1,5 +1,4 @@
 //! The agent goes and comes back; attached pods do not notice.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

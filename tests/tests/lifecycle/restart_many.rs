@@ -2,7 +2,6 @@
 //!
 //! How long it takes is printed:
 //! `NETATTACH_RESTART_ATTACHMENTS=1000 cargo test --release -p netattach-tests --test lifecycle -- restart_many --nocapture`.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 //!
 //! Needs root. Every test has its own pins below `/sys/fs/bpf` and removes them.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,12 +1,11 @@
-//! Plugins that misbehave and configurations that are meant to hurt, live: bounded time and memory, an error that
-//! says what happened, and everything taken back.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Plugins that misbehave and hostile configurations, live: bounded time and memory, an error that says what
+//! happened, and everything taken back.
 
 use std::fs::{self, OpenOptions};
 use std::time::{Duration, Instant};
 
-use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};

@@ -1,7 +1,5 @@
 //! Plugins that behave, and plugins that do not, run by `delegate` as real processes.
 
-#![expect(clippy::unwrap_used, reason = "a rig that cannot be set up is a failed test")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;

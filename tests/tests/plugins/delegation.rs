@@ -1,15 +1,14 @@
 //! Networks that other plugins make: what each plugin of a list is told by which verb, which configuration a
 //! definition means, and what others find in libcni's cache. Live, through the CNI executable.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use netattach::cni::cache::{Entry, Key};
 use netattach::delegate::ResultCache;
-use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::ip;
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::record::first_version;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};

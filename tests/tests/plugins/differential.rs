@@ -4,8 +4,6 @@
 //! The reference plugins are those of containernetworking/plugins in the directory that
 //! `NETATTACH_REFERENCE_PLUGINS` names.
 
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -3,8 +3,6 @@
 //! `NETATTACH_REFERENCE_PLUGINS` names the directory of the Go plugin's executable. Without it those tests
 //! report themselves skipped, or fail when `CI` is `true`.
 
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;

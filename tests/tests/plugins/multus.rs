@@ -2,7 +2,6 @@
 //!
 //! The pods are made as Multus makes them: the reference plugins of containernetworking/plugins are executed, and both
 //! caches are written.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,4 @@
 //! The bandwidth of an attachment, measured by real transfers.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};

@@ -1,5 +1,4 @@
-//! What is told of flows, from the packet to `netattachctl flows`, and what becomes of them when a pod goes.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Flow records, from the packet to `netattachctl flows`, and after their pod is gone.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

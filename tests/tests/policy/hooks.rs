@@ -1,5 +1,4 @@
-//! Where the programs run: by clsact or by tcx, beside the programs of others, and what happens to who removes them.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Where the programs are attached: by clsact or tcx, beside other agents' programs, and after somebody removed them.
 
 use std::net::SocketAddr;
 

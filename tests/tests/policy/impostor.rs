@@ -1,5 +1,4 @@
 //! Pods that ask for the addresses of others: of the bridge, of a router behind it, of the node, of another pod.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! Policies that need more room than there is beside what is in force: on the default maps, of which the one of IPv6 hosts is
-//! the smallest.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+//! Policies that do not fit into the maps beside those in force: on the default maps, of which that of IPv6 hosts is the
+//! smallest.
 
 use std::net::IpAddr;
 

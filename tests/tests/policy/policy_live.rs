@@ -1,5 +1,4 @@
 //! MultiNetworkPolicy and anti-spoofing under real connections between attached pods.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::net::SocketAddr;
 use std::time::Duration;

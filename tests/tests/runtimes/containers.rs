@@ -2,8 +2,6 @@
 //!
 //! `NETATTACH_RUNTIMES` names the directory that `cargo xtask setup` unpacks them into.
 
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::mpsc;
@@ -11,12 +9,12 @@ use std::thread;
 
 use netattach::netns::Netns;
 use netattach_tests::Node;
-use netattach_tests::calls::verbs;
 use netattach_tests::machine::containerd::{Containerd, Version};
 use netattach_tests::machine::podman::Podman;
 use netattach_tests::machine::{CONFIGURATIONS, Machine, cri};
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::WIRE;
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};

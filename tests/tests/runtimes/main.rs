@@ -1,5 +1,6 @@
 //! Tests on a whole machine: container runtimes that call netattach (`containers`), and the README's example as written
 //! (`readme`).
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod containers;
 mod readme;

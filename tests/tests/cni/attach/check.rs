@@ -3,9 +3,9 @@
 use std::fs;
 
 use netattach::netlink::Handle;
-use netattach_tests::calls::verbs;
 use netattach_tests::manifest::pod;
 use netattach_tests::node::{WIRE, ip};
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};

@@ -1,7 +1,6 @@
 //! Pods attached by the real executable and the real agent: results, kernel, files, traffic.
 //!
 //! `check` has CHECK of such pods, `other_plugins` those with plugins that are executed.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod check;
 mod other_plugins;

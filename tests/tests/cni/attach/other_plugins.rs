@@ -1,10 +1,10 @@
-//! Plugins of others, alone, in chains and beside ours, and what is taken back when they fail.
+//! Other plugins, alone, in chains and beside the built-in ones, and the roll-back when they fail.
 
 use std::fs;
 
 use netattach_tests::Pod;
-use netattach_tests::calls::verbs;
 use netattach_tests::manifest::{network, pod};
+use netattach_tests::plugin_calls::verbs;
 use netattach_tests::snapshot::{Network, Snapshot};
 use serde_json::{Value, json};
 

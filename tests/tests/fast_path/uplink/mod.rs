@@ -2,7 +2,6 @@
 //!
 //! `switched`: the wire is a port of the pods' bridge; `routed`: it leads to a router. `xdp` has the program in the driver,
 //! `lifecycle` when the programs come and go.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;

@@ -3,8 +3,6 @@
 //! `versions` has ADD to DEL in every version, `node` what was there before, `ipam` other address managers, `removal` DEL
 //! and GC, `queries` the verbs that only ask.
 
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
-
 mod ipam;
 mod node;
 mod queries;

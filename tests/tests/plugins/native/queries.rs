@@ -1,4 +1,4 @@
-//! CHECK, STATUS, VERSION, and what the executable says of itself.
+//! CHECK, STATUS, VERSION, and the executable's help.
 
 use std::fs;
 use std::process::Command;

@@ -4,7 +4,6 @@
 //!
 //! By means: `raw` frames, connections of loose `segments`, `devices` of its own, `forwarding` for others. By link, where that
 //! makes more possible: `macvlan`, `in_pod`.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod devices;
 mod forwarding;

@@ -3,7 +3,6 @@
 //! `levels` has how far they hold, `lifecycle` restarts and upgrades, `sriov` VFs of a card.
 //!
 //! `NETATTACH_REFERENCE_PLUGINS` names the directory of the Go plugins' executables.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod levels;
 mod lifecycle;

@@ -1,7 +1,6 @@
 //! Policies, counters and programs of macvlan attachments on a parent that they share.
 //!
 //! `parents` has where the programs of that parent are attached.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod parents;
 

@@ -5,7 +5,6 @@
 //!
 //! `translations` writes the rules. `translated` has their destinations, `nftables` the same without iptables, `upstream` the
 //! cases of Kubernetes' own suite, `table` the node's packet filter.
-#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;

@@ -1,0 +1,94 @@
+//! A running agent with its log, which is read while it runs.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Namespace;
+use crate::traffic::{eventually, stretched};
+
+/// An agent that takes longer to get ready, or to end by itself, is taken as hung.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An agent that has been started.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    child: Child,
+    log: JoinHandle<String>,
+}
+
+impl Agent {
+    /// Starts one inside a namespace and waits until it logs a line with `said` in it. The command's stderr is a pipe.
+    ///
+    /// # Errors
+    /// It does not; the error has its log.
+    pub(crate) fn start(namespace: &Namespace, mut command: Command, said: &'static str) -> Result<Self> {
+        let mut child = namespace.run(|| command.spawn()).context("start the agent")?;
+        let stderr = child.stderr.take().context("the agent's stderr is a pipe")?;
+        let (ready, is_ready) = mpsc::channel();
+        let log = std::thread::Builder::new().name("agent-log".into()).spawn(move || {
+            let mut log = String::new();
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if line.contains(said) {
+                    // Nobody listens after the start.
+                    let _ = ready.send(());
+                }
+                log.push_str(&line);
+                log.push('\n');
+            }
+            log
+        })?;
+        let agent = Self { child, log };
+        match is_ready.recv_timeout(stretched(PATIENCE)) {
+            Ok(()) => Ok(agent),
+            Err(error) => bail!("the agent did not get ready ({error}):\n{}", agent.kill()?),
+        }
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// `kill -9`, and what it had logged.
+    ///
+    /// # Errors
+    /// It cannot be ended.
+    pub(crate) fn kill(mut self) -> Result<String> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(self.log())
+    }
+
+    /// SIGTERM, and what it had logged.
+    ///
+    /// # Errors
+    /// It did not end by itself with success.
+    pub(crate) fn stop(mut self) -> Result<String> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        let status = self.child.wait()?;
+        let log = self.log();
+        ensure!(status.success(), "the agent ended with {status}:\n{log}");
+        Ok(log)
+    }
+
+    /// Waits until it has ended by itself; `None`: it goes on.
+    pub(crate) fn wait_for_end(&mut self) -> Option<ExitStatus> {
+        let mut ended = None;
+        eventually(PATIENCE, || {
+            ended = self.child.try_wait().ok().flatten();
+            ended.is_some()
+        });
+        ended
+    }
+
+    /// All that it logged, once it has ended.
+    pub(crate) fn log(self) -> String {
+        self.log.join().unwrap_or_default()
+    }
+}
