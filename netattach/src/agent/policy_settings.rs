@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::cidr;
 use crate::objects::access::Restrictions;
 use crate::objects::policy::{Direction, Inference, Peer, Peers, Ports, Rule};
-use crate::policy::compile::{CommonRules, OnOverflow, Options};
+use crate::policy::options::{CommonRules, OnOverflow, Options};
 use crate::source::read::policy::{CommonRulesError, read_common_rules};
 
 use super::config::Settings;

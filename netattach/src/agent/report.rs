@@ -20,7 +20,7 @@ use crate::netlink::{Handle, LOOPBACK};
 use crate::objects::policy::PolicyName;
 use crate::observe::{Event, Observer};
 use crate::plan::{AttachmentPlan, Sandbox, result, vantage};
-use crate::policy::compile::Subject;
+use crate::policy::desired::Subject;
 use crate::policy::dump::Dump;
 use crate::policy::explain::{Path, Question};
 use crate::policy::level::{Enforcement, Level};

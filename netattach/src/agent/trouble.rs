@@ -17,7 +17,7 @@ use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Requirement;
 use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
 use crate::objects::{NAMESPACE_NAME_LABEL, ObjectName, Objects};
-use crate::policy::compile::{Condition as PolicyCondition, Subject};
+use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::report::Chain;
 use crate::rpc::message::Condition;
 use crate::source::Source;

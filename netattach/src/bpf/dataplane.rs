@@ -26,8 +26,8 @@ use super::routed::Routed;
 use super::shares::PerFamily;
 use super::sys::SharedWords;
 use super::{BpfError, load, object};
-use crate::policy::compiled::{CompiledPolicy, RuleId};
 use crate::policy::diff::DENY_ALL;
+use crate::policy::lookup::{CompiledPolicy, RuleId};
 
 /// Where the pins are and how much the maps hold. Capacities count when the maps are created; later they must
 /// be the same.

@@ -11,7 +11,7 @@ use super::pin::{Pins, map_name};
 use super::rows::{Keys, Prefix, Rows, Usage};
 use super::table::Table;
 use super::{BpfError, Config};
-use crate::policy::compiled::{CompiledPolicy, RuleId};
+use crate::policy::lookup::{CompiledPolicy, RuleId};
 
 /// From this many entries on it pays to start a thread for them.
 const MANY: usize = 4096;

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use netattach_common::{Ip4, Ip6, PolicyAddress, Port, PortKey, PortRule};
 
 use super::pin::map_name;
-use crate::policy::compiled::{CompiledPolicy, Traffic};
+use crate::policy::lookup::{CompiledPolicy, Traffic};
 
 /// The key of a trie: the first `bits` bits of something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -186,7 +186,7 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::compiled::PortPrefix;
+    use crate::policy::lookup::PortPrefix;
 
     #[test]
     fn full_length_prefixes_become_exact_peers_and_the_rest_prefixes() {

@@ -12,10 +12,11 @@ use crate::bpf::{BpfError, PolicyIds};
 use crate::netlink::Handle;
 use crate::objects::policy::{PolicyName, Severity};
 use crate::plan::addressing::GATEWAY_V4;
-use crate::policy::compile::{Condition, Desired, EndpointPolicy, OnOverflow, Options, Subject};
-use crate::policy::compiled::CompiledPolicy;
+use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
 use crate::policy::diff::DENY_ALL;
 use crate::policy::diff::{Assignment, PolicyId, Write, diff};
+use crate::policy::lookup::CompiledPolicy;
+use crate::policy::options::{OnOverflow, Options};
 use crate::report::Chain;
 
 /// How long entries that nothing refers to are kept where the kernel does not tell when they are read no more: longer than

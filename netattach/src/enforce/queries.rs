@@ -9,13 +9,13 @@ use crate::hooks::AttachModes;
 use crate::objects::ObjectName;
 use crate::objects::policy::PolicyName;
 use crate::plan::{AttachmentPlan, PodRef};
-use crate::policy::compile::Condition;
-use crate::policy::compiled::RuleFlows;
+use crate::policy::desired::Condition;
 use crate::policy::diff::{Assignment, PolicyId};
 use crate::policy::dump::{Dump, dump};
 use crate::policy::explain::{End, Path, Question, View, explain};
 use crate::policy::index::Endpoint;
 use crate::policy::level::Level;
+use crate::policy::lookup::RuleFlows;
 
 /// One row of a report.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,10 +8,11 @@ use super::*;
 use crate::npwg::NetworkRef;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::{ObjectName, Objects, Phase, Pod};
-use crate::policy::compile::{Options, compile};
 use crate::policy::diff::{Programmed, diff};
 use crate::policy::explain::{End, Form, NodeRules, Question, View, explain};
+use crate::policy::incremental::compile;
 use crate::policy::index::{Endpoint, Place};
+use crate::policy::options::Options;
 use crate::source::read::policy;
 
 /// `shop/web` and `shop/db` on `shop/lan`, both families, and policies.

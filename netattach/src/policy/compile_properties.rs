@@ -1,20 +1,27 @@
 //! Compilation compared with a reading of the policies' text that knows no classes, no prefixes and no index.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
+use ipnet::IpNet;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::super::compiler::Compiler;
-use super::super::index::Endpoint;
 use super::tests::World;
-use super::*;
+use super::{Compiler, compile};
+use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
-use crate::objects::Objects;
 use crate::objects::labels::{Labels, Requirement, Selector};
-use crate::objects::policy::Directions;
-use crate::objects::{ContainerPort, Phase};
+use crate::objects::policy::{
+    Direction, Directions, Inference, Peer, Peers, Policy, PolicyName, PortTerm, Ports, Rule,
+};
+use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use crate::policy::evaluate::evaluate;
+use crate::policy::index::{Endpoint, Place};
+use crate::policy::lookup::CompiledPolicy;
+use crate::policy::options::Options;
 
 /// `None`: not isolated. Otherwise the rules that allow the traffic.
 fn read_text(

@@ -1,19 +1,24 @@
 //! The conformance rows that compilation decides.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
-use super::*;
+use super::{Compiler, compile};
+use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
-use crate::objects::Objects;
-use crate::objects::access::Isolation;
-use crate::objects::budget::{POLICIES, RULES_OF_NODE};
+use crate::objects::access::{Isolation, Restrictions};
+use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
 use crate::objects::labels::Labels;
-use crate::objects::policy::POLICY_FOR_ANNOTATION;
-use crate::objects::{ContainerPort, Phase};
-use crate::policy::compiled::PortPrefix;
+use crate::objects::policy::{Direction, Inference, POLICY_FOR_ANNOTATION, PolicyName};
+use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
+use crate::policy::classes::NOTHING;
+use crate::policy::desired::{Condition, Desired, Subject};
 use crate::policy::evaluate::evaluate;
-use crate::policy::index::Endpoint;
-use crate::policy::tables::NOTHING;
+use crate::policy::index::{Endpoint, Place};
+use crate::policy::lookup::{CompiledPolicy, Origin, PortPrefix, Traffic};
+use crate::policy::options::Options;
 use crate::source::read::policy;
 
 /// Two namespaces, a pod with two networks, and every kind of peer.
@@ -619,7 +624,7 @@ fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     let rules = |number: usize| json!({"ingress": vec![json!({"ports": [{"port": 80}]}); number]});
     let half = RULES_OF_NODE / 2;
     let endpoints = |world: &World| world.endpoints.iter().map(|it| (it.id, it.clone())).collect();
-    let mut compiler = super::super::compiler::Compiler::default();
+    let mut compiler = Compiler::default();
     let mut update = |world: &World| {
         compiler.update(&Arc::new(world.objects.clone()), &endpoints(world), &Options::default())
     };

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::compile::Desired;
-use super::compiled::CompiledPolicy;
+use super::desired::Desired;
+use super::lookup::CompiledPolicy;
 
 /// Number of a policy in the kernel's tables. 0 is no policy: the direction is not isolated.
 pub type PolicyId = u32;
@@ -148,7 +148,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::policy::compile::EndpointPolicy;
+    use crate::policy::desired::EndpointPolicy;
     use proptest::prelude::*;
 
     /// A policy that differs from those of other names, and is one value for each.

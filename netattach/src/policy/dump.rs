@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::compile::Desired;
-use super::compiled::{ClassId, CompiledPolicy, RuleId};
+use super::desired::Desired;
 use super::diff::{Assignment, PolicyId, Programmed};
+use super::lookup::{ClassId, CompiledPolicy, RuleId};
 use crate::objects::policy::PolicyName;
 
 /// Most peers and ports, each, of a policy that are shown: an answer has a largest size.
@@ -142,8 +142,8 @@ mod tests {
 
     use super::*;
     use crate::objects::ObjectName;
-    use crate::policy::compile::EndpointPolicy;
-    use crate::policy::compiled::{PortPrefix, Traffic};
+    use crate::policy::desired::EndpointPolicy;
+    use crate::policy::lookup::{PortPrefix, Traffic};
 
     #[test]
     fn a_policy_is_found_by_its_number_and_by_its_objects() {

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use netattach_common::decide::{Query, Tables, Verdict, decide};
 use netattach_common::{Port, PortKey};
 
-use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, Traffic};
+use super::lookup::{ClassId, CompiledPolicy, PortPrefix, RuleId, Traffic};
 use super::traffic::wider;
 
 /// What a policy says of traffic of a protocol (IANA number) with `peer`; `port` is that of the side that did not

@@ -11,12 +11,12 @@ use netattach_common::link::is_infrastructure;
 use netattach_common::protocol::{ICMP, ICMPV6};
 use serde::{Deserialize, Serialize};
 
-use super::compile::Desired;
-use super::compiled::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name};
+use super::classes::NOTHING;
+use super::desired::Desired;
 use super::diff::{PolicyId, Programmed};
 use super::evaluate::{judge, peer_entry};
 use super::index::{Endpoint, Place, published_addresses};
-use super::tables::NOTHING;
+use super::lookup::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name};
 use crate::objects::policy::Direction;
 use crate::objects::{ObjectName, Objects};
 use crate::policy::level::{Enforcement, Level};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::*;
 use crate::npwg::NetworkRef;
 use crate::objects::policy::PolicyName;
-use crate::policy::compile::EndpointPolicy;
-use crate::policy::compiled::Traffic;
+use crate::policy::desired::EndpointPolicy;
 use crate::policy::diff::Assignment;
 use crate::policy::diff::DENY_ALL;
+use crate::policy::lookup::Traffic;
 
 fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
     Endpoint {

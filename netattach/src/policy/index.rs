@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::compile::{Condition, Subject};
+use super::desired::{Condition, Subject};
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION, StatusEntry, status};
 use crate::objects::access::Restrictions;
 use crate::objects::labels::Labels;

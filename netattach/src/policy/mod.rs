@@ -1,26 +1,38 @@
 //! Compiles policies to lookup tables, and explains them. Pure.
 //!
-//! [`index`] knows which attachments a policy selects and which addresses its peers have. [`compile`] resolves that into the
-//! lookup tables of [`compiled`], with `tables` and `traffic` for prefixes and ports; [`compiler`] does it again only for whom
-//! `changes` names. [`evaluate`] reads the tables as the kernel does, and [`diff`] orders the writes that bring the kernel there.
-//! [`explain`] follows a packet through them, [`advice`] says what would let it pass, [`dump`] lists what is in force.
-//! How far all of it holds for an attachment is its [`level`].
+//! | module | task |
+//! |---|---|
+//! | `changes` | the difference between two snapshots of the objects |
+//! | [`index`] | the attachments that a policy selects, and the addresses of its peers |
+//! | [`options`] | the settings that compilation depends on |
+//! | [`incremental`] | the compiler: what a change concerns is compiled again, and nothing else |
+//! | `resolve` | the rules of one direction, with addresses and port numbers |
+//! | `classes`, `traffic` | their union as lookup tables: arithmetic of prefixes and of ports |
+//! | [`lookup`] | the tables of one direction, as the kernel looks them up |
+//! | [`desired`] | the result: tables for every attachment, conditions of the objects |
+//! | [`diff`] | the writes that bring the kernel there |
+//! | [`evaluate`] | the kernel's lookup, in user space |
+//! | [`explain`], [`advice`] | why a flow passes or not; the rule or setting that would let it pass |
+//! | [`dump`] | the tables that are in force, as data |
+//! | [`level`] | how far policies hold for an attachment |
 //!
 //! What cannot be understood never allows anything: an unreadable item of a rule matches nothing, and a policy
 //! whose selector is unreadable isolates without allowing.
 
 pub mod advice;
 mod changes;
-pub mod compile;
-pub mod compiled;
-pub mod compiler;
+mod classes;
+pub mod desired;
 pub mod diff;
 pub mod dump;
 pub mod evaluate;
 pub mod explain;
+pub mod incremental;
 pub mod index;
 pub mod level;
+pub mod lookup;
+pub mod options;
+mod resolve;
 #[cfg(test)]
 mod scenarios;
-mod tables;
 mod traffic;

@@ -6,9 +6,11 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::compile::{CommonRules, Desired, EndpointPolicy, Options, compile};
+use super::desired::{Desired, EndpointPolicy};
 use super::evaluate::evaluate;
+use super::incremental::compile;
 use super::index::{Endpoint, Place};
+use super::options::{CommonRules, Options};
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
 use crate::objects::labels::Labels;
@@ -89,7 +91,7 @@ impl Cluster {
         let verdicts: [bool; 2] = [0, 1].map(|family| {
             let allows = |policy: &Option<_>, peer: IpAddr| {
                 let Some(policy) = policy else { return true };
-                let policy: &std::sync::Arc<super::compiled::CompiledPolicy> = policy;
+                let policy: &std::sync::Arc<super::lookup::CompiledPolicy> = policy;
                 evaluate(policy, peer, protocol, port.parse().ok()).is_some()
             };
             allows(&desired.endpoints[&from.id].egress, to.addresses[family])

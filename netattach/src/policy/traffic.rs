@@ -1,6 +1,6 @@
 //! Arithmetic of traffic: ranges of ports as blocks, and which traffic holds which.
 
-use super::compiled::Traffic;
+use super::lookup::Traffic;
 use crate::npwg::selection::PortProtocol;
 
 /// One port of a protocol.

@@ -72,7 +72,7 @@ fn the_longest_peer_prefix_decides_as_except_needs() {
 #[test]
 fn port_blocks_begin_and_end_where_they_should() {
     // 5000 to 5003, and 6000 to 6001, as blocks.
-    let block = |port, bits| compiled::Traffic::Ports { protocol: 6, port, bits };
+    let block = |port, bits| lookup::Traffic::Ports { protocol: 6, port, bits };
     let compiled = policy(&[("10.0.0.2/32", 1)], &[(1, block(5000, 14)), (1, block(6000, 15))]);
     let rig = Rig::isolated(Some(&compiled), None);
     for (number, allowed) in
@@ -120,7 +120,7 @@ fn stray_fragments_need_a_rule_without_ports() {
     }
     let atomic = to_pod6().fragment(0, false).tcp(2, 80, SYN).frame();
     assert_eq!(rig.run(ToPod, &atomic), Ok(()));
-    let protocol = policy(&[("10.0.0.2/32", 1)], &[(1, compiled::Traffic::Protocol(17))]);
+    let protocol = policy(&[("10.0.0.2/32", 1)], &[(1, lookup::Traffic::Protocol(17))]);
     rig.enforce(Some(&protocol), None);
     let later = |number| to_pod().identification(3).fragment(3, true).payload(number, &[0xff; 40]).frame();
     assert_eq!(rig.run(ToPod, &later(17)), Ok(()));
@@ -149,7 +149,7 @@ fn link_control_passes_a_policy_that_denies_all() {
 
 #[test]
 fn rules_are_credited_with_their_flows() {
-    let compiled = policy(&[("10.0.0.0/8", 1)], &[(1, port(6, 80)), (1, compiled::Traffic::Protocol(17))]);
+    let compiled = policy(&[("10.0.0.0/8", 1)], &[(1, port(6, 80)), (1, lookup::Traffic::Protocol(17))]);
     let rig = Rig::isolated(Some(&compiled), None);
     let id = rig.dataplane.policy(POD).unwrap().ingress;
     for number in 0..3 {

@@ -5,10 +5,10 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use netattach::policy::compile::Options;
-use netattach::policy::compiler::Compiler;
 use netattach::policy::diff::{Assignment, Programmed};
 use netattach::policy::explain::{self, Asked, End, Form, NodeRules, Question, View};
+use netattach::policy::incremental::Compiler;
+use netattach::policy::options::Options;
 use netattach_tests::reading::{self, Reading};
 use proptest::prelude::prop_assert_eq;
 use proptest::test_runner::{Config as Cases, TestRunner};

@@ -244,7 +244,7 @@ pub(super) fn unused_root() -> PathBuf {
 
 /// A policy from peers with classes and classes with traffic; rule ids count from 1, and so do classes here: in
 /// the maps they come after the one that allows nothing.
-pub(super) fn policy(peers: &[(&str, u32)], ports: &[(u32, compiled::Traffic)]) -> CompiledPolicy {
+pub(super) fn policy(peers: &[(&str, u32)], ports: &[(u32, lookup::Traffic)]) -> CompiledPolicy {
     let numbered = || (1..).zip(ports);
     let number = |class: &u32| NOTHING + class;
     CompiledPolicy {
@@ -258,12 +258,12 @@ pub(super) fn policy(peers: &[(&str, u32)], ports: &[(u32, compiled::Traffic)]) 
     }
 }
 
-pub(super) fn any() -> compiled::Traffic {
-    compiled::Traffic::Any
+pub(super) fn any() -> lookup::Traffic {
+    lookup::Traffic::Any
 }
 
-pub(super) fn port(protocol: u8, port: u16) -> compiled::Traffic {
-    compiled::Traffic::Ports { protocol, port, bits: 16 }
+pub(super) fn port(protocol: u8, port: u16) -> lookup::Traffic {
+    lookup::Traffic::Ports { protocol, port, bits: 16 }
 }
 
 pub(super) fn deny_all() -> CompiledPolicy {

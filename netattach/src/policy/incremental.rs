@@ -1,6 +1,6 @@
-//! The compiler with a memory: of what changed it finds out whom it concerns, and does nothing else again.
+//! Compiles policies incrementally: finds the attachments that a change concerns and compiles only those again.
 //!
-//! | what changes | whom it concerns |
+//! | changed | concerned |
 //! |---|---|
 //! | a policy | the attachments that it selected or selects |
 //! | labels of a namespace | the policies whose namespace selectors see a difference |
@@ -8,19 +8,18 @@
 //! | a pod, or its attachments on this node | the policies one of whose selectors meant or means it; and its attachments |
 //! | settings, addresses of the node | everything |
 //!
-//! Compiling everything is the same thing from an empty memory; the tests hold the two together.
+//! Compiling everything is the same from an empty memory; property tests compare the two.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
 use super::changes::Changes;
-use super::compile::{
-    Condition, Desired, EndpointPolicy, Key, Options, Same, Subject, conditions_of, exceeded,
-    names_ports_of_peers, ports_of_target, tables,
-};
-use super::compiled::CompiledPolicy;
+use super::desired::{Condition, Desired, EndpointPolicy, Subject, conditions_of};
 use super::index::{Endpoint, PeerPod, Peers, Place, selecting, selects, usable_networks};
+use super::lookup::CompiledPolicy;
+use super::options::Options;
+use super::resolve::{ByIdentity, Key, exceeded, names_ports_of_peers, ports_of_target, resolve};
 use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Direction, Peer, Peers as AnyPeers, Policy, PolicyKind, PolicyName, Severity};
@@ -32,20 +31,20 @@ pub struct Compiler {
     options: Options,
     objects: Arc<Objects>,
     peers: Peers,
-    policies: BTreeMap<PolicyName, Known>,
+    policies: BTreeMap<PolicyName, PolicyEntry>,
     /// Those for which the node has no room: what they would be.
     refused: BTreeMap<PolicyName, Arc<Policy>>,
     /// How many others there are, and their rules.
     whole: usize,
     rules: usize,
     attachments: BTreeMap<u32, Attached>,
-    made: HashMap<Key, Arc<Made>>,
-    contents: Contents,
+    tables: HashMap<Key, Arc<CachedTables>>,
+    interner: Interner,
 }
 
 /// A policy that counts, and what is always asked of it.
 #[derive(Debug)]
-struct Known {
+struct PolicyEntry {
     policy: Arc<Policy>,
     /// Where its peers are looked for: the networks that its namespace may use.
     places: BTreeSet<Place>,
@@ -69,13 +68,13 @@ struct Attached {
 struct Selected {
     /// The policies that select it, in the order of their names.
     by: Vec<Arc<Policy>>,
-    ingress: Option<Arc<Made>>,
-    egress: Option<Arc<Made>>,
+    ingress: Option<Arc<CachedTables>>,
+    egress: Option<Arc<CachedTables>>,
 }
 
 /// Tables, and what matched nothing when they were made.
 #[derive(Debug)]
-struct Made {
+struct CachedTables {
     tables: Arc<CompiledPolicy>,
     conditions: Vec<Condition>,
 }
@@ -92,8 +91,8 @@ impl Compiler {
         options: &Options,
     ) -> Desired {
         if self.options != *options {
-            let contents = std::mem::take(&mut self.contents);
-            *self = Self { options: options.clone(), contents, ..Self::default() };
+            let interner = std::mem::take(&mut self.interner);
+            *self = Self { options: options.clone(), interner, ..Self::default() };
         }
         let before = std::mem::replace(&mut self.objects, Arc::clone(objects));
         let attached = self.attachments.iter().map(|(id, attached)| (id, &attached.endpoint));
@@ -106,7 +105,7 @@ impl Compiler {
         self.look_at_networks(&changes, &mut touched);
         self.take_pods(&changes, endpoints, &mut touched);
         touched.extend(changes.policies.iter().cloned());
-        self.made.retain(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
+        self.tables.retain(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.attachments.retain(|id, _| endpoints.contains_key(id));
         drop(before);
         self.let_go(&changes);
@@ -115,7 +114,7 @@ impl Compiler {
             self.take_attachment(endpoint, is_new, &changes, &touched);
         }
         // Held by the memory alone: no attachment is under it any more.
-        self.made.retain(|_, made| Arc::strong_count(made) > 1);
+        self.tables.retain(|_, cached| Arc::strong_count(cached) > 1);
         self.desired()
     }
 
@@ -135,9 +134,9 @@ impl Compiler {
     fn take_policies(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
         for name in &changes.policies {
             let was_refused = self.refused.remove(name).is_some();
-            if let Some(known) = self.policies.remove(name).filter(|_| !was_refused) {
+            if let Some(entry) = self.policies.remove(name).filter(|_| !was_refused) {
                 self.whole -= 1;
-                self.rules -= number_of_rules(&known.policy);
+                self.rules -= number_of_rules(&entry.policy);
             }
         }
         for name in &changes.policies {
@@ -168,12 +167,12 @@ impl Compiler {
         let Some(excess) = excess else {
             self.whole += 1;
             self.rules += number;
-            let known = Known::new(&policy, &self.objects, &self.options);
-            self.policies.insert(policy.name.clone(), known);
+            let entry = PolicyEntry::new(&policy, &self.objects, &self.options);
+            self.policies.insert(policy.name.clone(), entry);
             return true;
         };
         let bare = Arc::new(policy.without_rules(excess, self.options.policy_types_inference));
-        self.policies.insert(policy.name.clone(), Known::new(&bare, &self.objects, &self.options));
+        self.policies.insert(policy.name.clone(), PolicyEntry::new(&bare, &self.objects, &self.options));
         self.refused.insert(policy.name.clone(), policy);
         false
     }
@@ -195,12 +194,12 @@ impl Compiler {
         if !changes.definitions && changes.namespaces.is_empty() {
             return;
         }
-        for (name, known) in &mut self.policies {
-            let now = Known::new(&known.policy, &self.objects, &self.options);
-            if now.places != known.places {
+        for (name, entry) in &mut self.policies {
+            let now = PolicyEntry::new(&entry.policy, &self.objects, &self.options);
+            if now.places != entry.places {
                 touched.insert(name.clone());
             }
-            *known = now;
+            *entry = now;
         }
     }
 
@@ -228,8 +227,8 @@ impl Compiler {
             }
             let labels = self.peers.labels(&name.namespace).or(before_labels.as_ref());
             let Some(labels) = labels else { continue };
-            for (policy, known) in &self.policies {
-                let means = |peer: &PeerPod| known.means(&name.namespace, labels, peer);
+            for (policy, entry) in &self.policies {
+                let means = |peer: &PeerPod| entry.means(&name.namespace, labels, peer);
                 let is_meant = || before.as_ref().is_some_and(means) || now.as_ref().is_some_and(means);
                 if !touched.contains(policy) && is_meant() {
                     touched.insert(policy.clone());
@@ -282,7 +281,7 @@ impl Compiler {
         let mut is_concerned = is_touched(&selected.by);
         for name in changes.policies.iter().filter(|name| name.object.namespace == pod.name.namespace) {
             selected.by.retain(|policy| policy.name != *name);
-            let now = self.policies.get(name).map(|known| &known.policy);
+            let now = self.policies.get(name).map(|entry| &entry.policy);
             if let Some(policy) = now.filter(|it| selects(it, network_policy, pod, &endpoint.at)) {
                 selected.by.push(Arc::clone(policy));
                 is_concerned = true;
@@ -304,7 +303,7 @@ impl Compiler {
         endpoint: &Endpoint,
         pod: &Pod,
         conditions: &mut Vec<Condition>,
-    ) -> Option<Arc<Made>> {
+    ) -> Option<Arc<CachedTables>> {
         static NOWHERE: BTreeSet<Place> = BTreeSet::new();
         let inference = self.options.policy_types_inference;
         let isolating = by.iter().filter(|policy| policy.isolates(direction, inference)).cloned();
@@ -316,22 +315,22 @@ impl Compiler {
             Direction::Ingress => ports_of_target(&isolating, pod, conditions),
             Direction::Egress => BTreeMap::new(),
         };
-        let policies = isolating.into_iter().map(Same).collect();
+        let policies = isolating.into_iter().map(ByIdentity).collect();
         let key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp };
-        if let Some(made) = self.made.get(&key) {
-            return Some(Arc::clone(made));
+        if let Some(cached) = self.tables.get(&key) {
+            return Some(Arc::clone(cached));
         }
         let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
         let mut unmatched = Vec::new();
-        let made = tables(&key, &self.options, &self.peers, places_of, &mut unmatched);
-        let tables = made.unwrap_or_else(|excess| {
+        let resolved = resolve(&key, &self.options, &self.peers, places_of, &mut unmatched);
+        let tables = resolved.unwrap_or_else(|excess| {
             unmatched = exceeded(&key, excess);
             // Nobody gets through.
             CompiledPolicy::default()
         });
-        let made = Arc::new(Made { tables: self.contents.share(tables), conditions: unmatched });
-        self.made.insert(key, Arc::clone(&made));
-        Some(made)
+        let cached = Arc::new(CachedTables { tables: self.interner.share(tables), conditions: unmatched });
+        self.tables.insert(key, Arc::clone(&cached));
+        Some(cached)
     }
 
     fn isolating(&self, by: &[Arc<Policy>], direction: Direction) -> Vec<PolicyName> {
@@ -341,8 +340,8 @@ impl Compiler {
 
     fn desired(&self) -> Desired {
         let mut desired = Desired::default();
-        let of_policies = self.policies.values().flat_map(|known| &known.conditions);
-        let of_tables = self.made.values().flat_map(|made| &made.conditions);
+        let of_policies = self.policies.values().flat_map(|entry| &entry.conditions);
+        let of_tables = self.tables.values().flat_map(|cached| &cached.conditions);
         let mut conditions: BTreeSet<&Condition> =
             self.peers.conditions().chain(of_policies).chain(of_tables).collect();
         for (id, attached) in &self.attachments {
@@ -350,7 +349,7 @@ impl Compiler {
             match &attached.selected {
                 Some(selected) => {
                     let tables =
-                        |made: &Option<Arc<Made>>| made.as_ref().map(|made| Arc::clone(&made.tables));
+                        |cached: &Option<Arc<CachedTables>>| cached.as_ref().map(|it| Arc::clone(&it.tables));
                     let policy = EndpointPolicy {
                         ingress: tables(&selected.ingress),
                         egress: tables(&selected.egress),
@@ -378,7 +377,7 @@ enum Reselected {
     By(Vec<Arc<Policy>>),
 }
 
-impl Known {
+impl PolicyEntry {
     fn new(policy: &Arc<Policy>, objects: &Objects, options: &Options) -> Self {
         let mut conditions: Vec<Condition> = conditions_of(policy).collect();
         let places = usable_networks(objects, policy, &options.restrictions, &mut conditions);
@@ -414,8 +413,8 @@ impl Known {
 }
 
 /// A policy as it is in force, which may be without its rules.
-fn in_force(policies: &BTreeMap<PolicyName, Known>, policy: &Arc<Policy>) -> Arc<Policy> {
-    Arc::clone(policies.get(&policy.name).map_or(policy, |known| &known.policy))
+fn in_force(policies: &BTreeMap<PolicyName, PolicyEntry>, policy: &Arc<Policy>) -> Arc<Policy> {
+    Arc::clone(policies.get(&policy.name).map_or(policy, |entry| &entry.policy))
 }
 
 fn number_of_rules(policy: &Policy) -> usize {
@@ -436,15 +435,15 @@ fn unknown_pod(endpoint: &Endpoint) -> Condition {
 /// Tables by what they hold, as long as somebody holds them: equal ones are one value, also where different policies lead
 /// to them.
 #[derive(Debug, Default)]
-struct Contents(HashMap<u64, Vec<Weak<CompiledPolicy>>>);
+struct Interner(HashMap<u64, Vec<Weak<CompiledPolicy>>>);
 
-impl Contents {
+impl Interner {
     fn share(&mut self, tables: CompiledPolicy) -> Arc<CompiledPolicy> {
         self.0.retain(|_, all| {
             all.retain(|one| one.strong_count() > 0);
             !all.is_empty()
         });
-        let alike = self.0.entry(sketch(&tables)).or_default();
+        let alike = self.0.entry(fingerprint(&tables)).or_default();
         if let Some(same) = alike.iter().filter_map(Weak::upgrade).find(|one| **one == tables) {
             return same;
         }
@@ -456,7 +455,7 @@ impl Contents {
 
 /// Equal for equal tables, and different for most others. All of a hundred thousand prefixes would take as long as making
 /// them.
-fn sketch(tables: &CompiledPolicy) -> u64 {
+fn fingerprint(tables: &CompiledPolicy) -> u64 {
     const LOOKED_AT: usize = 64;
     let mut hasher = DefaultHasher::new();
     (tables.peers.len(), tables.ports.len(), tables.rules.len()).hash(&mut hasher);
@@ -464,3 +463,18 @@ fn sketch(tables: &CompiledPolicy) -> u64 {
     tables.ports.iter().take(LOOKED_AT).for_each(|port| port.hash(&mut hasher));
     hasher.finish()
 }
+
+/// Compiles everything from an empty memory.
+#[cfg(test)]
+pub(super) fn compile(objects: &Objects, endpoints: &[Endpoint], options: &Options) -> Desired {
+    let endpoints = endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
+    Compiler::default().update(&Arc::new(objects.clone()), &endpoints, options)
+}
+
+#[cfg(test)]
+#[path = "compile_tests.rs"]
+mod tests;
+
+#[cfg(test)]
+#[path = "compile_properties.rs"]
+mod properties;

@@ -1,167 +1,54 @@
-//! Policies to lookup tables.
+//! Resolves policies: addresses instead of selectors, numbers instead of port names.
 //!
-//! A longest-prefix lookup gives one answer, while policies are a union of rules. The union is therefore taken
-//! here: every prefix that any rule mentions gets the *set* of rules that match an address whose longest
-//! mentioned prefix it is; equal sets share a class; and each class gets the union of its rules' ports. The
-//! result is exact, exceptions and overlaps included, and costs a packet the same for one rule as for ten
-//! thousand.
-//!
-//! This file puts addresses in the place of selectors and numbers in the place of names; `tables` does the rest, and
-//! `compiler` sees to it that only what a change concerns is done again.
+//! [`resolve`] makes the lookup tables of one direction of one attachment. The rules that it resolves go to `classes`, which
+//! takes their union; `incremental` calls it again only for attachments that a change concerns.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::compiled::{CompiledPolicy, Origin, Traffic};
+use super::classes::{ResolvedRule, TablesBuilder};
+use super::desired::{Condition, Subject};
 use super::index::{Peers as KnownPeers, Place};
-use super::tables::{ResolvedRule, Tables};
+use super::lookup::{CompiledPolicy, Origin, Traffic};
+use super::options::Options;
 use super::traffic::{one_port, port_blocks};
 use crate::npwg::selection::PortProtocol;
-use crate::objects::access::Restrictions;
+use crate::objects::Pod;
 use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES};
-use crate::objects::policy::{
-    Direction, Inference, Peer, Peers, Policy, PolicyKind, PolicyName, PortTerm, Ports, Rule, Severity,
-};
-use crate::objects::{ObjectName, Pod};
-
-/// Choices that the policies leave open.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Options {
-    /// What a policy without `policyTypes` isolates.
-    pub policy_types_inference: Inference,
-    /// Which networks the policies of a namespace may name.
-    pub restrictions: Restrictions,
-    /// Whether NetworkPolicies hold on the pods' default networks.
-    pub network_policy: bool,
-    /// Addresses of this node: NetworkPolicies never keep a pod from its own node, nor the node from the pod.
-    pub node: BTreeSet<IpAddr>,
-    /// What is sent to this node may end elsewhere, without anybody asking policies again: then it is not excepted from them.
-    pub node_may_lead_elsewhere: bool,
-    /// What applies beside the policies wherever one isolates.
-    pub common: CommonRules,
-    /// What becomes of attachments whose new policy does not fit into the maps.
-    pub on_overflow: OnOverflow,
-}
-
-/// What becomes of attachments whose new policy does not fit into the maps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnOverflow {
-    /// In the direction that could not be written those that a policy isolates stay under it, and others are isolated
-    /// completely: what the new policy revokes stays open.
-    Keep,
-    /// All of them are isolated completely in that direction.
-    #[default]
-    Deny,
-}
-
-/// Rules that apply beside the policies of every isolated attachment: blocks and port numbers only.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CommonRules {
-    /// For what comes in.
-    pub ingress: Vec<(String, Rule)>,
-    /// For what goes out.
-    pub egress: Vec<(String, Rule)>,
-}
-
-/// What shall be in force on this node.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Desired {
-    /// What applies to each attachment.
-    pub endpoints: BTreeMap<u32, EndpointPolicy>,
-    /// Attachments whose pod is unknown, so that nobody can say what selects them: what is in force for them
-    /// must stay in force.
-    pub undecided: BTreeSet<u32>,
-    /// What authors of policies and pods should know, sorted.
-    pub conditions: Vec<Condition>,
-}
-
-/// What applies to one attachment.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct EndpointPolicy {
-    /// What may come in; `None`: not isolated, everything.
-    pub ingress: Option<Arc<CompiledPolicy>>,
-    /// What may go out; `None`: not isolated, everything.
-    pub egress: Option<Arc<CompiledPolicy>>,
-    /// The policies that select the attachment, in the order of their names.
-    pub policies: Vec<PolicyName>,
-    /// Those of them that isolate it from what comes in: only their rules for that count.
-    pub ingress_by: Vec<PolicyName>,
-    /// The same for what goes out.
-    pub egress_by: Vec<PolicyName>,
-}
-
-/// Something that an object's author should know.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Condition {
-    /// About what.
-    pub object: Subject,
-    /// How much it matters.
-    pub severity: Severity,
-    /// What, in one line.
-    pub message: String,
-}
-
-/// What a condition is about.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
-    /// A policy.
-    Policy(PolicyName),
-    /// A pod.
-    Pod(ObjectName),
-}
-
-impl fmt::Display for Subject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Policy(name) if name.kind == PolicyKind::Multi => write!(f, "multi-networkpolicy {name}"),
-            Self::Policy(name) => write!(f, "{name}"),
-            Self::Pod(name) => write!(f, "pod {name}"),
-        }
-    }
-}
-
-/// What an object has against itself.
-pub(super) fn conditions_of(policy: &Policy) -> impl Iterator<Item = Condition> {
-    policy.problems.iter().map(|problem| Condition {
-        object: Subject::Policy(policy.name.clone()),
-        severity: problem.severity,
-        message: problem.to_string(),
-    })
-}
+use crate::objects::policy::{Direction, Peer, Peers, Policy, PolicyKind, PortTerm, Ports, Rule, Severity};
 
 /// What one direction of one attachment depends on, with the peers as they are: equal keys, equal tables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) direction: Direction,
-    pub(super) policies: Vec<Same<Policy>>,
+    pub(super) policies: Vec<ByIdentity<Policy>>,
     pub(super) own_ports: NamedPorts,
     pub(super) dhcp: bool,
 }
 
 /// A shared value that equals only itself.
 #[derive(Debug)]
-pub(super) struct Same<T>(pub(super) Arc<T>);
+pub(super) struct ByIdentity<T>(pub(super) Arc<T>);
 
-impl<T> Clone for Same<T> {
+impl<T> Clone for ByIdentity<T> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<T> PartialEq for Same<T> {
+impl<T> PartialEq for ByIdentity<T> {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl<T> Eq for Same<T> {}
+impl<T> Eq for ByIdentity<T> {}
 
-impl<T> Hash for Same<T> {
+impl<T> Hash for ByIdentity<T> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         Arc::as_ptr(&self.0).hash(state);
     }
@@ -172,28 +59,28 @@ pub(super) type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
 
 /// Puts addresses and numbers in the place of selectors and names, and works out the tables. What matches nothing goes to
 /// `conditions`.
-pub(super) fn tables<'a>(
+pub(super) fn resolve<'a>(
     key: &Key,
     options: &Options,
     peers: &KnownPeers,
     places_of: impl Fn(&Policy) -> &'a BTreeSet<Place>,
     conditions: &mut Vec<Condition>,
 ) -> Result<CompiledPolicy, Excess> {
-    let mut tables = Tables::default();
-    for Same(policy) in &key.policies {
+    let mut builder = TablesBuilder::default();
+    for ByIdentity(policy) in &key.policies {
         let name = Arc::new(policy.name.clone());
         let places = places_of(policy);
         for (position, rule) in policy.rules(key.direction).iter().enumerate() {
             let origin = Origin::Policy { name: Arc::clone(&name), direction: key.direction, position };
             let resolving = Resolving { policy, peers, places };
-            let resolved = resolving.resolve(key, origin, rule, conditions, &mut tables.meter)?;
-            tables.add(resolved)?;
+            let resolved = resolving.resolve(key, origin, rule, conditions, &mut builder.meter)?;
+            builder.add(resolved)?;
         }
     }
     for rule in beside_policies(options, key) {
-        tables.add(rule)?;
+        builder.add(rule)?;
     }
-    tables.finish()
+    builder.finish()
 }
 
 /// A policy and who its peers can be.
@@ -291,7 +178,7 @@ fn note(conditions: &mut Vec<Condition>, condition: Condition) {
 
 /// That the rules of a direction lead to more than the budget has.
 pub(super) fn exceeded(key: &Key, excess: Excess) -> Vec<Condition> {
-    let of = |policy: &Same<Policy>| Condition {
+    let of = |policy: &ByIdentity<Policy>| Condition {
         object: Subject::Policy(policy.0.name.clone()),
         severity: Severity::Error,
         message: format!(
@@ -414,22 +301,3 @@ fn numeric_traffic(term: &PortTerm) -> Vec<Traffic> {
         PortTerm::Named { .. } => Vec::new(),
     }
 }
-
-/// All at once, by a compiler that knows nothing yet.
-#[cfg(test)]
-pub(super) fn compile(
-    objects: &crate::objects::Objects,
-    endpoints: &[super::index::Endpoint],
-    options: &Options,
-) -> Desired {
-    let endpoints = endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
-    super::compiler::Compiler::default().update(&Arc::new(objects.clone()), &endpoints, options)
-}
-
-#[cfg(test)]
-#[path = "compile_tests.rs"]
-mod tests;
-
-#[cfg(test)]
-#[path = "compile_properties.rs"]
-mod properties;

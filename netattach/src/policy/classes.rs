@@ -1,4 +1,9 @@
 //! Rules in addresses and numbers to the tables of one direction: prefixes to classes, classes to ports.
+//!
+//! A longest-prefix lookup gives one answer, while policies are a union of rules. The union is therefore taken here: every
+//! prefix that any rule mentions gets the *set* of rules that match an address whose longest mentioned prefix it is; equal sets
+//! share a class; and each class gets the union of its rules' ports. The result is exact, exceptions and overlaps included, and
+//! costs a packet the same for one rule as for ten thousand.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -6,7 +11,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::compiled::{ClassId, CompiledPolicy, Origin, PortPrefix, RuleId, Traffic};
+use super::lookup::{ClassId, CompiledPolicy, Origin, PortPrefix, RuleId, Traffic};
 use super::traffic::wider;
 use crate::objects::budget::{ENTRIES, Excess, Meter};
 
@@ -60,7 +65,7 @@ const ENCLOSING: usize = 1 << 20;
 
 /// Collects rules and works out the tables of one direction, within the budget.
 #[derive(Default)]
-pub(super) struct Tables {
+pub(super) struct TablesBuilder {
     pub(super) meter: Meter,
     rules: Vec<Origin>,
     grants: Grants,
@@ -129,7 +134,7 @@ fn number(position: usize) -> u32 {
     u32::try_from(position).unwrap_or(u32::MAX)
 }
 
-impl Tables {
+impl TablesBuilder {
     /// Adds the next rule.
     pub(super) fn add(&mut self, rule: ResolvedRule) -> Result<(), Excess> {
         let cuts: usize = rule.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
