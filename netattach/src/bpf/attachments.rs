@@ -12,10 +12,10 @@ use netattach_common::{
 };
 
 use super::BpfError;
-use super::entries::Entries;
+use super::batched_map::BatchedMap;
+use super::map_ops::MapOps;
 use super::parents::{Device, OnParent, Parents};
 use super::pin::{self, Pins, map_name};
-use super::table::Table;
 use crate::mac::Mac;
 
 /// What the programs are to know about an attachment.
@@ -84,37 +84,37 @@ impl Checks {
 /// The maps that say of attachments who they are.
 pub(super) struct Maps {
     /// Device to attachment.
-    pub(super) links: Box<dyn Entries<u32, u32>>,
-    pub(super) records: Box<dyn Entries<u32, AttachmentRecord>>,
-    pub(super) addresses_v4: Box<dyn Entries<AddressKey<Ip4>, u32>>,
-    pub(super) addresses_v6: Box<dyn Entries<AddressKey<Ip6>, u32>>,
-    pub(super) vlans: Box<dyn Entries<VlanKey, u32>>,
-    pub(super) limits: Box<dyn Entries<u32, Limits>>,
-    pub(super) parents: Box<dyn Entries<ParentKey, ParentEntry>>,
+    pub(super) links: Box<dyn MapOps<u32, u32>>,
+    pub(super) records: Box<dyn MapOps<u32, AttachmentRecord>>,
+    pub(super) addresses_v4: Box<dyn MapOps<AddressKey<Ip4>, u32>>,
+    pub(super) addresses_v6: Box<dyn MapOps<AddressKey<Ip6>, u32>>,
+    pub(super) vlans: Box<dyn MapOps<VlanKey, u32>>,
+    pub(super) limits: Box<dyn MapOps<u32, Limits>>,
+    pub(super) parents: Box<dyn MapOps<ParentKey, ParentEntry>>,
 }
 
 impl Maps {
     pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
         Ok(Self {
-            links: Box::new(Table::open(pins, map_name::LINK)?),
-            records: Box::new(Table::open(pins, map_name::ATTACHMENT)?),
-            addresses_v4: Box::new(Table::open(pins, map_name::ADDRESS4)?),
-            addresses_v6: Box::new(Table::open(pins, map_name::ADDRESS6)?),
-            vlans: Box::new(Table::open(pins, map_name::VLAN)?),
-            limits: Box::new(Table::open(pins, map_name::LIMIT)?),
-            parents: Box::new(Table::open(pins, map_name::PARENT)?),
+            links: Box::new(BatchedMap::open(pins, map_name::LINK)?),
+            records: Box::new(BatchedMap::open(pins, map_name::ATTACHMENT)?),
+            addresses_v4: Box::new(BatchedMap::open(pins, map_name::ADDRESS4)?),
+            addresses_v6: Box::new(BatchedMap::open(pins, map_name::ADDRESS6)?),
+            vlans: Box::new(BatchedMap::open(pins, map_name::VLAN)?),
+            limits: Box::new(BatchedMap::open(pins, map_name::LIMIT)?),
+            parents: Box::new(BatchedMap::open(pins, map_name::PARENT)?),
         })
     }
 }
 
 /// Handles of the attachment maps, and what is in them.
 pub(super) struct Attachments {
-    links: Box<dyn Entries<u32, u32>>,
-    record_map: Box<dyn Entries<u32, AttachmentRecord>>,
-    addresses_v4: Box<dyn Entries<AddressKey<Ip4>, u32>>,
-    addresses_v6: Box<dyn Entries<AddressKey<Ip6>, u32>>,
-    vlan_map: Box<dyn Entries<VlanKey, u32>>,
-    limits: Box<dyn Entries<u32, Limits>>,
+    links: Box<dyn MapOps<u32, u32>>,
+    record_map: Box<dyn MapOps<u32, AttachmentRecord>>,
+    addresses_v4: Box<dyn MapOps<AddressKey<Ip4>, u32>>,
+    addresses_v6: Box<dyn MapOps<AddressKey<Ip6>, u32>>,
+    vlan_map: Box<dyn MapOps<VlanKey, u32>>,
+    limits: Box<dyn MapOps<u32, Limits>>,
     /// Every record that is an attachment's.
     present: BTreeMap<u32, AttachmentRecord>,
     /// Every allowed VLAN in the maps.

@@ -21,7 +21,7 @@ use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, exists, map_name, specs};
 use super::policies::Policies;
 use super::programs::Programs;
-use super::records::Records;
+use super::ring::Records;
 use super::routed::Routed;
 use super::shares::PerFamily;
 use super::sys::SharedWords;

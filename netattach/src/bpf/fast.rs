@@ -15,11 +15,10 @@ use netattach_common::{FastPort, FastStats, LocalKey, StationKey};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::BpfError;
-use super::entries::{absent, insert, keys};
 use super::links::{LinkPlace, Links};
+use super::map_ops::{absent, insert, keys};
 use super::pin::{Pins, Program, map_name};
 use super::sys::{self, XdpMode};
-use super::table::Table;
 use crate::mac::Mac;
 
 /// An attachment's place on the fast path.
@@ -132,7 +131,7 @@ impl FastPath {
         for key in keys(opened.stations.keys(), map_name::STATION, |_| true)? {
             opened.remove_station(&key)?;
         }
-        for (id, port) in Table::<u32, FastPort>::open(pins, map_name::FAST_PORT)?.read()? {
+        for (id, port) in BatchedMap::<u32, FastPort>::open(pins, map_name::FAST_PORT)?.read()? {
             if port != FastPort::default() {
                 opened.write_port(id, FastPort::default())?;
             }

@@ -13,7 +13,7 @@ use aya::maps::{HashMap, MapData, MapError};
 use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port, Share};
 
 use super::BpfError;
-use super::entries::absent;
+use super::map_ops::absent;
 use super::pin::{Pins, map_name};
 use super::shares::PerFamily;
 use super::sys::{self, Batch};
@@ -105,8 +105,8 @@ struct Waiting {
 }
 
 struct Passes {
-    v4: Table<Ip4>,
-    v6: Table<Ip6>,
+    v4: FamilyTable<Ip4>,
+    v6: FamilyTable<Ip6>,
     position: Position,
     counting: Census,
     /// By attachment, its places and how many flows it has beyond their number.
@@ -134,8 +134,8 @@ struct Position {
 impl FlowTable {
     pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
         let passes = Passes {
-            v4: Table::open(pins, map_name::FLOW4)?,
-            v6: Table::open(pins, map_name::FLOW6)?,
+            v4: FamilyTable::open(pins, map_name::FLOW4)?,
+            v6: FamilyTable::open(pins, map_name::FLOW6)?,
             position: Position::default(),
             counting: Census::default(),
             beyond: BTreeMap::new(),
@@ -340,7 +340,7 @@ impl fmt::Debug for FlowTable {
 }
 
 /// One map.
-struct Table<A> {
+struct FamilyTable<A> {
     name: &'static str,
     fd: OwnedFd,
     map: HashMap<MapData, FlowKey<A>, Flow>,
@@ -349,7 +349,7 @@ struct Table<A> {
     capacity: u32,
 }
 
-impl<A> Table<A>
+impl<A> FamilyTable<A>
 where
     A: Address,
     FlowKey<A>: Pod,

@@ -26,35 +26,36 @@
 //! | `object`, [`probe`], `load`, `pin` | the compiled programs; what the kernel can do; loading; the pin tree |
 //! | `dataplane`, `caches` | the packet path as the rest of the agent sees it; what it remembers of the maps |
 //! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of what the node routes |
-//! | `policies`, `rows` | the maps of policies, and a compiled policy as their entries |
+//! | `policies`, `policy_rows` | the maps of policies, and a compiled policy as their entries |
 //! | `flows`, `shares` | the flow table, and who has how many places in it |
 //! | `fast` | the maps of the fast path |
 //! | `programs`, `links` | the programs that run on devices; their tcx and XDP links |
-//! | [`records`] | the reading end of the ring buffer |
-//! | `table`, `entries`, [`sys`] | maps of many entries and of single ones; the system calls that aya lacks |
+//! | `ring` | the reading end of the ring buffer |
+//! | `map_ops`, `batched_map` | operations on maps: of single entries, of many at once |
+//! | [`sys`] | the system calls that aya lacks |
 //! | `error` | what goes wrong |
 
 mod attachments;
+mod batched_map;
 mod caches;
 mod dataplane;
-mod entries;
 mod error;
 mod fast;
 mod flows;
 mod links;
 mod load;
+mod map_ops;
 mod object;
 mod parents;
 mod pin;
 mod policies;
+mod policy_rows;
 pub mod probe;
 mod programs;
-mod records;
+mod ring;
 mod routed;
-mod rows;
 mod shares;
 pub mod sys;
-mod table;
 
 pub use attachments::{Attachment, Checks, pinned_attachments};
 pub use dataplane::{Config, Dataplane};
@@ -69,7 +70,7 @@ pub use netattach_common::{
 pub use parents::{Device, OnParent, Parent};
 pub use pin::{Entry, Program, remove_all_pins};
 pub use programs::Programs;
-pub use records::Records;
+pub use ring::Records;
 pub use routed::{Routed, close_gates};
 pub use shares::{PerFamily, share_out};
 pub use sys::XdpMode;

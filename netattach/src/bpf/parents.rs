@@ -6,7 +6,7 @@ use netattach_common::parent::flag;
 use netattach_common::{self as common, ParentEntry, ParentKey};
 
 use super::BpfError;
-use super::entries::Entries;
+use super::map_ops::MapOps;
 
 /// Where an attachment's frames are seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,13 +58,13 @@ pub struct Parent {
 
 /// The handle of `na_par`, and what is in it.
 pub(super) struct Parents {
-    map: Box<dyn Entries<ParentKey, ParentEntry>>,
+    map: Box<dyn MapOps<ParentKey, ParentEntry>>,
     entries: BTreeMap<ParentKey, ParentEntry>,
 }
 
 impl Parents {
     /// Takes stock of the map.
-    pub(super) fn over(mut map: Box<dyn Entries<ParentKey, ParentEntry>>) -> Result<Self, BpfError> {
+    pub(super) fn over(mut map: Box<dyn MapOps<ParentKey, ParentEntry>>) -> Result<Self, BpfError> {
         let entries = map.all()?.into_iter().collect();
         Ok(Self { map, entries })
     }

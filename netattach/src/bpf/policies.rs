@@ -7,9 +7,9 @@ use aya::maps::{Array, MapData};
 use netattach_common as common;
 use netattach_common::{Ip4, Ip6, PolicyAddress, PortKey, PortRule, RuleKey};
 
+use super::batched_map::BatchedMap;
 use super::pin::{Pins, map_name};
-use super::rows::{Keys, Prefix, Rows, Usage};
-use super::table::Table;
+use super::policy_rows::{Keys, PolicyRows, Prefix, Usage};
 use super::{BpfError, Config};
 use crate::policy::lookup::{CompiledPolicy, RuleId};
 
@@ -18,12 +18,12 @@ const MANY: usize = 4096;
 
 /// Handles of the policy maps, and what is in them.
 pub(super) struct Policies {
-    rules: Table<RuleKey, u64>,
-    ports: Table<Prefix<PortKey>, PortRule>,
-    peers_v4: Table<PolicyAddress<Ip4>, u32>,
-    peers_v6: Table<PolicyAddress<Ip6>, u32>,
-    prefixes_v4: Table<Prefix<PolicyAddress<Ip4>>, u32>,
-    prefixes_v6: Table<Prefix<PolicyAddress<Ip6>>, u32>,
+    rules: BatchedMap<RuleKey, u64>,
+    ports: BatchedMap<Prefix<PortKey>, PortRule>,
+    peers_v4: BatchedMap<PolicyAddress<Ip4>, u32>,
+    peers_v6: BatchedMap<PolicyAddress<Ip6>, u32>,
+    prefixes_v4: BatchedMap<Prefix<PolicyAddress<Ip4>>, u32>,
+    prefixes_v6: BatchedMap<Prefix<PolicyAddress<Ip6>>, u32>,
     memory: Array<MapData, common::Config>,
     /// The entries of each policy that has any: to take one out, nobody has to look for them.
     installed: BTreeMap<u32, Keys>,
@@ -36,12 +36,12 @@ impl Policies {
     pub(super) fn open(pins: &Pins, config: &Config) -> Result<Self, BpfError> {
         let size = |entries: u32| entries as usize;
         let mut policies = Self {
-            rules: Table::open(pins, map_name::RULE)?,
-            ports: Table::open(pins, map_name::PORT)?,
-            peers_v4: Table::open(pins, map_name::PEER4)?,
-            peers_v6: Table::open(pins, map_name::PEER6)?,
-            prefixes_v4: Table::open(pins, map_name::PREFIX4)?,
-            prefixes_v6: Table::open(pins, map_name::PREFIX6)?,
+            rules: BatchedMap::open(pins, map_name::RULE)?,
+            ports: BatchedMap::open(pins, map_name::PORT)?,
+            peers_v4: BatchedMap::open(pins, map_name::PEER4)?,
+            peers_v6: BatchedMap::open(pins, map_name::PEER6)?,
+            prefixes_v4: BatchedMap::open(pins, map_name::PREFIX4)?,
+            prefixes_v6: BatchedMap::open(pins, map_name::PREFIX6)?,
             memory: pins.open(map_name::CONFIG)?,
             installed: BTreeMap::new(),
             used: Usage::default(),
@@ -91,7 +91,7 @@ impl Policies {
         &mut self,
         policies: &[(u32, &CompiledPolicy)],
     ) -> Result<BTreeMap<u32, BpfError>, BpfError> {
-        let (mut rows, mut fitting) = (Rows::default(), Vec::new());
+        let (mut rows, mut fitting) = (PolicyRows::default(), Vec::new());
         let mut used = self.used;
         let mut refused = BTreeMap::new();
         for (policy, compiled) in policies {
@@ -108,7 +108,7 @@ impl Policies {
                 continue;
             }
             used.add(&needed);
-            let mut its = Rows::of(*policy, compiled);
+            let mut its = PolicyRows::of(*policy, compiled);
             rows.append(&mut its);
             if needed != Usage::default() {
                 fitting.push((*policy, its.keys));
@@ -130,15 +130,15 @@ impl Policies {
     /// The policies among these, by number and content, of which the maps hold exactly that content.
     pub(super) fn holding(&mut self, policies: &[(u32, &CompiledPolicy)]) -> Result<BTreeSet<u32>, BpfError> {
         let mut held = BTreeSet::new();
-        let mut rows = Rows::default();
+        let mut rows = PolicyRows::default();
         for (policy, compiled) in policies {
             let found = self.installed.get(policy).map(Keys::usage).unwrap_or_default();
             // As many entries, and below each of them found: the same.
             if found == Usage::of(compiled) && held.insert(*policy) {
-                rows.append(&mut Rows::of(*policy, compiled));
+                rows.append(&mut PolicyRows::of(*policy, compiled));
             }
         }
-        let Rows { keys, port_rules, classes } = &rows;
+        let PolicyRows { keys, port_rules, classes } = &rows;
         let mut without = |other: BTreeSet<u32>| held.retain(|policy| !other.contains(policy));
         without(self.ports.different(&keys.ports, port_rules, |key| key.of.policy)?);
         without(self.peers_v4.different(&keys.peers_v4, &classes.peers_v4, |key| key.policy)?);
@@ -212,9 +212,9 @@ impl Policies {
     }
 
     /// Writes entries; of many, ports and addresses at the same time: they are in different maps, and as many.
-    fn write(&mut self, rows: &Rows) -> Result<(), BpfError> {
+    fn write(&mut self, rows: &PolicyRows) -> Result<(), BpfError> {
         let Self { ports, peers_v4, peers_v6, prefixes_v4, prefixes_v6, .. } = self;
-        let Rows { keys, port_rules, classes } = rows;
+        let PolicyRows { keys, port_rules, classes } = rows;
         let mut ports = || ports.write(&keys.ports, port_rules);
         let mut addresses = || {
             peers_v4.write(&keys.peers_v4, &classes.peers_v4)?;

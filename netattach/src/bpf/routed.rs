@@ -9,16 +9,16 @@ use aya::programs::ProgramFd;
 use netattach_common::{Address, Gate, Ip4, Ip6};
 
 use super::BpfError;
-use super::entries::Entries;
+use super::batched_map::BatchedMap;
+use super::map_ops::MapOps;
 use super::pin::{Pins, Program, exists, map_name};
 use super::programs::open_program;
-use super::table::Table;
 
 /// Handles of the program and its maps, and what is in them. One owner at a time: it remembers what it wrote.
 pub struct Routed {
     program: Box<dyn AsFd + Send>,
-    gates: Box<dyn Entries<u32, u64>>,
-    addresses: Box<dyn Entries<Ip6, u32>>,
+    gates: Box<dyn MapOps<u32, u64>>,
+    addresses: Box<dyn MapOps<Ip6, u32>>,
     known_gates: BTreeMap<u32, Gate>,
     known_addresses: BTreeMap<Ip6, u32>,
 }
@@ -27,15 +27,15 @@ impl Routed {
     /// Opens the maps and takes stock of what an earlier agent left.
     pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
         let program = open_program(&pins.program(Program::Routed))?;
-        let gates = Box::new(Table::open(pins, map_name::GATE)?);
-        Self::over(Box::new(Opened(program)), gates, Box::new(Table::open(pins, map_name::GUARD)?))
+        let gates = Box::new(BatchedMap::open(pins, map_name::GATE)?);
+        Self::over(Box::new(Opened(program)), gates, Box::new(BatchedMap::open(pins, map_name::GUARD)?))
     }
 
     /// Takes stock of any maps.
     pub(super) fn over(
         program: Box<dyn AsFd + Send>,
-        mut gates: Box<dyn Entries<u32, u64>>,
-        mut addresses: Box<dyn Entries<Ip6, u32>>,
+        mut gates: Box<dyn MapOps<u32, u64>>,
+        mut addresses: Box<dyn MapOps<Ip6, u32>>,
     ) -> Result<Self, BpfError> {
         let mut known_gates: BTreeMap<u32, Gate> =
             gates.all()?.into_iter().map(|(id, word)| (id, Gate::from_word(word))).collect();

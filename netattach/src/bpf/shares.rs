@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use netattach_common::{FlowKey, Ip4, Ip6, PlaceKey, Share};
 
 use super::BpfError;
-use super::entries::Entries;
+use super::batched_map::BatchedMap;
 use super::flows;
+use super::map_ops::MapOps;
 use super::pin::{Pins, map_name};
-use super::table::Table;
 
 /// Places, or flows, of an attachment: IPv4 and IPv6.
 pub type PerFamily = [u32; 2];
@@ -60,26 +60,26 @@ fn power_below(number: u32) -> u32 {
 
 /// The maps that say who has which places.
 pub(super) struct Maps {
-    pub(super) shares: Box<dyn Entries<u32, Share>>,
-    pub(super) places_v4: Box<dyn Entries<PlaceKey, FlowKey<Ip4>>>,
-    pub(super) places_v6: Box<dyn Entries<PlaceKey, FlowKey<Ip6>>>,
+    pub(super) shares: Box<dyn MapOps<u32, Share>>,
+    pub(super) places_v4: Box<dyn MapOps<PlaceKey, FlowKey<Ip4>>>,
+    pub(super) places_v6: Box<dyn MapOps<PlaceKey, FlowKey<Ip6>>>,
 }
 
 impl Maps {
     pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
         Ok(Self {
-            shares: Box::new(Table::open(pins, map_name::SHARE)?),
-            places_v4: Box::new(Table::open(pins, map_name::OWN4)?),
-            places_v6: Box::new(Table::open(pins, map_name::OWN6)?),
+            shares: Box::new(BatchedMap::open(pins, map_name::SHARE)?),
+            places_v4: Box::new(BatchedMap::open(pins, map_name::OWN4)?),
+            places_v6: Box::new(BatchedMap::open(pins, map_name::OWN6)?),
         })
     }
 }
 
 /// The maps of shares and places.
 pub(super) struct Shares {
-    map: Box<dyn Entries<u32, Share>>,
-    places_v4: Box<dyn Entries<PlaceKey, FlowKey<Ip4>>>,
-    places_v6: Box<dyn Entries<PlaceKey, FlowKey<Ip6>>>,
+    map: Box<dyn MapOps<u32, Share>>,
+    places_v4: Box<dyn MapOps<PlaceKey, FlowKey<Ip4>>>,
+    places_v6: Box<dyn MapOps<PlaceKey, FlowKey<Ip6>>>,
     capacity: PerFamily,
     /// What attachments have been given.
     given: BTreeMap<u32, PerFamily>,

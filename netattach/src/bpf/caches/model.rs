@@ -12,7 +12,7 @@ use netattach_common::{
     VlanKey,
 };
 
-use super::super::entries::Entries;
+use super::super::map_ops::MapOps;
 use super::super::{Attachment, BpfError, Checks, Device, OnParent};
 use super::{Caches, attachments, shares};
 use crate::mac::Mac;
@@ -32,7 +32,7 @@ impl<K, V> Open<K, V> {
     }
 }
 
-impl<K: Ord + Copy + Send, V: Copy + Send> Entries<K, V> for Open<K, V> {
+impl<K: Ord + Copy + Send, V: Copy + Send> MapOps<K, V> for Open<K, V> {
     fn get(&self, key: &K) -> Result<Option<V>, BpfError> {
         let entries = locked(&self.0);
         self.goes_on()?;

@@ -15,7 +15,7 @@ use aya::maps::{MapData, MapError};
 use aya::sys::SyscallError;
 
 use super::BpfError;
-use super::entries::Entries;
+use super::map_ops::MapOps;
 use super::pin::Pins;
 use super::sys::{self, Command};
 
@@ -26,7 +26,7 @@ const BATCH: usize = 8192;
 const POSITION: usize = 8;
 
 /// One map.
-pub(super) struct Table<K, V> {
+pub(super) struct BatchedMap<K, V> {
     data: MapData,
     name: &'static str,
     /// Whether the kernel takes many entries at once, as far as is known.
@@ -41,7 +41,7 @@ struct Done {
     outcome: io::Result<()>,
 }
 
-impl<K: Pod, V: Pod> Table<K, V> {
+impl<K: Pod, V: Pod> BatchedMap<K, V> {
     /// Opens a pinned map whose keys and values are known to have these types' sizes ([`Pins::verify`]).
     pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, BpfError> {
         const { assert!(size_of::<K>() <= POSITION * size_of::<u64>()) };
@@ -245,7 +245,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
     }
 }
 
-impl<K: Pod, V: Pod> Entries<K, V> for Table<K, V> {
+impl<K: Pod, V: Pod> MapOps<K, V> for BatchedMap<K, V> {
     fn get(&self, key: &K) -> Result<Option<V>, BpfError> {
         self.find(key).map_err(|error| self.not_read(error))
     }
@@ -311,7 +311,7 @@ fn is_unknown(error: &io::Error) -> bool {
 mod tests {
     use netattach_common::{Ip4, PolicyAddress};
 
-    use super::super::rows::Prefix;
+    use super::super::policy_rows::Prefix;
     use super::*;
 
     /// `enum bpf_map_type`.
@@ -320,7 +320,7 @@ mod tests {
     const DEVICES: u32 = 25;
 
     /// A map of its own; making it needs root, as the agent does.
-    fn table<K: Pod, V: Pod>(kind: u32, flags: u32) -> Table<K, V> {
+    fn table<K: Pod, V: Pod>(kind: u32, flags: u32) -> BatchedMap<K, V> {
         #[repr(C)]
         struct Create {
             kind: u32,
@@ -333,7 +333,7 @@ mod tests {
         let create = Create { kind, key_size, value_size, max_entries: 40_000, flags };
         // SAFETY: the beginning of the `map_create` member of `union bpf_attr`, which holds no pointers.
         let map = unsafe { sys::bpf_fd(Command::MapCreate, &create) }.unwrap();
-        Table { data: MapData::from_fd(map).unwrap(), name: "test", batches: true, entries: PhantomData }
+        BatchedMap { data: MapData::from_fd(map).unwrap(), name: "test", batches: true, entries: PhantomData }
     }
 
     fn prefix(number: u32) -> Prefix<PolicyAddress<Ip4>> {
@@ -341,10 +341,10 @@ mod tests {
     }
 
     /// Writes, reads and deletes more than one batch, with keys to delete that are not there.
-    fn check<K: Pod>(mut table: Table<K, u32>, key: impl Fn(u32) -> K, number: impl Fn(&K) -> u32) {
+    fn check<K: Pod>(mut table: BatchedMap<K, u32>, key: impl Fn(u32) -> K, number: impl Fn(&K) -> u32) {
         let all: Vec<u32> = (0..20_000).collect();
         let keys = |numbers: &[u32]| -> Vec<K> { numbers.iter().map(|number| key(*number)).collect() };
-        let found = |table: &mut Table<K, u32>| -> Vec<(u32, u32)> {
+        let found = |table: &mut BatchedMap<K, u32>| -> Vec<(u32, u32)> {
             let mut found: Vec<_> =
                 table.read().unwrap().iter().map(|(key, value)| (number(key), *value)).collect();
             found.sort_unstable();
@@ -367,8 +367,8 @@ mod tests {
         /// `BPF_F_NO_PREALLOC`.
         const SPARSE: u32 = 1;
         for batches in [true, false] {
-            check(Table { batches, ..table::<u32, u32>(HASH, SPARSE) }, |number| number, |key| *key);
-            let trie = Table { batches, ..table::<Prefix<PolicyAddress<Ip4>>, u32>(TRIE, SPARSE) };
+            check(BatchedMap { batches, ..table::<u32, u32>(HASH, SPARSE) }, |number| number, |key| *key);
+            let trie = BatchedMap { batches, ..table::<Prefix<PolicyAddress<Ip4>>, u32>(TRIE, SPARSE) };
             check(trie, prefix, |key| u32::from_be_bytes(key.of.address.octets));
         }
     }

@@ -8,7 +8,7 @@ use aya::maps::{HashMap, MapData, MapError};
 use super::BpfError;
 
 /// A map of which the agent remembers what it wrote: the kernel's, or under the model checker one in memory.
-pub(super) trait Entries<K, V>: Send {
+pub(super) trait MapOps<K, V>: Send {
     /// The value of a key, if there is one.
     fn get(&self, key: &K) -> Result<Option<V>, BpfError>;
     /// Enters or replaces one.
@@ -22,7 +22,7 @@ pub(super) trait Entries<K, V>: Send {
 }
 
 #[cfg(test)]
-impl<K: Ord + Copy + Send, V: Copy + Send> Entries<K, V> for std::collections::BTreeMap<K, V> {
+impl<K: Ord + Copy + Send, V: Copy + Send> MapOps<K, V> for std::collections::BTreeMap<K, V> {
     fn get(&self, key: &K) -> Result<Option<V>, BpfError> {
         Ok(self.get(key).copied())
     }

@@ -41,7 +41,7 @@ pub(super) struct Keys {
 
 /// The entries of policies: keys, and in the same order what belongs to each.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Rows {
+pub(super) struct PolicyRows {
     pub(super) keys: Keys,
     pub(super) port_rules: Vec<PortRule>,
     pub(super) classes: Classes,
@@ -123,7 +123,7 @@ impl Keys {
     }
 }
 
-impl Rows {
+impl PolicyRows {
     pub(super) fn of(policy: u32, compiled: &CompiledPolicy) -> Self {
         let mut rows = Self::default();
         for (entry, rule) in &compiled.ports {
@@ -216,7 +216,7 @@ mod tests {
         };
         let prefix = |bits, of| Prefix { bits, of };
         let rule = |rule, prefix_len| PortRule { rule, prefix_len };
-        let expected = Rows {
+        let expected = PolicyRows {
             keys: Keys {
                 ports: vec![
                     Prefix { bits: 64, of: port(1, 0, [0, 0]) },
@@ -236,7 +236,7 @@ mod tests {
                 prefixes_v6: vec![4],
             },
         };
-        let rows = Rows::of(5, &compiled);
+        let rows = PolicyRows::of(5, &compiled);
         assert_eq!(rows, expected);
         assert_eq!(rows.keys.usage(), Usage([3, 1, 1, 1, 1]));
         assert_eq!(Usage::of(&compiled), rows.keys.usage());
