@@ -12,10 +12,10 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use netattach::npwg::NetworkRef;
 use netattach::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
-use netattach::policy::options::Options;
-use netattach::policy::incremental::Compiler;
 use netattach::policy::evaluate::evaluate;
+use netattach::policy::incremental::Compiler;
 use netattach::policy::index::{Endpoint, Place};
+use netattach::policy::options::Options;
 use netattach::source::read::policy as manifest;
 use serde_json::{Map, Value, json};
 
