@@ -15,6 +15,7 @@ use netattach_common::{FastPort, FastStats, LocalKey, StationKey};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::BpfError;
+use super::batched_map::BatchedMap;
 use super::links::{LinkPlace, Links};
 use super::map_ops::{absent, insert, keys};
 use super::pin::{Pins, Program, map_name};
