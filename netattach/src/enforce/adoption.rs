@@ -8,11 +8,10 @@ use std::collections::BTreeSet;
 use super::attachment::Guarded;
 use super::enforcer::{Enforcer, Point, State};
 use super::error::EnforceError;
-use crate::bpf;
+use crate::bpf::PolicyIds;
 use crate::hooks::HookPoint;
 use crate::hooks::node_end::{self, Found};
 use crate::netlink::Handle;
-use crate::policy::diff::Assignment;
 use crate::policy::diff::DENY_ALL;
 use crate::step::When;
 
@@ -87,8 +86,7 @@ impl Enforcer {
             self.dataplane.take_answers(*id)?;
         }
         if !is_new {
-            let bpf::PolicyIds { ingress, egress } = self.dataplane.policy(*id)?;
-            state.programmed.endpoints.insert(*id, Assignment { ingress, egress });
+            state.programmed.endpoints.insert(*id, self.dataplane.policy(*id)?);
         }
         Ok(())
     }
@@ -98,7 +96,7 @@ impl Enforcer {
     fn isolate_unknown(&self, state: &mut State, attachments: &[Guarded]) -> Result<(), EnforceError> {
         for Guarded { id, endpoint, .. } in attachments {
             if endpoint.is_some() && !state.programmed.endpoints.contains_key(id) {
-                self.assign(state, *id, Assignment { ingress: DENY_ALL, egress: DENY_ALL })?;
+                self.assign(state, *id, PolicyIds { ingress: DENY_ALL, egress: DENY_ALL })?;
             }
         }
         Ok(())

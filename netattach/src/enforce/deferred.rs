@@ -12,11 +12,11 @@ use super::enforcer::{Enforcer, Point, State};
 use super::error::EnforceError;
 use super::level::{Means, enforcement};
 use super::verify::not_attached;
+use crate::bpf::PolicyIds;
 use crate::hooks::{HookPoint, PodDevice, node_end, pod};
 use crate::netlink::Handle;
 use crate::objects::{ObjectName, Objects};
 use crate::plan::PodRef;
-use crate::policy::diff::Assignment;
 use crate::policy::level::{Enforcement, Level};
 use crate::step::{Vantage, When};
 
@@ -35,7 +35,7 @@ impl State {
     /// Whether an attachment is to be under programs that do not run yet.
     fn is_due(&self, id: u32) -> bool {
         self.waiting.contains_key(&id)
-            && self.programmed.endpoints.get(&id).is_some_and(|assigned| *assigned != Assignment::default())
+            && self.programmed.endpoints.get(&id).is_some_and(|assigned| *assigned != PolicyIds::default())
     }
 }
 

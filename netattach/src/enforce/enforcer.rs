@@ -14,7 +14,7 @@ use super::error::EnforceError;
 use super::node_defaults::Passage;
 use super::policies::{Behind, Change};
 use super::routed::Routed;
-use crate::bpf::{self, Dataplane, FlowTable};
+use crate::bpf::{self, Dataplane, FlowTable, PolicyIds};
 use crate::fast_path::FastPaths;
 use crate::hooks::parent::Parents;
 use crate::hooks::{AttachMode, AttachModes, HookPoint, node_end};
@@ -22,7 +22,7 @@ use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::desired::{Condition, Desired};
-use crate::policy::diff::{Assignment, DENY_ALL, PolicyId, Programmed};
+use crate::policy::diff::{DENY_ALL, PolicyId, Programmed};
 use crate::policy::incremental::Compiler;
 use crate::policy::index::Endpoint;
 use crate::policy::options::Options;
@@ -155,7 +155,7 @@ impl Enforcer {
                 self.bring_up_to_date(&mut state)?;
                 if !state.programmed.endpoints.contains_key(&guarded.id) {
                     // Its pod vanished from the source meanwhile: nobody can say what selects it.
-                    self.assign(&mut state, guarded.id, Assignment { ingress: DENY_ALL, egress: DENY_ALL })?;
+                    self.assign(&mut state, guarded.id, PolicyIds { ingress: DENY_ALL, egress: DENY_ALL })?;
                 }
             }
         }
@@ -285,7 +285,7 @@ impl Enforcer {
         let (isolated, strangers) = {
             let state = self.lock();
             let assigned = state.programmed.endpoints.iter();
-            let isolated = assigned.filter(|(_, assigned)| **assigned != Assignment::default());
+            let isolated = assigned.filter(|(_, assigned)| **assigned != PolicyIds::default());
             (isolated.map(|(id, _)| *id).collect::<Vec<u32>>(), state.strangers)
         };
         if isolated.is_empty() && !strangers {

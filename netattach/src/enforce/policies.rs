@@ -14,7 +14,7 @@ use crate::objects::policy::{PolicyName, Severity};
 use crate::plan::addressing::GATEWAY_V4;
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
 use crate::policy::diff::DENY_ALL;
-use crate::policy::diff::{Assignment, PolicyId, Write, diff};
+use crate::policy::diff::{PolicyId, Writes, diff};
 use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
 use crate::report::Chain;
@@ -75,27 +75,6 @@ enum Until {
     Held(OnOverflow),
 }
 
-/// The parts of a change.
-struct Work {
-    new: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
-    assigns: Vec<(u32, Assignment)>,
-    removes: Vec<PolicyId>,
-}
-
-impl Work {
-    fn of(writes: Vec<Write>) -> Self {
-        let mut work = Self { new: BTreeMap::new(), assigns: Vec::new(), removes: Vec::new() };
-        for write in writes {
-            match write {
-                Write::Install { id, policy } => drop(work.new.insert(id, policy)),
-                Write::Assign { endpoint, assignment } => work.assigns.push((endpoint, assignment)),
-                Write::Remove { id } => work.removes.push(id),
-            }
-        }
-        work
-    }
-}
-
 impl Enforcer {
     /// Compiles what the source and the attachments are now, writes what is new, and switches whom it concerns.
     ///
@@ -113,26 +92,26 @@ impl Enforcer {
             now.duration_since(std::mem::replace(&mut began, now))
         };
         let desired = self.desired(state)?;
-        let work = Work::of(diff(&desired, &state.programmed));
+        let writes = diff(&desired, &state.programmed);
         change.compiled = lap();
-        change.policies = work.new.len();
-        let mut refused = self.install(state, &work.new, work.new.keys().copied());
+        change.policies = writes.install.len();
+        let mut refused = self.install(state, &writes.install, writes.install.keys().copied());
         change.written = lap();
-        let mut first = self.switch(state, &work, &refused, Until::Later, &mut change);
+        let mut first = self.switch(state, &writes, &refused, Until::Later, &mut change);
         for until in [Until::Later, Until::Held(self.options.on_overflow)] {
             if refused.is_empty() {
                 break;
             }
-            first = first.and(self.switch(state, &work, &refused, until, &mut change));
+            first = first.and(self.switch(state, &writes, &refused, until, &mut change));
             match self.make_room(state) {
-                Ok(true) => refused = self.install(state, &work.new, refused.into_keys()),
+                Ok(true) => refused = self.install(state, &writes.install, refused.into_keys()),
                 Ok(false) => {}
                 Err(error) => first = first.and(Err(error)),
             }
-            first = first.and(self.switch(state, &work, &refused, until, &mut change));
+            first = first.and(self.switch(state, &writes, &refused, until, &mut change));
         }
         change.switched = lap();
-        self.tell_refused(state, &desired, &work.new, &refused);
+        self.tell_refused(state, &desired, &writes.install, &refused);
         state.desired = desired;
         first?;
         if refused.is_empty() {
@@ -232,13 +211,13 @@ impl Enforcer {
     fn switch(
         &self,
         state: &mut State,
-        work: &Work,
+        writes: &Writes,
         refused: &Refused,
         until: Until,
         change: &mut Change,
     ) -> Result<(), EnforceError> {
         let mut first = Ok(());
-        for (endpoint, wanted) in &work.assigns {
+        for (endpoint, wanted) in &writes.assign {
             let known = state.programmed.endpoints.get(endpoint).copied();
             let Some(now) = possible(refused, *wanted, known, until).filter(|now| known != Some(*now)) else {
                 continue;
@@ -248,13 +227,13 @@ impl Enforcer {
                 Err(error) => first = first.and(Err(error)),
             }
         }
-        self.retire(state, work);
+        self.retire(state, writes);
         first
     }
 
     /// Notes the policies that nothing refers to any more.
-    fn retire(&self, state: &mut State, work: &Work) {
-        for id in &work.removes {
+    fn retire(&self, state: &mut State, writes: &Writes) {
+        for id in &writes.remove {
             let used = state.programmed.endpoints.values().any(|a| a.ingress == *id || a.egress == *id);
             if !used && state.programmed.policies.remove(id).is_some() {
                 state.unreferenced.entry(*id).or_insert_with(Instant::now);
@@ -307,14 +286,13 @@ impl Enforcer {
         &self,
         state: &mut State,
         endpoint: u32,
-        assignment: Assignment,
+        assignment: PolicyIds,
     ) -> Result<(), EnforceError> {
-        let ids = PolicyIds { ingress: assignment.ingress, egress: assignment.egress };
         let before = state.programmed.endpoints.get(&endpoint).copied().unwrap_or_default();
-        if before != Assignment::default() || assignment != Assignment::default() {
+        if before != PolicyIds::default() || assignment != PolicyIds::default() {
             self.flows.expect_flows();
         }
-        self.dataplane.set_policy(endpoint, ids)?;
+        self.dataplane.set_policy(endpoint, assignment)?;
         state.programmed.endpoints.insert(endpoint, assignment);
         Ok(())
     }
@@ -356,10 +334,10 @@ impl Enforcer {
 /// should be closed, and with [`OnOverflow::Keep`] those that were isolated stay under what isolated them.
 fn possible(
     refused: &Refused,
-    wanted: Assignment,
-    known: Option<Assignment>,
+    wanted: PolicyIds,
+    known: Option<PolicyIds>,
     until: Until,
-) -> Option<Assignment> {
+) -> Option<PolicyIds> {
     let lacks = |id| refused.contains_key(&id);
     if !lacks(wanted.ingress) && !lacks(wanted.egress) {
         return Some(wanted);
@@ -371,7 +349,7 @@ fn possible(
         OnOverflow::Keep if known != 0 => known,
         OnOverflow::Keep | OnOverflow::Deny => DENY_ALL,
     };
-    Some(Assignment {
+    Some(PolicyIds {
         ingress: direction(wanted.ingress, known.ingress),
         egress: direction(wanted.egress, known.egress),
     })
@@ -414,10 +392,10 @@ mod tests {
     #[test]
     fn an_attachment_without_room_for_its_policy_is_isolated_or_keeps_what_isolates_it() {
         let refused = Refused::from([(7, Arc::new(BpfError::PolicyIdsUsedUp))]);
-        let wanted = Assignment { ingress: 7, egress: 3 };
-        let open = Some(Assignment::default());
-        let isolated = Some(Assignment { ingress: 5, egress: 6 });
-        let now = |ingress| Some(Assignment { ingress, egress: 3 });
+        let wanted = PolicyIds { ingress: 7, egress: 3 };
+        let open = Some(PolicyIds::default());
+        let isolated = Some(PolicyIds { ingress: 5, egress: 6 });
+        let now = |ingress| Some(PolicyIds { ingress, egress: 3 });
         let (deny, keep) = (Until::Held(OnOverflow::Deny), Until::Held(OnOverflow::Keep));
         let table = [
             (deny, None, now(DENY_ALL)),

@@ -4,13 +4,13 @@ use super::admission;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
 use super::policies::Change;
-use crate::bpf::{self, FlowTable, Records};
+use crate::bpf::{self, FlowTable, PolicyIds, Records};
 use crate::hooks::AttachModes;
 use crate::objects::ObjectName;
 use crate::objects::policy::PolicyName;
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::desired::Condition;
-use crate::policy::diff::{Assignment, PolicyId};
+use crate::policy::diff::PolicyId;
 use crate::policy::dump::{Dump, dump};
 use crate::policy::explain::{End, Path, Question, View, explain};
 use crate::policy::index::Endpoint;
@@ -82,7 +82,7 @@ impl Enforcer {
     pub fn in_force(&self) -> Vec<InForce> {
         let state = self.lock();
         let some = |id: PolicyId| Some(id).filter(|id| *id != 0);
-        let row = |(id, assignment): (&u32, &Assignment)| InForce {
+        let row = |(id, assignment): (&u32, &PolicyIds)| InForce {
             id: *id,
             ingress: some(assignment.ingress),
             egress: some(assignment.egress),

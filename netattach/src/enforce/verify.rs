@@ -7,7 +7,6 @@ use super::enforcer::Enforcer;
 use super::error::EnforceError;
 use crate::hooks::HookPoint;
 use crate::netlink::Handle;
-use crate::policy::diff::Assignment;
 
 impl Enforcer {
     /// What is missing of an attachment's enforcement, in words.
@@ -24,8 +23,7 @@ impl Enforcer {
         }
         {
             let state = self.lock();
-            let ids = self.dataplane.policy(*id)?;
-            let found = Assignment { ingress: ids.ingress, egress: ids.egress };
+            let found = self.dataplane.policy(*id)?;
             let wanted = state.programmed.endpoints.get(id).copied().unwrap_or_default();
             if found != wanted {
                 return Ok(Some("it is under other policies in the dataplane".to_owned()));

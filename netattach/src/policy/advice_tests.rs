@@ -55,7 +55,7 @@ impl Scene {
         }
         let desired = compile(&self.objects, &self.endpoints, &Options::default());
         let mut programmed = Programmed::default();
-        diff(&desired, &programmed.clone()).iter().for_each(|write| programmed.apply(write));
+        programmed.apply(&diff(&desired, &programmed));
         let view = View {
             objects: &self.objects,
             endpoints: &self.endpoints,

@@ -2,10 +2,12 @@
 //! in at any point.
 //!
 //! A policy is written under a number that nothing refers to yet; then each attachment is switched, both
-//! directions at once; and only then is what nobody refers to any more taken out.
+//! directions at once; and only then are policies deleted that nothing refers to any more.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+
+use netattach_common::PolicyIds;
 
 use super::desired::Desired;
 use super::lookup::CompiledPolicy;
@@ -17,74 +19,50 @@ pub type PolicyId = u32;
 /// policy does not fit into the maps.
 pub const DENY_ALL: PolicyId = PolicyId::MAX;
 
-/// The policies of one attachment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Assignment {
-    /// Number of the policy for what comes in.
-    pub ingress: PolicyId,
-    /// Number of the policy for what goes out.
-    pub egress: PolicyId,
-}
-
 /// What is in the kernel's tables.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Programmed {
     /// Policies by number.
     pub policies: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
     /// Attachments that exist, by number.
-    pub endpoints: BTreeMap<u32, Assignment>,
+    pub endpoints: BTreeMap<u32, PolicyIds>,
     /// The number given last. Numbers are not used again before all others were, so that a stale reference (a
     /// counter, a flow's memory) does not soon mean something else.
     pub last_id: PolicyId,
 }
 
-/// One step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Write {
-    /// Write the entries of a policy.
-    Install {
-        /// Its number, not in use.
-        id: PolicyId,
-        /// Its content.
-        policy: Arc<CompiledPolicy>,
-    },
-    /// Switch an attachment, both directions in one write.
-    Assign {
-        /// Number of the attachment.
-        endpoint: u32,
-        /// What applies from now on.
-        assignment: Assignment,
-    },
-    /// Take out the entries of a policy, once no packet can be in the middle of reading them.
-    Remove {
-        /// Its number.
-        id: PolicyId,
-    },
+/// Writes that bring the kernel from what is programmed to what is desired. They are carried out in the order of the fields.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Writes {
+    /// Policies to write, by their new numbers, which nothing refers to yet.
+    pub install: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
+    /// Attachments to switch, each with both directions in one write.
+    pub assign: BTreeMap<u32, PolicyIds>,
+    /// Policies to delete, once no packet can be in the middle of reading them.
+    pub remove: BTreeSet<PolicyId>,
 }
 
-/// Orders the writes. Equal policies must be one value, in `desired` and in `programmed`, as the compiler has them.
+/// Works out the writes. Equal policies must be one value, in `desired` and in `programmed`, as the compiler has them.
 ///
 /// Attachments that are programmed but neither desired nor undecided are gone: they get no write and their
-/// policies are taken out.
-pub fn diff(desired: &Desired, programmed: &Programmed) -> Vec<Write> {
+/// policies are removed.
+pub fn diff(desired: &Desired, programmed: &Programmed) -> Writes {
     let mut numbers = Numbers::new(programmed);
-    let mut assigns = Vec::new();
+    let mut assign = BTreeMap::new();
     let mut referenced = BTreeSet::new();
     for (endpoint, policy) in &desired.endpoints {
-        let assignment =
-            Assignment { ingress: numbers.of(&policy.ingress), egress: numbers.of(&policy.egress) };
-        referenced.extend([assignment.ingress, assignment.egress]);
-        if programmed.endpoints.get(endpoint) != Some(&assignment) {
-            assigns.push(Write::Assign { endpoint: *endpoint, assignment });
+        let policies = PolicyIds { ingress: numbers.of(&policy.ingress), egress: numbers.of(&policy.egress) };
+        referenced.extend([policies.ingress, policies.egress]);
+        if programmed.endpoints.get(endpoint) != Some(&policies) {
+            assign.insert(*endpoint, policies);
         }
     }
     for endpoint in &desired.undecided {
         let kept = programmed.endpoints.get(endpoint).copied().unwrap_or_default();
         referenced.extend([kept.ingress, kept.egress]);
     }
-    let unreferenced = programmed.policies.keys().filter(|id| !referenced.contains(id));
-    let removes = unreferenced.map(|id| Write::Remove { id: *id });
-    numbers.installs.into_iter().chain(assigns).chain(removes).collect()
+    let remove = programmed.policies.keys().filter(|id| !referenced.contains(id)).copied().collect();
+    Writes { install: numbers.install, assign, remove }
 }
 
 /// Finds the number of a policy, and gives new numbers to those that have none.
@@ -94,13 +72,13 @@ struct Numbers<'a> {
     /// attachment would take seconds.
     by_place: HashMap<*const CompiledPolicy, PolicyId>,
     last_id: PolicyId,
-    installs: Vec<Write>,
+    install: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
 }
 
 impl<'a> Numbers<'a> {
     fn new(programmed: &'a Programmed) -> Self {
         let by_place = programmed.policies.iter().map(|(id, policy)| (Arc::as_ptr(policy), *id)).collect();
-        Self { programmed, by_place, last_id: programmed.last_id, installs: Vec::new() }
+        Self { programmed, by_place, last_id: programmed.last_id, install: BTreeMap::new() }
     }
 
     fn of(&mut self, policy: &Option<Arc<CompiledPolicy>>) -> PolicyId {
@@ -109,27 +87,20 @@ impl<'a> Numbers<'a> {
             return *id;
         }
         self.last_id = next_free(self.last_id, &self.programmed.policies);
-        self.installs.push(Write::Install { id: self.last_id, policy: Arc::clone(policy) });
+        self.install.insert(self.last_id, Arc::clone(policy));
         self.by_place.insert(Arc::as_ptr(policy), self.last_id);
         self.last_id
     }
 }
 
+#[cfg(test)]
 impl Programmed {
-    /// Notes a write that has been carried out.
-    pub fn apply(&mut self, write: &Write) {
-        match write {
-            Write::Install { id, policy } => {
-                self.policies.insert(*id, Arc::clone(policy));
-                self.last_id = *id;
-            }
-            Write::Assign { endpoint, assignment } => {
-                self.endpoints.insert(*endpoint, *assignment);
-            }
-            Write::Remove { id } => {
-                self.policies.remove(id);
-            }
-        }
+    /// Notes writes that have been carried out.
+    pub(super) fn apply(&mut self, writes: &Writes) {
+        self.policies.extend(writes.install.iter().map(|(id, policy)| (*id, Arc::clone(policy))));
+        self.last_id = writes.install.keys().max().copied().unwrap_or(self.last_id);
+        self.endpoints.extend(&writes.assign);
+        self.policies.retain(|id, _| !writes.remove.contains(id));
     }
 }
 
@@ -175,16 +146,36 @@ mod tests {
         }
     }
 
-    fn assign(endpoint: u32, ingress: PolicyId, egress: PolicyId) -> Write {
-        Write::Assign { endpoint, assignment: Assignment { ingress, egress } }
+    fn writes(
+        install: &[(PolicyId, &str)],
+        assign: &[(u32, PolicyId, PolicyId)],
+        remove: &[PolicyId],
+    ) -> Writes {
+        let assign = assign.iter().map(|&(id, ingress, egress)| (id, PolicyIds { ingress, egress }));
+        Writes {
+            install: install.iter().map(|(id, name)| (*id, policy(name))).collect(),
+            assign: assign.collect(),
+            remove: remove.iter().copied().collect(),
+        }
     }
 
-    fn install(id: PolicyId, name: &str) -> Write {
-        Write::Install { id, policy: policy(name) }
+    /// The writes one by one, in the order in which they are carried out.
+    fn one_by_one(writes: &Writes) -> Vec<Writes> {
+        let install = writes.install.iter().map(|(id, policy)| Writes {
+            install: BTreeMap::from([(*id, Arc::clone(policy))]),
+            ..Writes::default()
+        });
+        let assign = writes
+            .assign
+            .iter()
+            .map(|(id, ids)| Writes { assign: BTreeMap::from([(*id, *ids)]), ..Writes::default() });
+        let remove =
+            writes.remove.iter().map(|id| Writes { remove: BTreeSet::from([*id]), ..Writes::default() });
+        install.chain(assign).chain(remove).collect()
     }
 
-    fn applied(mut programmed: Programmed, writes: &[Write]) -> Programmed {
-        writes.iter().for_each(|write| programmed.apply(write));
+    fn applied(mut programmed: Programmed, writes: &Writes) -> Programmed {
+        programmed.apply(writes);
         programmed
     }
 
@@ -192,43 +183,43 @@ mod tests {
     fn policies_are_written_before_use_and_removed_after() {
         let start = Programmed::default();
         let first = diff(&desired(&[(1, Some("a"), None), (2, Some("a"), Some("b"))], &[]), &start);
-        assert_eq!(first, [install(1, "a"), install(2, "b"), assign(1, 1, 0), assign(2, 1, 2)]);
+        assert_eq!(first, writes(&[(1, "a"), (2, "b")], &[(1, 1, 0), (2, 1, 2)], &[]));
         let then = applied(start, &first);
         let second = diff(&desired(&[(1, Some("c"), None), (2, Some("a"), None)], &[]), &then);
-        assert_eq!(second, [install(3, "c"), assign(1, 3, 0), assign(2, 1, 0), Write::Remove { id: 2 }]);
+        assert_eq!(second, writes(&[(3, "c")], &[(1, 3, 0), (2, 1, 0)], &[2]));
     }
 
     #[test]
     fn one_content_is_written_once_even_for_both_directions() {
-        let writes = diff(&desired(&[(1, Some("deny"), Some("deny"))], &[]), &Programmed::default());
-        assert_eq!(writes, [install(1, "deny"), assign(1, 1, 1)]);
+        let found = diff(&desired(&[(1, Some("deny"), Some("deny"))], &[]), &Programmed::default());
+        assert_eq!(found, writes(&[(1, "deny")], &[(1, 1, 1)], &[]));
     }
 
     #[test]
     fn attachments_that_are_gone_free_their_policies_and_undecided_ones_keep_theirs() {
         let both = desired(&[(1, Some("a"), None), (2, Some("b"), None)], &[]);
         let programmed = applied(Programmed::default(), &diff(&both, &Programmed::default()));
-        assert_eq!(diff(&desired(&[], &[2]), &programmed), [Write::Remove { id: 1 }]);
+        assert_eq!(diff(&desired(&[], &[2]), &programmed), writes(&[], &[], &[1]));
     }
 
     #[test]
     fn an_attachment_without_isolation_is_still_switched_once() {
         // A new attachment denies everything until it is told otherwise.
         let open = desired(&[(1, None, None)], &[]);
-        let writes = diff(&open, &Programmed::default());
-        assert_eq!(writes, [assign(1, 0, 0)]);
-        assert_eq!(diff(&open, &applied(Programmed::default(), &writes)), []);
+        let found = diff(&open, &Programmed::default());
+        assert_eq!(found, writes(&[], &[(1, 0, 0)], &[]));
+        assert_eq!(diff(&open, &applied(Programmed::default(), &found)), Writes::default());
     }
 
     #[test]
     fn numbers_come_round_without_meeting_those_in_use() {
         let programmed = Programmed {
             policies: BTreeMap::from([(1, policy("a"))]),
-            endpoints: BTreeMap::from([(1, Assignment { ingress: 1, egress: 0 })]),
+            endpoints: BTreeMap::from([(1, PolicyIds { ingress: 1, egress: 0 })]),
             last_id: PolicyId::MAX,
         };
-        let writes = diff(&desired(&[(1, Some("a"), Some("b"))], &[]), &programmed);
-        assert_eq!(writes, [install(2, "b"), assign(1, 1, 2)]);
+        let found = diff(&desired(&[(1, Some("a"), Some("b"))], &[]), &programmed);
+        assert_eq!(found, writes(&[(2, "b")], &[(1, 1, 2)], &[]));
     }
 
     fn any_desired() -> impl Strategy<Value = Desired> {
@@ -248,8 +239,8 @@ mod tests {
             for step in steps {
                 // What is gone has been detached: its record is cleared by whoever detached it.
                 programmed.endpoints.retain(|id, _| step.endpoints.contains_key(id) || step.undecided.contains(id));
-                for write in diff(&step, &programmed) {
-                    if let Write::Install { id, .. } = &write {
+                for write in one_by_one(&diff(&step, &programmed)) {
+                    for id in write.install.keys() {
                         prop_assert!(*id != 0 && !programmed.policies.contains_key(id));
                     }
                     programmed.apply(&write);
@@ -260,11 +251,11 @@ mod tests {
                     }
                 }
                 for (endpoint, policies) in &step.endpoints {
-                    let Assignment { ingress, egress } = programmed.endpoints[endpoint];
+                    let PolicyIds { ingress, egress } = programmed.endpoints[endpoint];
                     prop_assert_eq!(programmed.policies.get(&ingress), policies.ingress.as_ref());
                     prop_assert_eq!(programmed.policies.get(&egress), policies.egress.as_ref());
                 }
-                prop_assert_eq!(diff(&step, &programmed), vec![]);
+                prop_assert_eq!(diff(&step, &programmed), Writes::default());
             }
         }
     }

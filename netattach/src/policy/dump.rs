@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
+use netattach_common::PolicyIds;
 use serde::{Deserialize, Serialize};
 
 use super::desired::Desired;
-use super::diff::{Assignment, PolicyId, Programmed};
+use super::diff::{PolicyId, Programmed};
 use super::lookup::{ClassId, CompiledPolicy, RuleId};
 use crate::objects::policy::PolicyName;
 
@@ -89,7 +90,7 @@ pub fn dump(programmed: &Programmed, desired: &Desired, wanted: Option<&str>) ->
 /// The policies of directions that the object isolates.
 fn isolating(programmed: &Programmed, desired: &Desired, object: &str) -> BTreeSet<PolicyId> {
     let is_it = |by: &[PolicyName]| by.iter().any(|name| name.to_string() == object);
-    let of_attachment = |(id, assigned): (&u32, &Assignment)| {
+    let of_attachment = |(id, assigned): (&u32, &PolicyIds)| {
         let Some(desired) = desired.endpoints.get(id) else { return [None, None] };
         [
             is_it(&desired.ingress_by).then_some(assigned.ingress),
@@ -105,7 +106,7 @@ fn is_of(origin: &str, object: &str) -> bool {
 }
 
 fn shown(id: PolicyId, policy: &CompiledPolicy, programmed: &Programmed) -> Dump {
-    let used = |(attachment, assignment): (&u32, &Assignment)| {
+    let used = |(attachment, assignment): (&u32, &PolicyIds)| {
         let (ingress, egress) = (assignment.ingress == id, assignment.egress == id);
         (ingress || egress).then_some(Use { attachment: *attachment, ingress, egress })
     };
@@ -155,7 +156,7 @@ mod tests {
         };
         let programmed = Programmed {
             policies: BTreeMap::from([(7, Arc::new(compiled)), (8, Arc::default())]),
-            endpoints: BTreeMap::from([(3, Assignment { ingress: 7, egress: 8 })]),
+            endpoints: BTreeMap::from([(3, PolicyIds { ingress: 7, egress: 8 })]),
             last_id: 8,
         };
         let seven = Dump {

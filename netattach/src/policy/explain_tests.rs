@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use netattach_common::PolicyIds;
+
 use super::*;
 use crate::npwg::NetworkRef;
 use crate::objects::policy::PolicyName;
 use crate::policy::desired::EndpointPolicy;
-use crate::policy::diff::Assignment;
 use crate::policy::diff::DENY_ALL;
 use crate::policy::lookup::Traffic;
 
@@ -42,7 +43,7 @@ fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<Stri
         egress_by: vec![PolicyName::multi(ObjectName::new("shop", "other"))],
         ..EndpointPolicy::default()
     };
-    let ingress = |ingress| Assignment { ingress, egress: 0 };
+    let ingress = |ingress| PolicyIds { ingress, egress: 0 };
     let view = View {
         objects: &Objects::default(),
         endpoints: &[

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use netattach::policy::diff::{Assignment, Programmed};
+use netattach::policy::diff::Programmed;
 use netattach::policy::explain::{self, Asked, End, Form, NodeRules, Question, View};
 use netattach::policy::incremental::Compiler;
 use netattach::policy::options::Options;
@@ -388,7 +388,7 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
                 .into_iter()
                 .filter_map(|(id, table)| Some((id, Arc::clone(table.as_ref()?))))
                 .collect(),
-            endpoints: [(1, Assignment { ingress: ids.ingress, egress: ids.egress })].into(),
+            endpoints: [(1, ids)].into(),
             last_id: 0,
         };
         let (limited, node) = (BTreeMap::new(), NodeRules::default());
