@@ -14,8 +14,9 @@ use netattach_common::{
 use super::BpfError;
 use super::batched_map::BatchedMap;
 use super::map_ops::MapOps;
+use super::map_table::map_name;
 use super::parents::{Device, OnParent, Parents};
-use super::pin::{self, Pins, map_name};
+use super::pin::{self, Pins};
 use crate::mac::Mac;
 
 /// What the programs are to know about an attachment.

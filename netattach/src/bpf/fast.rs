@@ -18,7 +18,9 @@ use super::BpfError;
 use super::batched_map::BatchedMap;
 use super::links::{LinkPlace, Links};
 use super::map_ops::{absent, insert, keys};
-use super::pin::{Pins, Program, map_name};
+use super::map_table::map_name;
+use super::pin::Pins;
+use super::program_table::Program;
 use super::sys::{self, XdpMode};
 use crate::mac::Mac;
 

@@ -14,7 +14,8 @@ use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port, Share};
 
 use super::BpfError;
 use super::map_ops::absent;
-use super::pin::{Pins, map_name};
+use super::map_table::map_name;
+use super::pin::Pins;
 use super::shares::PerFamily;
 use super::sys::{self, Batch};
 

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use netattach_common::Side;
 
 use super::BpfError;
-use super::pin::{self, Entry, Program};
+use super::pin;
+use super::program_table::{Entry, Program};
 use super::sys::{self, LinkInfo, XdpMode};
 
 /// What pins of links on devices in pods begin with: an attachment's number follows.

@@ -9,9 +9,11 @@ use aya::programs::{Program as AnyProgram, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 
 use super::error::{BpfError, Refusal};
+use super::map_table::MapSpec;
 use super::object::Object;
-use super::pin::{MapSpec, Pins, Program};
-use super::{probe, sys};
+use super::pin::Pins;
+use super::probe;
+use super::program_table::Program;
 
 /// For each the kernel takes tens of megabytes, which count as the agent's.
 const VERIFIED_AT_ONCE: usize = 2;
@@ -20,7 +22,7 @@ const VERIFIED_AT_ONCE: usize = 2;
 /// the place of the pinned ones.
 pub(super) fn load(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), BpfError> {
     let loaded = load_and_pin(object, pins, specs);
-    sys::release_free_memory();
+    release_free_memory();
     loaded
 }
 
@@ -74,6 +76,16 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
             })
         })
     })
+}
+
+/// Gives memory that was freed back to the kernel. Loading programs parses the kernel's type information,
+/// tens of megabytes that glibc would keep for the rest of the agent's life.
+fn release_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no arguments that could be wrong; glibc locks its arenas itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 fn refused(program: &'static str, error: ProgramError) -> BpfError {

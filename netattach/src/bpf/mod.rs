@@ -23,7 +23,8 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `object`, [`probe`], `load`, `pin` | the compiled programs; what the kernel can do; loading; the pin tree |
+//! | `object`, [`probe`], `load` | the compiled programs; what the kernel can do; loading |
+//! | `program_table`, `map_table`, `pin` | the tables of programs and of maps; the pin tree |
 //! | `dataplane`, `caches` | the packet path as the rest of the agent sees it; what it remembers of the maps |
 //! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of what the node routes |
 //! | `policies`, `policy_rows` | the maps of policies, and a compiled policy as their entries |
@@ -45,12 +46,14 @@ mod flows;
 mod links;
 mod load;
 mod map_ops;
+mod map_table;
 mod object;
 mod parents;
 mod pin;
 mod policies;
 mod policy_rows;
 pub mod probe;
+mod program_table;
 mod programs;
 mod ring;
 mod routed;
@@ -68,7 +71,8 @@ pub use netattach_common::{
     Traffic,
 };
 pub use parents::{Device, OnParent, Parent};
-pub use pin::{Entry, Program, remove_all_pins};
+pub use pin::remove_all_pins;
+pub use program_table::{Entry, Program};
 pub use programs::Programs;
 pub use ring::Records;
 pub use routed::{Routed, close_gates};

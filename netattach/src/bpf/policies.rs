@@ -8,7 +8,8 @@ use netattach_common as common;
 use netattach_common::{Ip4, Ip6, PolicyAddress, PortKey, PortRule, RuleKey};
 
 use super::batched_map::BatchedMap;
-use super::pin::{Pins, map_name};
+use super::map_table::map_name;
+use super::pin::Pins;
 use super::policy_rows::{Keys, PolicyRows, Prefix, Usage};
 use super::{BpfError, Config};
 use crate::policy::lookup::{CompiledPolicy, RuleId};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netattach_common::{Ip4, Ip6, PolicyAddress, Port, PortKey, PortRule};
 
-use super::pin::map_name;
+use super::map_table::map_name;
 use crate::policy::lookup::{CompiledPolicy, Traffic};
 
 /// The key of a trie: the first `bits` bits of something.

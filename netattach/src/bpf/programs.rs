@@ -14,7 +14,9 @@ use netattach_common::Side;
 
 use super::BpfError;
 use super::links::{LinkPlace, Links};
-use super::pin::{Entry, Pins, Program, map_name};
+use super::map_table::map_name;
+use super::pin::Pins;
+use super::program_table::{Entry, Program};
 use super::sys::{self, Instruction};
 
 /// The programs that run on devices, opened, and the pins of their links.

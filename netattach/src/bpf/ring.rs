@@ -6,7 +6,8 @@ use aya::maps::{MapData, RingBuf};
 use netattach_common::Record;
 
 use super::BpfError;
-use super::pin::{Pins, map_name};
+use super::map_table::map_name;
+use super::pin::Pins;
 
 /// Reads records in the order in which they were written.
 pub struct Records {

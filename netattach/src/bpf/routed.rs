@@ -11,7 +11,9 @@ use netattach_common::{Address, Gate, Ip4, Ip6};
 use super::BpfError;
 use super::batched_map::BatchedMap;
 use super::map_ops::MapOps;
-use super::pin::{Pins, Program, exists, map_name};
+use super::map_table::map_name;
+use super::pin::{Pins, exists};
+use super::program_table::Program;
 use super::programs::open_program;
 
 /// Handles of the program and its maps, and what is in them. One owner at a time: it remembers what it wrote.

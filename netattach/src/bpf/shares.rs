@@ -13,7 +13,8 @@ use super::BpfError;
 use super::batched_map::BatchedMap;
 use super::flows;
 use super::map_ops::MapOps;
-use super::pin::{Pins, map_name};
+use super::map_table::map_name;
+use super::pin::Pins;
 
 /// Places, or flows, of an attachment: IPv4 and IPv6.
 pub type PerFamily = [u32; 2];

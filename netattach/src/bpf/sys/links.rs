@@ -1,0 +1,204 @@
+//! Links: programs on devices by tcx and by XDP.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::{Command, InfoByFd, bpf, bpf_fd, raw};
+
+/// A hook of a device, as the device has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// What comes in by the device.
+    Ingress,
+    /// What leaves by it.
+    Egress,
+}
+
+/// Attaches a program to a device by tcx (Linux 6.6): right after a link that is there, or before all others. The link lives
+/// as long as its descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// `EEXIST` when the program is attached there already; `EINVAL` before Linux 6.6; `ENODEV`; `ENOENT` when the other link
+/// is not on that hook any more.
+pub fn tcx_attach(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    direction: Direction,
+    after: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct LinkCreate {
+        prog_fd: u32,
+        target_ifindex: u32,
+        attach_type: u32,
+        flags: u32,
+        relative_fd: u32,
+        pad: u32,
+        expected_revision: u64,
+    }
+    /// With no relative program: before the first.
+    const BPF_F_BEFORE: u32 = 8;
+    const BPF_F_AFTER: u32 = 1 << 4;
+    /// What it is relative to is a link, not a program.
+    const BPF_F_LINK: u32 = 1 << 13;
+    let attributes = LinkCreate {
+        prog_fd: raw(program),
+        target_ifindex: ifindex,
+        attach_type: attach_type(direction),
+        flags: if after.is_some() { BPF_F_AFTER | BPF_F_LINK } else { BPF_F_BEFORE },
+        relative_fd: after.map_or(0, raw),
+        ..LinkCreate::default()
+    };
+    // SAFETY: `LinkCreate` is the `link_create` member of `union bpf_attr` as far as tcx reads it; it holds
+    // no pointers.
+    unsafe { bpf_fd(Command::LinkCreate, &attributes) }
+}
+
+/// How a device runs an XDP program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum XdpMode {
+    /// By its driver, before there is a packet of the kernel's.
+    Native,
+    /// By the kernel, as the first that it does with a packet: on every device, for little gain.
+    Generic,
+}
+
+/// Attaches an XDP program to a device. The link lives as long as its descriptor or a pin of it.
+///
+/// # Errors
+/// `EOPNOTSUPP` when the driver has no native mode; `EBUSY` when another program runs there; `EINVAL` when the device is not
+/// in a state in which it could; `ENODEV`.
+pub fn xdp_attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> io::Result<OwnedFd> {
+    /// `BPF_XDP` of `enum bpf_attach_type`.
+    const BPF_XDP: u32 = 37;
+    // `linux/if_link.h`: `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE`.
+    let flags = match mode {
+        XdpMode::Generic => 1 << 1,
+        XdpMode::Native => 1 << 2,
+    };
+    let attributes = [raw(program), ifindex, BPF_XDP, flags];
+    // SAFETY: the beginning of the `link_create` member of `union bpf_attr`, without pointers; the command returns a new
+    // descriptor.
+    unsafe { bpf_fd(Command::LinkCreate, &attributes) }
+}
+
+/// Replaces the program of a link. No packet passes between the old and the new one.
+pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct LinkUpdate {
+        link_fd: u32,
+        new_prog_fd: u32,
+        flags: u32,
+        old_prog_fd: u32,
+    }
+    let attributes = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
+    // SAFETY: `LinkUpdate` is the `link_update` member of `union bpf_attr`; it holds no pointers.
+    unsafe { bpf(Command::LinkUpdate, &attributes) }.map(drop)
+}
+
+/// The device of a link does not run its program any more when this returns; the link itself is gone with its last pin and
+/// descriptor, which the kernel sees to in its own time.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let link_fd: u32 = raw(link);
+    // SAFETY: the `link_detach` member of `union bpf_attr`, one descriptor without pointers.
+    unsafe { bpf(Command::LinkDetach, &link_fd) }.map(drop)
+}
+
+/// What the kernel says about a link (`struct bpf_link_info`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkInfo {
+    /// Id of the link.
+    pub id: u32,
+    /// Id of the program it runs.
+    pub program_id: u32,
+    /// Index of the device, 0 when the device is gone.
+    pub ifindex: u32,
+    /// `enum bpf_attach_type`.
+    pub attach_type: u32,
+}
+
+/// What a tcx link is attached to.
+pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        kind: u32,
+        id: u32,
+        program_id: u32,
+        pad: u32,
+        ifindex: u32,
+        attach_type: u32,
+    }
+    let mut info = Info::default();
+    let attributes =
+        InfoByFd { bpf_fd: raw(link), info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
+    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise
+    // used during the call; any bytes make a valid `Info`.
+    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    Ok(LinkInfo {
+        id: info.id,
+        program_id: info.program_id,
+        ifindex: info.ifindex,
+        attach_type: info.attach_type,
+    })
+}
+
+/// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None before
+/// Linux 6.6, and none where the device is gone.
+pub fn tcx_programs(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
+    /// `BPF_MPROG_MAX`.
+    const MOST: usize = 64;
+    let mut ids = [0_u32; MOST];
+    let query = UnsafeCell::new(Query {
+        prog_ids: ids.as_mut_ptr() as u64,
+        count: MOST as u32,
+        ..Query::of(ifindex, attach_type(direction))
+    });
+    // SAFETY: the `query` member of `union bpf_attr`; `prog_ids` has room for `count` numbers and is not otherwise used
+    // during the call. The kernel writes into the member and not beyond, which the cell allows.
+    match unsafe { bpf(Command::ProgQuery, &query) } {
+        Ok(_) => {
+            let count = query.into_inner().count as usize;
+            Ok(ids.into_iter().take(count).collect())
+        }
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENODEV) => Ok(Vec::new()),
+            _ => Err(error),
+        },
+    }
+}
+
+/// The `query` member of `union bpf_attr`, to its end in Linux 6.18: the kernel writes counts back.
+#[repr(C)]
+#[derive(Default)]
+pub(in super::super) struct Query {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    count: u32,
+    pad: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+impl Query {
+    /// Asks whether there are any.
+    pub(in super::super) fn of(device: u32, attach_type: u32) -> Self {
+        Self { target_ifindex: device, attach_type, ..Self::default() }
+    }
+}
+
+/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
+fn attach_type(direction: Direction) -> u32 {
+    match direction {
+        Direction::Ingress => 46,
+        Direction::Egress => 47,
+    }
+}

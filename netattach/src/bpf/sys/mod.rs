@@ -1,0 +1,90 @@
+//! The `bpf(2)` calls that aya does not offer.
+//!
+//! | module | calls |
+//! |---|---|
+//! | `links` | tcx and XDP links by device index, and the device and program of a link |
+//! | `programs` | programs of a few instructions; ids and names of loaded programs |
+//! | `pins` | pins of any object |
+//! | `batch` | many entries of a map |
+//! | `shared_words` | the memory map of an array |
+
+mod batch;
+mod links;
+mod pins;
+mod programs;
+mod shared_words;
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+pub(super) use batch::{Batch, BatchAttributes, lookup_batch};
+pub(super) use links::Query;
+pub use links::{
+    Direction, LinkInfo, XdpMode, link_detach, link_info, link_update, tcx_attach, tcx_programs, xdp_attach,
+};
+pub use pins::{open_pin, pin};
+pub use programs::{Instruction, load_classifier, program_id, program_name};
+pub(super) use shared_words::SharedWords;
+
+/// `enum bpf_cmd`.
+#[derive(Clone, Copy)]
+#[repr(i32)]
+pub(super) enum Command {
+    MapCreate = 0,
+    MapLookup = 1,
+    MapUpdate = 2,
+    MapDelete = 3,
+    MapGetNextKey = 4,
+    ProgLoad = 5,
+    ObjectPin = 6,
+    ObjectGet = 7,
+    ProgGetFdById = 13,
+    ObjectInfo = 15,
+    ProgQuery = 16,
+    BtfLoad = 18,
+    MapLookupBatch = 24,
+    MapUpdateBatch = 26,
+    MapDeleteBatch = 27,
+    LinkCreate = 28,
+    LinkUpdate = 29,
+    LinkDetach = 34,
+}
+
+pub(super) fn raw(fd: BorrowedFd<'_>) -> u32 {
+    // A descriptor that is open is never negative.
+    fd.as_raw_fd().unsigned_abs()
+}
+
+/// The `info` member of `union bpf_attr`.
+#[repr(C)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// Calls `bpf(2)`.
+///
+/// # Safety
+///
+/// `T` must be laid out as the member of `union bpf_attr` that `command` reads, and its pointers must be valid
+/// for what the kernel reads and writes through them.
+pub(super) unsafe fn bpf<T>(command: Command, attributes: &T) -> io::Result<i32> {
+    // SAFETY: the kernel copies `size_of::<T>()` bytes from `attributes`; the rest is the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as i32, std::ptr::from_ref(attributes), size_of::<T>())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
+}
+
+/// Calls `bpf(2)` with a command that returns a descriptor.
+///
+/// # Safety
+///
+/// As for [`bpf`].
+pub(super) unsafe fn bpf_fd<T>(command: Command, attributes: &T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { bpf(command, attributes) }?;
+    // SAFETY: the kernel has just created this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
