@@ -193,20 +193,21 @@ impl Maps {
     fn of(node: &Node) -> Result<Self> {
         let Some(dataplane) = dataplane(node)? else { return Ok(Self::default()) };
         let mut maps = Self {
-            links: dataplane.links_dump(),
-            macvlans: dataplane.macvlans_dump(),
-            parents: dataplane.covered_parents().into_keys().collect(),
-            parent_entries: dataplane.parent_entries(),
+            links: dataplane.attachments().bound(),
+            macvlans: dataplane.parents().attachments(),
+            parents: dataplane.parents().covered().into_keys().collect(),
+            parent_entries: dataplane.parents().entries(),
             records: dataplane
-                .attachments_dump()
+                .attachments()
+                .records()
                 .into_iter()
                 .map(|(id, record)| (id, format!("{record:?}")))
                 .collect(),
-            addresses: dataplane.addresses_dump(),
+            addresses: dataplane.attachments().addresses(),
             ..Self::default()
         };
         for id in 1..MAX_ATTACHMENTS {
-            let policy = dataplane.policy(id)?;
+            let policy = dataplane.policies().of(id)?;
             if policy != PolicyIds::default() {
                 maps.policies.insert(id, policy);
             }
@@ -225,7 +226,7 @@ impl Maps {
 /// # Errors
 /// The maps cannot be read.
 pub fn installed_policies(node: &Node) -> Result<BTreeSet<u32>> {
-    Ok(dataplane(node)?.map(|dataplane| dataplane.installed_policies()).unwrap_or_default())
+    Ok(dataplane(node)?.map(|dataplane| dataplane.policies().installed()).unwrap_or_default())
 }
 
 fn dataplane(node: &Node) -> Result<Option<Dataplane>> {

@@ -1,8 +1,14 @@
-//! What is remembered of the maps that attachments are in, for all threads.
+//! The maps of attachments behind their locks, with the cached entries of each, for all threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
 
-use super::attachments::{self, Attachments};
+use netattach_common::AttachmentRecord;
+
+use super::attachments::{self, Attachment, Attachments};
+use super::flows::Host;
+use super::parents::{Device, OnParent, Parent};
 use super::pin::Pins;
 use super::shares::{self, PerFamily, Shares};
 use super::{BpfError, Config};
@@ -10,19 +16,19 @@ use crate::sync::{Mutex, MutexGuard, locked};
 
 /// Attachments, and their places in the flow table. A thread that panicked inside left at most a half-done sequence of map
 /// writes, which repeating completes.
-pub(super) struct Caches {
+pub struct AttachmentMaps {
     attachments: Mutex<Attachments>,
     shares: Mutex<Shares>,
 }
 
-impl Caches {
-    /// Takes stock of the pinned maps.
+impl AttachmentMaps {
+    /// Opens the pinned maps and reads their entries.
     pub(super) fn open(pins: &Pins, config: &Config) -> Result<Self, BpfError> {
         let flows = [config.max_flows_v4, config.max_flows_v6];
         Self::over(attachments::Maps::open(pins)?, config.max_attachments, shares::Maps::open(pins)?, flows)
     }
 
-    /// Takes stock of any maps.
+    /// Reads the entries of any maps.
     pub(super) fn over(
         attachments: attachments::Maps,
         max_attachments: u32,
@@ -35,8 +41,102 @@ impl Caches {
         })
     }
 
-    pub(super) fn attachments(&self) -> MutexGuard<'_, Attachments> {
-        locked(&self.attachments)
+    /// Creates or changes an attachment. Its devices and policies stay as they are.
+    ///
+    /// # Errors
+    /// The number is out of range, or a map is full or cannot be written.
+    pub fn put(&self, id: u32, attachment: &Attachment) -> Result<(), BpfError> {
+        self.lock().put(id, attachment)
+    }
+
+    /// Binds a host-side device to an attachment. Until then its packets are dropped, so bind before attaching programs.
+    ///
+    /// # Errors
+    /// The attachment has no record, or a map is full or cannot be written.
+    pub fn bind(&self, ifindex: u32, id: u32) -> Result<(), BpfError> {
+        self.lock().bind(ifindex, id)
+    }
+
+    /// Binds the frames of a macvlan's parent that have the attachment's MAC address to the attachment.
+    ///
+    /// # Errors
+    /// The attachment has no record, or a map is full or cannot be written.
+    pub fn bind_macvlan(&self, id: u32, on: &OnParent) -> Result<(), BpfError> {
+        self.lock().bind_macvlan(id, on)
+    }
+
+    /// Unbinds a device. Idempotent.
+    ///
+    /// # Errors
+    /// A map cannot be written.
+    pub fn unbind(&self, ifindex: u32) -> Result<(), BpfError> {
+        self.lock().unbind(ifindex)
+    }
+
+    /// The devices that are bound to an attachment.
+    pub fn devices_of(&self, id: u32) -> Vec<u32> {
+        self.lock().devices_of(id)
+    }
+
+    /// The first difference between the kernel's maps and an attachment as it was put and bound, in words. Policies are not
+    /// compared.
+    ///
+    /// # Errors
+    /// A map cannot be read.
+    pub fn difference(
+        &self,
+        id: u32,
+        device: &Device,
+        attachment: &Attachment,
+    ) -> Result<Option<String>, BpfError> {
+        self.lock().difference(id, device, attachment)
+    }
+
+    /// An attachment's addresses in its network, the link-local one included. None when it has no record.
+    ///
+    /// # Errors
+    /// The number is out of range.
+    pub fn hosts(&self, id: u32) -> Result<Vec<Host>, BpfError> {
+        self.lock().hosts(id)
+    }
+
+    /// Every attachment that has a record, for recovery.
+    pub fn records(&self) -> BTreeMap<u32, AttachmentRecord> {
+        self.lock().records().clone()
+    }
+
+    /// The source addresses that each number is allowed, also numbers without a record, for recovery.
+    pub fn addresses(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
+        self.lock().addresses().clone()
+    }
+
+    /// The attachment of each bound device, for recovery.
+    pub fn bound(&self) -> BTreeMap<u32, u32> {
+        self.lock().bound().clone()
+    }
+
+    /// Lets an attachment whose flows are lost take segments of unknown connections for answers, for
+    /// [`Share::GRACE`](netattach_common::Share::GRACE) seconds from now. Later calls change nothing, so that an agent that is
+    /// restarted again and again does not prolong it.
+    ///
+    /// # Errors
+    /// The number is out of range, or the map cannot be written.
+    pub fn take_answers(&self, id: u32) -> Result<(), BpfError> {
+        self.lock().check(id)?;
+        locked(&self.shares).take_answers(id)
+    }
+
+    /// Gives attachments their places in the flow table by the number of their live flows ([`share_out`](super::share_out)), and
+    /// takes the places of all others back. Returns the places of each. Numbers that are no attachment's are left out.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn share_out(
+        &self,
+        mut live: BTreeMap<u32, PerFamily>,
+    ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
+        live.retain(|id, _| self.lock().check(*id).is_ok());
+        locked(&self.shares).share_out(&live)
     }
 
     /// Removes an attachment's devices, record and addresses, then its policies by `unassign`, then its places. Idempotent.
@@ -45,24 +145,71 @@ impl Caches {
         id: u32,
         unassign: impl FnOnce() -> Result<(), BpfError>,
     ) -> Result<(), BpfError> {
-        self.attachments().remove(id)?;
+        self.lock().remove(id)?;
         unassign()?;
         locked(&self.shares).clear(id)
     }
 
-    /// See [`super::Dataplane::take_answers`].
-    pub(super) fn take_answers(&self, id: u32) -> Result<(), BpfError> {
-        self.attachments().check(id)?;
-        locked(&self.shares).take_answers(id)
+    /// The map of macvlans' parents.
+    pub(super) fn parents(&self) -> ParentMap<'_> {
+        ParentMap(self)
     }
 
-    /// See [`super::Dataplane::share_out_flows`].
-    pub(super) fn share_out(
-        &self,
-        mut live: BTreeMap<u32, PerFamily>,
-    ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
-        live.retain(|id, _| self.attachments().check(*id).is_ok());
-        locked(&self.shares).share_out(&live)
+    fn lock(&self) -> MutexGuard<'_, Attachments> {
+        locked(&self.attachments)
+    }
+}
+
+impl fmt::Debug for AttachmentMaps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttachmentMaps").finish_non_exhaustive()
+    }
+}
+
+/// The map of macvlans' parents, under the lock of [`AttachmentMaps`].
+#[derive(Debug, Clone, Copy)]
+pub struct ParentMap<'a>(&'a AttachmentMaps);
+
+impl ParentMap<'_> {
+    /// Enters a parent, before programs are attached to it.
+    ///
+    /// # Errors
+    /// The map is full or cannot be written.
+    pub fn cover(&self, parent: u32, what: Parent) -> Result<(), BpfError> {
+        self.0.lock().parents.cover(parent, what)
+    }
+
+    /// Removes a parent, after its programs are gone. Idempotent.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn uncover(&self, parent: u32) -> Result<(), BpfError> {
+        self.0.lock().parents.uncover(parent)
+    }
+
+    /// The parents that are entered.
+    pub fn covered(&self) -> BTreeMap<u32, Parent> {
+        self.0.lock().parents.covered()
+    }
+
+    /// The parents that carry attachments.
+    pub fn in_use(&self) -> BTreeSet<u32> {
+        self.0.lock().parents.in_use()
+    }
+
+    /// The parent of an attachment's macvlan, if it has one.
+    pub fn parent_of(&self, id: u32) -> Option<u32> {
+        self.0.lock().parents.parent_of(id)
+    }
+
+    /// The attachments that have an address on a parent, for recovery.
+    pub fn attachments(&self) -> BTreeSet<u32> {
+        self.0.lock().parents.attachments().collect()
+    }
+
+    /// The number of entries: macvlans, their parents, their namespaces.
+    pub fn entries(&self) -> usize {
+        self.0.lock().parents.len()
     }
 }
 

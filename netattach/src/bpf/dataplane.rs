@@ -1,34 +1,25 @@
-//! The packet path as the rest of the agent sees it.
+//! Programs and maps, opened: the packet path as the rest of the agent sees it.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
 use netattach_common as common;
-use netattach_common::{AttachmentRecord, LAYOUT_VERSION, PolicyIds, Stats, capacity};
+use netattach_common::{LAYOUT_VERSION, PolicyIds, Stats, capacity};
 use rustix::thread::MembarrierCommand;
 
-use super::attachments::{Attachment, Attachments};
-use super::caches::Caches;
+use super::caches::{AttachmentMaps, ParentMap};
 use super::fast::FastPath;
-use super::flows::{FlowTable, Host};
+use super::flows::FlowTable;
 use super::links::Links;
 use super::map_table::{map_name, specs};
-use super::parents::{Device, OnParent, Parent};
 use super::pin::{Found, Pins, exists};
-use super::policies::Policies;
+use super::policy_maps::PolicyMaps;
 use super::programs::Programs;
 use super::ring::Records;
 use super::routed::Routed;
-use super::shares::PerFamily;
-use super::sys::SharedWords;
 use super::{BpfError, load, object};
-use crate::policy::diff::DENY_ALL;
-use crate::policy::lookup::{CompiledPolicy, RuleId};
 
 /// Where the pins are and how much the maps hold. Capacities count when the maps are created; later they must
 /// be the same.
@@ -91,9 +82,8 @@ pub struct Dataplane {
     lost_flows: bool,
     pins: Pins,
     links: Links,
-    caches: Caches,
-    policies: Mutex<Policies>,
-    policy_words: SharedWords,
+    attachments: AttachmentMaps,
+    policies: PolicyMaps,
     stats: Mutex<PerCpuArray<MapData, Stats>>,
     cpus: usize,
 }
@@ -123,17 +113,15 @@ impl Dataplane {
             load::load(&object, &pins, &specs)?;
         }
         let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::CountCpus { path, source })?;
-        let mut policies = Policies::open(&pins, config)?;
-        let policy_words = map_words(&pins, config.max_attachments)?;
+        let policies = PolicyMaps::open(&pins, config)?;
         if !current {
-            let memory = policies.recall()?;
-            policies.memorise(common::Config {
+            let mut installed = policies.lock();
+            let memory = installed.recall()?;
+            installed.memorise(common::Config {
                 object_tag: object.tag,
                 // At the first start nothing can be attached yet that runs other programs.
                 attached_tag: if found == Found::Nothing { object.tag } else { 0 },
-                next_policy_id: memory
-                    .next_policy_id
-                    .max(first_unused((0..policy_words.len()).filter_map(|id| policy_words.get(id)))),
+                next_policy_id: memory.next_policy_id.max(policies.first_unused()),
                 layout_version: LAYOUT_VERSION,
             })?;
         }
@@ -143,14 +131,28 @@ impl Dataplane {
             object_tag: object.tag,
             is_new: found == Found::Nothing || !others.is_empty(),
             lost_flows,
-            caches: Caches::open(&pins, config)?,
-            policies: Mutex::new(policies),
-            policy_words,
+            attachments: AttachmentMaps::open(&pins, config)?,
+            policies,
             stats: Mutex::new(pins.open(map_name::STATS)?),
             cpus,
             links,
             pins,
         })
+    }
+
+    /// The maps of attachments.
+    pub fn attachments(&self) -> &AttachmentMaps {
+        &self.attachments
+    }
+
+    /// The map of macvlans' parents.
+    pub fn parents(&self) -> ParentMap<'_> {
+        self.attachments.parents()
+    }
+
+    /// The maps of policies, and the policies of each attachment.
+    pub fn policies(&self) -> &PolicyMaps {
+        &self.policies
     }
 
     /// The programs that run on devices, and their links.
@@ -161,13 +163,13 @@ impl Dataplane {
     /// Whether devices may still run other programs than [`programs`](Self::programs) gives. Stays so across
     /// restarts until [`programs_attached`](Self::programs_attached).
     pub fn programs_changed(&self) -> Result<bool, BpfError> {
-        let memory = self.policies().recall()?;
+        let memory = self.policies.lock().recall()?;
         Ok(memory.attached_tag != self.object_tag || !self.pins.other_layouts()?.is_empty())
     }
 
     /// Tells that every device now runs the programs that [`programs`](Self::programs) gives.
     pub fn programs_attached(&self) -> Result<(), BpfError> {
-        let mut policies = self.policies();
+        let mut policies = self.policies.lock();
         let memory = policies.recall()?;
         policies.memorise(common::Config { attached_tag: self.object_tag, ..memory })
     }
@@ -185,42 +187,10 @@ impl Dataplane {
         self.lost_flows
     }
 
-    /// Has an attachment whose flows are lost take segments of unknown connections for answers, for
-    /// [`Share::GRACE`](common::Share::GRACE) seconds from now. Once: later calls change nothing, so that agents that are
-    /// started again and again do not prolong it.
-    pub fn take_answers(&self, id: u32) -> Result<(), BpfError> {
-        self.caches.take_answers(id)
-    }
-
-    /// Gives attachments their places in the flow table, by how many flows of theirs go on ([`share_out`](super::share_out)), and takes
-    /// those of all others back. Returns what each has. Numbers that are no attachment's are left out.
-    pub fn share_out_flows(
-        &self,
-        live: BTreeMap<u32, PerFamily>,
-    ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
-        self.caches.share_out(live)
-    }
-
     /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned no
     /// more can be changed by nobody. Idempotent.
     pub fn remove_other_layouts(&self) -> Result<(), BpfError> {
         self.pins.remove_other_layouts()
-    }
-
-    /// Creates or changes an attachment. Its devices and policies stay as they are.
-    pub fn put_attachment(&self, id: u32, attachment: &Attachment) -> Result<(), BpfError> {
-        self.attachments().put(id, attachment)
-    }
-
-    /// What the kernel's maps have otherwise than an attachment was put and bound, in words; its policies are not
-    /// looked at.
-    pub fn difference(
-        &self,
-        id: u32,
-        device: &Device,
-        attachment: &Attachment,
-    ) -> Result<Option<String>, BpfError> {
-        self.attachments().difference(id, device, attachment)
     }
 
     /// The first pin that is gone. What was pinned works on, but no later agent would find it.
@@ -233,99 +203,13 @@ impl Dataplane {
         Ok(None)
     }
 
-    /// Makes a host-side device an attachment's. Until then its packets are dropped, so bind before attaching.
-    pub fn bind_link(&self, ifindex: u32, id: u32) -> Result<(), BpfError> {
-        self.attachments().bind(ifindex, id)
-    }
-
-    /// Makes the frames of a macvlan's parent that have the attachment's MAC address its own.
-    pub fn bind_macvlan(&self, id: u32, on: &OnParent) -> Result<(), BpfError> {
-        self.attachments().bind_macvlan(id, on)
-    }
-
-    /// Enters a parent, before programs are attached to it.
-    pub fn cover_parent(&self, parent: u32, what: Parent) -> Result<(), BpfError> {
-        self.attachments().parents.cover(parent, what)
-    }
-
-    /// Takes a parent out, after its programs are gone. Idempotent.
-    pub fn uncover_parent(&self, parent: u32) -> Result<(), BpfError> {
-        self.attachments().parents.uncover(parent)
-    }
-
-    /// The parents that are entered.
-    pub fn covered_parents(&self) -> BTreeMap<u32, Parent> {
-        self.attachments().parents.covered()
-    }
-
-    /// The parents that carry attachments.
-    pub fn parents_in_use(&self) -> BTreeSet<u32> {
-        self.attachments().parents.in_use()
-    }
-
-    /// The parent of an attachment's macvlan, if it has one.
-    pub fn parent_of(&self, id: u32) -> Option<u32> {
-        self.attachments().parents.parent_of(id)
-    }
-
-    /// Makes a device nobody's. Idempotent.
-    pub fn unbind_link(&self, ifindex: u32) -> Result<(), BpfError> {
-        self.attachments().unbind(ifindex)
-    }
-
-    /// The devices that are an attachment's.
-    pub fn devices_of(&self, id: u32) -> Vec<u32> {
-        self.attachments().devices_of(id)
-    }
-
     /// Removes all traces of an attachment: devices, record, addresses, policies, counters. Idempotent.
     pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
-        self.caches.remove(id, || self.set_policy(id, PolicyIds::default()))?;
+        self.attachments.remove(id, || self.policies.set(id, PolicyIds::default()))?;
         let failed = |source| BpfError::WriteMap { map: map_name::STATS, source };
         let zeros = PerCpuValues::try_from(vec![Stats::default(); self.cpus])
             .map_err(|error| failed(error.into()))?;
         lock(&self.stats).set(id, zeros, 0).map_err(failed)
-    }
-
-    /// Puts both directions under other policies at one instant. The policies must be installed.
-    pub fn set_policy(&self, id: u32, policies: PolicyIds) -> Result<(), BpfError> {
-        self.attachments().check(id)?;
-        self.policy_words.set(id, policies.to_word()).ok_or_else(|| self.out_of_range(id))?;
-        crate::crash_point!("map", map_name::POLICY);
-        Ok(())
-    }
-
-    /// The policies of an attachment.
-    pub fn policy(&self, id: u32) -> Result<PolicyIds, BpfError> {
-        self.policy_words.get(id).map(PolicyIds::from_word).ok_or_else(|| self.out_of_range(id))
-    }
-
-    /// A policy id that was never used before, by this agent or an earlier one.
-    pub fn allocate_policy_id(&self) -> Result<u32, BpfError> {
-        self.policies().allocate()
-    }
-
-    /// Sees to it that no later agent hands out this policy id or one below it.
-    pub fn use_up_policy_ids(&self, last: u32) -> Result<(), BpfError> {
-        self.policies().use_up(last)
-    }
-
-    /// Writes policies under ids that nothing refers to yet, each whole or not at all: those that do not fit come back
-    /// with the reason ([`BpfError::OverCapacity`]).
-    pub fn install_policies(
-        &self,
-        policies: &[(u32, &CompiledPolicy)],
-    ) -> Result<BTreeMap<u32, BpfError>, BpfError> {
-        self.policies().install(policies)
-    }
-
-    /// The policies among these, by number and content, of which the maps hold exactly that content: what an earlier agent
-    /// wrote need not be written again.
-    ///
-    /// # Errors
-    /// A map could not be read.
-    pub fn policies_holding(&self, policies: &[(u32, &CompiledPolicy)]) -> Result<BTreeSet<u32>, BpfError> {
-        self.policies().holding(policies)
     }
 
     /// Returns when no packet is judged any more that was so when it was called: after that, nobody reads policies that
@@ -338,22 +222,6 @@ impl Dataplane {
         // With one processor online it does not wait: then no packet is in the middle of anything while this runs.
         rustix::thread::membarrier(MembarrierCommand::Global)
             .map_err(|source| BpfError::WaitForReaders(source.into()))
-    }
-
-    /// Deletes the entries of policies. Nothing may refer to them any more. Idempotent.
-    pub fn remove_policies(&self, policies: &BTreeSet<u32>) -> Result<(), BpfError> {
-        self.policies().remove(policies)
-    }
-
-    /// The policies with entries in the maps, for sweeping those that nothing refers to.
-    pub fn installed_policies(&self) -> BTreeSet<u32> {
-        self.policies().installed()
-    }
-
-    /// How many flows each rule has allowed since its policy was installed, by policy; rules that have allowed none
-    /// are left out, and so are those that found no room to be counted in.
-    pub fn rule_flows(&self) -> Result<BTreeMap<u32, BTreeMap<RuleId, u64>>, BpfError> {
-        self.policies().rule_flows()
     }
 
     /// The counters of an attachment, summed over CPUs. Id 0: packets of devices that are nobody's.
@@ -387,48 +255,6 @@ impl Dataplane {
     pub fn flows(&self) -> Result<FlowTable, BpfError> {
         FlowTable::open(&self.pins)
     }
-
-    /// An attachment's addresses in its network, the link-local one included. None when it has no record.
-    pub fn hosts(&self, id: u32) -> Result<Vec<Host>, BpfError> {
-        self.attachments().hosts(id)
-    }
-
-    /// Every attachment that has a record, for recovery.
-    pub fn attachments_dump(&self) -> BTreeMap<u32, AttachmentRecord> {
-        self.attachments().records().clone()
-    }
-
-    /// Which source addresses are allowed to which id, also to ids without a record, for recovery.
-    pub fn addresses_dump(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
-        self.attachments().addresses().clone()
-    }
-
-    /// Which device belongs to which attachment, for recovery.
-    pub fn links_dump(&self) -> BTreeMap<u32, u32> {
-        self.attachments().bound().clone()
-    }
-
-    /// Which attachments have an address on a parent, for recovery.
-    pub fn macvlans_dump(&self) -> BTreeSet<u32> {
-        self.attachments().parents.attachments().collect()
-    }
-
-    /// How many entries the map of parents has: macvlans, their parents, their namespaces.
-    pub fn parent_entries(&self) -> usize {
-        self.attachments().parents.len()
-    }
-
-    fn attachments(&self) -> crate::sync::MutexGuard<'_, Attachments> {
-        self.caches.attachments()
-    }
-
-    fn policies(&self) -> MutexGuard<'_, Policies> {
-        lock(&self.policies)
-    }
-
-    fn out_of_range(&self, id: u32) -> BpfError {
-        BpfError::InvalidAttachment { id, max: self.policy_words.len().saturating_sub(1) }
-    }
 }
 
 impl fmt::Debug for Dataplane {
@@ -457,38 +283,4 @@ fn forget_programs(pins: &Pins) -> Result<(), BpfError> {
     let (mut map, memory) = open_memory(pins)?;
     map.set(0, common::Config { object_tag: 0, attached_tag: 0, ..memory }, 0)
         .map_err(|source| BpfError::WriteMap { map: map_name::CONFIG, source })
-}
-
-/// The lowest policy id above all that attachments refer to: matters when `na_cfg` was lost.
-fn first_unused(words: impl Iterator<Item = u64>) -> u32 {
-    let ids = words.map(PolicyIds::from_word).flat_map(|ids| [ids.ingress, ids.egress]);
-    // The number of what is isolated completely is nobody's.
-    let highest = ids.filter(|id| *id != DENY_ALL).max();
-    highest.map_or(1, |highest| highest.saturating_add(1))
-}
-
-fn map_words(pins: &Pins, len: u32) -> Result<SharedWords, BpfError> {
-    let path = pins.map(map_name::POLICY);
-    let data = MapData::from_pin(&path).map_err(|source| BpfError::OpenMap { path, source })?;
-    SharedWords::map(data.fd().as_fd(), len as usize).map_err(BpfError::MapPolicyWords)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_next_number_is_above_all_that_are_in_use_but_that_of_complete_isolation() {
-        let under = |ingress, egress| PolicyIds { ingress, egress }.to_word();
-        let table: [(&[u64], u32); 5] = [
-            (&[], 1),
-            (&[under(0, 0)], 1),
-            (&[under(3, 0), under(0, 7), under(2, 2)], 8),
-            (&[under(DENY_ALL, DENY_ALL)], 1),
-            (&[under(4, 0), under(DENY_ALL, 5)], 6),
-        ];
-        for (words, expected) in table {
-            assert_eq!(first_unused(words.iter().copied()), expected, "{words:x?}");
-        }
-    }
 }

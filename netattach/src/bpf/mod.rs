@@ -25,9 +25,10 @@
 //! |---|---|
 //! | `object`, [`probe`], `load` | the compiled programs; what the kernel can do; loading |
 //! | `program_table`, `map_table`, `pin` | the tables of programs and of maps; the pin tree |
-//! | `dataplane`, `caches` | the packet path as the rest of the agent sees it; what it remembers of the maps |
+//! | `dataplane` | programs and maps, opened; holds the parts below |
+//! | `caches` | the maps of attachments and of parents behind their locks, with their cached entries |
 //! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of what the node routes |
-//! | `policies`, `policy_rows` | the maps of policies, and a compiled policy as their entries |
+//! | `policy_maps`, `policies`, `policy_rows` | the maps of policies behind their lock; a compiled policy as their entries |
 //! | `flows`, `shares` | the flow table, and who has how many places in it |
 //! | `fast` | the maps of the fast path |
 //! | `programs`, `links` | the programs that run on devices; their tcx and XDP links |
@@ -51,6 +52,7 @@ mod object;
 mod parents;
 mod pin;
 mod policies;
+mod policy_maps;
 mod policy_rows;
 pub mod probe;
 mod program_table;
@@ -61,6 +63,7 @@ mod shares;
 pub mod sys;
 
 pub use attachments::{Attachment, Checks, pinned_attachments};
+pub use caches::{AttachmentMaps, ParentMap};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
 pub use fast::{Early, FastPath, Local, Place, Segment, Uplink};
@@ -72,6 +75,7 @@ pub use netattach_common::{
 };
 pub use parents::{Device, OnParent, Parent};
 pub use pin::remove_all_pins;
+pub use policy_maps::PolicyMaps;
 pub use program_table::{Entry, Program};
 pub use programs::Programs;
 pub use ring::Records;

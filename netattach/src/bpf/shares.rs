@@ -107,7 +107,7 @@ impl Shares {
         })
     }
 
-    /// See [`super::Dataplane::take_answers`].
+    /// See [`super::AttachmentMaps::take_answers`].
     pub(super) fn take_answers(&mut self, id: u32) -> Result<(), BpfError> {
         let share = self.get(id)?;
         if share.answers_until != 0 {

@@ -83,10 +83,10 @@ impl Enforcer {
         state.points.insert(*id, Point::of(guarded));
         self.put(guarded)?;
         if self.dataplane.lost_flows() && !guarded.point.is_nowhere() {
-            self.dataplane.take_answers(*id)?;
+            self.dataplane.attachments().take_answers(*id)?;
         }
         if !is_new {
-            state.programmed.endpoints.insert(*id, self.dataplane.policy(*id)?);
+            state.programmed.endpoints.insert(*id, self.dataplane.policies().of(*id)?);
         }
         Ok(())
     }
@@ -115,7 +115,7 @@ impl Enforcer {
             let done = match &guarded.point {
                 HookPoint::NodeEnd(index) => {
                     own.push((*index, guarded));
-                    self.dataplane.bind_link(*index, guarded.id).map_err(EnforceError::from)
+                    self.dataplane.attachments().bind(*index, guarded.id).map_err(EnforceError::from)
                 }
                 HookPoint::Parent { on, macvlan } => {
                     let adopted =
@@ -174,14 +174,15 @@ impl Enforcer {
     }
 
     fn remove_strays(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
-        let recorded = self.dataplane.attachments_dump();
-        let bound = self.dataplane.links_dump();
-        let macvlans = self.dataplane.macvlans_dump();
+        let recorded = self.dataplane.attachments().records();
+        let bound = self.dataplane.attachments().bound();
+        let macvlans = self.dataplane.parents().attachments();
         let entered = recorded.keys().chain(bound.values()).chain(&macvlans).copied();
         let strays: BTreeSet<u32> = entered.filter(|id| !known.contains(id)).collect();
-        let hosts = strays.iter().map(|id| self.dataplane.hosts(*id)).collect::<Result<Vec<_>, _>>()?;
+        let hosts =
+            strays.iter().map(|id| self.dataplane.attachments().hosts(*id)).collect::<Result<Vec<_>, _>>()?;
         self.flows.purge(hosts.into_iter().flatten())?;
-        let addresses = self.dataplane.addresses_dump();
+        let addresses = self.dataplane.attachments().addresses();
         for id in strays {
             // Nothing else is known of it.
             let addresses = addresses.get(&id);
@@ -194,7 +195,7 @@ impl Enforcer {
         }
         self.routed.retain(known)?;
         self.sweep_pods(known)?;
-        let known = self.dataplane.links_dump().into_keys().collect();
+        let known = self.dataplane.attachments().bound().into_keys().collect();
         Ok(node_end::sweep(self.dataplane.programs(), &known)?)
     }
 }

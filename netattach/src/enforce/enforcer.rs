@@ -101,7 +101,7 @@ impl Enforcer {
         modes: AttachModes,
         demand: Demand,
     ) -> Result<Self, EnforceError> {
-        let last_id = dataplane.allocate_policy_id()?;
+        let last_id = dataplane.policies().allocate()?;
         let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
         let passage = Passage { paced: Handle::open()?.has_pacing()?, ..passage };
         if !passage.paced {
@@ -164,7 +164,7 @@ impl Enforcer {
             return Ok(self.parents.attach(&self.dataplane, guarded.id, on, macvlan, host, pod)?);
         }
         if let HookPoint::NodeEnd(index) = &guarded.point {
-            self.dataplane.bind_link(*index, guarded.id)?;
+            self.dataplane.attachments().bind(*index, guarded.id)?;
             if guarded.is_delegated() {
                 // Never on the fast path, and no uplink either, whatever comes by its device.
                 self.fast.admit(guarded.member());
@@ -190,7 +190,7 @@ impl Enforcer {
             // Policies of others name its addresses; no packet is ever asked about.
             return Ok(());
         }
-        Ok(self.dataplane.put_attachment(guarded.id, &self.applied(guarded))?)
+        Ok(self.dataplane.attachments().put(guarded.id, &self.applied(guarded))?)
     }
 
     /// The attachment as the dataplane gets it.
@@ -219,10 +219,10 @@ impl Enforcer {
     pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.routed.forget(id)?;
-        self.flows.purge(self.dataplane.hosts(id)?)?;
+        self.flows.purge(self.dataplane.attachments().hosts(id)?)?;
         // A link whose device is still there would judge packets of nobody, and drop them.
         self.end(id)?;
-        self.unlink_node_ends(&self.dataplane.devices_of(id))?;
+        self.unlink_node_ends(&self.dataplane.attachments().devices_of(id))?;
         self.parents.detach(&self.dataplane, id)?;
         let mut state = self.lock();
         state.programmed.endpoints.remove(&id);
@@ -295,7 +295,7 @@ impl Enforcer {
         for id in isolated {
             live.entry(id).or_default();
         }
-        self.flows.set_places(self.dataplane.share_out_flows(live)?);
+        self.flows.set_places(self.dataplane.attachments().share_out(live)?);
         Ok(true)
     }
 
@@ -336,7 +336,7 @@ impl Enforce for Enforcer {
     }
 
     fn recorded(&self) -> Vec<u32> {
-        self.dataplane.attachments_dump().into_keys().collect()
+        self.dataplane.attachments().records().into_keys().collect()
     }
 
     fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {

@@ -166,7 +166,7 @@ impl Enforcer {
         let first: Vec<(PolicyId, &Arc<CompiledPolicy>)> =
             candidates.iter().filter_map(|(id, known)| Some((*id, known.first()?))).collect();
         let asked: Vec<(PolicyId, &CompiledPolicy)> = first.iter().map(|(id, it)| (*id, &***it)).collect();
-        let held = self.dataplane.policies_holding(&asked)?;
+        let held = self.dataplane.policies().holding(&asked)?;
         let held = first.into_iter().filter(|(id, _)| held.contains(id));
         let held: Vec<_> = held.map(|(id, policy)| (id, Arc::clone(policy))).collect();
         state.programmed.policies.extend(held);
@@ -184,10 +184,10 @@ impl Enforcer {
         let some: Vec<(PolicyId, &CompiledPolicy)> =
             ids.into_iter().filter_map(|id| Some((id, new.get(&id)?.as_ref()))).collect();
         let Some(last) = some.iter().map(|(id, _)| *id).max() else { return Refused::new() };
-        let written = self.dataplane.use_up_policy_ids(last).and_then(|()| {
+        let written = self.dataplane.policies().use_up(last).and_then(|()| {
             // Used up in the kernel's memory too, so that no later agent gives them again, whatever becomes of what follows.
             state.programmed.last_id = last;
-            self.dataplane.install_policies(&some)
+            self.dataplane.policies().install(&some)
         });
         let refused: Refused = match written {
             Ok(refused) => refused.into_iter().map(|(id, error)| (id, Arc::new(error))).collect(),
@@ -292,7 +292,7 @@ impl Enforcer {
         if before != PolicyIds::default() || assignment != PolicyIds::default() {
             self.flows.expect_flows();
         }
-        self.dataplane.set_policy(endpoint, assignment)?;
+        self.dataplane.policies().set(endpoint, assignment)?;
         state.programmed.endpoints.insert(endpoint, assignment);
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Enforcer {
     fn note_leftovers(&self, state: &mut State) {
         let referenced: BTreeSet<PolicyId> =
             state.programmed.endpoints.values().flat_map(|a| [a.ingress, a.egress]).collect();
-        for id in self.dataplane.installed_policies() {
+        for id in self.dataplane.policies().installed() {
             if !state.programmed.policies.contains_key(&id) && !referenced.contains(&id) {
                 state.unreferenced.entry(id).or_insert_with(Instant::now);
             }
@@ -324,7 +324,7 @@ impl Enforcer {
         let is_due = |since: &Instant| unread.is_some_and(|unread| *since <= unread);
         let due = state.unreferenced.iter().filter(|(_, since)| is_due(since));
         let due: BTreeSet<PolicyId> = due.map(|(id, _)| *id).collect();
-        self.dataplane.remove_policies(&due)?;
+        self.dataplane.policies().remove(&due)?;
         state.unreferenced.retain(|id, _| !due.contains(id));
         Ok(!due.is_empty())
     }

@@ -58,7 +58,7 @@ impl Enforcer {
     /// The map could not be read.
     pub fn rule_flows(&self) -> Result<Vec<RuleFlows>, EnforceError> {
         let policies = self.lock().programmed.policies.clone();
-        let counted = self.dataplane.rule_flows()?;
+        let counted = self.dataplane.policies().rule_flows()?;
         let mut rows = Vec::new();
         for (policy, compiled) in policies {
             let flows_of =

@@ -18,12 +18,14 @@ impl Enforcer {
         if point.is_nowhere() {
             return Ok(None);
         }
-        if let Some(difference) = self.dataplane.difference(*id, &point.device(), &self.applied(guarded))? {
+        if let Some(difference) =
+            self.dataplane.attachments().difference(*id, &point.device(), &self.applied(guarded))?
+        {
             return Ok(Some(difference));
         }
         {
             let state = self.lock();
-            let found = self.dataplane.policy(*id)?;
+            let found = self.dataplane.policies().of(*id)?;
             let wanted = state.programmed.endpoints.get(id).copied().unwrap_or_default();
             if found != wanted {
                 return Ok(Some("it is under other policies in the dataplane".to_owned()));

@@ -79,8 +79,8 @@ impl Parents {
     ) -> Result<(), HookError> {
         {
             let _turn = self.turn();
-            dataplane.bind_macvlan(id, on)?;
-            if !dataplane.covered_parents().contains_key(&on.parent) {
+            dataplane.attachments().bind_macvlan(id, on)?;
+            if !dataplane.parents().covered().contains_key(&on.parent) {
                 self.cover(dataplane, on.parent, host)?;
             }
         }
@@ -90,12 +90,12 @@ impl Parents {
 
     /// Forgets an attachment; the programs leave a parent with its last.
     pub(crate) fn detach(&self, dataplane: &Dataplane, id: u32) -> Result<(), HookError> {
-        let Some(parent) = dataplane.parent_of(id) else {
+        let Some(parent) = dataplane.parents().parent_of(id) else {
             return Ok(dataplane.remove_attachment(id)?);
         };
         let _turn = self.turn();
         dataplane.remove_attachment(id)?;
-        if dataplane.parents_in_use().contains(&parent) {
+        if dataplane.parents().in_use().contains(&parent) {
             return Ok(());
         }
         uncover(dataplane, parent, &mut Handle::open()?)
@@ -111,7 +111,7 @@ impl Parents {
         changed: bool,
         host: &mut Handle,
     ) -> Result<(), HookError> {
-        dataplane.bind_macvlan(id, on)?;
+        dataplane.attachments().bind_macvlan(id, on)?;
         if !changed {
             return Ok(());
         }
@@ -128,8 +128,8 @@ impl Parents {
     /// `all`, a parent that carries none runs none.
     pub(crate) fn adopt_all(&self, dataplane: &Dataplane, all: bool, host: &mut Handle) -> Vec<HookError> {
         let _turn = self.turn();
-        let in_use = dataplane.parents_in_use();
-        let mut covered: BTreeSet<u32> = dataplane.covered_parents().into_keys().collect();
+        let in_use = dataplane.parents().in_use();
+        let mut covered: BTreeSet<u32> = dataplane.parents().covered().into_keys().collect();
         match dataplane.programs().linked_devices(&Entry::ALL.map(Program::Entry)) {
             // Those of earlier maps.
             Ok(linked) => covered.extend(linked),
@@ -167,7 +167,7 @@ impl Parents {
     ) -> Result<bool, HookError> {
         let _turn = self.turn();
         // It may have gone meanwhile, and the programs with the last of its parent.
-        let Some(parent) = dataplane.parent_of(id) else { return Ok(false) };
+        let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(false) };
         if self.missing(dataplane, parent, host)?.is_none() {
             return Ok(false);
         }
@@ -176,7 +176,7 @@ impl Parents {
     }
 
     fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {
-        let known = dataplane.covered_parents().get(&parent).copied();
+        let known = dataplane.parents().covered().get(&parent).copied();
         let had_own_clsact = known.is_some_and(|known| known.own_clsact);
         let what = Parent {
             netns_cookie: host.netns_cookie(),
@@ -189,14 +189,14 @@ impl Parents {
                 AttachMode::Tcx => had_own_clsact,
             },
         };
-        dataplane.cover_parent(parent, what)?;
+        dataplane.parents().cover(parent, what)?;
         let (programs, on) = (dataplane.programs(), on(parent));
         let made_clsact = on.attach(self.mode, programs, host)?;
         // Last, so that every packet is judged by one of the two.
         on.detach(self.mode.other(), programs, host, had_own_clsact)?;
         let own_clsact = self.mode == AttachMode::Clsact && (made_clsact || had_own_clsact);
         if own_clsact != what.own_clsact {
-            dataplane.cover_parent(parent, Parent { own_clsact, ..what })?;
+            dataplane.parents().cover(parent, Parent { own_clsact, ..what })?;
         }
         Ok(())
     }
@@ -209,9 +209,9 @@ impl Parents {
 
 /// Takes the programs off a parent, in whatever mode they were attached.
 fn uncover(dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {
-    let own_clsact = dataplane.covered_parents().get(&parent).is_some_and(|covered| covered.own_clsact);
+    let own_clsact = dataplane.parents().covered().get(&parent).is_some_and(|covered| covered.own_clsact);
     for mode in [AttachMode::Tcx, AttachMode::Clsact] {
         on(parent).detach(mode, dataplane.programs(), host, own_clsact)?;
     }
-    Ok(dataplane.uncover_parent(parent)?)
+    Ok(dataplane.parents().uncover(parent)?)
 }

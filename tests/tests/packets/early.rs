@@ -18,7 +18,7 @@ impl EarlyRig {
     /// The loopback device is an uplink that leads to the peer.
     fn new(leads_to: Segment, early: Option<Early>) -> Self {
         let mut rig = FastRig::new();
-        rig.rig.dataplane.unbind_link(DEVICE).unwrap();
+        rig.rig.dataplane.attachments().unbind(DEVICE).unwrap();
         rig.fast.put(PEER, Place { segment: leads_to, mtu: 1500, mac: PEER_MAC }).unwrap();
         let mac = Mac([0; 6]);
         let uplink = Uplink { leads_to: Some(leads_to), fast: true, early, gateway: false, mtu: 1500, mac };
@@ -34,7 +34,7 @@ impl EarlyRig {
         let rig = Self::new(Segment::Bridge(BRIDGE), Some(Early::SpoofedAndDenied));
         let from_one = policy(&[("10.0.0.9/32", 1), ("fd00::9/128", 1)], &[(1, port(17, 80))]);
         let ingress = rig.0.rig.install(&from_one);
-        rig.0.rig.dataplane.set_policy(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
+        rig.0.rig.dataplane.policies().set(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
         rig
     }
 
@@ -127,10 +127,10 @@ fn an_answer_passes_while_its_flow_is_remembered() {
     let answer = Packet::between("10.0.0.8", PEER_V4).from_mac(OUTSIDE).udp(53, 999);
     assert_eq!(rig.receive(&answer), Some(DropReason::IngressPeer));
     let dataplane = &rig.0.rig.dataplane;
-    dataplane.bind_link(DEVICE, PEER).unwrap();
+    dataplane.attachments().bind(DEVICE, PEER).unwrap();
     let question = Packet::between(PEER_V4, "10.0.0.8").from_mac(PEER_MAC).udp(999, 53);
     rig.0.rig.test_run(FromPod, &question.frame(), 1);
-    dataplane.unbind_link(DEVICE).unwrap();
+    dataplane.attachments().unbind(DEVICE).unwrap();
     assert_eq!(rig.receive(&answer), None);
 }
 
@@ -143,7 +143,7 @@ fn without_a_policy_in_force_or_off_the_bridge_nothing_is_refused() {
     assert_eq!(rig.receive(&refused), None);
     rig.0.put_peer(Attachment { mac: PEER_MAC, ..bare() });
     assert_eq!(rig.receive(&refused), Some(DropReason::IngressPort));
-    rig.0.rig.dataplane.set_policy(PEER, PolicyIds::default()).unwrap();
+    rig.0.rig.dataplane.policies().set(PEER, PolicyIds::default()).unwrap();
     assert_eq!(rig.receive(&refused), None);
 
     let spoofed = Packet::between(PEER_V4, "10.0.0.1").from_mac(OUTSIDE).udp(1, 2);

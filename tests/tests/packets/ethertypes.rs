@@ -14,7 +14,7 @@ const BPDU: [u8; 46] = {
 fn with_ethertypes(rig: &Rig, ethertypes: &[u16]) {
     let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
     let ethertypes = ethertypes.to_vec();
-    rig.dataplane.put_attachment(POD, &Attachment { flags, ethertypes, ..bare() }).unwrap();
+    rig.dataplane.attachments().put(POD, &Attachment { flags, ethertypes, ..bare() }).unwrap();
 }
 
 /// Rows: C80.

@@ -40,7 +40,7 @@ impl FastRig {
         let fast = rig.dataplane.fast_path().unwrap();
         let mut rig = Self { rig, fast };
         rig.put_peer(Attachment { mac: PEER_MAC, ..bare() });
-        rig.rig.dataplane.bind_link(PEER_DEVICE, PEER).unwrap();
+        rig.rig.dataplane.attachments().bind(PEER_DEVICE, PEER).unwrap();
         rig.fast.put(POD, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: POD_MAC }).unwrap();
         rig.fast.put(PEER, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: PEER_MAC }).unwrap();
         rig.fast.renew(Duration::from_secs(60)).unwrap();
@@ -48,7 +48,7 @@ impl FastRig {
     }
 
     pub(super) fn put_peer(&self, attachment: Attachment) {
-        self.rig.dataplane.put_attachment(PEER, &attachment).unwrap();
+        self.rig.dataplane.attachments().put(PEER, &attachment).unwrap();
     }
 
     fn send(&self, frame: &[u8]) -> Moved {
@@ -128,7 +128,7 @@ fn a_tagged_frame_stays_on_the_bridge() {
     let rig = FastRig::new();
     let addresses = vec![POD_V4.parse().unwrap()];
     let attachment = Attachment { addresses, vlans: BTreeSet::from([5]), ..bare() };
-    rig.rig.dataplane.put_attachment(POD, &attachment).unwrap();
+    rig.rig.dataplane.attachments().put(POD, &attachment).unwrap();
     assert_eq!(rig.send(&from_pod().tagged(5).udp(1, 2).frame()), declined(Decline::Control));
 }
 
@@ -163,8 +163,8 @@ fn receivers_whose_addresses_end_alike_are_told_apart() {
     const OTHER_MAC: Mac = Mac([2, 0, 0, 1, PEER_MAC.0[4], PEER_MAC.0[5]]);
     let place = |segment, mac| Place { segment, mtu: 1500, mac };
     let mut rig = FastRig::new();
-    rig.rig.dataplane.put_attachment(OTHER, &Attachment { mac: OTHER_MAC, ..bare() }).unwrap();
-    rig.rig.dataplane.bind_link(PEER_DEVICE + 1, OTHER).unwrap();
+    rig.rig.dataplane.attachments().put(OTHER, &Attachment { mac: OTHER_MAC, ..bare() }).unwrap();
+    rig.rig.dataplane.attachments().bind(PEER_DEVICE + 1, OTHER).unwrap();
     rig.fast.put(OTHER, place(Segment::Bridge(BRIDGE), OTHER_MAC)).unwrap();
     let to_peer = from_pod().udp(1, 2).frame();
     let mut to_other = to_peer.clone();
@@ -194,10 +194,10 @@ fn a_receiver_that_is_not_ready_is_left_to_the_stack() {
     assert_eq!(rig.send(&frame), declined(Decline::Unready), "its record has another address");
     rig.put_peer(Attachment { mac: PEER_MAC, ..bare() });
     assert_eq!(rig.send(&frame), taken());
-    rig.rig.dataplane.bind_link(PEER_DEVICE, POD).unwrap();
-    rig.rig.dataplane.bind_link(DEVICE, POD).unwrap();
+    rig.rig.dataplane.attachments().bind(PEER_DEVICE, POD).unwrap();
+    rig.rig.dataplane.attachments().bind(DEVICE, POD).unwrap();
     assert_eq!(rig.send(&frame), declined(Decline::Unready), "its device is another's");
-    rig.rig.dataplane.unbind_link(PEER_DEVICE).unwrap();
+    rig.rig.dataplane.attachments().unbind(PEER_DEVICE).unwrap();
     assert_eq!(rig.send(&frame), declined(Decline::Unready), "its device is nobody's");
     rig.rig.dataplane.remove_attachment(PEER).unwrap();
     assert_eq!(rig.send(&frame), declined(Decline::Unready), "it has no record");
@@ -237,7 +237,7 @@ fn the_receivers_policy_holds_on_the_fast_path() {
     let rig = FastRig::new();
     let from_pod_only = policy(&[("10.0.0.1/32", 1)], &[(1, port(6, 80))]);
     let ingress = rig.rig.install(&from_pod_only);
-    rig.rig.dataplane.set_policy(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
+    rig.rig.dataplane.policies().set(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
     assert_eq!(rig.send(&from_pod().tcp(1, 80, SYN).frame()), taken());
     let refused = Moved { verdict: DROP, sent: 1, received_dropped: 1, ..Moved::default() };
     assert_eq!(rig.send(&from_pod().tcp(1, 81, SYN).frame()), refused);

@@ -39,33 +39,33 @@ fn both_ends_of_a_flow_are_judged_in_one_entry() {
     let rig = Rig::isolated(None, Some(&web_from_peer()));
     let server =
         Attachment { mac: Mac([2, 0, 0, 0, 0, 2]), addresses: vec![PEER_V4.parse().unwrap()], ..bare() };
-    rig.dataplane.put_attachment(SERVER, &server).unwrap();
-    let denied = rig.dataplane.allocate_policy_id().unwrap();
-    assert_eq!(rig.dataplane.install_policies(&[(denied, &deny_all())]).unwrap().len(), 0);
-    rig.dataplane.set_policy(SERVER, PolicyIds { ingress: denied, egress: 0 }).unwrap();
+    rig.dataplane.attachments().put(SERVER, &server).unwrap();
+    let denied = rig.dataplane.policies().allocate().unwrap();
+    assert_eq!(rig.dataplane.policies().install(&[(denied, &deny_all())]).unwrap().len(), 0);
+    rig.dataplane.policies().set(SERVER, PolicyIds { ingress: denied, egress: 0 }).unwrap();
 
     let (syn, syn_ack) = (from_pod().tcp(3000, 80, SYN).frame(), to_pod().tcp(80, 3000, SYN | ACK).frame());
     let at = |attachment, side, frame: &[u8]| {
-        rig.dataplane.bind_link(DEVICE, attachment).unwrap();
+        rig.dataplane.attachments().bind(DEVICE, attachment).unwrap();
         rig.run_as(attachment, side, frame)
     };
     assert_eq!(at(POD, FromPod, &syn), Ok(()));
     assert_eq!(at(SERVER, ToPod, &syn), Err(DropReason::IngressPeer));
     assert_eq!(at(SERVER, FromPod, &syn_ack), Err(DropReason::IngressPeer), "no reply before the call");
 
-    let web = rig.dataplane.allocate_policy_id().unwrap();
+    let web = rig.dataplane.policies().allocate().unwrap();
     let from_one = policy(&[("10.0.0.1/32", 1)], &[(1, port(6, 80))]);
-    assert_eq!(rig.dataplane.install_policies(&[(web, &from_one)]).unwrap().len(), 0);
-    rig.dataplane.set_policy(SERVER, PolicyIds { ingress: web, egress: denied }).unwrap();
+    assert_eq!(rig.dataplane.policies().install(&[(web, &from_one)]).unwrap().len(), 0);
+    rig.dataplane.policies().set(SERVER, PolicyIds { ingress: web, egress: denied }).unwrap();
     assert_eq!(at(SERVER, ToPod, &syn), Ok(()));
     assert_eq!(at(SERVER, FromPod, &syn_ack), Ok(()));
     assert_eq!(at(POD, ToPod, &syn_ack), Ok(()));
     let flow = rig.only_flow();
-    let egress = rig.dataplane.policy(POD).unwrap().egress;
+    let egress = rig.dataplane.policies().of(POD).unwrap().egress;
     assert_eq!((flow.opener_approved_by, flow.responder_approved_by), (egress, web));
 
     let elsewhere = Attachment { zone: 2, ..server };
-    rig.dataplane.put_attachment(SERVER, &elsewhere).unwrap();
+    rig.dataplane.attachments().put(SERVER, &elsewhere).unwrap();
     assert_eq!(at(SERVER, FromPod, &syn_ack), Err(DropReason::EgressPeer), "another network, another flow");
 }
 
@@ -82,7 +82,7 @@ fn a_tighter_policy_ends_live_flows_and_a_wider_one_resumes_them() {
     let ids = rig.enforce(Some(&web_from_peer()), Some(&deny_all()));
     assert_eq!(rig.run(FromPod, &reply), Ok(()));
     assert_eq!(rig.only_flow().responder_approved_by, ids.ingress);
-    rig.dataplane.set_policy(POD, PolicyIds::default()).unwrap();
+    rig.dataplane.policies().set(POD, PolicyIds::default()).unwrap();
     assert_eq!(rig.run(ToPod, &to_pod().tcp(9, 9, SYN).frame()), Ok(()));
 }
 
@@ -126,11 +126,11 @@ fn what_answers_or_aborts_may_pass_and_opens_nothing() {
 fn where_the_flows_were_lost_a_segment_may_answer_for_a_while() {
     let rig = server();
     let (answer, call) = (from_pod().tcp(80, 2000, ACK).frame(), to_pod().tcp(2000, 80, ACK).frame());
-    rig.dataplane.take_answers(POD).unwrap();
+    rig.dataplane.attachments().take_answers(POD).unwrap();
     assert_eq!(rig.run(FromPod, &answer), Ok(()));
     let flow = rig.only_flow();
     assert_eq!((flow.opened_by_low, flow.opener_approved_by), (0, 0), "the peer, 10.0.0.2, opened it");
-    assert_eq!(flow.responder_approved_by, rig.dataplane.policy(POD).unwrap().ingress);
+    assert_eq!(flow.responder_approved_by, rig.dataplane.policies().of(POD).unwrap().ingress);
     use netattach_common::flow::state::{ESTABLISHED, REPLIED};
     assert_eq!(flow.state, REPLIED, "gone after a minute if its opener does not go on");
     assert_eq!(rig.run(ToPod, &call), Ok(()));
@@ -145,9 +145,9 @@ fn where_the_flows_were_lost_a_segment_may_answer_for_a_while() {
     // The deadline is set once; the next attachment of this number has none.
     let another = from_pod().tcp(80, 2003, ACK).frame();
     rig.set_share(|share| share.answers_until = 1);
-    rig.dataplane.take_answers(POD).unwrap();
+    rig.dataplane.attachments().take_answers(POD).unwrap();
     assert_eq!(rig.run(FromPod, &another), Err(DropReason::EgressPeer));
-    rig.dataplane.take_answers(POD + 1).unwrap();
+    rig.dataplane.attachments().take_answers(POD + 1).unwrap();
     rig.dataplane.remove_attachment(POD).unwrap();
     assert_eq!(rig.share(POD), Share::default());
     assert!(rig.share(POD + 1).answers_until > 1);
@@ -236,7 +236,7 @@ fn the_flows_of_a_host_that_is_gone_go_at_once() {
     let address = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
     table.purge([(2, address(POD_V4)), (1, address("10.0.0.9"))]).unwrap();
     assert_eq!(ended(&table), [], "another network's and another host's");
-    let hosts = rig.dataplane.hosts(POD).unwrap();
+    let hosts = rig.dataplane.attachments().hosts(POD).unwrap();
     assert_eq!(hosts.len(), 3, "{hosts:?}");
     assert!(hosts.contains(&(1, address(POD_V4))) && hosts.contains(&(1, address(POD_V6))), "{hosts:?}");
     table.purge(hosts).unwrap();
@@ -249,7 +249,7 @@ fn the_flows_of_a_host_that_is_gone_go_at_once() {
     collect(&table);
     assert_eq!(table.census(), Some(Census::default()));
     rig.dataplane.remove_attachment(POD).unwrap();
-    assert_eq!(rig.dataplane.hosts(POD).unwrap(), []);
+    assert_eq!(rig.dataplane.attachments().hosts(POD).unwrap(), []);
 }
 
 #[test]

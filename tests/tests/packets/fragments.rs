@@ -27,7 +27,7 @@ fn later_fragments_follow_the_verdict_of_the_first() {
         assert_eq!(rig.run(ToPod, &later(denied, 3)), Err(DropReason::IngressPort));
     }
     let other_network = Attachment { zone: 2, addresses: vec![POD_V4.parse().unwrap()], ..bare() };
-    rig.dataplane.put_attachment(POD, &other_network).unwrap();
+    rig.dataplane.attachments().put(POD, &other_network).unwrap();
     assert_eq!(rig.run(ToPod, &later(to_pod().identification(2), 3)), Err(DropReason::FragmentMiss));
 }
 

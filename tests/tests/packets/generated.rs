@@ -294,15 +294,15 @@ fn the_kernel_does_what_the_text_says() {
         let endpoints = endpoints.into_iter().map(|endpoint| (endpoint.id, endpoint)).collect();
         let desired = Compiler::default().update(&objects.into(), &endpoints, &Options::default());
         let tables = &desired.endpoints[&1];
-        let before = rig.dataplane.policy(POD).unwrap();
+        let before = rig.dataplane.policies().of(POD).unwrap();
         rig.enforce(tables.ingress.as_deref(), tables.egress.as_deref());
         for old in [before.ingress, before.egress] {
-            rig.dataplane.remove_policies(&[old].into()).unwrap();
+            rig.dataplane.policies().remove(&[old].into()).unwrap();
         }
         for (direction, side) in [("ingress", ToPod), ("egress", FromPod)] {
             // Nothing is a reply to anything: flows of different zones never meet.
             zone.set(zone.get() + 1);
-            rig.dataplane.put_attachment(POD, &Attachment { zone: zone.get(), ..bare() }).unwrap();
+            rig.dataplane.attachments().put(POD, &Attachment { zone: zone.get(), ..bare() }).unwrap();
             let mut source = 1000;
             for last in [2_u8, 3, 4, 5, 6, 9, 14, 250] {
                 for (pod, peer) in

@@ -4,7 +4,7 @@ use super::*;
 
 fn put(rig: &Rig, flags: Checks, limits: Limits) {
     let addresses = vec![POD_V4.parse().unwrap(), POD_V6.parse().unwrap()];
-    rig.dataplane.put_attachment(POD, &Attachment { addresses, flags, limits, ..bare() }).unwrap();
+    rig.dataplane.attachments().put(POD, &Attachment { addresses, flags, limits, ..bare() }).unwrap();
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn without_pickup_a_connection_begins_at_its_beginning() {
     put(&rig, Checks { strict_connections: true, ..Checks::default() }, Limits::default());
     let midstream = Err(DropReason::Midstream);
     // Not even where the flows were lost.
-    rig.dataplane.take_answers(POD).unwrap();
+    rig.dataplane.attachments().take_answers(POD).unwrap();
     for flags in [ACK, tcp::FIN, 0, SYN | ACK, RST] {
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, flags).frame()), midstream);
     }
@@ -97,11 +97,11 @@ fn new_flows_and_drops_are_told_and_no_more_than_a_share_of_them() {
     let rig = Rig::isolated(Some(&web_from_peer()), None);
     let share = Rate { interval: 10_000_000_000 << 16, ..Rate::NONE };
     put(&rig, Checks::default(), Limits { drop_records: share, ..Limits::default() });
-    let policy = rig.dataplane.policy(POD).unwrap().ingress;
+    let policy = rig.dataplane.policies().of(POD).unwrap().ingress;
     assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, SYN).frame()), Ok(()));
     assert_eq!(rig.run(ToPod, &to_pod6().udp(2000, 80).frame()), Err(DropReason::IngressPort));
     assert_eq!(rig.run(ToPod, &to_pod6().udp(2001, 80).frame()), Err(DropReason::IngressPort));
-    rig.dataplane.unbind_link(DEVICE).unwrap();
+    rig.dataplane.attachments().unbind(DEVICE).unwrap();
     assert_eq!(rig.run_as(0, FromPod, &from_pod().udp(1, 2).frame()), Err(DropReason::Unbound));
     let mut records = rig.dataplane.records().unwrap();
     let told: Vec<_> = std::iter::from_fn(|| records.next()).collect();

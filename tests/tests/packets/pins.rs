@@ -12,7 +12,7 @@ use super::*;
 fn a_successor_adopts_everything_and_disturbs_nothing() {
     let rig = Rig::isolated(Some(&web_from_peer()), Some(&deny_all()));
     assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, SYN).frame()), Ok(()));
-    let ids = rig.dataplane.policy(POD).unwrap();
+    let ids = rig.dataplane.policies().of(POD).unwrap();
     let stats = rig.dataplane.stats(POD).unwrap();
     let program_id = |path: &str| SchedClassifier::from_pin(rig.pin(path)).unwrap().info().unwrap().id();
     let programs = ["prog/na_from_pod", "prog/na_to_pod"].map(program_id);
@@ -20,15 +20,15 @@ fn a_successor_adopts_everything_and_disturbs_nothing() {
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert_eq!(["prog/na_from_pod", "prog/na_to_pod"].map(program_id), programs);
     assert!(!successor.programs_changed().unwrap());
-    assert_eq!(successor.policy(POD).unwrap(), ids);
-    assert_eq!(successor.installed_policies(), [ids.ingress].into(), "deny-all has no entries");
+    assert_eq!(successor.policies().of(POD).unwrap(), ids);
+    assert_eq!(successor.policies().installed(), [ids.ingress].into(), "deny-all has no entries");
     assert_eq!(successor.stats(POD).unwrap(), stats);
-    assert_eq!(successor.links_dump(), [(DEVICE, POD)].into());
-    let record = successor.attachments_dump()[&POD];
+    assert_eq!(successor.attachments().bound(), [(DEVICE, POD)].into());
+    let record = successor.attachments().records()[&POD];
     assert_eq!((record.mac.octets, record.host_ifindex, record.zone), (POD_MAC.0, DEVICE, 1));
     let addresses: Vec<IpAddr> = vec![POD_V4.parse().unwrap(), POD_V6.parse().unwrap()];
-    assert_eq!(successor.addresses_dump(), [(POD, addresses.into_iter().collect())].into());
-    assert!(successor.allocate_policy_id().unwrap() > ids.ingress.max(ids.egress));
+    assert_eq!(successor.attachments().addresses(), [(POD, addresses.into_iter().collect())].into());
+    assert!(successor.policies().allocate().unwrap() > ids.ingress.max(ids.egress));
     assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()), "the flow lives");
 }
 
@@ -70,7 +70,7 @@ fn other_programs_replace_the_pinned_ones_and_ask_to_be_attached() {
     successor.programs_attached().unwrap();
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert!(!successor.programs_changed().unwrap());
-    assert_eq!(successor.policy(POD).unwrap(), rig.dataplane.policy(POD).unwrap());
+    assert_eq!(successor.policies().of(POD).unwrap(), rig.dataplane.policies().of(POD).unwrap());
 }
 
 #[test]
@@ -79,9 +79,9 @@ fn policy_ids_are_not_reused_even_when_the_memory_is_lost() {
     let ids = rig.enforce(Some(&deny_all()), Some(&deny_all()));
     rig.set_memory(|memory| *memory = netattach_common::Config::default());
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
-    assert_eq!(successor.allocate_policy_id().unwrap(), ids.ingress.max(ids.egress) + 1);
+    assert_eq!(successor.policies().allocate().unwrap(), ids.ingress.max(ids.egress) + 1);
     rig.set_memory(|memory| memory.next_policy_id = u32::MAX);
-    assert!(matches!(successor.allocate_policy_id(), Err(BpfError::PolicyIdsUsedUp)));
+    assert!(matches!(successor.policies().allocate(), Err(BpfError::PolicyIdsUsedUp)));
 }
 
 #[test]
@@ -128,10 +128,10 @@ fn removing_an_attachment_leaves_no_trace_of_it() {
     rig.dataplane.remove_attachment(POD).unwrap();
     rig.dataplane.remove_attachment(POD).unwrap();
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
-    assert_eq!(successor.attachments_dump(), [].into());
-    assert_eq!(successor.addresses_dump(), [].into());
-    assert_eq!(successor.links_dump(), [].into());
-    assert_eq!(successor.policy(POD).unwrap(), PolicyIds::default());
+    assert_eq!(successor.attachments().records(), [].into());
+    assert_eq!(successor.attachments().addresses(), [].into());
+    assert_eq!(successor.attachments().bound(), [].into());
+    assert_eq!(successor.policies().of(POD).unwrap(), PolicyIds::default());
     assert_eq!(successor.stats(POD).unwrap(), Stats::default());
 }
 
@@ -139,12 +139,12 @@ fn removing_an_attachment_leaves_no_trace_of_it() {
 fn a_removed_policy_frees_its_entries_and_no_other() {
     let rig = Rig::new();
     let ids = rig.enforce(Some(&web_from_peer()), Some(&allow_all()));
-    rig.dataplane.set_policy(POD, PolicyIds { ingress: 0, ..ids }).unwrap();
-    rig.dataplane.remove_policies(&[ids.ingress].into()).unwrap();
-    rig.dataplane.remove_policies(&[ids.ingress].into()).unwrap();
-    assert_eq!(rig.dataplane.installed_policies(), [ids.egress].into());
+    rig.dataplane.policies().set(POD, PolicyIds { ingress: 0, ..ids }).unwrap();
+    rig.dataplane.policies().remove(&[ids.ingress].into()).unwrap();
+    rig.dataplane.policies().remove(&[ids.ingress].into()).unwrap();
+    assert_eq!(rig.dataplane.policies().installed(), [ids.egress].into());
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
-    assert_eq!(successor.installed_policies(), [ids.egress].into());
+    assert_eq!(successor.policies().installed(), [ids.egress].into());
     assert_eq!(rig.run(FromPod, &from_pod().udp(1, 2).frame()), Ok(()));
 }
 
@@ -156,12 +156,12 @@ fn a_policy_that_does_not_fit_is_refused_whole() {
     let peers: Vec<(&str, u32)> = hosts.iter().map(|host| (host.as_str(), 1)).collect();
     let large = policy(&peers, &[(1, any())]);
     let small = web_from_peer();
-    let install = |policies: &[(u32, &CompiledPolicy)]| rig.dataplane.install_policies(policies);
+    let install = |policies: &[(u32, &CompiledPolicy)]| rig.dataplane.policies().install(policies);
     let refused = install(&[(1, &large), (2, &large), (3, &small)]).unwrap();
     let [(2, error)] = refused.iter().collect::<Vec<_>>()[..] else { panic!("{refused:?}") };
     assert!(matches!(error, BpfError::OverCapacity { map: "na_peer4", needed: 200, free: 56 }), "{error}");
-    assert_eq!(rig.dataplane.installed_policies(), [1, 3].into());
-    rig.dataplane.remove_policies(&[1].into()).unwrap();
+    assert_eq!(rig.dataplane.policies().installed(), [1, 3].into());
+    rig.dataplane.policies().remove(&[1].into()).unwrap();
     assert_eq!(install(&[(2, &large)]).unwrap().len(), 0);
     assert!(matches!(install(&[(2, &large)]), Err(BpfError::PolicyExists(2))));
     assert!(matches!(install(&[(0, &large)]), Err(BpfError::PolicyZero)));
@@ -176,10 +176,10 @@ fn a_policy_that_fails_half_way_is_taken_back() {
     let hosts: Vec<String> = (0..200).map(|host| format!("10.7.0.{host}/32")).collect();
     let peers: Vec<(&str, u32)> = hosts.iter().map(|host| (host.as_str(), 1)).collect();
     let large = policy(&peers, &[(1, any())]);
-    predecessor.install_policies(&[(1, &large)]).unwrap();
-    let error = rig.dataplane.install_policies(&[(2, &large)]).unwrap_err();
+    predecessor.policies().install(&[(1, &large)]).unwrap();
+    let error = rig.dataplane.policies().install(&[(2, &large)]).unwrap_err();
     assert!(matches!(error, BpfError::WriteMap { map: "na_peer4", .. }), "{error}");
-    assert_eq!(Dataplane::open(&config(&rig.root)).unwrap().installed_policies(), [1].into());
+    assert_eq!(Dataplane::open(&config(&rig.root)).unwrap().policies().installed(), [1].into());
 }
 
 #[test]
@@ -190,12 +190,12 @@ fn ids_out_of_range_and_without_record_are_refused() {
         let refused = |result: Result<(), BpfError>| {
             assert!(matches!(result, Err(BpfError::InvalidAttachment { max: 63, .. })), "{result:?}");
         };
-        refused(rig.dataplane.put_attachment(id, &attachment));
-        refused(rig.dataplane.bind_link(DEVICE, id));
-        refused(rig.dataplane.set_policy(id, PolicyIds { ingress: 1, egress: 1 }));
+        refused(rig.dataplane.attachments().put(id, &attachment));
+        refused(rig.dataplane.attachments().bind(DEVICE, id));
+        refused(rig.dataplane.policies().set(id, PolicyIds { ingress: 1, egress: 1 }));
         refused(rig.dataplane.remove_attachment(id));
     }
-    assert!(matches!(rig.dataplane.bind_link(DEVICE, 9), Err(BpfError::UnknownAttachment(9))));
+    assert!(matches!(rig.dataplane.attachments().bind(DEVICE, 9), Err(BpfError::UnknownAttachment(9))));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_missing_pin_is_made_again() {
     fs::remove_file(rig.pin("na_ct6")).unwrap();
     fs::remove_file(rig.pin("prog/na_to_pod")).unwrap();
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
-    assert_eq!(successor.policy(POD).unwrap(), rig.dataplane.policy(POD).unwrap());
+    assert_eq!(successor.policies().of(POD).unwrap(), rig.dataplane.policies().of(POD).unwrap());
     assert!(rig.pin("na_ct6").exists());
     assert!(rig.pin("prog/na_to_pod").exists());
 }

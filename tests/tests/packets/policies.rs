@@ -151,11 +151,11 @@ fn link_control_passes_a_policy_that_denies_all() {
 fn rules_are_credited_with_their_flows() {
     let compiled = policy(&[("10.0.0.0/8", 1)], &[(1, port(6, 80)), (1, lookup::Traffic::Protocol(17))]);
     let rig = Rig::isolated(Some(&compiled), None);
-    let id = rig.dataplane.policy(POD).unwrap().ingress;
+    let id = rig.dataplane.policies().of(POD).unwrap().ingress;
     for number in 0..3 {
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000 + number, 80, SYN).frame()), Ok(()));
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000 + number, 80, ACK).frame()), Ok(()));
     }
     assert_eq!(rig.run(ToPod, &to_pod().udp(1, 2).frame()), Ok(()));
-    assert_eq!(rig.dataplane.rule_flows().unwrap(), [(id, [(1, 3), (2, 1)].into())].into());
+    assert_eq!(rig.dataplane.policies().rule_flows().unwrap(), [(id, [(1, 3), (2, 1)].into())].into());
 }

@@ -377,10 +377,10 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
         let by_number = endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
         let desired = Compiler::default().update(&objects.clone().into(), &by_number, &Options::default());
         let tables = &desired.endpoints[&1];
-        let before = rig.dataplane.policy(POD).unwrap();
+        let before = rig.dataplane.policies().of(POD).unwrap();
         let ids = rig.enforce(tables.ingress.as_deref(), tables.egress.as_deref());
         for old in [before.ingress, before.egress] {
-            rig.dataplane.remove_policies(&[old].into()).unwrap();
+            rig.dataplane.policies().remove(&[old].into()).unwrap();
         }
         let policies = [(ids.ingress, &tables.ingress), (ids.egress, &tables.egress)];
         let programmed = Programmed {
@@ -413,7 +413,7 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             // Nothing is an answer to anything: flows of different zones never meet.
             zone.set(zone.get() + 1);
             let attachment = Attachment { zone: zone.get(), flags, addresses: addresses.clone(), ..bare() };
-            rig.dataplane.put_attachment(POD, &attachment).unwrap();
+            rig.dataplane.attachments().put(POD, &attachment).unwrap();
             let passed = rig.test_run(side, &frame, 1).return_value as i32 == -1;
             let (expected, asked) = self::judge(world, &frame, side);
             prop_assert_eq!(passed, expected, "{:?} {:02x?} {:?}", side, frame, read(&frame));

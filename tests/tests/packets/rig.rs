@@ -53,7 +53,7 @@ impl Rig {
         let (from_pod, to_pod) = (program("na_from_pod"), program("na_to_pod"));
         let rig = Self { root, dataplane, from_pod, to_pod };
         rig.put(Checks { source_mac: true, source_address: true, ..Checks::default() });
-        rig.dataplane.bind_link(DEVICE, POD).unwrap();
+        rig.dataplane.attachments().bind(DEVICE, POD).unwrap();
         rig
     }
 
@@ -72,7 +72,7 @@ impl Rig {
     pub(super) fn put(&self, flags: Checks) {
         let addresses = vec![POD_V4.parse().unwrap(), POD_V6.parse().unwrap()];
         let attachment = Attachment { addresses, flags, ..bare() };
-        self.dataplane.put_attachment(POD, &attachment).unwrap();
+        self.dataplane.attachments().put(POD, &attachment).unwrap();
     }
 
     pub(super) fn enforce(
@@ -83,14 +83,14 @@ impl Rig {
         let install =
             |compiled: Option<&CompiledPolicy>| compiled.map_or(0, |compiled| self.install(compiled));
         let ids = PolicyIds { ingress: install(ingress), egress: install(egress) };
-        self.dataplane.set_policy(POD, ids).unwrap();
+        self.dataplane.policies().set(POD, ids).unwrap();
         ids
     }
 
     /// Writes a policy that nothing refers to yet.
     pub(super) fn install(&self, compiled: &CompiledPolicy) -> u32 {
-        let id = self.dataplane.allocate_policy_id().unwrap();
-        assert_eq!(self.dataplane.install_policies(&[(id, compiled)]).unwrap().len(), 0);
+        let id = self.dataplane.policies().allocate().unwrap();
+        assert_eq!(self.dataplane.policies().install(&[(id, compiled)]).unwrap().len(), 0);
         id
     }
 

@@ -319,7 +319,7 @@ fn addresses_can_be_added_and_taken_away() {
     let put = |addresses: &[&str]| {
         let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
         let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        rig.dataplane.put_attachment(POD, &Attachment { addresses, flags, ..bare() }).unwrap();
+        rig.dataplane.attachments().put(POD, &Attachment { addresses, flags, ..bare() }).unwrap();
     };
     assert_eq!(rig.run(FromPod, &from_second), Err(DropReason::SourceIpv4));
     put(&[POD_V4, "10.0.0.9"]);
@@ -377,15 +377,15 @@ fn a_device_that_changes_hands_is_its_new_owners_at_once() {
     let frame = from_pod().udp(1, 2).frame();
     assert_eq!(rig.run(FromPod, &frame), Ok(()));
     assert_eq!(rig.run(FromPod, &frame), Ok(()), "now from memory");
-    rig.dataplane.put_attachment(OTHER, &bare()).unwrap();
+    rig.dataplane.attachments().put(OTHER, &bare()).unwrap();
     for owner in [OTHER, POD, OTHER] {
-        rig.dataplane.bind_link(DEVICE, owner).unwrap();
+        rig.dataplane.attachments().bind(DEVICE, owner).unwrap();
         assert_eq!(rig.run_as(owner, FromPod, &frame), Ok(()), "{owner}");
         assert_eq!(rig.run_as(owner, ToPod, &to_pod().udp(2, 1).frame()), Ok(()), "{owner}");
     }
-    rig.dataplane.unbind_link(DEVICE).unwrap();
+    rig.dataplane.attachments().unbind(DEVICE).unwrap();
     assert_eq!(rig.run_as(0, FromPod, &frame), Err(DropReason::Unbound));
-    rig.dataplane.bind_link(DEVICE, POD).unwrap();
+    rig.dataplane.attachments().bind(DEVICE, POD).unwrap();
     rig.dataplane.remove_attachment(POD).unwrap();
     assert_eq!(rig.run_as(0, FromPod, &frame), Err(DropReason::Unbound));
 }
@@ -394,12 +394,12 @@ fn a_device_that_changes_hands_is_its_new_owners_at_once() {
 fn a_device_of_nobody_passes_nothing() {
     let rig = Rig::new();
     let frame = to_pod().udp(1, 2).frame();
-    rig.dataplane.unbind_link(DEVICE).unwrap();
-    rig.dataplane.unbind_link(DEVICE).unwrap();
+    rig.dataplane.attachments().unbind(DEVICE).unwrap();
+    rig.dataplane.attachments().unbind(DEVICE).unwrap();
     for hook in [FromPod, ToPod] {
         assert_eq!(rig.run_as(0, hook, &frame), Err(DropReason::Unbound));
     }
-    rig.dataplane.bind_link(DEVICE, POD).unwrap();
+    rig.dataplane.attachments().bind(DEVICE, POD).unwrap();
     assert_eq!(rig.run(ToPod, &frame), Ok(()));
     rig.dataplane.remove_attachment(POD).unwrap();
     assert_eq!(rig.run_as(0, ToPod, &frame), Err(DropReason::Unbound));
@@ -416,7 +416,7 @@ fn a_device_that_was_being_taken_away_when_the_agent_died_is_nobodys() {
     links.remove(&DEVICE).unwrap();
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert_eq!(rig.run_as(0, ToPod, &frame), Err(DropReason::Unbound));
-    successor.bind_link(DEVICE, POD).unwrap();
+    successor.attachments().bind(DEVICE, POD).unwrap();
     assert_eq!(rig.run(ToPod, &frame), Ok(()));
 }
 

@@ -14,16 +14,16 @@ fn two() -> Rig {
     let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
     let neighbour =
         Attachment { mac: Mac([2, 0, 0, 0, 0, 2]), addresses: vec![PEER_V4.parse().unwrap()], ..bare() };
-    rig.dataplane.put_attachment(NEIGHBOUR, &neighbour).unwrap();
-    let ids = rig.dataplane.policy(POD).unwrap();
-    rig.dataplane.set_policy(NEIGHBOUR, ids).unwrap();
+    rig.dataplane.attachments().put(NEIGHBOUR, &neighbour).unwrap();
+    let ids = rig.dataplane.policies().of(POD).unwrap();
+    rig.dataplane.policies().set(NEIGHBOUR, ids).unwrap();
     rig.set_share(|share| (share.most_v4, share.most_v6) = (PLACES, PLACES));
     rig
 }
 
 /// Runs a packet for one of the two.
 fn at(rig: &Rig, attachment: u32, side: Side, packet: &Packet) {
-    rig.dataplane.bind_link(DEVICE, attachment).unwrap();
+    rig.dataplane.attachments().bind(DEVICE, attachment).unwrap();
     assert_eq!(rig.run_as(attachment, side, &packet.frame()), Ok(()));
 }
 
@@ -145,7 +145,7 @@ fn a_flow_that_another_opens_again_is_the_others_and_is_not_taken_from_it() {
 fn pass(rig: &Rig, table: &netattach::bpf::FlowTable) -> Vec<(u32, PerFamily)> {
     while !table.collect().unwrap() {}
     let live = table.census().unwrap().by_attachment;
-    let shares = rig.dataplane.share_out_flows(live).unwrap();
+    let shares = rig.dataplane.attachments().share_out(live).unwrap();
     table.set_places(shares.clone());
     shares.into_iter().collect()
 }
@@ -175,7 +175,7 @@ fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
     let others: Vec<u32> = (20..50).collect();
     let mut live = table.census().unwrap().by_attachment;
     live.extend(others.iter().map(|id| (*id, [200, 0])));
-    let shares = rig.dataplane.share_out_flows(live).unwrap();
+    let shares = rig.dataplane.attachments().share_out(live).unwrap();
     assert!(shares.values().map(|places| places[0]).sum::<u32>() <= 896, "{shares:?}");
     assert!(shares[&POD][0] < 64 && shares[&NEIGHBOUR][0] < 64, "{shares:?}");
     table.set_places(shares.clone());
@@ -191,7 +191,7 @@ fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
     assert_eq!(places(POD), shares[&POD][0] as usize);
     // Who goes leaves nothing behind.
     rig.dataplane.remove_attachment(POD).unwrap();
-    rig.dataplane.share_out_flows([(NEIGHBOUR, [1, 0])].into()).unwrap();
+    rig.dataplane.attachments().share_out([(NEIGHBOUR, [1, 0])].into()).unwrap();
     assert_eq!((places(POD), places(NEIGHBOUR)), (0, 1));
     assert_eq!([POD, 20].map(|id| rig.share(id)), [Share::default(); 2]);
 }

@@ -55,7 +55,7 @@ fn no_packet_is_judged_by_neither_the_old_nor_the_new_policy() {
         let (first, second) = (large(rules, 81), large(rules, 82));
         let (done, rounds) = (AtomicBool::new(false), AtomicU32::new(0));
         let mut ids = [rig.install(&first), rig.install(&second)];
-        let set = |id| rig.dataplane.set_policy(POD, PolicyIds { ingress: id, egress: 0 }).unwrap();
+        let set = |id| rig.dataplane.policies().set(POD, PolicyIds { ingress: id, egress: 0 }).unwrap();
         set(ids[0]);
         let wrong = std::thread::scope(|scope| {
             let load = scope.spawn(|| {
@@ -84,7 +84,7 @@ fn no_packet_is_judged_by_neither_the_old_nor_the_new_policy() {
                 if swap % (SWAPS / written_anew) == 0 {
                     let old = std::mem::replace(&mut ids[next], rig.install([&first, &second][next]));
                     rig.dataplane.wait_for_readers().unwrap();
-                    rig.dataplane.remove_policies(&[old].into()).unwrap();
+                    rig.dataplane.policies().remove(&[old].into()).unwrap();
                 }
                 set(ids[next]);
                 let before = rounds.load(Ordering::Relaxed);

@@ -6,7 +6,7 @@ fn with_vlans(rig: &Rig, vlans: &[u16]) {
     let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
     let addresses = vec![POD_V4.parse().unwrap(), POD_V6.parse().unwrap()];
     let attachment = Attachment { addresses, flags, vlans: vlans.iter().copied().collect(), ..bare() };
-    rig.dataplane.put_attachment(POD, &attachment).unwrap();
+    rig.dataplane.attachments().put(POD, &attachment).unwrap();
 }
 
 #[test]

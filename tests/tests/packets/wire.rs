@@ -37,7 +37,7 @@ impl WireRig {
     /// The loopback device is an uplink; the receiver is an attachment on its bridge.
     fn new(leads_to: Segment) -> Self {
         let mut rig = FastRig::new();
-        rig.rig.dataplane.unbind_link(DEVICE).unwrap();
+        rig.rig.dataplane.attachments().unbind(DEVICE).unwrap();
         let uplink =
             Uplink { leads_to: Some(leads_to), fast: true, early: None, gateway: false, mtu: 1500, mac: OWN };
         rig.fast.set_uplinks([(DEVICE, uplink)].into()).unwrap();
@@ -187,7 +187,7 @@ fn the_receivers_policy_holds_and_every_packet_is_counted_once() {
     let rig = WireRig::known();
     let from_one = policy(&[("10.0.0.9/32", 1)], &[(1, port(17, 80))]);
     let ingress = rig.rig.rig.install(&from_one);
-    rig.rig.rig.dataplane.set_policy(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
+    rig.rig.rig.dataplane.policies().set(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
     assert_eq!(rig.receive(&from_outside().udp(1, 80).frame()), taken());
     let refused = Moved { verdict: DROP, dropped: 1, ..Moved::default() };
     assert_eq!(rig.receive(&from_outside().udp(1, 81).frame()), refused);

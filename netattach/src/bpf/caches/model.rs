@@ -14,7 +14,7 @@ use netattach_common::{
 
 use super::super::map_ops::MapOps;
 use super::super::{Attachment, BpfError, Checks, Device, OnParent};
-use super::{Caches, attachments, shares};
+use super::{AttachmentMaps, attachments, shares};
 use crate::mac::Mac;
 use crate::model::life::Life;
 use crate::model::{explore, finds};
@@ -130,7 +130,7 @@ enum Fault {
 struct Agent {
     node: Node,
     life: Life,
-    caches: Caches,
+    caches: AttachmentMaps,
     /// Numbers that are taken.
     numbers: Mutex<BTreeSet<u32>>,
     fault: Fault,
@@ -161,7 +161,7 @@ impl Agent {
         let agent = Arc::new(Self {
             node: node.clone(),
             life: life.clone(),
-            caches: Caches::over(of_attachments, 16, of_shares, [1024, 1024]).unwrap(),
+            caches: AttachmentMaps::over(of_attachments, 16, of_shares, [1024, 1024]).unwrap(),
             numbers: Mutex::new(numbers),
             fault,
         });
@@ -184,11 +184,11 @@ impl Agent {
     }
 
     fn guard(&self, pod: u8, id: u32) -> Result<(), BpfError> {
-        self.caches.attachments().put(id, &attachment(pod))?;
+        self.caches.put(id, &attachment(pod))?;
         self.set_policy(id, 7)?;
         match device(pod) {
-            Device::Own(index) => self.caches.attachments().bind(index, id),
-            Device::Parent(on) => self.caches.attachments().bind_macvlan(id, &on),
+            Device::Own(index) => self.caches.bind(index, id),
+            Device::Parent(on) => self.caches.bind_macvlan(id, &on),
             Device::InPod | Device::Nowhere => Ok(()),
         }
     }
@@ -231,11 +231,11 @@ impl Agent {
 
     fn check(&self, pod: u8) -> Option<String> {
         let (id, _) = locked(&self.node.journal)[&pod];
-        self.caches.attachments().difference(id, &device(pod), &attachment(pod)).unwrap()
+        self.caches.difference(id, &device(pod), &attachment(pod)).unwrap()
     }
 
     fn sweep(&self) -> Result<(), BpfError> {
-        let live = self.caches.attachments().records().keys().map(|id| (*id, [0, 0])).collect();
+        let live = self.caches.records().into_keys().map(|id| (id, [0, 0])).collect();
         self.caches.share_out(live).map(drop)
     }
 }
@@ -276,7 +276,7 @@ impl Node {
         for pod in pods {
             self.send(*pod);
             assert_eq!(agent.check(*pod), None);
-            let known = agent.caches.attachments().addresses()[&ids[pod]].clone();
+            let known = agent.caches.addresses()[&ids[pod]].clone();
             assert_eq!(known, addresses(*pod).into());
         }
         assert_eq!(all.len(), pods.len(), "each has a number of its own");
