@@ -1,21 +1,21 @@
-//! What was told lately of packets and flows: the last events, numbered, for whoever asks.
+//! The last events of packets and flows, numbered, for readers.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::bpf::{Ended, Record};
 
-/// Something that was told.
+/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The programs, of a packet that opened a flow or was dropped.
+    /// A packet that opened a flow or was dropped, reported by the programs.
     Packet(Record),
-    /// The flow table, of a flow that is over.
+    /// A flow that has ended, reported by the flow table.
     Ended(Ended),
 }
 
 impl Event {
-    /// When it was, in nanoseconds of the monotonic clock.
+    /// Time in nanoseconds of the monotonic clock.
     fn monotonic_ns(&self) -> u64 {
         match self {
             Self::Packet(record) => record.time,
@@ -50,12 +50,12 @@ pub struct Observer {
 
 #[derive(Debug, Default)]
 struct Recent {
-    /// With the time on the wall, in milliseconds since 1970. It is told once: the two clocks are never read at the same
-    /// moment, and whoever asks twice is to be told of one event, not of two a millisecond apart.
+    /// With the time on the wall, in milliseconds since 1970. It is told once: the two clocks are never read at the
+    /// same moment, and whoever asks twice is to be told of one event, not of two a millisecond apart.
     events: VecDeque<(u64, Event)>,
     /// Number of the first in `events`.
     first: u64,
-    /// Ended flows that were too many to be handed over.
+    /// Ended flows that were not reported, because they were too many.
     untold: u64,
 }
 
@@ -64,16 +64,16 @@ struct Recent {
 pub struct Batch {
     /// The events, oldest first, with their times in milliseconds since 1970.
     pub events: Vec<(u64, Event)>,
-    /// What to ask for next.
+    /// The number to ask for next.
     pub next: u64,
-    /// How many of those asked for are no longer there.
+    /// The number of events that were asked for and are no longer kept.
     pub missed: u64,
-    /// How many ended flows nobody was told of since the agent started.
+    /// The number of ended flows that were not reported since the agent started.
     pub untold: u64,
 }
 
 impl Observer {
-    /// Adds events; the oldest give way. `untold`: ended flows that are not among them. `clock`: now.
+    /// Adds events and drops the oldest. `untold`: ended flows that are not among them. `clock`: now.
     pub fn take_in(&self, events: impl Iterator<Item = Event>, untold: u64, clock: WallClock) {
         let mut recent = self.lock();
         recent.untold += untold;
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(observer.from(None, 2), batch(vec![event_at(3_000_003), event_at(3_000_004)], 5, 0, 0));
         assert_eq!(observer.from(Some(1), 2), batch(vec![event_at(3_000_001), event_at(3_000_002)], 3, 0, 0));
         assert_eq!(observer.from(Some(5), 2), batch(vec![], 5, 0, 0));
-        // What was taken in has its time for good, whatever becomes of the clock.
+        // The time of an event does not change when the clock is set.
         let later = WallClock { monotonic_ns: 4_000_000, wall_ms: 2_000 };
         observer.take_in(std::iter::once(event(2_000_000)), 0, later);
         let told = observer.from(Some(4), 2);

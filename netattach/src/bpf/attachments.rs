@@ -19,7 +19,7 @@ use super::parents::{Device, OnParent, Parents};
 use super::pin::{self, Pins};
 use crate::mac::Mac;
 
-/// What the programs are to know about an attachment.
+/// An attachment, as the programs know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// The pod-side interface's Ethernet address.
@@ -29,24 +29,24 @@ pub struct Attachment {
     pub addresses: Vec<IpAddr>,
     /// The IPv6 prefixes of its link; those beyond the first [`Prefix::MOST`] are not known to the programs.
     pub on_link: Vec<Ipv6Net>,
-    /// Ethertypes that pass whatever the policies say; those beyond [`AttachmentRecord::ETHERTYPES`] do not.
+    /// Ethertypes that pass in spite of policies; those beyond [`AttachmentRecord::ETHERTYPES`] do not.
     pub ethertypes: Vec<u16>,
     /// Network id: flows of different zones never meet.
     pub zone: u32,
-    /// What is checked.
+    /// The checks of its traffic.
     pub flags: Checks,
     /// VLAN ids (0 to 4095) that tagged frames may have; without any, tagged frames are dropped.
     pub vlans: BTreeSet<u16>,
-    /// How much of what passes per second.
+    /// Rate limits.
     pub limits: Limits,
 }
 
-/// What is checked of an attachment's traffic.
+/// The checks of an attachment's traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Checks {
-    /// The pod sends from its own MAC only, and neither as a router nor as a DHCP server.
+    /// The pod may send from its own MAC address only, and neither as a router nor as a DHCP server.
     pub source_mac: bool,
-    /// The pod sends from its own addresses only.
+    /// The pod may send from its own IP addresses only.
     pub source_address: bool,
     /// A policy is still to be loaded: only ARP and neighbour discovery pass, until the attachment is put
     /// again without this.
@@ -56,13 +56,13 @@ pub struct Checks {
     pub strict_connections: bool,
     /// Flows stay approved when the policy that approved them is replaced.
     pub keep_established: bool,
-    /// ICMP passes whatever the policy says.
+    /// ICMP passes in spite of policies.
     pub accept_icmp: bool,
-    /// ICMPv6 passes whatever the policy says.
+    /// ICMPv6 passes in spite of policies.
     pub accept_icmpv6: bool,
 }
 
-/// How many records of drops on devices that are nobody's there may be, per second.
+/// Records of drops on devices without an attachment, per second.
 const STRANGERS_RECORDS: u64 = 100;
 
 impl Checks {
@@ -82,7 +82,7 @@ impl Checks {
     }
 }
 
-/// The maps that say of attachments who they are.
+/// The maps of attachments.
 pub(super) struct Maps {
     /// Device to attachment.
     pub(super) links: Box<dyn MapOps<u32, u32>>,
@@ -108,7 +108,7 @@ impl Maps {
     }
 }
 
-/// Handles of the attachment maps, and what is in them.
+/// The maps of attachments, with a cache of their entries.
 pub(super) struct Attachments {
     links: Box<dyn MapOps<u32, u32>>,
     record_map: Box<dyn MapOps<u32, AttachmentRecord>>,
@@ -130,7 +130,7 @@ pub(super) struct Attachments {
 }
 
 impl Attachments {
-    /// Takes stock of the maps.
+    /// Reads the entries of the maps.
     pub(super) fn over(maps: Maps, max: u32) -> Result<Self, BpfError> {
         let Maps { mut links, mut records, mut addresses_v4, mut addresses_v6, mut vlans, limits, parents } =
             maps;
@@ -143,7 +143,7 @@ impl Attachments {
         }
         let mut allowed: BTreeMap<u32, BTreeSet<u16>> = BTreeMap::new();
         for (key, _) in vlans.all()? {
-            // The programs look up 12 bits only; whatever else is in the map is nobody's.
+            // The programs look up 12 bits only: other keys match nothing.
             allowed.entry(key.attachment).or_default().extend(u16::try_from(key.vlan));
         }
         let mut present = records.all()?;
@@ -169,8 +169,8 @@ impl Attachments {
         Ok(opened)
     }
 
-    /// Takes devices out of records that do not have them: an agent may have been killed between `na_link` and a record, and
-    /// the programs believe the record.
+    /// Takes devices out of records that do not have them: an agent may have been killed between `na_link` and a
+    /// record, and the programs believe the record.
     fn forget_lost_devices(&mut self) -> Result<(), BpfError> {
         let on_parents: BTreeSet<u32> = self.parents.attachments().collect();
         let lost: Vec<(u32, u32)> = self
@@ -208,7 +208,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Makes a device an attachment's, which must have a record.
+    /// Binds a device to an attachment, which must have a record.
     pub(super) fn bind(&mut self, ifindex: u32, id: u32) -> Result<(), BpfError> {
         self.check(id)?;
         let mut record = self.known(id)?;
@@ -225,7 +225,7 @@ impl Attachments {
         self.write_record(id, record)
     }
 
-    /// Makes an address on a parent an attachment's, which must have a record.
+    /// Binds an address on a parent to an attachment, which must have a record.
     pub(super) fn bind_macvlan(&mut self, id: u32, on: &OnParent) -> Result<(), BpfError> {
         self.check(id)?;
         let mut record = self.known(id)?;
@@ -234,7 +234,7 @@ impl Attachments {
         self.parents.bind(id, record.mac, on)
     }
 
-    /// Makes a device nobody's. One that is nobody's is fine.
+    /// Unbinds a device. Idempotent.
     pub(super) fn unbind(&mut self, ifindex: u32) -> Result<(), BpfError> {
         self.links.remove(&ifindex)?;
         match self.bound.remove(&ifindex) {
@@ -243,7 +243,7 @@ impl Attachments {
         }
     }
 
-    /// Takes a device out of an attachment's record, if it is there.
+    /// Removes a device from an attachment's record, if it is there.
     fn forget_device(&mut self, id: u32, ifindex: u32) -> Result<(), BpfError> {
         match self.present.get(&id).copied() {
             Some(record) if record.host_ifindex == ifindex => {
@@ -270,7 +270,7 @@ impl Attachments {
         self.write_limits(id, Limits::default())
     }
 
-    /// What the kernel's maps have otherwise than it was put and bound, in words.
+    /// The first difference between the kernel's maps and an attachment as it was put and bound, in words.
     pub(super) fn difference(
         &self,
         id: u32,
@@ -317,7 +317,7 @@ impl Attachments {
         &self.present
     }
 
-    /// Which addresses the maps allow which attachment, also ids without a record.
+    /// The addresses that the maps allow each attachment, also numbers without a record.
     pub(super) fn addresses(&self) -> &BTreeMap<u32, BTreeSet<IpAddr>> {
         &self.addresses
     }
@@ -388,7 +388,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Writes limits. What is used up of a rate that stays the same stays used up.
+    /// Writes limits. A rate that stays the same keeps its state.
     fn write_limits(&mut self, id: u32, wanted: Limits) -> Result<(), BpfError> {
         let present = self.limits.get(&id)?.unwrap_or_default();
         let keep = |wanted: Rate, present: Rate| Rate {
@@ -465,7 +465,7 @@ pub fn pinned_attachments(root: &Path) -> Result<usize, BpfError> {
     Ok(present)
 }
 
-/// Removes one entry of an attachment, and the attachment with its last.
+/// Removes one entry of an attachment, and the attachment after its last entry.
 fn forget<T: Ord>(entries: &mut BTreeMap<u32, BTreeSet<T>>, id: u32, entry: &T) {
     if let Some(of_one) = entries.get_mut(&id) {
         of_one.remove(entry);
@@ -475,7 +475,7 @@ fn forget<T: Ord>(entries: &mut BTreeMap<u32, BTreeSet<T>>, id: u32, entry: &T) 
     }
 }
 
-/// The flags that follow from what an attachment has, so that the programs look for nothing that is not there.
+/// The flags that follow from an attachment's limits and VLANs, so that the programs look up only entries that exist.
 fn passage_bits(attachment: &Attachment) -> u32 {
     [
         (!attachment.vlans.is_empty(), flag::VLANS),

@@ -19,7 +19,8 @@ use super::map_ops::MapOps;
 use super::pin::Pins;
 use super::sys::{self, Command};
 
-/// Entries of one system call: enough for its cost to vanish, few enough for the kernel to find the memory at once.
+/// Entries of one system call: enough to make the cost of the call negligible, few enough for one allocation in the
+/// kernel.
 const BATCH: usize = 8192;
 
 /// Words in which the kernel notes where it left off: a key, or a number.
@@ -34,7 +35,7 @@ pub(super) struct BatchedMap<K, V> {
     entries: PhantomData<fn(K) -> V>,
 }
 
-/// What one call for many entries brought.
+/// The outcome of one batch call.
 struct Done {
     /// How many entries were dealt with.
     count: usize,
@@ -111,7 +112,7 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
         }
     }
 
-    /// Every entry. What others write meanwhile may be among them or not.
+    /// Every entry. Entries that are written meanwhile may be among them or not.
     pub(super) fn read(&mut self) -> Result<Vec<(K, V)>, BpfError> {
         let read = if self.batches { self.read_batches() } else { self.read_one_by_one() };
         let read = match read {
@@ -299,8 +300,8 @@ fn is_absent(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOENT)
 }
 
-/// Whether the kernel does not know the command, or not for this type of map. A call that is wrong otherwise is told so
-/// again when its entries go one by one.
+/// Whether the kernel does not know the command, or not for this type of map. A call that is wrong for another reason
+/// gets the error again when its entries are written one by one.
 fn is_unknown(error: &io::Error) -> bool {
     /// `ENOTSUPP`, which is the kernel's own and has no name outside of it.
     const NOT_SUPPORTED: i32 = 524;
@@ -319,7 +320,7 @@ mod tests {
     const TRIE: u32 = 11;
     const DEVICES: u32 = 25;
 
-    /// A map of its own; making it needs root, as the agent does.
+    /// A new map; making it needs root, as the agent does.
     fn table<K: Pod, V: Pod>(kind: u32, flags: u32) -> BatchedMap<K, V> {
         #[repr(C)]
         struct Create {
@@ -373,7 +374,7 @@ mod tests {
         }
     }
 
-    /// The kernel takes no batches of this type of map, whatever its version.
+    /// No version of the kernel takes batches of this type of map.
     #[test]
     fn where_the_kernel_takes_no_batches_entries_go_one_by_one() {
         const LOOPBACK: u32 = 1;

@@ -14,8 +14,8 @@ use super::shares::{self, PerFamily, Shares};
 use super::{BpfError, Config};
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// Attachments, and their places in the flow table. A thread that panicked inside left at most a half-done sequence of map
-/// writes, which repeating completes.
+/// Attachments, and their places in the flow table. A thread that panicked inside left at most a half-done sequence of
+/// map writes, which repeating completes.
 pub struct AttachmentMaps {
     attachments: Mutex<Attachments>,
     shares: Mutex<Shares>,
@@ -49,7 +49,8 @@ impl AttachmentMaps {
         self.lock().put(id, attachment)
     }
 
-    /// Binds a host-side device to an attachment. Until then its packets are dropped, so bind before attaching programs.
+    /// Binds a host-side device to an attachment. Until then its packets are dropped, so bind before attaching
+    /// programs.
     ///
     /// # Errors
     /// The attachment has no record, or a map is full or cannot be written.
@@ -78,8 +79,8 @@ impl AttachmentMaps {
         self.lock().devices_of(id)
     }
 
-    /// The first difference between the kernel's maps and an attachment as it was put and bound, in words. Policies are not
-    /// compared.
+    /// The first difference between the kernel's maps and an attachment as it was put and bound, in words. Policies are
+    /// not compared.
     ///
     /// # Errors
     /// A map cannot be read.
@@ -116,8 +117,8 @@ impl AttachmentMaps {
     }
 
     /// Lets an attachment whose flows are lost take segments of unknown connections for answers, for
-    /// [`Share::GRACE`](netattach_common::Share::GRACE) seconds from now. Later calls change nothing, so that an agent that is
-    /// restarted again and again does not prolong it.
+    /// [`Share::GRACE`](netattach_common::Share::GRACE) seconds from now. Later calls change nothing, so that an agent
+    /// that is restarted again and again does not prolong it.
     ///
     /// # Errors
     /// The number is out of range, or the map cannot be written.
@@ -126,8 +127,9 @@ impl AttachmentMaps {
         locked(&self.shares).take_answers(id)
     }
 
-    /// Gives attachments their places in the flow table by the number of their live flows ([`share_out`](super::share_out)), and
-    /// takes the places of all others back. Returns the places of each. Numbers that are no attachment's are left out.
+    /// Gives attachments their places in the flow table by the number of their live flows
+    /// ([`share_out`](super::share_out)), and takes the places of all others back. Returns the places of each. Numbers
+    /// that are no attachment's are left out.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -139,7 +141,8 @@ impl AttachmentMaps {
         locked(&self.shares).share_out(&live)
     }
 
-    /// Removes an attachment's devices, record and addresses, then its policies by `unassign`, then its places. Idempotent.
+    /// Removes an attachment's devices, record and addresses, then its policies by `unassign`, then its places.
+    /// Idempotent.
     pub(super) fn remove(
         &self,
         id: u32,

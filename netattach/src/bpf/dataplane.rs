@@ -21,8 +21,8 @@ use super::ring::Records;
 use super::routed::Routed;
 use super::{BpfError, load, object};
 
-/// Where the pins are and how much the maps hold. Capacities count when the maps are created; later they must
-/// be the same.
+/// The directory of the pins and the capacities of the maps. Capacities are set when the maps are created and must be
+/// the same later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Directory on a BPF filesystem, for instance `/sys/fs/bpf/netattach`. Names without dots.
@@ -39,15 +39,15 @@ pub struct Config {
     pub max_ports: u32,
     /// Rules of all policies.
     pub max_rules: u32,
-    /// IPv4 flows that are remembered.
+    /// IPv4 flows in the flow table.
     pub max_flows_v4: u32,
-    /// IPv6 flows that are remembered.
+    /// IPv6 flows in the flow table.
     pub max_flows_v6: u32,
-    /// Fragmented packets that are remembered, per family.
+    /// Fragmented packets in the table of fragments, per family.
     pub max_fragments: u32,
     /// Allowed VLAN ids of all attachments.
     pub max_vlans: u32,
-    /// Bytes of records that wait for the agent, a power of two and whole pages.
+    /// Bytes of the ring buffer of records, a power of two and whole pages.
     pub record_bytes: u32,
 }
 
@@ -71,8 +71,8 @@ impl Config {
     }
 }
 
-/// Programs and maps, opened. Dropping it changes nothing in the kernel. One process at a time may hold it:
-/// it remembers what it wrote.
+/// Programs and maps, opened. Dropping it changes nothing in the kernel. One process at a time may hold it: entries of
+/// maps are cached.
 pub struct Dataplane {
     programs: Arc<Programs>,
     object_tag: u64,
@@ -89,7 +89,7 @@ pub struct Dataplane {
 }
 
 impl Dataplane {
-    /// Finds what a previous agent pinned, or loads and pins it.
+    /// Opens the pins of an earlier agent, or loads and pins programs and maps.
     ///
     /// Maps that are there are checked, never replaced. Programs are replaced when this agent brings others;
     /// devices keep the old ones until the caller attaches the new ones
@@ -167,7 +167,7 @@ impl Dataplane {
         Ok(memory.attached_tag != self.object_tag || !self.pins.other_layouts()?.is_empty())
     }
 
-    /// Tells that every device now runs the programs that [`programs`](Self::programs) gives.
+    /// Notes that every device now runs the programs that [`programs`](Self::programs) gives.
     pub fn programs_attached(&self) -> Result<(), BpfError> {
         let mut policies = self.policies.lock();
         let memory = policies.recall()?;
@@ -175,25 +175,25 @@ impl Dataplane {
     }
 
     /// Whether the maps were made by this agent, or by one that did not get as far as
-    /// [`remove_other_layouts`](Self::remove_other_layouts): then they do not tell what was in force before, which the
-    /// maps of another layout may still be enforcing.
+    /// [`remove_other_layouts`](Self::remove_other_layouts). New maps do not hold the policies that were in force
+    /// before, which the maps of another layout may still enforce.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// Whether attachments of earlier agents had flows that the table of this one does not have: it was made anew, or the one of
-    /// another layout is still in use.
+    /// Whether attachments of earlier agents had flows that the table of this one does not have: it was made anew, or
+    /// the one of another layout is still in use.
     pub fn lost_flows(&self) -> bool {
         self.lost_flows
     }
 
-    /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned no
-    /// more can be changed by nobody. Idempotent.
+    /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned
+    /// no more can be changed by nobody. Idempotent.
     pub fn remove_other_layouts(&self) -> Result<(), BpfError> {
         self.pins.remove_other_layouts()
     }
 
-    /// The first pin that is gone. What was pinned works on, but no later agent would find it.
+    /// The first pin that is gone. The program or map still works, but no later agent would find it.
     pub fn missing_pin(&self) -> Result<Option<PathBuf>, BpfError> {
         for path in self.pins.all() {
             if !exists(&path)? {
@@ -203,7 +203,7 @@ impl Dataplane {
         Ok(None)
     }
 
-    /// Removes all traces of an attachment: devices, record, addresses, policies, counters. Idempotent.
+    /// Removes an attachment: devices, record, addresses, policies, counters. Idempotent.
     pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
         self.attachments.remove(id, || self.policies.set(id, PolicyIds::default()))?;
         let failed = |source| BpfError::WriteMap { map: map_name::STATS, source };
@@ -212,19 +212,20 @@ impl Dataplane {
         lock(&self.stats).set(id, zeros, 0).map_err(failed)
     }
 
-    /// Returns when no packet is judged any more that was so when it was called: after that, nobody reads policies that
-    /// nothing referred to before. Takes some milliseconds.
+    /// Waits until the programs have finished with every packet that they were judging: after that, no packet reads
+    /// policies that nothing referred to at the call. Takes some milliseconds.
     ///
     /// # Errors
     /// The kernel cannot tell (Linux before 4.3; processors without a clock tick, `nohz_full`).
     pub fn wait_for_readers(&self) -> Result<(), BpfError> {
-        // The programs run within RCU's read sides, for the end of which this command waits (kernel/sched/membarrier.c).
-        // With one processor online it does not wait: then no packet is in the middle of anything while this runs.
+        // The programs run within RCU's read sides, for the end of which this command waits
+        // (kernel/sched/membarrier.c). With one processor online it does not wait: then no packet is in the middle of
+        // anything while this runs.
         rustix::thread::membarrier(MembarrierCommand::Global)
             .map_err(|source| BpfError::WaitForReaders(source.into()))
     }
 
-    /// The counters of an attachment, summed over CPUs. Id 0: packets of devices that are nobody's.
+    /// The counters of an attachment, summed over CPUs. Number 0: packets of devices without an attachment.
     pub fn stats(&self, id: u32) -> Result<Stats, BpfError> {
         let per_cpu = lock(&self.stats)
             .get(&id, 0)
@@ -236,17 +237,17 @@ impl Dataplane {
         Ok(total)
     }
 
-    /// What the programs tell about packets, from where the last reader stopped. One reader at a time.
+    /// The records that the programs write about packets, from where the last reader stopped. One reader at a time.
     pub fn records(&self) -> Result<Records, BpfError> {
         Records::open(&self.pins)
     }
 
-    /// The fast path between pods, with nobody on it. One owner at a time.
+    /// The fast path between pods, without members. One owner at a time.
     pub fn fast_path(&self) -> Result<FastPath, BpfError> {
         FastPath::open(&self.pins, self.links.clone(), self.cpus)
     }
 
-    /// What is judged behind the node's translation of addresses. One owner at a time.
+    /// Traffic that is judged after the node has translated addresses. One owner at a time.
     pub fn routed(&self) -> Result<Routed, BpfError> {
         Routed::open(&self.pins)
     }
@@ -274,8 +275,8 @@ fn open_memory(pins: &Pins) -> Result<(Array<MapData, common::Config>, common::C
     Ok((map, memory))
 }
 
-/// Before the programs are replaced: an agent that is killed meanwhile must have its successor do it again,
-/// and attach them.
+/// Clears the tags before the programs are replaced: when the agent is killed meanwhile, the next one replaces and
+/// attaches them again.
 fn forget_programs(pins: &Pins) -> Result<(), BpfError> {
     if !exists(&pins.map(map_name::CONFIG))? {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What can go wrong between the agent and the kernel's BPF.
+//! Errors of the kernel's BPF and of the pin tree.
 
 use std::error::Error;
 use std::fmt;
@@ -37,17 +37,17 @@ pub enum BpfError {
         "{path} has {name:?} in it, which is not netattach's: name the directory that netattachd has as `bpffs`"
     )]
     ForeignPin {
-        /// What was taken for the root.
+        /// The configured root.
         path: PathBuf,
-        /// What is in it.
+        /// The name that was found in it.
         name: String,
     },
     /// A directory or file of the pin tree.
     #[error("{action} {path}")]
     PinTree {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
         /// Why not.
         source: io::Error,
@@ -60,14 +60,14 @@ pub enum BpfError {
     ForeignMap {
         /// The pin.
         path: PathBuf,
-        /// What differs.
+        /// The property that differs.
         property: MapProperty,
         /// The agent's value.
         expected: u32,
         /// The pinned map's value.
         found: u32,
     },
-    /// A pin that cannot be opened as what it should be.
+    /// A pin cannot be opened as the expected type.
     #[error("open pinned map {path}")]
     OpenMap {
         /// The pin.
@@ -92,15 +92,15 @@ pub enum BpfError {
     /// The kernel's verifier or the load itself refused a program.
     #[error("load program {program}")]
     LoadProgram {
-        /// Its name.
+        /// Name of the program or map.
         program: &'static str,
-        /// Why not, with what the verifier said in short.
+        /// The reason, with the end of the verifier's log.
         source: Refusal,
     },
     /// A program could not be pinned.
     #[error("pin program {program} at {path}")]
     PinProgram {
-        /// Its name.
+        /// Name of the program or map.
         program: &'static str,
         /// Where.
         path: PathBuf,
@@ -110,7 +110,7 @@ pub enum BpfError {
     /// A program could not be attached by a link.
     #[error("attach program {program} to device {ifindex} by a link")]
     AttachLink {
-        /// Its name.
+        /// Name of the program or map.
         program: &'static str,
         /// Index of the device.
         ifindex: u32,
@@ -120,7 +120,7 @@ pub enum BpfError {
     /// Writing into a map.
     #[error("write map {map}")]
     WriteMap {
-        /// Its name.
+        /// Name of the program or map.
         map: &'static str,
         /// Why not.
         source: MapError,
@@ -128,7 +128,7 @@ pub enum BpfError {
     /// Reading a map.
     #[error("read map {map}")]
     ReadMap {
-        /// Its name.
+        /// Name of the program or map.
         map: &'static str,
         /// Why not.
         source: MapError,
@@ -136,7 +136,7 @@ pub enum BpfError {
     /// The policy words could not be mapped into memory.
     #[error("map na_policy into memory")]
     MapPolicyWords(#[source] io::Error),
-    /// The kernel does not tell when the packets of a moment have all been judged.
+    /// The kernel cannot wait for the programs to finish (`membarrier`).
     #[error("wait for packets that are being judged")]
     WaitForReaders(#[source] io::Error),
     /// The number of CPUs could not be read.
@@ -150,7 +150,7 @@ pub enum BpfError {
     /// More entries than a map holds. Nothing was written.
     #[error("map {map} has room for {free} more entries, {needed} are needed")]
     OverCapacity {
-        /// Its name.
+        /// Name of the program or map.
         map: &'static str,
         /// Entries that the operation adds.
         needed: usize,
@@ -186,8 +186,8 @@ impl BpfError {
     }
 }
 
-/// Why the kernel refused a program or a type. The verifier says it in tens or thousands of lines, of which two are shown; all of
-/// them are logged at level debug.
+/// Why the kernel refused a program or a type. The verifier says it in tens or thousands of lines, of which two are
+/// shown; all of them are logged at level debug.
 #[derive(Debug)]
 pub struct Refusal(Box<dyn Error + Send + Sync>);
 
@@ -208,11 +208,11 @@ impl fmt::Display for Refusal {
     }
 }
 
-// What it consists of is shown already.
+// The source is part of the text already.
 impl Error for Refusal {}
 
-/// The whole chain, without a last cause that an outer error has shown in its own words: after a verifier's log it would be the
-/// last line.
+/// The whole chain, without a last cause that an outer error has shown in its own words: after a verifier's log it
+/// would be the last line.
 fn words_of(error: &(dyn Error + 'static)) -> String {
     let words = Chain(error).to_string();
     let mut last = error;
@@ -242,7 +242,7 @@ fn in_short(words: &str) -> String {
     }
 }
 
-/// What of a map is compared before it is adopted.
+/// The properties of a map that are compared before it is adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapProperty {
     /// `enum bpf_map_type`.

@@ -1,4 +1,4 @@
-//! The fast path between pods, and between pods and uplinks: who takes part, until when, and what it carried.
+//! The maps of the fast path between pods, and between pods and uplinks: members, deadline and counters.
 //!
 //! Nothing in these maps is worth keeping across a death of the agent, so there is no point at which one would matter:
 //! its successor begins with empty ones.
@@ -27,7 +27,7 @@ use crate::mac::Mac;
 /// An attachment's place on the fast path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// What the node's end is connected to.
+    /// The device that the node's end is connected to.
     pub segment: Segment,
     /// MTU of the node's end.
     pub mtu: u32,
@@ -68,29 +68,29 @@ pub struct Uplink {
     pub leads_to: Option<Segment>,
     /// Packets may take the fast path by it.
     pub fast: bool,
-    /// What is dropped of what comes in by it, before it is the kernel's.
+    /// The drops at XDP, before the kernel has the packet.
     pub early: Option<Early>,
     /// It is a bridge that the node routes by, from and to the attachments on it.
     pub gateway: bool,
     /// In bytes.
     pub mtu: u32,
-    /// Its own address.
+    /// MAC address of the device.
     pub mac: Mac,
 }
 
-/// What is dropped early.
+/// The packets that the XDP program drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Early {
     /// Frames from addresses of attachments.
     Spoofed,
-    /// These, and what policies do not allow.
+    /// These, and packets that policies do not allow.
     SpoofedAndDenied,
 }
 
 /// An address of an attachment, as it is reached.
 pub type Local = (Segment, IpAddr);
 
-/// Handles of the maps of the fast path, and what is in them. One owner at a time: it remembers what it wrote.
+/// The maps of the fast path, with a cache of their entries: one owner at a time.
 pub struct FastPath {
     ports: Array<MapData, FastPort>,
     stations: HashMap<MapData, StationKey, u32>,
@@ -142,7 +142,7 @@ impl FastPath {
         Ok(opened)
     }
 
-    /// Gives an attachment its place, or another one.
+    /// Puts an attachment at a place, or moves it to another.
     ///
     /// # Errors
     /// A map could not be written: the attachment is on the fast path as it was before, or not at all.
@@ -164,7 +164,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Takes an attachment off the fast path: from here on what it sends, and what is sent to it, takes the stack.
+    /// Takes an attachment off the fast path: from now on packets from and to it take the stack.
     /// Idempotent.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ impl FastPath {
         self.stats.set(id, zeros, 0).map_err(failed)
     }
 
-    /// Who is on the fast path.
+    /// The attachments on the fast path.
     pub fn places(&self) -> &BTreeMap<u32, Place> {
         &self.places
     }

@@ -1,5 +1,6 @@
-//! The flow table as the agent sees it. The programs enter flows and leave those that have ended where they are, until their place
-//! is needed; here they are counted, taken out, and taken out at once when the attachment goes that they belong to.
+//! The flow table as the agent sees it. The programs enter flows and leave those that have ended where they are, until
+//! their place is needed; here they are counted, taken out, and taken out at once when the attachment goes that they
+//! belong to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -156,8 +157,8 @@ impl FlowTable {
         })
     }
 
-    /// Goes on with the pass over the table: takes out what has ended, and counts the rest. One round looks at a bounded number
-    /// of entries. `true` when the pass is at its end.
+    /// Goes on with the pass over the table: takes out what has ended, and counts the rest. One round looks at a
+    /// bounded number of entries. `true` when the pass is at its end.
     ///
     /// An entry is looked at again right before it is taken out. A packet that enters a new flow of the same key in the
     /// microsecond between has its flow forgotten, as it can always be when the table is full.
@@ -213,8 +214,8 @@ impl FlowTable {
         Ok(false)
     }
 
-    /// Takes out every flow of hosts that are gone, so that whoever gets such an address next does not find them. Returns when it
-    /// is done. Several that come together share a pass.
+    /// Takes out every flow of hosts that are gone, so that whoever gets such an address next does not find them.
+    /// Returns when it is done. Several that come together share a pass.
     pub fn purge(&self, hosts: impl IntoIterator<Item = Host>) -> Result<(), BpfError> {
         let mine: BTreeSet<Host> = hosts.into_iter().collect();
         if mine.is_empty() || !self.may_hold_flows() {
@@ -262,7 +263,8 @@ impl FlowTable {
         lock(&self.census).clone()
     }
 
-    /// Tells how many places attachments have: what is beyond them is taken out by the next pass of who has more flows than places.
+    /// Tells how many places attachments have: what is beyond them is taken out by the next pass of who has more flows
+    /// than places.
     pub fn set_places(&self, places: BTreeMap<u32, PerFamily>) {
         *lock(&self.places) = places;
     }
@@ -307,8 +309,8 @@ impl FlowTable {
         self.expected.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Nothing is isolated. If the last pass has found nothing and nothing was isolated since it began, there is nothing to be
-    /// found until something becomes isolated.
+    /// Nothing is isolated. If the last pass has found nothing and nothing was isolated since it began, there is
+    /// nothing to be found until something becomes isolated.
     pub fn nothing_isolated(&self) {
         let empty = lock(&self.census).as_ref().is_some_and(|census| census.v4 + census.v6 == 0);
         if empty {
@@ -316,8 +318,8 @@ impl FlowTable {
         }
     }
 
-    /// Whether there can be flows at all. On a node without policies there are none, and looking for them at each DEL would be
-    /// for nothing.
+    /// Whether there can be flows at all. On a node without policies there are none, and looking for them at each DEL
+    /// would be for nothing.
     pub fn may_hold_flows(&self) -> bool {
         self.expected.load(Ordering::SeqCst) > self.seen_empty.load(Ordering::SeqCst)
     }

@@ -1,5 +1,5 @@
-//! The programs on devices by tcx (Linux 6.6) and XDP: one link for each program of a device, pinned by the device's index, and
-//! those on devices in pods by the attachment's number.
+//! The programs on devices by tcx (Linux 6.6) and XDP: one link for each program of a device, pinned by the device's
+//! index, and those on devices in pods by the attachment's number.
 //!
 //! The pins are beside the directory of a layout, not in it: a link outlives the programs and maps that it runs. One
 //! whose device is gone says so, and is swept.
@@ -18,11 +18,11 @@ use super::pin;
 use super::program_table::{Entry, Program};
 use super::sys::{self, LinkInfo, XdpMode};
 
-/// What pins of links on devices in pods begin with: an attachment's number follows.
+/// Prefix of the pins of links on devices in pods: an attachment's number follows.
 const IN_POD: &str = "pod";
 
-/// Those of our programs that can meet on one hook of a device, in the order in which packets are to meet them: what a parent
-/// drops is passed on by no uplink.
+/// Those of our programs that can meet on one hook of a device, in the order in which packets are to meet them: what a
+/// parent drops is passed on by no uplink.
 const IN_ORDER: [Program; 3] = [Program::Entry(Entry::InFrom), Program::Entry(Entry::InTo), Program::Wire];
 
 /// Where a link runs a program of ours.
@@ -101,8 +101,9 @@ impl Links {
         Self { directory: root.join(pin::LINKS) }
     }
 
-    /// The program runs there, before what is there already, but for programs of ours that come first ([`IN_ORDER`]). One that
-    /// runs there is replaced in one step: no packet passes between the two. The calling thread is in the device's namespace.
+    /// The program runs there, before what is there already, but for programs of ours that come first ([`IN_ORDER`]).
+    /// One that runs there is replaced in one step: no packet passes between the two. The calling thread is in the
+    /// device's namespace.
     pub(super) fn ensure(&self, place: LinkPlace, program: BorrowedFd<'_>) -> Result<(), BpfError> {
         let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
         let failed = |source| BpfError::AttachLink { program: name, ifindex, source };
@@ -145,8 +146,8 @@ impl Links {
         Ok(())
     }
 
-    /// Gives a link its pin whose program runs on the device already, under the name of another device: a hook has a program
-    /// once, and to take it off for that would let packets by. `false`: there is none.
+    /// Gives a link its pin whose program runs on the device already, under the name of another device: a hook has a
+    /// program once, and to take it off for that would let packets by. `false`: there is none.
     fn take_over(&self, place: LinkPlace, program: BorrowedFd<'_>, path: &Path) -> Result<bool, BpfError> {
         // A pod's index says nothing without the pod.
         let LinkPlace::Node { ifindex, .. } = place else { return Ok(false) };
@@ -182,8 +183,8 @@ impl Links {
         Ok(found.filter(|info| info.ifindex == place.ifindex()))
     }
 
-    /// There is no link of that pin. Where there was none that is fine; on a device that is still there it takes a grace
-    /// period.
+    /// There is no link of that pin. Where there was none that is fine; on a device that is still there it takes a
+    /// grace period.
     pub(super) fn remove(&self, place: LinkPlace) -> Result<(), BpfError> {
         remove(&self.path(place))
     }
@@ -217,7 +218,7 @@ impl Links {
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             let name = name.to_string_lossy();
-            // Whatever has no number is not ours.
+            // A pin without a number is not ours.
             pinned.extend(name.split_once('_').and_then(|(first, program)| {
                 Some((first.strip_prefix(prefix)?.parse::<u32>().ok()?, program.to_owned()))
             }));
@@ -230,7 +231,7 @@ impl Links {
     }
 }
 
-/// What the kernel calls a program that a link may run.
+/// The kernel's id of a program that a link may run.
 fn program_id(program: BorrowedFd<'_>, link: &Path) -> Result<u32, BpfError> {
     sys::program_id(program).map_err(|source| BpfError::PinTree {
         action: "compare the program of",
@@ -251,7 +252,8 @@ fn open(path: &Path) -> Result<Option<(OwnedFd, LinkInfo)>, BpfError> {
     }
 }
 
-/// What a pin leaves behind is released later, and a device takes a program only once: it is taken off the device first.
+/// What a pin leaves behind is released later, and a device takes a program only once: it is taken off the device
+/// first.
 fn remove(path: &Path) -> Result<(), BpfError> {
     let failed = |source| BpfError::PinTree { action: "remove", path: path.to_path_buf(), source };
     let Some((link, info)) = open(path)? else { return Ok(()) };

@@ -15,7 +15,7 @@ use super::pin::Pins;
 use super::probe;
 use super::program_table::Program;
 
-/// For each the kernel takes tens of megabytes, which count as the agent's.
+/// For each the kernel takes tens of megabytes, which are charged to the agent.
 const VERIFIED_AT_ONCE: usize = 2;
 
 /// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
@@ -51,7 +51,7 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
     Ok(())
 }
 
-/// Brings the programs past the verifier, several at the same time: it is most of what an upgrade takes.
+/// Has the kernel verify the programs, several at the same time: verification is most of the time of an upgrade.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
     let mut programs: BTreeMap<&str, _> = ebpf.programs_mut().collect();
     let wanted = Program::ALL.map(|which| {

@@ -1,11 +1,12 @@
 //! The table of `docs/budgets.md` that says what memory the maps take, compared with the maps that the agent makes.
 //!
-//! The sizes are the kernel's own reckoning (`map_mem_usage` since Linux 6.4, `memlock` in `/proc/PID/fdinfo/FD`), without the
-//! few hundred bytes that each map has of its own.
+//! The sizes are the kernel's own reckoning (`map_mem_usage` since Linux 6.4, `memlock` in `/proc/PID/fdinfo/FD`),
+//! without the few hundred bytes that each map has of its own.
 
 use super::*;
 
-/// A bucket of a hash map, and what the kernel puts beside key and value of an element (`struct bucket`, `struct htab_elem`).
+/// A bucket of a hash map, and what the kernel puts beside key and value of an element (`struct bucket`, `struct
+/// htab_elem`).
 const BUCKET: usize = 16;
 const ELEMENT: usize = 48;
 /// What it puts beside prefix and value of a trie's node (`struct lpm_trie_node`).
@@ -50,7 +51,7 @@ fn memory(spec: &MapSpec) -> Memory {
     Memory { entry, entry_per_cpu, at_start, at_start_per_cpu, full }
 }
 
-/// What the number of entries follows from: `maxAttachments`, by as much as it has when that is doubled.
+/// The setting that the number of entries follows: `maxAttachments`, if the number grows with it.
 fn follows(name: &str) -> String {
     let entries = |attachments: u32| {
         let config = Config { max_attachments: attachments, ..Config::new("/") };

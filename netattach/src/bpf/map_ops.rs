@@ -1,4 +1,4 @@
-//! Single entries of maps.
+//! Operations on single entries of maps.
 
 use std::borrow::BorrowMut;
 
@@ -7,15 +7,15 @@ use aya::maps::{HashMap, MapData, MapError};
 
 use super::BpfError;
 
-/// A map of which the agent remembers what it wrote: the kernel's, or under the model checker one in memory.
+/// A map whose entries the agent caches: the kernel's, or under the model checker one in memory.
 pub(super) trait MapOps<K, V>: Send {
     /// The value of a key, if there is one.
     fn get(&self, key: &K) -> Result<Option<V>, BpfError>;
-    /// Enters or replaces one.
+    /// Inserts or replaces an entry.
     fn put(&mut self, key: K, value: V) -> Result<(), BpfError>;
-    /// Takes one out. What is not there is as good as taken out.
+    /// Deletes an entry. Idempotent.
     fn remove(&mut self, key: &K) -> Result<(), BpfError>;
-    /// The same for many at once.
+    /// Deletes many entries. Idempotent.
     fn remove_all(&mut self, keys: &[K]) -> Result<(), BpfError>;
     /// Every entry.
     fn all(&mut self) -> Result<Vec<(K, V)>, BpfError>;
@@ -47,7 +47,7 @@ impl<K: Ord + Copy + Send, V: Copy + Send> MapOps<K, V> for std::collections::BT
     }
 }
 
-/// The keys of a map that a condition holds for. Collected first: deleting while walking restarts the walk.
+/// The keys of a map for which a condition holds. Collected first: deleting during a walk restarts it.
 pub(super) fn keys<K>(
     keys: impl Iterator<Item = Result<K, MapError>>,
     map: &'static str,
@@ -58,7 +58,7 @@ pub(super) fn keys<K>(
         .map_err(|source| BpfError::ReadMap { map, source })
 }
 
-/// Deleting what is not there is done.
+/// Deleting an absent entry is a success.
 pub(super) fn absent(error: MapError) -> Result<(), MapError> {
     match error {
         MapError::KeyNotFound => Ok(()),

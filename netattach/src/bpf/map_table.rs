@@ -14,7 +14,7 @@ use super::{BpfError, Config, MapProperty};
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
-/// What a map must be like.
+/// The expected properties of a map.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MapSpec {
     pub(super) name: &'static str,
@@ -35,7 +35,7 @@ enum MapKind {
     PerCpuArray,
     LruHash,
     LpmTrie,
-    /// Programs to go on in.
+    /// Programs for tail calls.
     ProgramArray,
     /// No keys; the size in bytes instead of entries.
     RingBuffer,
@@ -126,7 +126,7 @@ maps! { config =>
 }
 
 impl MapSpec {
-    fn verify(&self, path: &Path) -> Result<(), BpfError> {
+    pub(super) fn verify(&self, path: &Path) -> Result<(), BpfError> {
         let info = MapInfo::from_pin(path)
             .map_err(|source| BpfError::OpenMap { path: path.to_path_buf(), source })?;
         let found_type =

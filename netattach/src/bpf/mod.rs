@@ -4,11 +4,11 @@
 //! <root>/v5/na_link, na_att, ...        maps: the whole state of the packet path
 //! <root>/v5/prog/na_from_pod, na_to_pod programs, attached to every host-side device
 //!               na_par_from, na_par_to programs, attached to every parent of macvlans by filters
-//!               na_par_in_from, ...    attached to every parent by tcx, go on in these by the map na_par_prog
+//!               na_par_in_from, ...    attached to every parent by tcx, tail-call these through na_par_prog
 //!               na_wire, na_xdp        attached to uplinks of the node
-//!               na_pod_from, na_pod_to where the programs of devices in pods go on, by the map na_pod
+//!               na_pod_from, na_pod_to tail-called by the programs of devices in pods through na_pod
 //!               na_routed              run by a rule of the node's packet filter
-//!               na_fast                where na_from_pod and na_wire go on, by the map na_prog
+//!               na_fast                tail-called by na_from_pod and na_wire through na_prog
 //! <root>/link/7_na_from_pod, ...        links on device 7, where programs are attached by tcx
 //! <root>/link/3_na_par_in_from, ...     the same on device 3, which is a parent
 //! <root>/link/pod3_na_pod_from, ...     links on attachment 3's device in its pod
@@ -21,21 +21,21 @@
 //! The order of writes keeps every moment safe: an attachment's addresses before its record, its record
 //! before its device, a policy's entries before the word that names it; and the reverse when taking away.
 //!
-//! | module | what it does |
+//! | module | task |
 //! |---|---|
-//! | `object`, [`probe`], `load` | the compiled programs; what the kernel can do; loading |
+//! | `object`, [`probe`], `load` | the compiled programs; probes of the kernel's features; loading |
 //! | `program_table`, `map_table`, `pin` | the tables of programs and of maps; the pin tree |
 //! | `dataplane` | programs and maps, opened; holds the parts below |
 //! | `caches` | the maps of attachments and of parents behind their locks, with their cached entries |
-//! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of what the node routes |
-//! | `policy_maps`, `policies`, `policy_rows` | the maps of policies behind their lock; a compiled policy as their entries |
-//! | `flows`, `shares` | the flow table, and who has how many places in it |
+//! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of traffic that the node routes |
+//! | `policy_maps`, `policies`, `policy_rows` | the maps of policies behind their lock; compiled policies as entries |
+//! | `flows`, `shares` | the flow table, and the places of each attachment in it |
 //! | `fast` | the maps of the fast path |
 //! | `programs`, `links` | the programs that run on devices; their tcx and XDP links |
 //! | `ring` | the reading end of the ring buffer |
 //! | `map_ops`, `batched_map` | operations on maps: of single entries, of many at once |
 //! | [`sys`] | the system calls that aya lacks |
-//! | `error` | what goes wrong |
+//! | `error` | errors |
 
 mod attachments;
 mod batched_map;

@@ -6,7 +6,7 @@ use super::BpfError;
 
 static BYTES: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/netattach.bpf.o"));
 
-/// The object and what identifies its content.
+/// The object and the tag of its content.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Object {
     pub(super) bytes: &'static [u8],

@@ -8,21 +8,21 @@ use netattach_common::{self as common, ParentEntry, ParentKey};
 use super::BpfError;
 use super::map_ops::MapOps;
 
-/// Where an attachment's frames are seen.
+/// The device at which an attachment's frames are judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
-    /// On a device of its own, by its index.
+    /// A device of its own, by index.
     Own(u32),
-    /// On the parent of its macvlan.
+    /// The parent of its macvlan.
     Parent(OnParent),
-    /// On the device in the pod.
+    /// The device in the pod.
     InPod,
-    /// Nowhere.
+    /// None.
     Nowhere,
 }
 
 impl Device {
-    /// Index of the device in the node's namespace; 0 where it is not there.
+    /// Index of the device in the node's namespace; 0 if it is not there.
     pub fn index(&self) -> u32 {
         match self {
             Self::Own(index) => *index,
@@ -32,7 +32,7 @@ impl Device {
     }
 }
 
-/// What makes a frame on a parent one of an attachment, besides its Ethernet address.
+/// The parent of an attachment's macvlan. Frames are matched by parent and Ethernet address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OnParent {
     /// Index of the parent in the node's namespace.
@@ -46,30 +46,30 @@ pub struct OnParent {
 /// A parent that runs the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parent {
-    /// Cookie of the node's own namespace, whose frames pass.
+    /// Cookie of the node's namespace. Its frames pass.
     pub netns_cookie: u64,
-    /// Whether it is a network card: nothing of this kernel's comes in by it but what macvlans send to each other.
+    /// Whether it is a network card: all frames of this kernel that come in by it are sent from macvlan to macvlan.
     pub card: bool,
-    /// Whether frames of other namespaces pass that come from no attachment's address.
+    /// Whether frames of other namespaces pass that have no attachment's source address.
     pub strangers: bool,
     /// Whether the agent made the device's `clsact`.
     pub own_clsact: bool,
 }
 
-/// The handle of `na_par`, and what is in it.
+/// The map `na_par`, with a cache of its entries.
 pub(super) struct Parents {
     map: Box<dyn MapOps<ParentKey, ParentEntry>>,
     entries: BTreeMap<ParentKey, ParentEntry>,
 }
 
 impl Parents {
-    /// Takes stock of the map.
+    /// Reads the entries of the map.
     pub(super) fn over(mut map: Box<dyn MapOps<ParentKey, ParentEntry>>) -> Result<Self, BpfError> {
         let entries = map.all()?.into_iter().collect();
         Ok(Self { map, entries })
     }
 
-    /// Makes an address on a parent an attachment's, and any other address that was the attachment's nobody's.
+    /// Binds an address on a parent to an attachment, and unbinds any other address of the attachment.
     pub(super) fn bind(&mut self, id: u32, mac: common::Mac, on: &OnParent) -> Result<(), BpfError> {
         let key = ParentKey::macvlan(on.parent, mac);
         if on.netns_cookie != 0 {
@@ -80,7 +80,7 @@ impl Parents {
         self.unbind_all_but(id, Some(key))
     }
 
-    /// Makes every address of an attachment nobody's.
+    /// Unbinds every address of an attachment.
     pub(super) fn unbind(&mut self, id: u32) -> Result<(), BpfError> {
         self.unbind_all_but(id, None)
     }
@@ -96,7 +96,7 @@ impl Parents {
         )
     }
 
-    /// Takes a parent out.
+    /// Removes a parent.
     pub(super) fn uncover(&mut self, parent: u32) -> Result<(), BpfError> {
         self.erase(ParentKey::itself(parent))
     }
@@ -152,7 +152,7 @@ impl Parents {
         keys.into_iter().try_for_each(|key| self.erase(key))
     }
 
-    /// How many entries there are, of whatever kind.
+    /// The number of entries of any kind.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -1,4 +1,4 @@
-//! The pin tree: where everything is, what must be there, and how it goes away.
+//! The pin tree: its paths, the check of what is there, and its removal.
 
 use std::fs;
 use std::io;
@@ -56,7 +56,8 @@ impl Pins {
         Ok(others)
     }
 
-    /// Removes what an agent of another layout pinned. What still runs on a device goes on until it is replaced there.
+    /// Removes the pins of agents of other layouts. Programs that still run on devices keep running until they are
+    /// replaced.
     pub(super) fn remove_other_layouts(&self) -> Result<(), BpfError> {
         for path in self.other_layouts()? {
             fs::remove_dir_all(&path).map_err(|source| BpfError::PinTree {
@@ -77,13 +78,13 @@ impl Pins {
         self.programs.join(program.name())
     }
 
-    /// Every pin that there is while nothing is amiss.
+    /// Every pin of a complete tree.
     pub(super) fn all(&self) -> impl Iterator<Item = PathBuf> {
         let programs = Program::ALL.map(|program| self.program(program));
         programs.into_iter().chain(map_name::ALL.iter().map(|name| self.map(name)))
     }
 
-    /// Where a program waits before it takes the place of its predecessor.
+    /// The pin of a new program before it replaces the pin of its predecessor.
     pub(super) fn next_program(&self, program: Program) -> PathBuf {
         self.programs.join(format!("next_{}", program.name()))
     }
@@ -101,10 +102,9 @@ impl Pins {
             .map_err(|source| BpfError::PinTree { action: "create", path: self.programs.clone(), source })
     }
 
-    /// Checks the maps that are pinned already, and tells how many of the pins there are.
+    /// Checks the maps that are pinned, and returns how many of the pins there are.
     ///
-    /// aya takes whatever map sits at a pin path; a map of another size would be read and written beyond its
-    /// values.
+    /// aya takes any map at a pin path; a map of another size would be read and written beyond its values.
     pub(super) fn verify(&self, specs: &[MapSpec]) -> Result<Found, BpfError> {
         let mut found = 0;
         for spec in specs {
@@ -155,7 +155,7 @@ pub fn remove_all_pins(root: &Path) -> Result<(), BpfError> {
     })
 }
 
-/// Whoever names the directory above ours would remove what others have pinned.
+/// Refuses a root with other pins: a wrong root, for instance the directory above, would remove the pins of others.
 fn refuse_foreign(root: &Path) -> Result<(), BpfError> {
     let failed = |source| BpfError::PinTree { action: "list", path: root.to_path_buf(), source };
     for entry in fs::read_dir(root).map_err(failed)? {
@@ -183,7 +183,8 @@ pub(super) fn exists(path: &Path) -> Result<bool, BpfError> {
     })
 }
 
-/// Looking up a name with a dot on a BPF filesystem is an `EPERM` (`bpf_lookup` of `kernel/bpf/inode.c`), which says nothing.
+/// Looking up a name with a dot on a BPF filesystem is an `EPERM` (`bpf_lookup` of `kernel/bpf/inode.c`), which says
+/// nothing.
 fn refuse_dots(root: &Path) -> Result<(), BpfError> {
     let opened = root.ancestors().find_map(|path| Some((path, fs::File::open(path).ok()?)));
     let Some((base, directory)) = opened else { return Ok(()) };

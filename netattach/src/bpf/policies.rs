@@ -1,4 +1,4 @@
-//! Installed policies and the memory of the agent: the maps that only the policy side writes.
+//! The maps of installed policies, and the agent's memory across restarts (`na_cfg`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -14,10 +14,10 @@ use super::policy_rows::{Keys, PolicyRows, Prefix, Usage};
 use super::{BpfError, Config};
 use crate::policy::lookup::{CompiledPolicy, RuleId};
 
-/// From this many entries on it pays to start a thread for them.
+/// From this number of entries on, a second thread writes faster.
 const MANY: usize = 4096;
 
-/// Handles of the policy maps, and what is in them.
+/// The policy maps, with a cache of their keys.
 pub(super) struct Policies {
     rules: BatchedMap<RuleKey, u64>,
     ports: BatchedMap<Prefix<PortKey>, PortRule>,
@@ -26,14 +26,14 @@ pub(super) struct Policies {
     prefixes_v4: BatchedMap<Prefix<PolicyAddress<Ip4>>, u32>,
     prefixes_v6: BatchedMap<Prefix<PolicyAddress<Ip6>>, u32>,
     memory: Array<MapData, common::Config>,
-    /// The entries of each policy that has any: to take one out, nobody has to look for them.
+    /// The keys of each policy that has entries, so that a policy is removed without a search.
     installed: BTreeMap<u32, Keys>,
     used: Usage,
     capacity: Usage,
 }
 
 impl Policies {
-    /// Opens the maps and takes stock.
+    /// Opens the maps and reads their entries.
     pub(super) fn open(pins: &Pins, config: &Config) -> Result<Self, BpfError> {
         let size = |entries: u32| entries as usize;
         let mut policies = Self {
@@ -78,7 +78,7 @@ impl Policies {
         for keys in installed.values() {
             self.used.add(&keys.usage());
         }
-        // Of policies whose removal an earlier agent did not live to finish.
+        // Counters of policies whose removal an earlier agent did not finish.
         let is_left = |policy| !self.installed.contains_key(&policy);
         let rules = self.rules.read()?;
         let left: Vec<RuleKey> =
@@ -86,8 +86,8 @@ impl Policies {
         self.rules.delete(&left)
     }
 
-    /// Writes the entries of policies that nothing refers to yet; those that do not fit are left out whole and come
-    /// back with the reason.
+    /// Writes the entries of policies that nothing refers to yet. Those that do not fit are left out whole and returned
+    /// with the reason.
     pub(super) fn install(
         &mut self,
         policies: &[(u32, &CompiledPolicy)],
@@ -102,7 +102,7 @@ impl Policies {
             if self.installed.contains_key(policy) {
                 return Err(BpfError::PolicyExists(*policy));
             }
-            // Counted first: one that does not fit is asked for again and again, and costs no memory.
+            // Counted first: a policy that does not fit is tried again and again, and takes no memory.
             let needed = Usage::of(compiled);
             if let Some((map, needed, free)) = used.overflow(&needed, &self.capacity) {
                 refused.insert(*policy, BpfError::OverCapacity { map, needed, free });
@@ -117,7 +117,7 @@ impl Policies {
         }
         if let Err(error) = self.write(&rows) {
             if self.erase(&rows.keys).is_err() {
-                // Some of it may be there. It takes its room until whoever removes what nothing refers to succeeds.
+                // Some entries may be there. They take room until the sweep removes the policies.
                 self.installed.extend(fitting);
                 self.used = used;
             }
@@ -134,7 +134,7 @@ impl Policies {
         let mut rows = PolicyRows::default();
         for (policy, compiled) in policies {
             let found = self.installed.get(policy).map(Keys::usage).unwrap_or_default();
-            // As many entries, and below each of them found: the same.
+            // As many entries, and each of them is found below: the same content.
             if found == Usage::of(compiled) && held.insert(*policy) {
                 rows.append(&mut PolicyRows::of(*policy, compiled));
             }
@@ -149,7 +149,7 @@ impl Policies {
         Ok(held)
     }
 
-    /// Deletes every entry of policies. One that has none is fine.
+    /// Deletes every entry of policies. Idempotent.
     pub(super) fn remove(&mut self, policies: &BTreeSet<u32>) -> Result<(), BpfError> {
         let mut all = Keys::default();
         for keys in policies.iter().filter_map(|policy| self.installed.get(policy)) {
@@ -171,7 +171,7 @@ impl Policies {
         self.installed.keys().copied().collect()
     }
 
-    /// How many flows each rule has allowed, by policy; of those that have allowed any.
+    /// The number of flows that each rule has allowed, by policy; rules that have allowed none are left out.
     pub(super) fn rule_flows(&mut self) -> Result<BTreeMap<u32, BTreeMap<RuleId, u64>>, BpfError> {
         let mut flows: BTreeMap<u32, BTreeMap<RuleId, u64>> = BTreeMap::new();
         for (key, count) in self.rules.read()? {
@@ -180,7 +180,7 @@ impl Policies {
         Ok(flows)
     }
 
-    /// A policy id that was never handed out before.
+    /// A policy number that was never allocated before.
     pub(super) fn allocate(&mut self) -> Result<u32, BpfError> {
         let memory = self.recall()?;
         let highest = self.installed.last_key_value().map_or(0, |(id, _)| *id);
@@ -189,7 +189,7 @@ impl Policies {
         Ok(id)
     }
 
-    /// Sees to it that no later agent hands out this policy id or one below it.
+    /// Marks this policy number and all below it as used: no later agent allocates them.
     pub(super) fn use_up(&mut self, id: u32) -> Result<(), BpfError> {
         let memory = self.recall()?;
         let next = id.checked_add(1).ok_or(BpfError::PolicyIdsUsedUp)?;
@@ -199,12 +199,12 @@ impl Policies {
         self.memorise(common::Config { next_policy_id: next, ..memory })
     }
 
-    /// What the agent remembers across restarts.
+    /// The memory of the agent across restarts.
     pub(super) fn recall(&self) -> Result<common::Config, BpfError> {
         self.memory.get(&0, 0).map_err(|source| BpfError::ReadMap { map: map_name::CONFIG, source })
     }
 
-    /// Replaces it.
+    /// Replaces the memory.
     pub(super) fn memorise(&mut self, memory: common::Config) -> Result<(), BpfError> {
         let write = |source| BpfError::WriteMap { map: map_name::CONFIG, source };
         self.memory.set(0, memory, 0).map_err(write)?;
@@ -212,7 +212,7 @@ impl Policies {
         Ok(())
     }
 
-    /// Writes entries; of many, ports and addresses at the same time: they are in different maps, and as many.
+    /// Writes entries. Of many, ports and addresses are written at the same time: they are in different maps.
     fn write(&mut self, rows: &PolicyRows) -> Result<(), BpfError> {
         let Self { ports, peers_v4, peers_v6, prefixes_v4, prefixes_v6, .. } = self;
         let PolicyRows { keys, port_rules, classes } = rows;

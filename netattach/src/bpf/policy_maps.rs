@@ -16,8 +16,8 @@ use super::{BpfError, Config};
 use crate::policy::diff::DENY_ALL;
 use crate::policy::lookup::{CompiledPolicy, RuleId};
 
-/// Installed policies, and the pair of policies that each attachment is under. A thread that panicked inside left at most a
-/// half-done sequence of map writes, which repeating completes.
+/// Installed policies, and the pair of policies that each attachment is under. A thread that panicked inside left at
+/// most a half-done sequence of map writes, which repeating completes.
 pub struct PolicyMaps {
     policies: Mutex<Policies>,
     /// `na_policy`, mapped: a word for each attachment.
@@ -65,8 +65,8 @@ impl PolicyMaps {
         self.lock().use_up(last)
     }
 
-    /// Writes policies under numbers that nothing refers to yet, each whole or not at all. Returns those that do not fit, with
-    /// the reason ([`BpfError::OverCapacity`]).
+    /// Writes policies under numbers that nothing refers to yet, each whole or not at all. Returns those that do not
+    /// fit, with the reason ([`BpfError::OverCapacity`]).
     ///
     /// # Errors
     /// A number is 0 or in use, or a map cannot be written: then none of them is installed.
@@ -74,8 +74,8 @@ impl PolicyMaps {
         self.lock().install(policies)
     }
 
-    /// The policies among these, by number and content, of which the maps hold exactly that content: an earlier agent wrote
-    /// them, and they need not be written again.
+    /// The policies among these, by number and content, of which the maps hold exactly that content: an earlier agent
+    /// wrote them, and they need not be written again.
     ///
     /// # Errors
     /// A map cannot be read.
@@ -96,8 +96,8 @@ impl PolicyMaps {
         self.lock().installed()
     }
 
-    /// The number of flows that each rule has allowed since its policy was installed, by policy. Rules that have allowed none
-    /// are left out, and so are rules that found no room for a counter.
+    /// The number of flows that each rule has allowed since its policy was installed, by policy. Rules that have
+    /// allowed none are left out, and so are rules that found no room for a counter.
     ///
     /// # Errors
     /// The map cannot be read.

@@ -39,7 +39,7 @@ pub(super) struct Keys {
     pub(super) prefixes_v6: Vec<Prefix<PolicyAddress<Ip6>>>,
 }
 
-/// The entries of policies: keys, and in the same order what belongs to each.
+/// The entries of policies: keys, and their values in the same order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PolicyRows {
     pub(super) keys: Keys,
@@ -65,7 +65,7 @@ impl Usage {
     pub(super) const MAPS: [&'static str; 5] =
         [map_name::PORT, map_name::PEER4, map_name::PEER6, map_name::PREFIX4, map_name::PREFIX6];
 
-    /// What a policy takes, without making its entries.
+    /// The number of entries of a policy, without making them.
     pub(super) fn of(compiled: &CompiledPolicy) -> Self {
         let mut usage = Self([compiled.ports.len(), 0, 0, 0, 0]);
         for network in compiled.peers.keys() {
@@ -81,7 +81,7 @@ impl Usage {
         usage
     }
 
-    /// The first map that cannot take `more` beside `self`: its name, what is needed, what is free.
+    /// The first map that has no room for `more` beside `self`: its name, the entries needed and free.
     pub(super) fn overflow(&self, more: &Self, capacity: &Self) -> Option<(&'static str, usize, usize)> {
         (0..Self::MAPS.len()).find_map(|map| {
             let free = capacity.0[map].saturating_sub(self.0[map]);

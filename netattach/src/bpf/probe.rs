@@ -1,5 +1,5 @@
-//! What this kernel's BPF can do, found out by trying. Version numbers say little: distributions take features back,
-//! and leave others out. Nothing is attached, and what is made is gone when the probe ends; each takes some 50 us.
+//! Probes of the kernel's BPF features. Version numbers are not reliable: distributions backport features and leave
+//! others out. Nothing is attached, and each probe removes what it creates; it takes some 50 us.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -15,9 +15,9 @@ use super::sys::{self, BatchAttributes, Command, Query};
 pub struct Feature {
     /// Short name.
     pub name: &'static str,
-    /// What its absence means, and which kernel brought it.
+    /// The consequence of its absence, and the kernel that introduced it.
     pub absence: &'static str,
-    /// Whether it is there, or why that cannot be told.
+    /// Whether it is there, or why that is unknown.
     pub present: io::Result<bool>,
 }
 
@@ -59,7 +59,7 @@ pub fn has_netns_cookie() -> bool {
 /// Whether programs can be attached by tcx links. `loopback` as in [`features`].
 ///
 /// # Errors
-/// That cannot be told.
+/// The probe has no answer.
 pub fn has_tcx(loopback: u32) -> io::Result<bool> {
     has_hook(loopback, TCX_INGRESS)
 }
@@ -150,8 +150,8 @@ fn has_batch() -> io::Result<bool> {
         map_fd: sys::raw(std::os::fd::AsFd::as_fd(&map)),
         ..BatchAttributes::default()
     });
-    // SAFETY: the `batch` member of `union bpf_attr`; the pointers are valid for one key and one value of four bytes, the
-    // kernel writes into the member and not beyond, and the cell allows that.
+    // SAFETY: the `batch` member of `union bpf_attr`; the pointers are valid for one key and one value of four bytes,
+    // the kernel writes into the member and not beyond, and the cell allows that.
     match unsafe { sys::bpf(Command::MapLookupBatch, &batch) } {
         // The map is empty.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),

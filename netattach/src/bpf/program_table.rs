@@ -8,27 +8,27 @@ use super::sys::Direction;
 /// A program of the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// Attached to devices that are one attachment's.
+    /// Attached to the host-side device of an attachment.
     At(Side),
-    /// For parents of macvlans: what their pods send, what they receive. Attached by filters, and where
-    /// [`Program::Entry`] goes on by a tail call.
+    /// For parents of macvlans: frames from pods, frames to pods. Attached by filters, and tail-called by
+    /// [`Program::Entry`].
     OnParent(Side),
     /// Attached to parents by tcx links.
     Entry(Entry),
-    /// Attached to uplinks of the node: what comes in by them.
+    /// Attached to ingress of uplinks of the node.
     Wire,
-    /// Where the programs of devices in pods go on by a tail call; attached there by filters.
+    /// Tail-called by the programs of devices in pods; in mode clsact attached there by filters.
     InPod(Side),
     /// Run by the drivers of uplinks (XDP).
     Early,
-    /// Run by a rule of the node's packet filter, behind its translation of addresses.
+    /// Run by a rule of the node's packet filter, after it has translated addresses.
     Routed,
-    /// Where [`Side::FromPod`]'s and [`Program::Wire`] go on by a tail call.
+    /// Tail-called by [`Program::At`] of [`Side::FromPod`] and by [`Program::Wire`].
     Fast,
 }
 
 impl Program {
-    /// Those that others go on in come first.
+    /// Programs that others tail-call come first.
     pub const ALL: [Self; 13] = [
         Self::Fast,
         Self::Wire,
@@ -45,7 +45,7 @@ impl Program {
         Self::InPod(Side::ToPod),
     ];
 
-    /// Its name in the object, in the kernel and as a pin.
+    /// Name in the object, in the kernel and of the pin.
     pub const fn name(self) -> &'static str {
         match self {
             Self::At(Side::FromPod) => "na_from_pod",
@@ -64,10 +64,10 @@ impl Program {
         }
     }
 
-    /// The hook of its device that its links are on.
+    /// The hook of the device that links are on.
     pub(super) const fn direction(self) -> Direction {
         match self {
-            // What a pod sends comes in by the node's end, and leaves by its own.
+            // Packets from a pod come in by the node's end, and go out by the pod's end.
             Self::At(Side::FromPod) | Self::InPod(Side::ToPod) => Direction::Ingress,
             Self::At(Side::ToPod) | Self::InPod(Side::FromPod) => Direction::Egress,
             Self::Entry(Entry::InFrom | Entry::InTo) => Direction::Ingress,
@@ -76,7 +76,7 @@ impl Program {
         }
     }
 
-    /// Its map of programs and its slot there, if others go on in it.
+    /// The program array and the slot by which others tail-call the program.
     pub(super) const fn slot(self) -> Option<(&'static str, u32)> {
         match self {
             Self::Fast => Some((map_name::PROGRAM, 0)),
@@ -89,8 +89,8 @@ impl Program {
     }
 }
 
-/// A place of a parent's link, and the program that it runs: it says where it is, which a link cannot, and goes on in
-/// [`Program::OnParent`].
+/// A program of a tcx link on a parent. A link has no class by which a program could tell its hook, as a filter has:
+/// each hook has a program of its own, which tail-calls [`Program::OnParent`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// Ingress, for the sender.

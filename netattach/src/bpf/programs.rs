@@ -1,8 +1,8 @@
 //! The programs that run on devices, and their tcx links.
 //!
-//! A device in a pod has an index that means nothing outside the pod, see `netattach-ebpf/src/path/pod.rs`. Each tcx link there runs
-//! a program of its own, which notes the attachment's number in the packet and tail-calls the shared program: eight
-//! instructions, loaded when the link is made.
+//! A device in a pod has an index that means nothing outside the pod, see `netattach-ebpf/src/path/pod.rs`. Each tcx
+//! link there runs a program of its own, which notes the attachment's number in the packet and tail-calls the shared
+//! program: eight instructions, loaded when the link is made.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -76,8 +76,8 @@ impl Programs {
         Ok(program.as_fd())
     }
 
-    /// Runs a program by a tcx link, which is pinned. A program that runs there already is replaced in one step. The calling
-    /// thread is in the network namespace of the device.
+    /// Runs a program by a tcx link, which is pinned. A program that runs there already is replaced in one step. The
+    /// calling thread is in the network namespace of the device.
     ///
     /// # Errors
     /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.

@@ -1,4 +1,4 @@
-//! The reading end of the ring buffer through which the programs tell about packets.
+//! The reading end of the ring buffer, in which the programs report packets.
 
 use std::fmt;
 
@@ -19,12 +19,12 @@ impl Records {
         Ok(Self { ring: pins.open(map_name::RECORD)? })
     }
 
-    /// The oldest record that was not read yet; `None` when there is none at the moment.
+    /// The oldest unread record; `None` when there is none at the moment.
     #[allow(clippy::should_implement_trait, reason = "an iterator that has ended does not go on")]
     pub fn next(&mut self) -> Option<Record> {
         loop {
             let item = self.ring.next()?;
-            // Programs of this layout write nothing else; an entry of another length is passed over.
+            // Programs of this layout write only records; an entry of another length is skipped.
             if item.len() == size_of::<Record>() {
                 // SAFETY: as many bytes as a record has, of which any make a valid one; no alignment is assumed.
                 return Some(unsafe { std::ptr::read_unaligned(item.as_ptr().cast()) });

@@ -1,4 +1,4 @@
-//! What is judged behind the node's translation of addresses: whose packets come there, by which address.
+//! Traffic that is judged after the node has translated addresses: the attachment of each address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use super::pin::{Pins, exists};
 use super::program_table::Program;
 use super::programs::open_program;
 
-/// Handles of the program and its maps, and what is in them. One owner at a time: it remembers what it wrote.
+/// The program and its maps, with a cache of their entries: one owner at a time.
 pub struct Routed {
     program: Box<dyn AsFd + Send>,
     gates: Box<dyn MapOps<u32, u64>>,
@@ -26,14 +26,14 @@ pub struct Routed {
 }
 
 impl Routed {
-    /// Opens the maps and takes stock of what an earlier agent left.
+    /// Opens the maps and reads the entries of an earlier agent.
     pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
         let program = open_program(&pins.program(Program::Routed))?;
         let gates = Box::new(BatchedMap::open(pins, map_name::GATE)?);
         Self::over(Box::new(Opened(program)), gates, Box::new(BatchedMap::open(pins, map_name::GUARD)?))
     }
 
-    /// Takes stock of any maps.
+    /// Reads the entries of any maps.
     pub(super) fn over(
         program: Box<dyn AsFd + Send>,
         mut gates: Box<dyn MapOps<u32, u64>>,
@@ -62,7 +62,7 @@ impl Routed {
         (*self.program).as_fd()
     }
 
-    /// What the node routes from and to these addresses, and no others, is judged for an attachment.
+    /// Judges the traffic that the node routes from and to these addresses, and no others, for an attachment.
     ///
     /// # Errors
     /// A map could not be written.
@@ -77,8 +77,8 @@ impl Routed {
         self.remove_addresses(|address, of| of == id && !wanted.contains(address))
     }
 
-    /// Says what an attachment's device leaves to the packet filter. Its addresses are guarded before, and after that it
-    /// leaves nothing they are guarded no more.
+    /// Says what an attachment's device leaves to the packet filter. Its addresses are guarded before, and after that
+    /// it leaves nothing they are guarded no more.
     ///
     /// # Errors
     /// The map could not be written.
@@ -95,7 +95,7 @@ impl Routed {
         Ok(())
     }
 
-    /// Everything of an attachment is judged at its device, and nothing elsewhere. Idempotent.
+    /// Judges all traffic of an attachment at its device, and none elsewhere. Idempotent.
     ///
     /// # Errors
     /// A map could not be written.
@@ -104,7 +104,7 @@ impl Routed {
         self.remove_addresses(|_, of| of == id)
     }
 
-    /// The attachments whose devices leave packets to the packet filter.
+    /// The attachments with devices that leave packets to the packet filter.
     pub fn open_gates(&self) -> Vec<u32> {
         self.known_gates.keys().copied().collect()
     }
@@ -151,7 +151,8 @@ fn widened(address: IpAddr) -> Ip6 {
     }
 }
 
-/// Has devices judge everything again, below the pins of an agent that has ended: the packet filter is about to do it no more.
+/// Has devices judge everything again, below the pins of an agent that has ended: the packet filter is about to do it
+/// no more.
 ///
 /// # Errors
 /// A map could not be read or written.

@@ -1,9 +1,9 @@
-//! Who has how many places in the flow table.
+//! The places of each attachment in the flow table.
 //!
-//! [`share_out`] decides. Half of the table is everyone's alike; the other half goes to who uses more, the modest first, so that
-//! nobody gets more than another who wants as much. An eighth is kept for attachments that are still to come. Nothing is lent that
-//! could not be taken back: an attachment that has fewer places than before goes on within those, and what of its own flows is
-//! beyond them is taken out of the table while it has more flows than places.
+//! [`share_out`] decides. Half of the table is everyone's alike; the other half goes to who uses more, the modest
+//! first, so that nobody gets more than another who wants as much. An eighth is kept for attachments that are still to
+//! come. Nothing is lent that could not be taken back: an attachment that has fewer places than before goes on within
+//! those, and what of its own flows is beyond them is taken out of the table while it has more flows than places.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +24,8 @@ const LEAST: u32 = 16;
 /// Places for each flow that goes on now.
 const HEADROOM: u32 = 4;
 
-/// How many places each attachment has in a table of this capacity. `held`: how many of its flows go on, and how many places it
-/// has so far.
+/// How many places each attachment has in a table of this capacity. `held`: how many of its flows go on, and how many
+/// places it has so far.
 ///
 /// The sum is at most seven eighths of the capacity, unless every attachment has [`LEAST`].
 pub fn share_out(held: &BTreeMap<u32, (u32, u32)>, capacity: u32) -> BTreeMap<u32, u32> {
@@ -48,7 +48,7 @@ pub fn share_out(held: &BTreeMap<u32, (u32, u32)>, capacity: u32) -> BTreeMap<u3
     shares
 }
 
-/// What an attachment would have if there were enough: what it has, unless that is far too much.
+/// The places that an attachment would have if there were enough: those it has, unless it uses far fewer.
 fn wanted(live: u32, places: u32, most: u32) -> u32 {
     let needed = live.saturating_mul(HEADROOM).checked_next_power_of_two().unwrap_or(most).min(most);
     if (needed..=needed.saturating_mul(HEADROOM)).contains(&places) { places.min(most) } else { needed }
@@ -59,7 +59,7 @@ fn power_below(number: u32) -> u32 {
     1 << number.max(1).ilog2()
 }
 
-/// The maps that say who has which places.
+/// The maps of places.
 pub(super) struct Maps {
     pub(super) shares: Box<dyn MapOps<u32, Share>>,
     pub(super) places_v4: Box<dyn MapOps<PlaceKey, FlowKey<Ip4>>>,
@@ -82,14 +82,14 @@ pub(super) struct Shares {
     places_v4: Box<dyn MapOps<PlaceKey, FlowKey<Ip4>>>,
     places_v6: Box<dyn MapOps<PlaceKey, FlowKey<Ip6>>>,
     capacity: PerFamily,
-    /// What attachments have been given.
+    /// The places of each attachment.
     given: BTreeMap<u32, PerFamily>,
-    /// Places of attachments that are gone, which nobody has cleared yet.
+    /// Places of attachments that are gone, not cleared yet.
     left: BTreeMap<u32, PerFamily>,
 }
 
 impl Shares {
-    /// Takes stock of the maps.
+    /// Reads the entries of the maps.
     pub(super) fn over(maps: Maps, capacity: PerFamily) -> Result<Self, BpfError> {
         let Maps { mut shares, places_v4, places_v6 } = maps;
         let rows = shares.all()?;
@@ -132,7 +132,8 @@ impl Shares {
         self.set(id, Share::default())
     }
 
-    /// Gives each attachment its places, and takes those of others back. `live`: how many flows attachments have. Returns what each has.
+    /// Gives each attachment its places, and takes those of others back. `live`: how many flows attachments have.
+    /// Returns what each has.
     pub(super) fn share_out(
         &mut self,
         live: &BTreeMap<u32, PerFamily>,

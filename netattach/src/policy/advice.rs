@@ -1,4 +1,4 @@
-//! What would have to be changed for a flow to pass that does not.
+//! Advice: the rule or setting that would let a denied flow pass.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,28 +8,28 @@ use netattach_common::protocol::{ICMP, ICMPV6};
 use super::explain::{Asked, Leg, Missing, Named, Path};
 use crate::objects::policy::Direction;
 
-/// A change that lets a flow pass one end which denies it. Shown as a sentence without its full stop.
+/// A change that lets a flow pass the end that denies it. Shown as a sentence without a full stop.
 ///
-/// Any one of what it names is enough: a rule in one of the policies or in another that isolates the end in that direction,
-/// or the agent's setting.
+/// One of the named changes is enough: a rule in one of the policies, a rule in another policy that isolates the end in
+/// that direction, or the agent's setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advice {
     /// The end that denies the flow.
     pub of: Named,
-    /// The way of the flow there.
+    /// The direction of the flow at that end.
     pub direction: Direction,
     /// The objects whose rules count there.
     pub policies: Vec<String>,
-    /// Whom a rule has to name.
+    /// The peer that a rule has to name.
     pub peer: IpAddr,
-    /// Whether there are rules that name it already, for other traffic.
+    /// Whether rules name the peer already, for other traffic.
     pub is_named: bool,
-    /// What the rule has to be for.
+    /// The traffic that the rule has to name.
     pub traffic: Asked,
 }
 
 impl Path {
-    /// All of these are needed.
+    /// The changes that let the flow pass. All of them are needed.
     pub fn advice(&self) -> Vec<Advice> {
         let ends = [
             (Direction::Egress, &self.from, &self.to, &self.egress),

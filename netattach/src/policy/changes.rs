@@ -1,4 +1,4 @@
-//! What is different from one view of the objects to the next.
+//! The differences between two snapshots of the objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,20 +7,20 @@ use super::index::Endpoint;
 use crate::objects::policy::PolicyName;
 use crate::objects::{ObjectName, Objects};
 
-/// Names of what is new, different or gone.
+/// Names of objects that are new, changed or gone.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) policies: BTreeSet<PolicyName>,
-    /// Pods, also those of which only the attachments on this node are different.
+    /// Pods, also those of which only the attachments on this node have changed.
     pub(super) pods: BTreeSet<ObjectName>,
     /// Namespaces with other labels.
     pub(super) namespaces: BTreeSet<String>,
-    /// Whether any definition is different.
+    /// Whether any definition has changed.
     pub(super) definitions: bool,
 }
 
 impl Changes {
-    /// Compares objects; NetworkPolicies only where they count.
+    /// Compares two snapshots; NetworkPolicies only where they are enforced.
     pub(super) fn between(before: &Arc<Objects>, now: &Arc<Objects>, network_policy: bool) -> Self {
         if Arc::ptr_eq(before, now) {
             return Self::default();
@@ -39,8 +39,8 @@ impl Changes {
         }
     }
 
-    /// Compares the attachments of this node: the numbers of those that are new or different. Their pods, and those of
-    /// attachments that are gone, are different too.
+    /// Compares the attachments of this node and returns the numbers of those that are new or changed. Their pods, and
+    /// those of attachments that are gone, count as changed too.
     pub(super) fn attachments<'a>(
         &mut self,
         before: impl Iterator<Item = (&'a u32, &'a Endpoint)>,
@@ -57,7 +57,7 @@ impl Changes {
     }
 }
 
-/// The keys that only one of two maps has, or whose values are not the same. A map is not different from itself.
+/// The keys that only one of two maps has, or whose values differ.
 fn different<'a, K: Ord, V>(
     before: &'a BTreeMap<K, V>,
     now: &'a BTreeMap<K, V>,

@@ -1,9 +1,9 @@
 //! Rules in addresses and numbers to the tables of one direction: prefixes to classes, classes to ports.
 //!
-//! A longest-prefix lookup gives one answer, while policies are a union of rules. The union is therefore taken here: every
-//! prefix that any rule mentions gets the *set* of rules that match an address whose longest mentioned prefix it is; equal sets
-//! share a class; and each class gets the union of its rules' ports. The result is exact, exceptions and overlaps included, and
-//! costs a packet the same for one rule as for ten thousand.
+//! A longest-prefix lookup gives one answer, while policies are a union of rules. The union is therefore taken here:
+//! every prefix that any rule mentions gets the *set* of rules that match an address whose longest mentioned prefix it
+//! is; equal sets share a class; and each class gets the union of its rules' ports. The result is exact, exceptions and
+//! overlaps included, and costs a packet the same for one rule as for ten thousand.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,20 +17,20 @@ use crate::objects::budget::{ENTRIES, Excess, Meter};
 
 /// A rule in addresses and numbers.
 pub(super) struct ResolvedRule {
-    /// What the rule is called in explanations.
+    /// The name of the rule in explanations.
     pub(super) origin: Origin,
-    /// Blocks with what is cut out of them.
+    /// Blocks with their exceptions.
     pub(super) blocks: Vec<(IpNet, Vec<IpNet>)>,
     /// Single addresses, in order.
     pub(super) hosts: Vec<IpAddr>,
-    /// What is allowed to and from every peer, in order, each once.
+    /// Traffic that is allowed for every peer, sorted, without duplicates.
     pub(super) traffic: Vec<Traffic>,
-    /// What is allowed besides to single peers.
+    /// Further traffic that is allowed for single peers.
     pub(super) traffic_of: BTreeMap<IpAddr, BTreeSet<Traffic>>,
 }
 
 impl ResolvedRule {
-    /// One that allows nothing yet.
+    /// A rule that allows nothing yet.
     pub(super) fn of(origin: Origin) -> Self {
         Self {
             origin,
@@ -41,7 +41,7 @@ impl ResolvedRule {
         }
     }
 
-    /// Whether the rule is about `address`.
+    /// Whether the rule names `address` as a peer.
     pub(super) fn matches(&self, address: IpAddr) -> bool {
         self.hosts.binary_search(&address).is_ok()
             || self.blocks.iter().any(|(net, except)| {
@@ -50,20 +50,20 @@ impl ResolvedRule {
     }
 }
 
-/// Number of a grant: one rule's traffic, for all of its peers or for some. There are no more than prefixes, whose number the
-/// budget bounds, and blocks.
+/// Number of a grant: one rule's traffic, for all peers of the rule or for some. There are at most as many as prefixes
+/// and blocks, and the budget bounds both.
 type GrantId = u32;
 
 /// Number of a block, from 0.
 type BlockId = u32;
 
-/// Grants of all sets of several that are remembered; what others allow is worked out each time.
+/// Cached sets hold at most this many grants together. The traffic of further sets is computed each time.
 const REMEMBERED: usize = 1 << 20;
 
-/// Blocks that all enclosing prefixes together may have: each knows its own.
+/// The prefixes on the stack of [`TablesBuilder::finish`] list at most this many blocks together.
 const ENCLOSING: usize = 1 << 20;
 
-/// Collects rules and works out the tables of one direction, within the budget.
+/// Collects rules and computes the tables of one direction, within the budget.
 #[derive(Default)]
 pub(super) struct TablesBuilder {
     pub(super) meter: Meter,
@@ -74,30 +74,30 @@ pub(super) struct TablesBuilder {
     marks: Vec<(IpNet, Mark)>,
 }
 
-/// What changes at a prefix, compared with the next wider one.
+/// A change at a prefix, compared with the next wider one.
 #[derive(Debug, Clone, Copy)]
 enum Mark {
     /// A block begins here.
     Begins(BlockId),
     /// A block has an exception here.
     Cut(BlockId),
-    /// A grant of this very address.
+    /// A grant for this single address.
     Grant(GrantId),
 }
 
-/// A prefix that holds the current one.
+/// A prefix that contains the current one.
 struct Enclosing {
     net: IpNet,
-    /// The blocks that hold all of it.
+    /// The blocks that contain all of it.
     blocks: Vec<BlockId>,
     class: ClassId,
 }
 
-/// What rules grant. All traffic is in one place: a large policy has a grant for each of its rules, and an allocation each would be
-/// most of what they take.
+/// The grants of all rules. Their traffic is stored in one vector: a large policy has a grant for each rule, and an
+/// allocation for each would be most of the memory.
 #[derive(Default)]
 struct Grants {
-    /// Whose it is, and where its traffic begins, which ends where that of the next begins.
+    /// The rule of each grant and the start of its traffic, which ends at the start of the next.
     all: Vec<(RuleId, u32)>,
     traffic: Vec<Traffic>,
 }
@@ -107,9 +107,9 @@ impl Grants {
         self.all.len()
     }
 
-    /// Adds traffic in order, each once.
+    /// Adds traffic, which is sorted and has no duplicates.
     fn push(&mut self, rule: RuleId, traffic: &[Traffic]) -> GrantId {
-        // Rules come one by one, so an equal grant can only be among the last; most often it is the last.
+        // Rules are added one by one: an equal grant is most often the last.
         let last = self.all.len().checked_sub(1);
         match last {
             Some(last) if self.get(last as GrantId) == (rule, traffic) => {}
@@ -121,7 +121,7 @@ impl Grants {
         number(self.all.len() - 1)
     }
 
-    /// A grant that there is.
+    /// An existing grant.
     fn get(&self, id: GrantId) -> (RuleId, &[Traffic]) {
         let (rule, begin) = self.all[id as usize];
         let end = self.all.get(id as usize + 1).map_or(self.traffic.len(), |(_, next)| *next as usize);
@@ -129,7 +129,7 @@ impl Grants {
     }
 }
 
-/// A position as a number; the budget bounds them far below.
+/// A position as a number. The budget keeps positions far below the limit.
 fn number(position: usize) -> u32 {
     u32::try_from(position).unwrap_or(u32::MAX)
 }
@@ -170,17 +170,17 @@ impl TablesBuilder {
         self.marks.extend(cuts.map(|cut| (*cut, Mark::Cut(block))));
     }
 
-    /// Goes through the prefixes from wide to narrow, keeping those that enclose the current one on a stack.
+    /// Walks the prefixes from wide to narrow and keeps those that enclose the current one on a stack.
     ///
-    /// A prefix whose class is that of the next wider one is left out: the lookup finds the same without it.
+    /// A prefix with the class of the next wider one is left out: the lookup finds the same class without it.
     pub(super) fn finish(mut self) -> Result<CompiledPolicy, Excess> {
         let mut classes = Classes::new(self.grants);
         let mut in_enclosing = 0;
         let mut peers = Vec::with_capacity(self.marks.len());
         let mut enclosing: Vec<Enclosing> = Vec::new();
-        // Most prefixes are single addresses, which need neither any longer: their memory is used again.
+        // Most prefixes are single addresses, which keep neither: the memory is reused.
         let (mut blocks, mut grants) = (Vec::new(), Vec::new());
-        // The order of `IpNet` is by address and then by length, so a prefix comes before all that it holds.
+        // `IpNet` is ordered by address, then by length, so a prefix comes before all prefixes inside it.
         self.marks.sort_unstable_by_key(|(net, _)| *net);
         for marks in self.marks.chunk_by(|(one, _), (next, _)| one == next) {
             let Some((net, _)) = marks.first() else { continue };
@@ -214,7 +214,7 @@ impl TablesBuilder {
             if class != outer_class {
                 peers.push((*net, class));
             }
-            // A single address holds nothing.
+            // No prefix is inside a single address.
             if net.prefix_len() < net.max_prefix_len() {
                 in_enclosing += blocks.len();
                 if in_enclosing > ENCLOSING {
@@ -223,7 +223,7 @@ impl TablesBuilder {
                 enclosing.push(Enclosing { net: *net, blocks: blocks.clone(), class });
             }
         }
-        // What is large is not there twice.
+        // Freed before the tables are built, so that the two are never in memory together.
         drop((self.marks, self.blocks));
         let ports = classes.into_ports(&peers);
         Ok(CompiledPolicy {
@@ -234,16 +234,16 @@ impl TablesBuilder {
     }
 }
 
-/// The class that allows nothing: of addresses cut out of a block, and of those in no prefix at all.
+/// The class that allows nothing: for addresses that a block excepts, and for those in no prefix at all.
 pub(super) const NOTHING: ClassId = netattach_common::decide::NOTHING;
 
-/// What a class allows, in order, each by the first rule that does.
+/// The traffic that a class allows, sorted, each with the first rule that allows it.
 type Content = Vec<(Traffic, RuleId)>;
 
-/// Numbers sets of grants. Sets that allow the same by the same rules get the same number.
+/// Gives sets of grants their class numbers. Sets that allow the same traffic by the same rules share a number.
 struct Classes {
     grants: Grants,
-    /// The class of each grant alone, which is what most addresses have; 0: not known yet.
+    /// The class of each single grant, which most addresses have; 0: not computed yet.
     of_one: Vec<ClassId>,
     of_several: HashMap<Vec<GrantId>, ClassId>,
     remembered: usize,
@@ -263,7 +263,7 @@ impl Classes {
         by_content
     }
 
-    /// The class of grants, given in order, each once.
+    /// The class of a set of grants, which is sorted and has no duplicates.
     fn number(&mut self, grants: &[GrantId], meter: &mut Meter) -> Result<ClassId, Excess> {
         meter.work(grants.len())?;
         match *grants {
@@ -301,7 +301,8 @@ impl Classes {
         }
     }
 
-    /// What a set of grants allows, by the first rule that does; without what something wider allows as well.
+    /// The traffic that a set of grants allows, each with the first rule that allows it; without traffic that is part
+    /// of wider traffic in the set.
     fn content(&self, grants: &[GrantId]) -> Content {
         let of_grant = |grant: &GrantId| {
             let (rule, traffic) = self.grants.get(*grant);

@@ -8,45 +8,45 @@ use super::lookup::CompiledPolicy;
 use crate::objects::ObjectName;
 use crate::objects::policy::{Policy, PolicyKind, PolicyName, Severity};
 
-/// What shall be in force on this node.
+/// The desired policies of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Desired {
-    /// What applies to each attachment.
+    /// The policy of each attachment.
     pub endpoints: BTreeMap<u32, EndpointPolicy>,
-    /// Attachments whose pod is unknown, so that nobody can say what selects them: what is in force for them
-    /// must stay in force.
+    /// Attachments whose pod is unknown, so that the policies that select them are unknown too: their policies in the
+    /// maps must stay.
     pub undecided: BTreeSet<u32>,
-    /// What authors of policies and pods should know, sorted.
+    /// Problems that are reported to the authors of policies and pods, sorted.
     pub conditions: Vec<Condition>,
 }
 
-/// What applies to one attachment.
+/// The policy of one attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EndpointPolicy {
-    /// What may come in; `None`: not isolated, everything.
+    /// Tables for ingress; `None`: not isolated.
     pub ingress: Option<Arc<CompiledPolicy>>,
-    /// What may go out; `None`: not isolated, everything.
+    /// Tables for egress; `None`: not isolated.
     pub egress: Option<Arc<CompiledPolicy>>,
-    /// The policies that select the attachment, in the order of their names.
+    /// The policies that select the attachment, sorted by name.
     pub policies: Vec<PolicyName>,
-    /// Those of them that isolate it from what comes in: only their rules for that count.
+    /// Those of them that isolate ingress: only their ingress rules count.
     pub ingress_by: Vec<PolicyName>,
-    /// The same for what goes out.
+    /// Those of them that isolate egress.
     pub egress_by: Vec<PolicyName>,
 }
 
-/// Something that an object's author should know.
+/// A problem of an object that its author should know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Condition {
-    /// About what.
+    /// The object.
     pub object: Subject,
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What, in one line.
+    /// The problem, in one line.
     pub message: String,
 }
 
-/// What a condition is about.
+/// The object that a condition is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A policy.
@@ -65,7 +65,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// What an object has against itself.
+/// The problems that were found when the policy was read.
 pub(super) fn conditions_of(policy: &Policy) -> impl Iterator<Item = Condition> {
     policy.problems.iter().map(|problem| Condition {
         object: Subject::Policy(policy.name.clone()),

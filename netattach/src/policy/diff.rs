@@ -15,23 +15,24 @@ use super::lookup::CompiledPolicy;
 /// Number of a policy in the kernel's tables. 0 is no policy: the direction is not isolated.
 pub type PolicyId = u32;
 
-/// A policy number without entries, so that it allows nothing: what an isolated attachment is under when its own
-/// policy does not fit into the maps.
+/// A policy number without entries, which allows nothing: for an isolated attachment whose own policy does not fit into
+/// the maps.
 pub const DENY_ALL: PolicyId = PolicyId::MAX;
 
-/// What is in the kernel's tables.
+/// The content of the kernel's maps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Programmed {
     /// Policies by number.
     pub policies: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
     /// Attachments that exist, by number.
     pub endpoints: BTreeMap<u32, PolicyIds>,
-    /// The number given last. Numbers are not used again before all others were, so that a stale reference (a
-    /// counter, a flow's memory) does not soon mean something else.
+    /// The last number given. A number is reused only after all others were used, so that a stale reference (a counter,
+    /// the policy noted in a flow) does not soon mean another policy.
     pub last_id: PolicyId,
 }
 
-/// Writes that bring the kernel from what is programmed to what is desired. They are carried out in the order of the fields.
+/// Writes that bring the kernel from what is programmed to what is desired. They are carried out in the order of the
+/// fields.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Writes {
     /// Policies to write, by their new numbers, which nothing refers to yet.
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn an_attachment_without_isolation_is_still_switched_once() {
-        // A new attachment denies everything until it is told otherwise.
+        // A new attachment denies everything until it is switched.
         let open = desired(&[(1, None, None)], &[]);
         let found = diff(&open, &Programmed::default());
         assert_eq!(found, writes(&[], &[(1, 0, 0)], &[]));
@@ -237,7 +238,7 @@ mod tests {
         fn stopping_after_any_write_leaves_no_dangling_reference(steps in prop::collection::vec(any_desired(), 1..6)) {
             let mut programmed = Programmed::default();
             for step in steps {
-                // What is gone has been detached: its record is cleared by whoever detached it.
+                // Attachments that are gone were detached, and DEL cleared their records.
                 programmed.endpoints.retain(|id, _| step.endpoints.contains_key(id) || step.undecided.contains(id));
                 for write in one_by_one(&diff(&step, &programmed)) {
                     for id in write.install.keys() {

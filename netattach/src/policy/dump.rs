@@ -25,7 +25,7 @@ pub struct Dump {
     pub rules: Vec<Rule>,
     /// Peers and their classes.
     pub peers: Vec<Peer>,
-    /// What classes may exchange.
+    /// The traffic that each class may exchange.
     pub ports: Vec<Port>,
     /// How many rules, peers and ports are in the maps but not shown.
     pub left_out: usize,
@@ -36,9 +36,9 @@ pub struct Dump {
 pub struct Use {
     /// Number of the attachment.
     pub attachment: u32,
-    /// Whether the policy judges what comes in.
+    /// Whether the policy judges ingress.
     pub ingress: bool,
-    /// Whether the policy judges what goes out.
+    /// Whether the policy judges egress.
     pub egress: bool,
 }
 
@@ -167,7 +167,7 @@ mod tests {
             ports: vec![Port { class: 2, traffic: "tcp/64-127".to_owned(), rule: 1 }],
             left_out: 0,
         };
-        // `shop/deny` has no rule: what it isolates is its.
+        // `shop/deny` has no rule: it is found by the attachment that it isolates.
         let name = |name: &str| PolicyName::multi(ObjectName::new("shop", name));
         let endpoint = EndpointPolicy {
             policies: vec![name("db"), name("deny")],

@@ -10,10 +10,10 @@ use netattach_common::{Port, PortKey};
 use super::lookup::{ClassId, CompiledPolicy, PortPrefix, RuleId, Traffic};
 use super::traffic::wider;
 
-/// What a policy says of traffic of a protocol (IANA number) with `peer`; `port` is that of the side that did not
-/// open the flow, `None` for traffic without ports.
+/// The verdict of a policy on traffic of a protocol (IANA number) with `peer`. `port` is the port of the side that did
+/// not open the flow, `None` for traffic without ports.
 pub fn judge(policy: &CompiledPolicy, peer: IpAddr, protocol: u8, port: Option<u16>) -> Verdict {
-    // The tables are of one policy: its number among others says nothing here.
+    // The tables hold one policy only: its number is not looked at.
     decide(policy, 0, &Query::new(peer, protocol, port.map(Port::new)))
 }
 

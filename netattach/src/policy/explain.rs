@@ -21,14 +21,14 @@ use crate::objects::policy::Direction;
 use crate::objects::{ObjectName, Objects};
 use crate::policy::level::{Enforcement, Level};
 
-/// What is asked.
+/// A question about a flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// Who opens the flow.
+    /// The end that opens the flow.
     pub from: End,
-    /// To whom.
+    /// The peer of the flow.
     pub to: End,
-    /// By what.
+    /// The traffic.
     pub traffic: Asked,
 }
 
@@ -38,32 +38,33 @@ pub struct Question {
 pub enum End {
     /// A pod, by any of its addresses.
     Pod(ObjectName),
-    /// An address, whoever has it.
+    /// An address.
     Address(IpAddr),
 }
 
-/// The traffic of a flow. Shown as `tcp/80` or `icmp`, and what does not open it as `tcp/80 (segment)` or `ethertype 0x88b5`.
+/// The traffic of a flow. Shown as `tcp/80` or `icmp`; packets that do not open a flow as `tcp/80 (segment)` or
+/// `ethertype 0x88b5`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// IANA number; 0 for what is not IP.
+    /// IANA number; 0 for traffic other than IP.
     pub protocol: u8,
     /// Destination port, for protocols that have ports.
     pub port: Option<u16>,
-    /// What of it.
+    /// The packets that the question is about.
     #[serde(default, skip_serializing_if = "Form::is_opening")]
     pub form: Form,
 }
 
-/// Which packets are asked about.
+/// The packets that a question is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     /// The first of a flow.
     #[default]
     Opening,
-    /// A segment of TCP or SCTP that asks for no connection, of a connection that the flow table does not know.
+    /// A TCP or SCTP segment that does not open a connection, of a connection that is not in the flow table.
     Segment,
-    /// A later fragment, of a packet whose first fragment was not seen.
+    /// A later fragment of a packet whose first fragment was not seen.
     Fragment,
     /// ARP, neighbour discovery, multicast listener messages.
     Link,
@@ -72,7 +73,7 @@ pub enum Form {
 }
 
 impl Asked {
-    /// The traffic that a rule would have to name: none names segments, and of a later fragment nobody knows the port.
+    /// The traffic that a rule would have to name: no rule names segments, and the port of a later fragment is unknown.
     pub(super) fn as_a_rule_has_it(self) -> Self {
         let port = self.port.filter(|_| self.form != Form::Fragment);
         Self { port, form: Form::Opening, ..self }
@@ -85,30 +86,31 @@ impl Form {
     }
 }
 
-/// One way that the flow can take.
+/// One path that the flow can take.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
-    /// The network that both ends are on, where both are known.
+    /// The network of both ends, where both are known.
     pub network: Option<String>,
-    /// Who opens the flow.
+    /// The end that opens the flow.
     pub from: Named,
-    /// To whom.
+    /// The peer of the flow.
     pub to: Named,
-    /// By what.
+    /// The traffic.
     pub traffic: Asked,
     /// Egress of `from`.
     pub egress: Leg,
     /// Ingress of `to`.
     pub ingress: Leg,
-    /// The node may translate the destination: then what is said holds of what it makes of it, and not of what was asked.
+    /// The node may translate the destination: then the verdict holds for the translated destination, not for the one
+    /// asked about.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub translated: bool,
-    /// By whom what is said of them does not hold whatever a pod does.
+    /// The ends at which enforcement is below `full`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<Limit>,
 }
 
-/// How far policies hold for one end, where that is not whatever its pod does.
+/// The enforcement at one end, where it is below `full`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     /// Which.
@@ -119,20 +121,20 @@ pub struct Limit {
     pub why: String,
 }
 
-/// An address and whose it is. Shown as `shop/db (10.0.0.2)`.
+/// An address and its pod. Shown as `shop/db (10.0.0.2)`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Named {
-    /// The pod, where it is known.
+    /// The pod, if it is known.
     pub pod: Option<ObjectName>,
     /// The address.
     pub address: IpAddr,
 }
 
-/// What one end says.
+/// The verdict at one end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Leg {
-    /// No attachment of this node that is enforced: whoever has it decides.
+    /// Not an enforced attachment of this node: the node that has it decides.
     NotHere,
     /// No policy isolates this direction.
     NotIsolated,
@@ -140,16 +142,16 @@ pub enum Leg {
     Allowed {
         /// Number of the policy in the maps.
         policy: PolicyId,
-        /// The entry that decided about the peer.
+        /// The entry that matched the peer.
         peer: IpNet,
-        /// Its class.
+        /// The class of that entry.
         class: ClassId,
         /// Number of the rule in the policy.
         rule: RuleId,
-        /// What rule that is: object, direction and position.
+        /// The object, direction and position of the rule.
         by: String,
     },
-    /// Policies isolate this direction, and nothing enforces them.
+    /// Policies isolate this direction but are not enforced.
     Unenforced {
         /// The objects that isolate the direction.
         selected_by: Vec<String>,
@@ -158,18 +160,18 @@ pub enum Leg {
     },
     /// The direction is isolated, but the agent's settings let ICMP of this family pass.
     AcceptedIcmp,
-    /// It keeps the link going, which no policy ends.
+    /// The link needs it (ARP, neighbour discovery): no policy denies it.
     KeepsLink,
     /// The network's definition names the ethertype.
     Named,
-    /// Of the protocols of bridges, switches and cards, which pods do not speak.
+    /// A protocol of bridges, switches and cards, which pods do not speak.
     Infrastructure,
-    /// Policies isolate this direction, and what is not IP no rule allows.
+    /// Policies isolate this direction, and no rule allows traffic other than IP.
     NotIp {
         /// The objects that isolate the direction.
         selected_by: Vec<String>,
     },
-    /// Policies isolate this direction, and the settings drop segments of no known connection.
+    /// Policies isolate this direction, and the settings drop segments of unknown connections.
     Midstream,
     /// No rule allows it.
     Denied {
@@ -177,22 +179,22 @@ pub enum Leg {
         policy: PolicyId,
         /// The objects that isolate the direction.
         selected_by: Vec<String>,
-        /// What is missing.
+        /// The part that no rule matches.
         missing: Missing,
     },
-    /// Isolated completely: the policy does not fit into the maps.
+    /// Isolated completely, because the policy does not fit into the maps.
     OverCapacity {
         /// The objects that isolate the direction.
         selected_by: Vec<String>,
     },
-    /// Under a policy of an earlier agent, of which only the maps know the content.
+    /// Under a policy of an earlier agent: its content is in the maps only.
     Unknown {
         /// Number of the policy in the maps.
         policy: PolicyId,
     },
 }
 
-/// What no rule says.
+/// The part of a flow that no rule matches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missing {
@@ -204,7 +206,7 @@ pub enum Missing {
     Port(Vec<String>),
 }
 
-/// What the node's settings say of packets of every attachment, whatever its policies are.
+/// The node's settings that apply to packets of every attachment, beside its policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeRules {
     /// Connections that are older than the flow table are dropped.
@@ -215,35 +217,35 @@ pub struct NodeRules {
     pub accept_icmpv6: bool,
 }
 
-/// What is in force, and whom it is about.
+/// The policies in force, and the objects and attachments that they apply to.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     /// Every object.
     pub objects: &'a Objects,
     /// The attachments of this node that are enforced.
     pub endpoints: &'a [Endpoint],
-    /// How far policies hold for attachments where that is not whatever the pod does.
+    /// Attachments whose enforcement is below `full`.
     pub limited: &'a BTreeMap<u32, Enforcement>,
-    /// What is in the maps.
+    /// The content of the maps.
     pub programmed: &'a Programmed,
-    /// What was compiled last.
+    /// The result of the last compilation.
     pub desired: &'a Desired,
-    /// What the node says of every attachment.
+    /// The settings that apply to every attachment.
     pub node: NodeRules,
-    /// What the node routes from and to default networks is judged behind its translation of addresses.
+    /// Traffic that the node routes from and to default networks is judged after the node has translated addresses.
     pub behind_translation: bool,
 }
 
-/// An end as something that has an address.
+/// A possible end of the flow, by an address.
 #[derive(Debug, Clone)]
 struct Candidate<'a> {
     named: Named,
-    /// Empty: not known, it can be anywhere.
+    /// Empty: unknown, it can be on any network.
     at: BTreeSet<Place>,
     endpoint: Option<&'a Endpoint>,
 }
 
-/// Every way that the flow can take: one for each network and family that both ends have.
+/// Every path that the flow can take: one for each network and address family that both ends have.
 pub fn explain(view: &View<'_>, question: &Question) -> Vec<Path> {
     let (from, to) = (view.candidates(&question.from), view.candidates(&question.to));
     let pairs = from.iter().flat_map(|from| to.iter().map(move |to| (from, to)));
@@ -277,7 +279,7 @@ impl View<'_> {
         let anywhere = from.at.is_empty() || to.at.is_empty();
         let judged = from.endpoint.is_some() || to.endpoint.is_some();
         let same_family = from.named.address.is_ipv4() == to.named.address.is_ipv4();
-        // Neither kind of ICMP is spoken in the other family.
+        // ICMP is of IPv4 only, ICMPv6 of IPv6 only.
         let spoken = match traffic.protocol {
             ICMP => from.named.address.is_ipv4(),
             ICMPV6 => from.named.address.is_ipv6(),
@@ -302,13 +304,13 @@ impl View<'_> {
         })
     }
 
-    /// Whether the node may make another destination of one that no pod has.
+    /// Whether the node may translate a destination that is no pod's.
     fn is_translated(&self, from: &Candidate<'_>, to: &Candidate<'_>) -> bool {
         let by_the_node = from.endpoint.is_some() && from.at.contains(&Place::Default);
         self.behind_translation && by_the_node && to.named.pod.is_none()
     }
 
-    /// What is to be said besides of an end that a policy has isolated.
+    /// The limit of enforcement at an end that a policy isolates.
     fn limit(&self, of: &Candidate<'_>, leg: &Leg) -> Option<Limit> {
         if matches!(
             leg,
@@ -325,7 +327,7 @@ impl View<'_> {
         match traffic.form {
             Form::Link => return Leg::KeepsLink,
             Form::Ethertype(number) if endpoint.ethertypes.contains(&number) => return Leg::Named,
-            // No address: those of bridges are not asked about.
+            // No MAC address is given: multicast addresses of bridges are not asked about.
             Form::Ethertype(number)
                 if direction == Direction::Egress && is_infrastructure(&Mac::default(), number) =>
             {
@@ -398,7 +400,7 @@ fn decided(
     Leg::Denied { policy, selected_by, missing }
 }
 
-/// What the rules that name a class of peers allow them.
+/// The traffic that rules allow to a class of peers.
 fn traffic_of(compiled: &CompiledPolicy, class: ClassId) -> Vec<String> {
     let mut by_rule: BTreeMap<RuleId, Vec<String>> = BTreeMap::new();
     for (PortPrefix { traffic, .. }, rule) in compiled.ports.iter().filter(|(entry, _)| entry.class == class)

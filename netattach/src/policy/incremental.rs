@@ -3,9 +3,9 @@
 //! | changed | concerned |
 //! |---|---|
 //! | a policy | the attachments that it selected or selects |
-//! | labels of a namespace | the policies whose namespace selectors see a difference |
-//! | a definition, labels of a namespace | the policies whose namespace may now use a network, or no longer |
-//! | a pod, or its attachments on this node | the policies one of whose selectors meant or means it; and its attachments |
+//! | labels of a namespace | the policies whose namespace selectors match differently |
+//! | a definition, labels of a namespace | the policies whose namespace gained or lost the use of a network |
+//! | a pod, or its attachments on this node | the policies that selected or select it as a peer; its attachments |
 //! | settings, addresses of the node | everything |
 //!
 //! Compiling everything is the same from an empty memory; property tests compare the two.
@@ -25,16 +25,16 @@ use crate::objects::labels::Labels;
 use crate::objects::policy::{Direction, Peer, Peers as AnyPeers, Policy, PolicyKind, PolicyName, Severity};
 use crate::objects::{ObjectName, Objects, Pod};
 
-/// See the module.
+/// Compiles the policies of this node; keeps what the next change does not concern.
 #[derive(Debug, Default)]
 pub struct Compiler {
     options: Options,
     objects: Arc<Objects>,
     peers: Peers,
     policies: BTreeMap<PolicyName, PolicyEntry>,
-    /// Those for which the node has no room: what they would be.
+    /// Policies that exceed the node's budget, with all their rules. `policies` has them without rules.
     refused: BTreeMap<PolicyName, Arc<Policy>>,
-    /// How many others there are, and their rules.
+    /// The number of policies within the budget, and of their rules.
     whole: usize,
     rules: usize,
     attachments: BTreeMap<u32, Attached>,
@@ -42,20 +42,20 @@ pub struct Compiler {
     interner: Interner,
 }
 
-/// A policy that counts, and what is always asked of it.
+/// A policy, and what is computed from it once.
 #[derive(Debug)]
 struct PolicyEntry {
     policy: Arc<Policy>,
-    /// Where its peers are looked for: the networks that its namespace may use.
+    /// The networks on which peers are looked up: those that its namespace may use.
     places: BTreeSet<Place>,
     conditions: Vec<Condition>,
-    /// Its peers that are selectors.
+    /// All peers of its rules that are selectors.
     selectors: Vec<Peer>,
-    /// Whether it matters which ports the peers declare.
+    /// Whether its rules depend on the ports that peers declare.
     names_ports_of_peers: bool,
 }
 
-/// An attachment, and what applies to it.
+/// An attachment and its policies.
 #[derive(Debug)]
 struct Attached {
     endpoint: Endpoint,
@@ -66,13 +66,13 @@ struct Attached {
 
 #[derive(Debug)]
 struct Selected {
-    /// The policies that select it, in the order of their names.
+    /// The policies that select it, sorted by name.
     by: Vec<Arc<Policy>>,
     ingress: Option<Arc<CachedTables>>,
     egress: Option<Arc<CachedTables>>,
 }
 
-/// Tables, and what matched nothing when they were made.
+/// Tables, and the conditions found while they were made.
 #[derive(Debug)]
 struct CachedTables {
     tables: Arc<CompiledPolicy>,
@@ -80,10 +80,10 @@ struct CachedTables {
 }
 
 impl Compiler {
-    /// Works out what shall be in force for every attachment of this node.
+    /// Compiles the policies of every attachment of this node.
     ///
-    /// Attachments to which the same rules apply share one [`CompiledPolicy`], and equal ones are one value, also
-    /// from one update to the next while somebody holds them.
+    /// Attachments with the same rules share one [`CompiledPolicy`]. Equal ones are one value, also from one update to
+    /// the next, as long as the caller keeps a reference.
     pub fn update(
         &mut self,
         objects: &Arc<Objects>,
@@ -113,7 +113,7 @@ impl Compiler {
             let is_new = moved.contains(id) || changes.pods.contains(&endpoint.pod);
             self.take_attachment(endpoint, is_new, &changes, &touched);
         }
-        // Held by the memory alone: no attachment is under it any more.
+        // Referenced by the cache alone: no attachment uses it any more.
         self.tables.retain(|_, cached| Arc::strong_count(cached) > 1);
         self.desired()
     }
@@ -155,8 +155,8 @@ impl Compiler {
         }
     }
 
-    /// Takes in a policy, without its rules where the node has no room for them: whoever was there before keeps it. Whether it
-    /// is whole.
+    /// Adds a policy, without its rules where they exceed the node's budget: policies that were there before keep
+    /// theirs. Returns whether it has its rules.
     fn admit(&mut self, policy: Arc<Policy>) -> bool {
         let number = number_of_rules(&policy);
         let excess = if self.whole >= POLICIES {
@@ -177,8 +177,8 @@ impl Compiler {
         false
     }
 
-    /// Of the policies that have changed only the names are kept: working out large ones takes memory enough without those that they
-    /// replace.
+    /// Keeps only the names of policies that have changed, to free their rules: compiling the large ones that replace
+    /// them takes enough memory without the old ones.
     fn let_go(&mut self, changes: &Changes) {
         let selected = self.attachments.values_mut().filter_map(|attached| attached.selected.as_mut());
         let mut names: BTreeMap<PolicyName, Arc<Policy>> = BTreeMap::new();
@@ -325,7 +325,7 @@ impl Compiler {
         let resolved = resolve(&key, &self.options, &self.peers, places_of, &mut unmatched);
         let tables = resolved.unwrap_or_else(|excess| {
             unmatched = exceeded(&key, excess);
-            // Nobody gets through.
+            // Empty tables deny everything.
             CompiledPolicy::default()
         });
         let cached = Arc::new(CachedTables { tables: self.interner.share(tables), conditions: unmatched });
@@ -369,11 +369,11 @@ impl Compiler {
     }
 }
 
-/// What selects an attachment after a change.
+/// The policies that select an attachment after a change.
 enum Reselected {
-    /// The same policies, and none of them allows anything else.
+    /// The same policies, and none of them has changed.
     AsItWas,
-    /// These, in the order of their names.
+    /// These, sorted by name.
     By(Vec<Arc<Policy>>),
 }
 
@@ -396,7 +396,7 @@ impl PolicyEntry {
         }
     }
 
-    /// Whether it makes a difference to this policy that there is this pod, in a namespace of these labels.
+    /// Whether the tables of this policy depend on this pod, in a namespace with these labels.
     fn means(&self, namespace: &str, labels: &Labels, pod: &PeerPod) -> bool {
         let selects = |peer: &Peer| match peer {
             Peer::Pods { namespaces, pods } => {
@@ -412,7 +412,7 @@ impl PolicyEntry {
     }
 }
 
-/// A policy as it is in force, which may be without its rules.
+/// A policy as it is compiled, which may be without its rules ([`Compiler::admit`]).
 fn in_force(policies: &BTreeMap<PolicyName, PolicyEntry>, policy: &Arc<Policy>) -> Arc<Policy> {
     Arc::clone(policies.get(&policy.name).map_or(policy, |entry| &entry.policy))
 }
@@ -432,8 +432,8 @@ fn unknown_pod(endpoint: &Endpoint) -> Condition {
     }
 }
 
-/// Tables by what they hold, as long as somebody holds them: equal ones are one value, also where different policies lead
-/// to them.
+/// Shares equal tables: as long as a table is referenced, an equal one becomes the same value, also where other
+/// policies lead to it.
 #[derive(Debug, Default)]
 struct Interner(HashMap<u64, Vec<Weak<CompiledPolicy>>>);
 
@@ -453,8 +453,7 @@ impl Interner {
     }
 }
 
-/// Equal for equal tables, and different for most others. All of a hundred thousand prefixes would take as long as making
-/// them.
+/// A hash of the lengths and the first entries: hashing a hundred thousand prefixes would take as long as making them.
 fn fingerprint(tables: &CompiledPolicy) -> u64 {
     const LOOKED_AT: usize = 64;
     let mut hasher = DefaultHasher::new();

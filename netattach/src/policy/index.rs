@@ -1,4 +1,4 @@
-//! Who is meant: which policies select an attachment, and which addresses a policy's peers have.
+//! Selection: the policies that select an attachment, and the addresses of a policy's peers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,21 +17,21 @@ use crate::report::Chain;
 /// One attachment of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Its number in the kernel's tables.
+    /// Number in the kernel's maps.
     pub id: u32,
-    /// Whose it is.
+    /// The pod.
     pub pod: ObjectName,
-    /// Where.
+    /// The networks that it is on.
     pub at: BTreeSet<Place>,
-    /// Its addresses.
+    /// IP addresses.
     pub addresses: Vec<IpAddr>,
-    /// Whether its addresses come by DHCP.
+    /// Whether DHCP assigns the addresses.
     pub dhcp: bool,
-    /// Ethertypes that pass whatever the policies say.
+    /// Ethertypes that pass in spite of policies.
     pub ethertypes: Vec<u16>,
 }
 
-/// A network as policies mean it. The default network can be both.
+/// A network as policies name it. The default network can be both.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
     /// The network of a definition, which MultiNetworkPolicies name.
@@ -66,12 +66,13 @@ struct Namespace {
 pub(super) struct PeerPod {
     pod: Arc<Pod>,
     addresses: BTreeSet<(Place, IpAddr)>,
-    /// What its annotation does not say properly.
+    /// The error in its status annotation.
     unreadable: Option<Condition>,
 }
 
 impl PeerPod {
-    /// A pod with the addresses of its attachments on this node; without any the status annotation is believed.
+    /// A pod with the addresses of its attachments on this node; a pod without any has the addresses of its status
+    /// annotation.
     pub(super) fn new<'e>(pod: &Arc<Pod>, attachments: impl Iterator<Item = &'e Endpoint>) -> Option<Self> {
         if pod.host_network || pod.phase.has_ended() {
             return None;
@@ -92,7 +93,7 @@ impl PeerPod {
         Some(Self { pod: Arc::clone(pod), addresses, unreadable })
     }
 
-    /// Whether policies see no difference between the two.
+    /// Whether the two are the same to policies.
     pub(super) fn is_as(&self, other: &Self) -> bool {
         self.addresses == other.addresses
             && self.pod.labels == other.pod.labels
@@ -113,7 +114,7 @@ impl PeerPod {
 }
 
 impl Peers {
-    /// Puts a pod in the place of what was known under its name, which comes back.
+    /// Replaces the pod of that name, and returns the one before.
     pub(super) fn replace(
         &mut self,
         name: &ObjectName,
@@ -135,18 +136,18 @@ impl Peers {
         namespace.pods.insert(name.clone(), peer)
     }
 
-    /// Gives a namespace other labels; those that it had come back if it holds peers.
+    /// Replaces the labels of a namespace, and returns those before if the namespace has peers.
     pub(super) fn relabel(&mut self, namespace: &str, labels: Labels) -> Option<Labels> {
         let namespace = self.namespaces.get_mut(namespace)?;
         Some(std::mem::replace(&mut namespace.labels, labels))
     }
 
-    /// Labels of a namespace that holds peers.
+    /// Labels of a namespace that has peers.
     pub(super) fn labels(&self, namespace: &str) -> Option<&Labels> {
         self.namespaces.get(namespace).map(|namespace| &namespace.labels)
     }
 
-    /// The addresses that a peer's selectors mean, at the places of the policy; none for a block.
+    /// The addresses of the pods that a peer selects, on the policy's networks; none for a block.
     pub(super) fn addresses_of(
         &self,
         policy: &Policy,
@@ -169,26 +170,26 @@ impl Peers {
         })
     }
 
-    /// How many pods there are to look at.
+    /// The number of pods.
     pub(super) fn len(&self) -> usize {
         self.namespaces.values().map(|namespace| namespace.pods.len()).sum()
     }
 
-    /// Every address that a pod has at these places, with the pod.
+    /// Every address that a pod has on these networks, with the pod.
     pub(super) fn pods_on(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = (IpAddr, &Pod)> {
         let pods = self.namespaces.values().flat_map(|namespace| namespace.pods.values());
         pods.flat_map(move |peer| peer.addresses_at(places).map(move |address| (address, &*peer.pod)))
     }
 
-    /// What peers' annotations do not say properly.
+    /// The errors in status annotations of peers.
     pub(super) fn conditions(&self) -> impl Iterator<Item = &Condition> {
         let pods = self.namespaces.values().flat_map(|namespace| namespace.pods.values());
         pods.filter_map(|peer| peer.unreadable.as_ref())
     }
 }
 
-/// Whether a policy selects an attachment of `pod`. Whether the namespace may still use the network makes no difference: what
-/// is attached stays isolated.
+/// Whether a policy selects an attachment of `pod`. Whether the namespace may still use the network is not asked: an
+/// existing attachment stays isolated.
 pub(super) fn selects(policy: &Policy, network_policy: bool, pod: &Pod, at: &BTreeSet<Place>) -> bool {
     let is_about = match policy.name.kind {
         PolicyKind::Multi => at
@@ -202,7 +203,7 @@ pub(super) fn selects(policy: &Policy, network_policy: bool, pod: &Pod, at: &BTr
         && policy.pods.matches(&pod.labels)
 }
 
-/// The policies that select an attachment of `pod`, in the order of their names.
+/// The policies that select an attachment of `pod`, sorted by name.
 pub(crate) fn selecting<'a>(
     objects: &'a Objects,
     network_policy: bool,
@@ -221,7 +222,7 @@ pub(crate) fn selecting<'a>(
         .filter(move |policy| selects(policy, network_policy, pod, at))
 }
 
-/// The networks of a policy that its namespace may use; of the others `conditions` gets to know.
+/// The networks of a policy that its namespace may use. For the others a condition is added.
 pub(super) fn usable_networks(
     objects: &Objects,
     policy: &Policy,
@@ -252,7 +253,7 @@ pub(super) fn usable_networks(
     usable.into_iter().map(Place::Network).collect()
 }
 
-/// The addresses that a pod's status annotation tells of.
+/// The addresses in a pod's status annotation.
 pub(super) fn published_addresses(pod: &Pod) -> Result<BTreeSet<(Place, IpAddr)>, Condition> {
     let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return Ok(BTreeSet::new()) };
     let entries = status::parse(annotation).map_err(|error| Condition {

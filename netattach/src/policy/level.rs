@@ -4,26 +4,26 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How far policies and source checks hold for an attachment. A greater one holds further.
+/// How far policies and source checks hold for an attachment. A greater level holds further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     /// Not at all: policies have no effect.
     None,
-    /// Until the pod, or anybody else, takes the programs off: they are filters in the pod.
+    /// Until the pod or another process detaches the programs: they are filters in the pod.
     Advisory,
-    /// The pod has, or may have, privileges over its network by which it can get past them; without those it could not.
+    /// The pod has, or may have, privileges over its network that let it evade the programs; without them it could not.
     FullUnlessPrivileged,
-    /// Whatever the pod does.
+    /// The pod cannot evade them.
     Full,
 }
 
-/// A level, and what keeps it from being a higher one.
+/// A level, and the reason why it is not higher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enforcement {
-    /// How far.
+    /// The level.
     pub level: Level,
-    /// Why not further, in words; empty when it is as far as can be.
+    /// The reason, in words; empty at the highest level.
     pub why: String,
 }
 

@@ -26,25 +26,25 @@ pub struct CompiledPolicy {
     /// Peer prefixes, host bits clear. A longer prefix decides alone: its class carries every rule that the
     /// prefixes around it contribute.
     pub peers: BTreeMap<IpNet, ClassId>,
-    /// What each class may reach.
+    /// The traffic that each class may exchange.
     pub ports: BTreeMap<PortPrefix, RuleId>,
-    /// What each rule id stands for.
+    /// The origin of each rule.
     pub rules: BTreeMap<RuleId, Origin>,
 }
 
-/// Where a rule stands. Put into words only when somebody asks: `namespace/policy ingress[0]`.
+/// The origin of a rule: `namespace/policy ingress[0]`. Formatted only on demand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// In a policy.
     Policy {
-        /// Which.
+        /// The policy.
         name: Arc<PolicyName>,
-        /// In which of its lists.
+        /// Its list of rules.
         direction: Direction,
-        /// Where in the list, from 0.
+        /// Position in the list, from 0.
         position: usize,
     },
-    /// Elsewhere, in words.
+    /// Another origin, in words.
     Other(String),
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// How often a rule has allowed a flow.
+/// The number of flows that a rule has allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleFlows {
     /// Number of the policy in the maps.
@@ -79,9 +79,9 @@ pub struct RuleFlows {
 /// A class with a protocol and a block of destination ports, from general to specific.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortPrefix {
-    /// Whose peers.
+    /// The class of peers.
     pub class: ClassId,
-    /// What traffic to them.
+    /// The traffic.
     pub traffic: Traffic,
 }
 

@@ -16,8 +16,8 @@
 //! | [`dump`] | the tables that are in force, as data |
 //! | [`level`] | how far policies hold for an attachment |
 //!
-//! What cannot be understood never allows anything: an unreadable item of a rule matches nothing, and a policy
-//! whose selector is unreadable isolates without allowing.
+//! Unreadable input never allows anything: an unreadable item of a rule matches nothing, and a policy whose selector is
+//! unreadable isolates without allowing.
 
 pub mod advice;
 mod changes;

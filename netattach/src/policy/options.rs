@@ -9,27 +9,28 @@ use crate::objects::policy::{Inference, Rule};
 /// Choices that the policies leave open.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
-    /// What a policy without `policyTypes` isolates.
+    /// The directions that a policy without `policyTypes` isolates.
     pub policy_types_inference: Inference,
-    /// Which networks the policies of a namespace may name.
+    /// The networks that the policies of a namespace may name.
     pub restrictions: Restrictions,
     /// Whether NetworkPolicies hold on the pods' default networks.
     pub network_policy: bool,
-    /// Addresses of this node: NetworkPolicies never keep a pod from its own node, nor the node from the pod.
+    /// Addresses of this node: NetworkPolicies never deny traffic between a pod and its own node.
     pub node: BTreeSet<IpAddr>,
-    /// What is sent to this node may end elsewhere, without anybody asking policies again: then it is not excepted from them.
+    /// Traffic to this node may be forwarded elsewhere without being judged again: then it is not excepted from egress
+    /// policies.
     pub node_may_lead_elsewhere: bool,
-    /// What applies beside the policies wherever one isolates.
+    /// Rules that apply wherever a policy isolates.
     pub common: CommonRules,
-    /// What becomes of attachments whose new policy does not fit into the maps.
+    /// The treatment of attachments whose new policy does not fit into the maps.
     pub on_overflow: OnOverflow,
 }
 
-/// What becomes of attachments whose new policy does not fit into the maps.
+/// The treatment of attachments whose new policy does not fit into the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnOverflow {
-    /// In the direction that could not be written those that a policy isolates stay under it, and others are isolated
-    /// completely: what the new policy revokes stays open.
+    /// In the direction that could not be written, attachments that a policy isolates stay under it, and others are
+    /// isolated completely: traffic that the new policy revokes stays allowed.
     Keep,
     /// All of them are isolated completely in that direction.
     #[default]
@@ -39,8 +40,8 @@ pub enum OnOverflow {
 /// Rules that apply beside the policies of every isolated attachment: blocks and port numbers only.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CommonRules {
-    /// For what comes in.
+    /// Ingress rules.
     pub ingress: Vec<(String, Rule)>,
-    /// For what goes out.
+    /// Egress rules.
     pub egress: Vec<(String, Rule)>,
 }

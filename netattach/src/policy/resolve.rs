@@ -1,7 +1,7 @@
 //! Resolves policies: addresses instead of selectors, numbers instead of port names.
 //!
-//! [`resolve`] makes the lookup tables of one direction of one attachment. The rules that it resolves go to `classes`, which
-//! takes their union; `incremental` calls it again only for attachments that a change concerns.
+//! [`resolve`] makes the lookup tables of one direction of one attachment. The rules that it resolves go to `classes`,
+//! which takes their union; `incremental` calls it again only for attachments that a change concerns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -21,7 +21,7 @@ use crate::objects::Pod;
 use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES};
 use crate::objects::policy::{Direction, Peer, Peers, Policy, PolicyKind, PortTerm, Ports, Rule, Severity};
 
-/// What one direction of one attachment depends on, with the peers as they are: equal keys, equal tables.
+/// The input of one direction of one attachment, beside the peers: equal keys have equal tables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) direction: Direction,
@@ -30,7 +30,7 @@ pub(super) struct Key {
     pub(super) dhcp: bool,
 }
 
-/// A shared value that equals only itself.
+/// A shared value, compared by identity: it equals only itself.
 #[derive(Debug)]
 pub(super) struct ByIdentity<T>(pub(super) Arc<T>);
 
@@ -57,8 +57,11 @@ impl<T> Hash for ByIdentity<T> {
 /// Port numbers by protocol and name.
 pub(super) type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
 
-/// Puts addresses and numbers in the place of selectors and names, and works out the tables. What matches nothing goes to
-/// `conditions`.
+/// Resolves selectors to addresses and port names to numbers, and computes the tables. Names that match nothing are
+/// added to `conditions`.
+///
+/// # Errors
+/// The rules exceed the budget.
 pub(super) fn resolve<'a>(
     key: &Key,
     options: &Options,
@@ -83,7 +86,7 @@ pub(super) fn resolve<'a>(
     builder.finish()
 }
 
-/// A policy and who its peers can be.
+/// A policy and its possible peers.
 struct Resolving<'a> {
     policy: &'a Policy,
     peers: &'a KnownPeers,
@@ -122,7 +125,7 @@ impl Resolving<'_> {
         Ok(resolved)
     }
 
-    /// The addresses of peers that are selectors, in order, each once.
+    /// The addresses of peers that are selectors, sorted, without duplicates.
     fn hosts(&self, peers: &[Peer], meter: &mut Meter) -> Result<Vec<IpAddr>, Excess> {
         let mut hosts: Vec<IpAddr> = Vec::new();
         let pods = self.peers.len();
@@ -142,8 +145,8 @@ impl Resolving<'_> {
         Ok(hosts)
     }
 
-    /// On the way out a port's name is that of the receiving pod: its number can differ from peer to peer. Whether any
-    /// declares it.
+    /// The name of an egress port is declared by the receiving pod: its number can differ from peer to peer. Returns
+    /// whether any peer declares it.
     fn resolve_at_peers(
         &self,
         protocol: PortProtocol,
@@ -169,14 +172,14 @@ impl Resolving<'_> {
     }
 }
 
-/// Notes a condition, as long as there are few.
+/// Adds a condition, up to a bound.
 fn note(conditions: &mut Vec<Condition>, condition: Condition) {
     if conditions.len() < FINDINGS {
         conditions.push(condition);
     }
 }
 
-/// That the rules of a direction lead to more than the budget has.
+/// The conditions of a direction whose rules exceed the budget.
 pub(super) fn exceeded(key: &Key, excess: Excess) -> Vec<Condition> {
     let of = |policy: &ByIdentity<Policy>| Condition {
         object: Subject::Policy(policy.0.name.clone()),
@@ -189,7 +192,8 @@ pub(super) fn exceeded(key: &Key, excess: Excess) -> Vec<Condition> {
     key.policies.iter().map(of).collect()
 }
 
-/// The numbers of the pod's own ports that ingress rules name. What it does not declare goes to `conditions`.
+/// The numbers of the pod's own ports that ingress rules name. Ports that it does not declare are added to
+/// `conditions`.
 pub(super) fn ports_of_target(
     isolating: &[Arc<Policy>],
     pod: &Pod,
@@ -218,12 +222,12 @@ fn unresolved(policy: &Policy, name: &str, why: &str) -> Condition {
     }
 }
 
-/// Whether what a policy allows depends on ports that its peers declare.
+/// Whether the policy depends on ports that its peers declare.
 pub(super) fn names_ports_of_peers(policy: &Policy) -> bool {
     policy.egress.iter().any(|rule| named_terms(&rule.ports).next().is_some())
 }
 
-/// What applies to an isolated attachment whatever its policies say.
+/// Rules that apply to every isolated attachment, beside its policies.
 fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = ResolvedRule> {
     let common = match key.direction {
         Direction::Ingress => &options.common.ingress,
@@ -253,7 +257,7 @@ fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = Resolve
     common.chain(node).chain(dhcp)
 }
 
-/// What a rule says without asking who has which address or port name.
+/// The part of a rule that needs no lookup: blocks and port numbers.
 fn literal(origin: Origin, rule: &Rule) -> ResolvedRule {
     let mut resolved = ResolvedRule::of(origin);
     match &rule.peers {

@@ -81,7 +81,8 @@ impl Cluster {
         self.endpoints.iter().find(|endpoint| is_named(&endpoint.pod)).unwrap()
     }
 
-    /// Whether both sides let `a>y/b tcp/80`, or `icmp/-`, pass, in both families alike; pods without a namespace are of `x`.
+    /// Whether both sides let `a>y/b tcp/80`, or `icmp/-`, pass, in both families alike; pods without a namespace are
+    /// of `x`.
     fn passes(&self, desired: &Desired, probe: &str) -> bool {
         let (pods, traffic) = probe.split_once(' ').unwrap_or((probe, "tcp/5555"));
         let (from, to) = pods.split_once('>').unwrap();

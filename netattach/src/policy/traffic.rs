@@ -1,4 +1,4 @@
-//! Arithmetic of traffic: ranges of ports as blocks, and which traffic holds which.
+//! Arithmetic of traffic: ranges of ports as blocks, and the wider traffic around a given one.
 
 use super::lookup::Traffic;
 use crate::npwg::selection::PortProtocol;
@@ -26,7 +26,7 @@ pub(super) fn port_blocks(protocol: PortProtocol, first: u16, last: u16) -> Vec<
     blocks
 }
 
-/// Every traffic that holds this one and is not the same, from narrow to wide.
+/// Every traffic that contains this one and is wider, from narrow to wide.
 pub(super) fn wider(traffic: Traffic) -> impl Iterator<Item = Traffic> {
     let (protocol, port, bits) = match traffic {
         Traffic::Any => (None, 0, 0),

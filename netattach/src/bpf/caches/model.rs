@@ -1,5 +1,6 @@
-//! What is remembered of the maps, under the model checker: ADD, DEL, CHECK and the sweep beside each other and beside packets,
-//! and agents that end at any step. The maps are in memory and outlive the agents; every call of one is a step.
+//! The caches of the maps under the model checker: ADD, DEL, CHECK and the sweep beside each other and beside
+//! packets, and agents that end at any step. The maps are in memory and outlive the agents; every call of one is a
+//! step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -64,7 +65,7 @@ impl<K: Ord + Copy + Send, V: Copy + Send> MapOps<K, V> for Open<K, V> {
     }
 }
 
-/// What outlives an agent: the maps, and which pod has which number, as the journal has it.
+/// State that outlives an agent: the maps, and which pod has which number, as the journal has it.
 #[derive(Clone, Default)]
 struct Node {
     links: Map<u32, u32>,
@@ -117,13 +118,13 @@ fn attachment(pod: u8) -> Attachment {
     }
 }
 
-/// What goes wrong.
+/// The planted fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
     /// A number is free before the maps know nothing of it any more.
     FreeTooSoon,
-    /// An agent goes on when the next has begun.
+    /// An agent keeps running after the next has begun.
     GoesOn,
 }
 
@@ -137,7 +138,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Takes stock, keeps what is attached and takes back everything else.
+    /// Reads the maps, keeps attachments that are attached and takes back all others.
     fn start(node: &Node, life: &Life, fault: Fault) -> Arc<Self> {
         fn open<K, V>(map: &Map<K, V>, life: &Life) -> Box<Open<K, V>> {
             Box::new(Open(Arc::clone(map), life.clone()))

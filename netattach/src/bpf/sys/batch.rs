@@ -6,16 +6,16 @@ use std::os::fd::BorrowedFd;
 
 use super::{Command, bpf, raw};
 
-/// What [`lookup_batch`] found.
+/// The result of [`lookup_batch`].
 pub(in super::super) struct Batch {
     /// How many entries were written.
     pub(in super::super) count: usize,
-    /// Where to go on; `None` after the last entry.
+    /// The position of the next batch; `None` after the last entry.
     pub(in super::super) next: Option<u32>,
 }
 
-/// Copies entries of a hash map, whole buckets at a time, from where the batch before stopped (Linux 5.6). Entries that come
-/// and go meanwhile may be missed or not; no other is missed or given twice.
+/// Copies entries of a hash map, whole buckets at a time, from where the batch before stopped (Linux 5.6). Entries that
+/// come and go meanwhile may be missed or not; no other is missed or given twice.
 ///
 /// # Errors
 /// `ENOSPC` when a bucket has more entries than there is room for.
@@ -38,8 +38,8 @@ pub(in super::super) fn lookup_batch<K: aya::Pod, V: aya::Pod>(
         ..BatchAttributes::default()
     });
     // SAFETY: the `batch` member of `union bpf_attr`. Keys and values have room for `count` entries of the map's sizes,
-    // which its opener has checked, and any bytes make valid ones; positions are 32 bits for hash maps. The kernel writes the
-    // number of entries back, which the cell allows.
+    // which its opener has checked, and any bytes make valid ones; positions are 32 bits for hash maps. The kernel
+    // writes the number of entries back, which the cell allows.
     let result = unsafe { bpf(Command::MapLookupBatch, &attributes) };
     let count = attributes.into_inner().count as usize;
     match result {

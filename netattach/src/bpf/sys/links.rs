@@ -6,22 +6,22 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{Command, InfoByFd, bpf, bpf_fd, raw};
 
-/// A hook of a device, as the device has it.
+/// A hook of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// What comes in by the device.
+    /// Packets that come in by the device.
     Ingress,
-    /// What leaves by it.
+    /// Packets that go out by it.
     Egress,
 }
 
-/// Attaches a program to a device by tcx (Linux 6.6): right after a link that is there, or before all others. The link lives
-/// as long as its descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
+/// Attaches a program to a device by tcx (Linux 6.6): right after a link that is there, or before all others. The link
+/// lives as long as its descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
 ///
 /// # Errors
 ///
-/// `EEXIST` when the program is attached there already; `EINVAL` before Linux 6.6; `ENODEV`; `ENOENT` when the other link
-/// is not on that hook any more.
+/// `EEXIST` when the program is attached there already; `EINVAL` before Linux 6.6; `ENODEV`; `ENOENT` when the other
+/// link is not on that hook any more.
 pub fn tcx_attach(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -42,7 +42,7 @@ pub fn tcx_attach(
     /// With no relative program: before the first.
     const BPF_F_BEFORE: u32 = 8;
     const BPF_F_AFTER: u32 = 1 << 4;
-    /// What it is relative to is a link, not a program.
+    /// The relative descriptor is a link, not a program.
     const BPF_F_LINK: u32 = 1 << 13;
     let attributes = LinkCreate {
         prog_fd: raw(program),
@@ -60,17 +60,17 @@ pub fn tcx_attach(
 /// How a device runs an XDP program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XdpMode {
-    /// By its driver, before there is a packet of the kernel's.
+    /// In the driver, before the kernel allocates a packet.
     Native,
-    /// By the kernel, as the first that it does with a packet: on every device, for little gain.
+    /// In the kernel, as its first step with a packet: on every device, with little gain.
     Generic,
 }
 
 /// Attaches an XDP program to a device. The link lives as long as its descriptor or a pin of it.
 ///
 /// # Errors
-/// `EOPNOTSUPP` when the driver has no native mode; `EBUSY` when another program runs there; `EINVAL` when the device is not
-/// in a state in which it could; `ENODEV`.
+/// `EOPNOTSUPP` when the driver has no native mode; `EBUSY` when another program runs there; `EINVAL` when the device
+/// is not in a state in which it could; `ENODEV`.
 pub fn xdp_attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> io::Result<OwnedFd> {
     /// `BPF_XDP` of `enum bpf_attach_type`.
     const BPF_XDP: u32 = 37;
@@ -80,8 +80,8 @@ pub fn xdp_attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> io::R
         XdpMode::Native => 1 << 2,
     };
     let attributes = [raw(program), ifindex, BPF_XDP, flags];
-    // SAFETY: the beginning of the `link_create` member of `union bpf_attr`, without pointers; the command returns a new
-    // descriptor.
+    // SAFETY: the beginning of the `link_create` member of `union bpf_attr`, without pointers; the command returns a
+    // new descriptor.
     unsafe { bpf_fd(Command::LinkCreate, &attributes) }
 }
 
@@ -99,15 +99,15 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
     unsafe { bpf(Command::LinkUpdate, &attributes) }.map(drop)
 }
 
-/// The device of a link does not run its program any more when this returns; the link itself is gone with its last pin and
-/// descriptor, which the kernel sees to in its own time.
+/// The device of a link does not run its program any more when this returns; the link itself is gone with its last pin
+/// and descriptor, which the kernel sees to in its own time.
 pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let link_fd: u32 = raw(link);
     // SAFETY: the `link_detach` member of `union bpf_attr`, one descriptor without pointers.
     unsafe { bpf(Command::LinkDetach, &link_fd) }.map(drop)
 }
 
-/// What the kernel says about a link (`struct bpf_link_info`).
+/// The kernel's information about a link (`struct bpf_link_info`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkInfo {
     /// Id of the link.
@@ -120,7 +120,7 @@ pub struct LinkInfo {
     pub attach_type: u32,
 }
 
-/// What a tcx link is attached to.
+/// The device, hook and program of a tcx link.
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     #[repr(C)]
     #[derive(Default)]
@@ -146,8 +146,8 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     })
 }
 
-/// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None before
-/// Linux 6.6, and none where the device is gone.
+/// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None
+/// before Linux 6.6, and none where the device is gone.
 pub fn tcx_programs(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
     /// `BPF_MPROG_MAX`.
     const MOST: usize = 64;

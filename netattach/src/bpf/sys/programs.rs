@@ -9,11 +9,11 @@ use super::{Command, InfoByFd, bpf, bpf_fd, raw};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What it does.
+    /// Operation code.
     pub code: u8,
     /// The destination in the lower half, the source in the upper one.
     pub registers: u8,
-    /// Of memory or of a jump.
+    /// Offset in memory or of a jump.
     pub offset: i16,
     /// The immediate operand.
     pub constant: i32,
