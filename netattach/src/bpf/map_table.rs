@@ -67,13 +67,13 @@ macro_rules! maps {
         pub(super) mod map_name {
             $(pub(in super::super) const $constant: &str = $name;)*
 
-            pub(in super::super) const ALL: &[&str] = &[$($name),*];
+            pub(in super::super) const ALL: &[&str] = &[$($constant),*];
         }
 
         /// All maps, with the capacities of `config`.
         pub(super) fn specs($config: &Config) -> Vec<MapSpec> {
             vec![$(MapSpec {
-                name: $name,
+                name: map_name::$constant,
                 kind: MapKind::$kind,
                 key_size: size_of::<$key>(),
                 value_size: size_of::<$value>(),
