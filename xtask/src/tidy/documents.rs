@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Violation, report};
+use super::{Violation, glossary, report};
 use crate::screen::Done;
 use crate::source::{self, Source};
 use crate::tree;
@@ -23,6 +23,9 @@ pub(super) fn check() -> anyhow::Result<Done> {
         violations.extend(links(page, &pages, exists));
         violations.extend(wide(page));
         violations.extend(long(page));
+    }
+    if let Some(page) = glossary::page(&pages) {
+        violations.extend(glossary::check(page, &source::all()?)?);
     }
     report(violations, format!("{} pages", pages.len()))
 }

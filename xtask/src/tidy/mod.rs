@@ -2,11 +2,13 @@
 //!
 //! `invariants` are the promises about the source tree, checked on the `names` that files use, and
 //! `layers` which module may name which, with the `circles` of files; `licences` those of dependencies,
-//! `advisories` their known vulnerabilities; `documents` the links and widths of pages.
+//! `advisories` their known vulnerabilities; `documents` the links and widths of pages, and the words
+//! of the `glossary`.
 
 mod advisories;
 mod circles;
 mod documents;
+mod glossary;
 mod invariants;
 mod layers;
 mod licences;
@@ -29,7 +31,7 @@ pub enum Part {
     Lints,
     /// What the source tree promises about itself.
     Invariants,
-    /// Links, width and length of the documents.
+    /// Links, width and length of the documents; the words of the glossary.
     Documents,
     /// Which module may name which, against docs/architecture.md; what the headings of folders name.
     Layers,

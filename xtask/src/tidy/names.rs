@@ -130,7 +130,7 @@ pub(super) fn is_for_tests(attribute: &syn::Attribute) -> bool {
         && !condition.starts_with("any")
 }
 
-fn attributes(item: &syn::Item) -> &[syn::Attribute] {
+pub(super) fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     match item {
         syn::Item::Const(item) => &item.attrs,
         syn::Item::Enum(item) => &item.attrs,
