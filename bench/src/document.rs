@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use anyhow::{Context, ensure};
-use xtask::screen::Stuck;
+use xtask::progress::UserError;
 use xtask::tree;
 
 const DOCUMENT: &str = "docs/performance.md";
@@ -57,7 +57,7 @@ fn replaced(old: &str, bench: &str, content: &str) -> anyhow::Result<String> {
     let marked = old.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
     ensure!(
         marked.is_some(),
-        Stuck::new(
+        UserError::new(
             format!("{DOCUMENT} has no place for the table"),
             format!("put `{begin}` and `{end}` into it")
         )

@@ -23,7 +23,7 @@ use std::thread;
 
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
-use xtask::{screen, setup, tree};
+use xtask::{progress, setup, tree};
 
 use self::series::Series;
 
@@ -81,16 +81,16 @@ fn measured<T: Send>(
     measure: impl FnOnce() -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     if !xtask::child::is_root() {
-        bail!(screen::Stuck::new("attaching takes root", "run the benchmark as root"));
+        bail!(progress::UserError::new("attaching takes root", "run the benchmark as root"));
     }
     if output == Output::Json {
-        screen::silence();
+        progress::silence();
     }
     setup::run(scope)?;
     if env::var_os(DIST_VARIABLE).is_none() {
         build()?;
     }
-    screen::heading("bench");
+    progress::heading("bench");
     thread::scope(|scope| {
         scope.spawn(measure).join().map_err(|_| anyhow!("the measuring thread panicked"))?
     })
@@ -111,9 +111,9 @@ fn end(
 /// Prints a report: as this table, or every sample of it.
 fn print(output: Output, report: &impl Serialize, table: &str) -> anyhow::Result<()> {
     match output {
-        Output::Table => screen::line(&format!("\n{table}")),
+        Output::Table => progress::line(&format!("\n{table}")),
         Output::Json => {
-            screen::line(&serde_json::to_string_pretty(report).context("write the figures as JSON")?);
+            progress::line(&serde_json::to_string_pretty(report).context("write the figures as JSON")?);
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser};
 use netattach_bench::{Output, attach, dataplane, fairness, restart};
-use xtask::screen;
+use xtask::progress;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask bench", about = "Measure netattach beside its alternatives")]
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            screen::failure(&error);
+            progress::failure(&error);
             ExitCode::FAILURE
         }
     }

@@ -8,7 +8,7 @@ use std::{env, fmt};
 
 use anyhow::Context;
 
-use crate::screen::Progress;
+use crate::progress::Progress;
 use crate::tree;
 
 /// A program that ended badly, with everything it said.

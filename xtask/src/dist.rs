@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-use crate::screen::{Done, Progress, Stuck};
-use crate::{child, ebpf, elf, screen, tree};
+use crate::progress::{Done, Progress, UserError};
+use crate::{child, ebpf, elf, progress, tree};
 
 /// The executables that land on a host, with the most each may weigh in bytes.
 const EXECUTABLES: [(&str, Option<u64>); 4] = [
@@ -30,16 +30,16 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// A compile error, an executable that is not static, or one over its size limit.
 pub fn build() -> anyhow::Result<()> {
-    screen::heading("build");
+    progress::heading("build");
     ebpf::build()?;
     let mut built = BTreeMap::new();
-    screen::step("executables", |progress| {
+    progress::step("executables", |progress| {
         let names: Vec<&str> = EXECUTABLES.iter().map(|(name, _)| *name).collect();
         built = static_executables("netattach", &names, progress)?;
-        Ok(Done::Was(format!("{}, release, static", host_triple()?)))
+        Ok(Done::Unchanged(format!("{}, release, static", host_triple()?)))
     })?;
     for (name, limit) in EXECUTABLES {
-        screen::step(&format!("  {name}"), |_| deliver(name, limit, &built))?;
+        progress::step(&format!("  {name}"), |_| deliver(name, limit, &built))?;
     }
     Ok(())
 }
@@ -72,7 +72,7 @@ fn deliver(name: &str, limit: Option<u64>, built: &BTreeMap<String, PathBuf>) ->
     let source = built.get(name).with_context(|| format!("{name} was not built"))?;
     ensure!(
         elf::is_static(source)?,
-        Stuck::new(
+        UserError::new(
             format!("{name} needs a dynamic loader, so it would not run on every node"),
             "find the dependency that links a shared library (`cargo tree -p netattach`, crates ending in -sys)",
         )
@@ -92,7 +92,7 @@ fn deliver(name: &str, limit: Option<u64>, built: &BTreeMap<String, PathBuf>) ->
     let fresh = tree::dist().join(format!(".{name}.new"));
     fs::copy(source, &fresh).with_context(|| format!("copy {name}"))?;
     fs::rename(&fresh, &target).with_context(|| format!("put {name} in place"))?;
-    Ok(Done::Was(mebibytes(size)))
+    Ok(Done::Unchanged(mebibytes(size)))
 }
 
 /// The triple of this machine, as the compiler names it.

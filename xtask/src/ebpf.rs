@@ -7,9 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-use crate::screen::{Done, Progress, Stuck};
+use crate::progress::{Done, Progress, UserError};
 use crate::setup::bpf_toolchain::{self, Compiler, Kind, TARGET};
-use crate::{child, elf, screen, tree};
+use crate::{child, elf, progress, tree};
 
 const PACKAGE: &str = "netattach-ebpf";
 /// The third generation of the instruction set: 32-bit operations, in every kernel since 5.1.
@@ -35,7 +35,7 @@ const PROGRAMS: [&str; 11] = [
 /// # Errors
 /// No compiler or linker, a compile error, or an object without type information or programs.
 pub fn build() -> anyhow::Result<()> {
-    screen::step("BPF object", |progress| {
+    progress::step("BPF object", |progress| {
         let built = compile(progress)?;
         let contents = elf::bpf_contents(&built)?;
         ensure!(
@@ -53,12 +53,12 @@ pub fn build() -> anyhow::Result<()> {
             contents.maps.len(),
             contents.btf_bytes.div_ceil(1024)
         );
-        Ok(if changed { Done::Now(summary) } else { Done::Was(summary) })
+        Ok(if changed { Done::Changed(summary) } else { Done::Unchanged(summary) })
     })
 }
 
 fn compile(progress: &Progress) -> anyhow::Result<PathBuf> {
-    let missing = |what: &str| Stuck::new(format!("there is no {what}"), "run `cargo xtask setup`");
+    let missing = |what: &str| UserError::new(format!("there is no {what}"), "run `cargo xtask setup`");
     let compiler = bpf_toolchain::compiler().ok_or_else(|| missing("compiler for BPF"))?;
     let linker = bpf_toolchain::linker().ok_or_else(|| missing("linker for BPF"))?;
     let mut cargo = cargo_for(&compiler);

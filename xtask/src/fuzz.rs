@@ -16,9 +16,9 @@ use std::time::Instant;
 use anyhow::{Context, anyhow, ensure};
 use serde::Deserialize;
 
-use crate::screen::Stuck;
+use crate::progress::UserError;
 use crate::suite::Count;
-use crate::{child, dist, screen, setup, tree};
+use crate::{child, dist, progress, setup, tree};
 
 /// No target may need more, in MiB: its inputs are small.
 const MEMORY_LIMIT: u32 = 1024;
@@ -74,11 +74,11 @@ pub enum Time {
 /// As [`run_all`], or that a target found something.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     setup::run(setup::Scope::Fuzzing)?;
-    screen::heading("fuzz");
+    progress::heading("fuzz");
     let total = run_all(options)?;
     ensure!(
         total.failed == 0,
-        Stuck::new("fuzzing found something", "give the input to the target again, then fix it")
+        UserError::new("fuzzing found something", "give the input to the target again, then fix it")
     );
     Ok(())
 }
@@ -100,7 +100,7 @@ pub fn run_all(options: &Options) -> anyhow::Result<Count> {
         Time::Each(seconds) => (seconds, thread::available_parallelism().map_or(1, usize::from), true),
     };
     let seconds = seconds.max(1);
-    screen::step("compile", |progress| {
+    progress::step("compile", |progress| {
         let mut cargo = child::cargo();
         cargo
             .args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/fuzz"])
@@ -108,7 +108,7 @@ pub fn run_all(options: &Options) -> anyhow::Result<Count> {
             .args(names.iter().flat_map(|name| ["--bin", name]))
             .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\x1f"));
         child::run(&mut cargo, progress).context("compile the fuzz targets")?;
-        Ok(screen::Done::Was(format!("{} targets, {seconds} s each", names.len())))
+        Ok(progress::Done::Unchanged(format!("{} targets, {seconds} s each", names.len())))
     })?;
     let waiting = Mutex::new(names.iter());
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -134,7 +134,7 @@ fn chosen(all: Vec<String>, wanted: &[String]) -> anyhow::Result<Vec<String>> {
     ensure!(!all.is_empty(), "fuzz/Cargo.toml names no target");
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
         let next = format!("the targets are {}", all.join(", "));
-        return Err(Stuck::new(format!("fuzz/Cargo.toml has no target {unknown}"), next).into());
+        return Err(UserError::new(format!("fuzz/Cargo.toml has no target {unknown}"), next).into());
     }
     Ok(all.into_iter().filter(|name| wanted.is_empty() || wanted.contains(name)).collect())
 }
@@ -188,16 +188,16 @@ impl<'a> Target<'a> {
         })?;
         if clean {
             let kept = if keep { self.keep()? } else { String::new() };
-            screen::finished("ok", started.elapsed(), self.name, &(inputs + &kept));
+            progress::finished("ok", started.elapsed(), self.name, &(inputs + &kept));
             return Ok(Count { passed: 1, ..Count::default() });
         }
-        screen::finished(
+        progress::finished(
             "FAIL",
             started.elapsed(),
             self.name,
             "the input that does it is under fuzz/artifacts",
         );
-        screen::line(&tree::without_local_paths(&output));
+        progress::line(&tree::without_local_paths(&output));
         Ok(Count { failed: 1, ..Count::default() })
     }
 
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(chosen(all(), &[]).unwrap(), all());
         assert_eq!(chosen(all(), &names(&["policies", "packet"])).unwrap(), names(&["packet", "policies"]));
         let error = chosen(all(), &names(&["packets"])).unwrap_err();
-        let stuck = error.downcast_ref::<Stuck>().unwrap();
+        let stuck = error.downcast_ref::<UserError>().unwrap();
         assert_eq!(stuck.next, "the targets are annotation, packet, policies");
     }
 }

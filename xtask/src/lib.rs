@@ -3,7 +3,7 @@
 //! | module | what it answers |
 //! |---|---|
 //! | [`tree`] | where things are in this repository |
-//! | [`screen`] | one line per step: what, how long, what came out |
+//! | [`progress`] | one line per step on the terminal: title, time, result |
 //! | [`child`] | running other programs, with their output kept until it matters |
 //! | [`setup`] | what this machine lacks, and installing it |
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
@@ -22,7 +22,7 @@ pub mod dist;
 pub mod ebpf;
 pub mod elf;
 pub mod fuzz;
-pub mod screen;
+pub mod progress;
 pub mod setup;
 mod source;
 pub mod suite;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use xtask::{child, conformance, demo, dist, ebpf, fuzz, screen, setup, suite, tidy, vm};
+use xtask::{child, conformance, demo, dist, ebpf, fuzz, progress, setup, suite, tidy, vm};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            screen::failure(&error);
+            progress::failure(&error);
             ExitCode::FAILURE
         }
     }
@@ -121,7 +121,7 @@ fn bench(arguments: &[OsString]) -> ExitCode {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            screen::failure(&error);
+            progress::failure(&error);
             ExitCode::FAILURE
         }
     }

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
 use rustix::io::FdFlags;
-use xtask::screen::Progress;
+use xtask::progress::Progress;
 use xtask::{child, dist};
 
 use super::{Contender, pinned};

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use xtask::screen::{self, Done, Progress};
+use xtask::progress::{self, Done, Progress};
 use xtask::{dist, setup};
 
 use self::figures::{Figures, Report};
@@ -77,7 +77,7 @@ struct Samples {
 pub fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(unknown) = options.without.iter().find(|name| !CONTENDERS.contains(&name.as_str())) {
         let next = format!("the names are: {}", CONTENDERS.join("; "));
-        bail!(screen::Stuck::new(format!("there is no contender named `{unknown}`"), next));
+        bail!(progress::UserError::new(format!("there is no contender named `{unknown}`"), next));
     }
     let build = || match options.without.iter().any(|name| name == netattach::NAME) {
         true => Ok(()),
@@ -91,12 +91,14 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     let node = Node::enter()?;
     let pods = node.pods(options.burst_size.get())?;
     let mut contenders = Vec::new();
-    screen::step("contenders", |progress| {
+    progress::step("contenders", |progress| {
         contenders = prepare(&node, &pods, options, progress)?;
-        Ok(Done::Was(contenders.iter().map(|contender| contender.name()).collect::<Vec<_>>().join("; ")))
+        Ok(Done::Unchanged(
+            contenders.iter().map(|contender| contender.name()).collect::<Vec<_>>().join("; "),
+        ))
     })?;
     let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
-    screen::step("one by one", |progress| {
+    progress::step("one by one", |progress| {
         // One round that does not count: it creates bridges, starts the agent's work and warms caches.
         for contender in &contenders {
             timed(&**contender, &pods[0])?;
@@ -107,16 +109,16 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
                 once(&**contender, &node, &pods[0], samples)?;
             }
         }
-        Ok(Done::Was(format!("{} pods each", options.rounds)))
+        Ok(Done::Unchanged(format!("{} pods each", options.rounds)))
     })?;
-    screen::step("bursts", |progress| {
+    progress::step("bursts", |progress| {
         for number in 1..=options.bursts {
             progress.note(&format!("burst {number} of {}", options.bursts));
             for (contender, samples) in contenders.iter().zip(&mut samples) {
                 burst(&**contender, &node, &pods, samples)?;
             }
         }
-        Ok(Done::Was(format!("{} of {} pods each", options.bursts, options.burst_size)))
+        Ok(Done::Unchanged(format!("{} of {} pods each", options.bursts, options.burst_size)))
     })?;
     let figures = contenders
         .iter()

@@ -7,7 +7,7 @@ fn main() -> ExitCode {
     match netattach_bench::attach::floor::main(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            xtask::screen::failure(&error);
+            xtask::progress::failure(&error);
             ExitCode::FAILURE
         }
     }

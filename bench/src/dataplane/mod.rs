@@ -17,7 +17,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use anyhow::Context;
-use xtask::screen::{self, Done};
+use xtask::progress::{self, Done};
 use xtask::{dist, setup};
 
 use self::figures::{Figures, Report, Samples};
@@ -117,7 +117,7 @@ fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
     let mut pods = node.pods((2 * (6 + 2 * RULES.len())) as u16)?.into_iter();
     let mut all = Vec::new();
     let mut agent = None;
-    screen::step("paths", |progress| {
+    progress::step("paths", |progress| {
         paths::make_bridge()?;
         all.push(paths::veth(&mut pods)?);
         all.push(paths::redirected(&mut pods)?);
@@ -130,10 +130,10 @@ fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
         let (running, made) = paths::netattach(&node, &mut pods, &RULES)?;
         all.extend(made);
         agent = Some(running);
-        Ok(Done::Was(format!("{}, each between two pods of its own", all.len())))
+        Ok(Done::Unchanged(format!("{}, each between two pods of its own", all.len())))
     })?;
     let mut samples: Vec<Samples> = all.iter().map(|_| Samples::default()).collect();
-    screen::step("traffic", |progress| {
+    progress::step("traffic", |progress| {
         // Each sample has a port of its own: the client's ports of an earlier one are not free at once.
         let mut ports = PORTS.cycle();
         let mut take = |path: &Path, kind, time| {
@@ -152,7 +152,7 @@ fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
                 samples.connections.push(take(path, Kind::Connections, options.sample)?);
             }
         }
-        Ok(Done::Was(format!("{} samples of {:?} each", 2 * options.rounds.get(), options.sample)))
+        Ok(Done::Unchanged(format!("{} samples of {:?} each", 2 * options.rounds.get(), options.sample)))
     })?;
     drop(agent);
     Ok(all.iter().zip(samples).map(|(path, samples)| Figures::new(path, samples)).collect())
@@ -163,9 +163,9 @@ fn flooded(options: &Options) -> anyhow::Result<Flood> {
     let node = Node::enter()?;
     let mut pods = node.pods(flood::PODS as u16)?.into_iter();
     let mut flooded = None;
-    screen::step("flood", |progress| {
+    progress::step("flood", |progress| {
         flooded = Some(flood::measure(&node, &mut pods, options, &mut |text| progress.note(text))?);
-        Ok(Done::Was("new flows from one pod, connections between two others".to_owned()))
+        Ok(Done::Unchanged("new flows from one pod, connections between two others".to_owned()))
     })?;
     flooded.context("a flood that was not measured")
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
-use xtask::screen::{self, Done};
+use xtask::progress::{self, Done};
 
 use crate::Series;
 use crate::agent::{self, Agent, NAMESPACE};
@@ -73,14 +73,14 @@ struct Samples {
 pub(super) fn measure(rounds: u16) -> anyhow::Result<Vec<Figures>> {
     let node = Node::enter()?;
     let mut bench = None;
-    screen::step("attachments", |progress| {
+    progress::step("attachments", |progress| {
         progress.note(&format!("{} pods", AFFECTED[AFFECTED.len() - 1]));
         bench = Some(Bench::prepare(&node)?);
-        Ok(Done::Was(format!("{}, by veth", AFFECTED[AFFECTED.len() - 1])))
+        Ok(Done::Unchanged(format!("{}, by veth", AFFECTED[AFFECTED.len() - 1])))
     })?;
     let bench = bench.context("nothing was prepared")?;
     let mut figures = Vec::new();
-    screen::step("policies", |progress| {
+    progress::step("policies", |progress| {
         for shape in [Shape::Peers, Shape::Rules] {
             for size in SIZES {
                 progress.note(&format!("of size {size}"));
@@ -91,7 +91,7 @@ pub(super) fn measure(rounds: u16) -> anyhow::Result<Vec<Figures>> {
             progress.note(&format!("of {affected} attachments"));
             figures.push(bench.changes(Shape::Peers, SMALL, *affected, rounds)?);
         }
-        Ok(Done::Was(format!("{rounds} changes of each kind")))
+        Ok(Done::Unchanged(format!("{rounds} changes of each kind")))
     })?;
     Ok(figures)
 }

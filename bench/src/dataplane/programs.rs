@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
-use xtask::screen::{self, Done};
+use xtask::progress::{self, Done};
 
 use crate::Series;
 use crate::agent::{self, Agent, NAMESPACE};
@@ -53,13 +53,13 @@ pub(super) struct Report {
 pub(super) fn measure(rounds: u16) -> anyhow::Result<Report> {
     let node = Node::enter()?;
     let mut report = None;
-    screen::step("programs", |progress| {
+    progress::step("programs", |progress| {
         let pods = node.pods(2)?;
         progress.note("two pods");
         let agent = start(&node, &pods)?;
         // Devices are found in the namespace of the thread that asks.
         report = Some(in_namespace(node.namespace(), || packets(&agent, &pods, rounds))?);
-        Ok(Done::Was(format!("{rounds} times {REPEAT} packets of each kind")))
+        Ok(Done::Unchanged(format!("{rounds} times {REPEAT} packets of each kind")))
     })?;
     report.context("nothing was measured")
 }

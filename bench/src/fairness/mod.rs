@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use xtask::screen::{self, Done};
+use xtask::progress::{self, Done};
 use xtask::{dist, setup};
 
 use self::holders::{Holders, Plugin};
@@ -90,7 +90,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     // The first of all pays for what every later one finds.
     times(&agent, &pods[0], 3)?;
     for beside in [Beside::Nothing, Beside::Plugin, Beside::Plugins, Beside::Pool] {
-        screen::step(beside.name(), |progress| {
+        progress::step(beside.name(), |progress| {
             progress.note("holding");
             let holders = match beside {
                 Beside::Nothing => None,
@@ -104,7 +104,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
             let (add, del) = timed?;
             held?;
             situations.push(Figures { beside, add, del });
-            Ok(Done::Was(format!("{rounds} pods")))
+            Ok(Done::Unchanged(format!("{rounds} pods")))
         })?;
     }
     let origin = Origin::of(format!("cargo xtask bench fairness --rounds {rounds}"));

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
-use xtask::screen::{self, Done};
+use xtask::progress::{self, Done};
 use xtask::{dist, setup};
 
 use self::flow::Flow;
@@ -98,7 +98,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     let mut restarts = Vec::new();
     let mut attached = 0;
     for size in SIZES {
-        screen::step(&format!("{size} attachments"), |progress| {
+        progress::step(&format!("{size} attachments"), |progress| {
             progress.note("attaching");
             agent.attach_all(&pods[attached..usize::from(size)])?;
             attached = usize::from(size);
@@ -107,7 +107,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
                 let flow = Flow::start(&pods[0], &pods[1], address)?;
                 restarts.push(restarted(&mut agent, flow, size, programs, rounds)?);
             }
-            Ok(Done::Was(format!("{rounds} restarts of each kind")))
+            Ok(Done::Unchanged(format!("{rounds} restarts of each kind")))
         })?;
     }
     let origin = Origin::of(format!("cargo xtask bench restart --rounds {rounds}"));

@@ -3,5 +3,5 @@
 fn main() {
     // Success ends the machine, not this function.
     let Err(error) = xtask::vm::guest::main();
-    xtask::screen::failure(&error);
+    xtask::progress::failure(&error);
 }

@@ -15,7 +15,7 @@ use std::fs;
 use anyhow::{Context, bail};
 
 use self::judge::{Judged, Verdict};
-use crate::screen::{self, Done, Stuck};
+use crate::progress::{self, Done, UserError};
 use crate::tidy::{self, Violation};
 use crate::{source, tree};
 
@@ -29,13 +29,13 @@ pub fn run(only_open: bool) -> anyhow::Result<()> {
     let (judged, violations) = judge_all()?;
     if only_open {
         for (row, requires) in judged.iter().flat_map(Judged::open) {
-            screen::line(&format!("{row}  {requires}"));
+            progress::line(&format!("{row}  {requires}"));
         }
     } else {
         let path = tree::root().join(DOCUMENT);
         fs::write(&path, document::of(&judged)).with_context(|| format!("write {DOCUMENT}"))?;
         for judged in &judged {
-            screen::line(&format!("{}: {}", judged.standard.title, judged.count()));
+            progress::line(&format!("{}: {}", judged.standard.title, judged.count()));
         }
     }
     tidy::report(violations, String::new()).map(|_| ())
@@ -55,7 +55,7 @@ pub(crate) fn check() -> anyhow::Result<Done> {
     }
     let written = fs::read_to_string(tree::root().join(DOCUMENT)).unwrap_or_default();
     if violations.is_empty() && written != document::of(&judged) {
-        bail!(Stuck::new(
+        bail!(UserError::new(
             format!("{DOCUMENT} is not what the tests say"),
             "run `cargo xtask conformance` and commit what it writes"
         ));

@@ -26,9 +26,9 @@ use self::kernel::Listing;
 use self::stage::{BPFFS, HOME, PODS, Stage, each};
 use self::traffic::{Conversation, Verdict};
 use self::transcript::Transcript;
-use crate::screen::Stuck;
+use crate::progress::UserError;
 use crate::setup::Scope;
-use crate::{child, dist, screen, setup};
+use crate::{child, dist, progress, setup};
 
 const AGENT: &str = "netattachd --source manifests --state-dir state --bpffs /sys/fs/bpf/netattach-demo";
 const RUNTIME_CONFIG: &str =
@@ -44,7 +44,7 @@ const PINGS: u32 = 200;
 /// Something cannot be prepared, or was not as expected.
 pub fn run() -> anyhow::Result<()> {
     if !child::is_root() {
-        bail!(Stuck::new(
+        bail!(UserError::new(
             "the demo makes network namespaces and loads BPF programs, which takes root",
             "run `cargo xtask demo` as root; it leaves nothing behind",
         ));
@@ -54,12 +54,12 @@ pub fn run() -> anyhow::Result<()> {
     let started = Instant::now();
     let mut story = Story { stage: Stage::enter()?, transcript: Transcript::new(), bare: Vec::new() };
     if let Err(error) = story.tell() {
-        screen::line("\nThe agent's last words:");
+        progress::line("\nThe agent's last words:");
         story.transcript.output(&Stage::agent_log());
         return Err(error);
     }
     let (ticks, seconds) = (story.transcript.ticks(), started.elapsed().as_secs_f64());
-    screen::line(&format!(
+    progress::line(&format!(
         "\nAll {ticks} checks were as expected, in {seconds:.1} s. Nothing is left of the demo."
     ));
     Ok(())

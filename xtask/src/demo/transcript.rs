@@ -3,7 +3,7 @@
 use std::fmt::{self, Debug};
 use std::io::{self, IsTerminal};
 
-use crate::screen;
+use crate::progress;
 
 const INDENT: &str = "    ";
 
@@ -39,24 +39,24 @@ impl Transcript {
     /// Begins the next step.
     pub(super) fn step(&mut self, title: &str, why: &str) {
         self.steps += 1;
-        screen::line("");
-        screen::line(&self.painted("1", &format!("{}. {title}", self.steps)));
-        screen::line(&format!("   {why}"));
-        screen::line("");
+        progress::line("");
+        progress::line(&self.painted("1", &format!("{}. {title}", self.steps)));
+        progress::line(&format!("   {why}"));
+        progress::line("");
     }
 
     /// A command as one would type it; may have several lines.
     pub(super) fn command(&self, line: &str) {
         for (number, part) in line.lines().enumerate() {
             let prompt = if number == 0 { "$ " } else { "  " };
-            screen::line(&format!("{INDENT}{}", self.painted("36", &format!("{prompt}{part}"))));
+            progress::line(&format!("{INDENT}{}", self.painted("36", &format!("{prompt}{part}"))));
         }
     }
 
     /// What a command or the story itself has to say.
     pub(super) fn output(&self, text: &str) {
         for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
-            screen::line(&format!("{INDENT}  {line}"));
+            progress::line(&format!("{INDENT}  {line}"));
         }
     }
 
@@ -77,10 +77,10 @@ impl Transcript {
     ) -> anyhow::Result<()> {
         if expected == seen {
             self.ticks += 1;
-            screen::line(&format!("{INDENT}{} {what}", self.painted("32", "✓")));
+            progress::line(&format!("{INDENT}{} {what}", self.painted("32", "✓")));
             return Ok(());
         }
-        screen::line(&format!("{INDENT}{} {what}", self.painted("31", "✗")));
+        progress::line(&format!("{INDENT}{} {what}", self.painted("31", "✗")));
         let (expected, seen) = (format!("{expected:?}"), format!("{seen:?}"));
         Err(Unexpected { what: what.to_owned(), expected, seen }.into())
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, ensure};
 
 use crate::child;
-use crate::screen::{Progress, Stuck};
+use crate::progress::{Progress, UserError};
 use crate::tree;
 
 /// Where Debian publishes; proxies and mirrors in apt's own configuration still apply.
@@ -38,7 +38,7 @@ pub(super) fn offers(package: &str, progress: &Progress) -> bool {
 /// Installs packages without asking anything, refreshing the package lists when they do not know a package.
 pub(super) fn install(packages: &[&str], progress: &Progress) -> anyhow::Result<()> {
     if !is_here() {
-        return Err(Stuck::new(
+        return Err(UserError::new(
             format!("this machine has no apt to install {} with", packages.join(", ")),
             "install the equivalents with your own package manager, then run `cargo xtask setup` again",
         )
@@ -81,7 +81,7 @@ pub(super) fn as_root(program: &str, what: &[&str]) -> anyhow::Result<Command> {
         command.args(["-n", "--", program]);
         command
     } else {
-        return Err(Stuck::new(
+        return Err(UserError::new(
             format!("root is needed for {}, and there is no sudo", what.join(", ")),
             "run `cargo xtask setup` as root once",
         )

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::apt;
-use crate::screen::{Done, Progress, Stuck};
+use crate::progress::{Done, Progress, UserError};
 use crate::{child, elf, tree};
 
 /// Version of bpf-linker that is installed when there is none; LLVM 21 to 23.
@@ -71,20 +71,22 @@ pub(super) fn ensure_compiler(progress: &Progress) -> anyhow::Result<Done> {
     if let Some(compiler) = &present
         && (linker().is_some() || linker_can_be_built(compiler.llvm, progress))
     {
-        return Ok(Done::Was(compiler.describe()));
+        return Ok(Done::Unchanged(compiler.describe()));
     }
     if apt::offers(DEBIAN_CORE, progress) {
         apt::install(&["rustc-web", DEBIAN_CORE], progress)
             .context("install Debian's compiler with the BPF target")?;
-        return debian().map(|compiler| Done::Now(compiler.describe())).ok_or_else(|| no_compiler().into());
+        return debian()
+            .map(|compiler| Done::Changed(compiler.describe()))
+            .ok_or_else(|| no_compiler().into());
     } else if let Some(compiler) = present {
-        return Ok(Done::Was(compiler.describe()));
+        return Ok(Done::Unchanged(compiler.describe()));
     } else if child::find("rustup").is_some() {
         let mut install = Command::new("rustup");
         install.args(["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"]);
         child::run(&mut install, progress).context("install rustup's nightly with rust-src")?;
     }
-    compiler().map(|compiler| Done::Now(compiler.describe())).ok_or_else(|| no_compiler().into())
+    compiler().map(|compiler| Done::Changed(compiler.describe())).ok_or_else(|| no_compiler().into())
 }
 
 /// Installs a linker for one of the compilers that are there.
@@ -92,21 +94,21 @@ pub(super) fn ensure_linker(progress: &Progress) -> anyhow::Result<Done> {
     if compiler().is_some()
         && let Some(path) = linker()
     {
-        return Ok(Done::Was(describe_linker(&path)));
+        return Ok(Done::Unchanged(describe_linker(&path)));
     }
     let compilers: Vec<Compiler> = nightly().into_iter().chain(debian()).collect();
     let newest = compilers.first().ok_or_else(no_compiler)?.llvm;
     match compilers.iter().find(|compiler| linker_can_be_built(compiler.llvm, progress)) {
         Some(compiler) => build_linker(compiler.llvm, progress)?,
         None => download_linker(progress).map_err(|cause| {
-            cause.context(Stuck::new(
+            cause.context(UserError::new(
                 format!("no bpf-linker for LLVM {newest}: apt has no llvm-{newest}-dev, and the published one did not come"),
                 "put bpf-linker on PATH (https://github.com/aya-rs/bpf-linker/releases)",
             ))
         })?,
     }
     let path = linker().context("bpf-linker was installed and still does not start")?;
-    Ok(Done::Now(describe_linker(&path)))
+    Ok(Done::Changed(describe_linker(&path)))
 }
 
 fn linker_can_be_built(llvm: u32, progress: &Progress) -> bool {
@@ -156,8 +158,8 @@ fn describe_linker(path: &Path) -> String {
     format!("{version}, {llvm}")
 }
 
-fn no_compiler() -> Stuck {
-    Stuck::new(
+fn no_compiler() -> UserError {
+    UserError::new(
         "no compiler for the BPF object, and none that can be installed",
         "install rustup and run `rustup toolchain install nightly --component rust-src`",
     )

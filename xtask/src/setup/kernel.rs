@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 
 use super::apt::{self, Suite};
 use super::modules;
-use crate::screen::Progress;
+use crate::progress::Progress;
 use crate::tree;
 use crate::vm::guests::Guest;
 

@@ -9,7 +9,7 @@ use anyhow::Context;
 use super::apt::Suite;
 use super::kernel;
 use super::{Kernel, apt};
-use crate::screen::{Done, Progress, Stuck};
+use crate::progress::{Done, Progress, UserError};
 use crate::vm::guests::{GUESTS, Guest};
 use crate::{child, tree};
 
@@ -69,19 +69,19 @@ pub fn machine(guest: &Guest) -> Option<(Emulator, Kernel)> {
 pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
     let lacking = || emulator().is_none() || GUESTS.iter().any(|guest| kernel::find(guest).is_none());
     if !lacking() {
-        return Ok(Done::Was(kernels()));
+        return Ok(Done::Unchanged(kernels()));
     }
     if !apt::is_here() || std::env::consts::ARCH != "x86_64" {
         let lacking = "no virtual machines: they take apt and an x86-64 processor";
         return match required {
-            true => Err(Stuck::new(lacking, "run this on Debian or Ubuntu").into()),
-            false => Ok(Done::Was(format!("{lacking}: tests in them are skipped"))),
+            true => Err(UserError::new(lacking, "run this on Debian or Ubuntu").into()),
+            false => Ok(Done::Unchanged(format!("{lacking}: tests in them are skipped"))),
         };
     }
     match unpack(progress) {
-        Ok(()) => Ok(Done::Now(format!("QEMU, {} unpacked", kernels()))),
+        Ok(()) => Ok(Done::Changed(format!("QEMU, {} unpacked", kernels()))),
         Err(error) if !required => {
-            Ok(Done::Was(format!("not to be had: {error:#}; tests in them are skipped")))
+            Ok(Done::Unchanged(format!("not to be had: {error:#}; tests in them are skipped")))
         }
         Err(error) => Err(error),
     }

@@ -13,7 +13,7 @@ mod modules;
 mod runtimes;
 mod tools;
 
-use crate::screen;
+use crate::progress;
 
 pub use kernel::Kernel;
 pub use machine::{Emulator, machine};
@@ -42,24 +42,24 @@ pub enum Scope {
 /// # Errors
 /// The first step that cannot be completed, with what to do about it.
 pub fn run(scope: Scope) -> anyhow::Result<()> {
-    screen::heading("setup");
-    screen::step("static C library", tools::ensure_static_libc)?;
-    screen::step("BPF compiler", bpf_toolchain::ensure_compiler)?;
-    screen::step("BPF linker", bpf_toolchain::ensure_linker)?;
-    screen::step("bpftool", tools::ensure_bpftool)?;
-    screen::step("ip, ping", tools::ensure_network_tools)?;
-    screen::step("reference plugins", tools::ensure_reference_plugins)?;
+    progress::heading("setup");
+    progress::step("static C library", tools::ensure_static_libc)?;
+    progress::step("BPF compiler", bpf_toolchain::ensure_compiler)?;
+    progress::step("BPF linker", bpf_toolchain::ensure_linker)?;
+    progress::step("bpftool", tools::ensure_bpftool)?;
+    progress::step("ip, ping", tools::ensure_network_tools)?;
+    progress::step("reference plugins", tools::ensure_reference_plugins)?;
     if matches!(scope, Scope::Testing | Scope::Gate) {
-        screen::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
+        progress::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
     }
     if matches!(scope, Scope::Testing | Scope::Gate | Scope::Machine) {
-        screen::step("virtual machines", |progress| machine::ensure(scope != Scope::Testing, progress))?;
+        progress::step("virtual machines", |progress| machine::ensure(scope != Scope::Testing, progress))?;
     }
     if matches!(scope, Scope::Fuzzing | Scope::Gate) {
-        screen::step("C++ compiler", tools::ensure_cxx)?;
+        progress::step("C++ compiler", tools::ensure_cxx)?;
     }
     if matches!(scope, Scope::Comparing | Scope::Testing | Scope::Gate) {
-        screen::step("iptables", tools::ensure_iptables)?;
+        progress::step("iptables", tools::ensure_iptables)?;
     }
-    screen::step("bpffs", tools::ensure_bpffs)
+    progress::step("bpffs", tools::ensure_bpffs)
 }

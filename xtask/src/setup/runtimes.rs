@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::apt;
-use crate::screen::{Done, Progress, Stuck};
+use crate::progress::{Done, Progress, UserError};
 use crate::{child, tree};
 
 /// The suites, each with the packages taken from it. Their directories below [`runtimes`] have their names.
@@ -50,19 +50,19 @@ pub fn runtimes() -> PathBuf {
 /// Unpacks the runtimes unless they are here. Without `required`, a machine without apt does without them.
 pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
     if let Ok(versions) = versions() {
-        return Ok(Done::Was(versions));
+        return Ok(Done::Unchanged(versions));
     }
     if !apt::is_here() {
         let lacking = "this machine has no apt to get container runtimes with";
         return match required {
-            true => Err(Stuck::new(lacking, "run the gate on Debian or Ubuntu").into()),
-            false => Ok(Done::Was(format!("{lacking}: tests with them are skipped"))),
+            true => Err(UserError::new(lacking, "run the gate on Debian or Ubuntu").into()),
+            false => Ok(Done::Unchanged(format!("{lacking}: tests with them are skipped"))),
         };
     }
     for (suite, packages) in SUITES {
         apt::unpack_from_suite(packages, suite, &runtimes().join(suite), progress)?;
     }
-    Ok(Done::Now(format!("{} unpacked", versions()?)))
+    Ok(Done::Changed(format!("{} unpacked", versions()?)))
 }
 
 fn versions() -> anyhow::Result<String> {

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::apt;
-use crate::screen::{Done, Progress, Stuck};
+use crate::progress::{Done, Progress, UserError};
 use crate::{child, tree};
 
 /// The first bpftool that knows tcx links.
@@ -36,21 +36,23 @@ pub(super) fn ensure_static_libc(progress: &Progress) -> anyhow::Result<Done> {
     let archive =
         || child::ask(Command::new("cc").arg("-print-file-name=libc.a")).filter(|path| path.contains('/'));
     if archive().is_some() {
-        return Ok(Done::Was("libc.a".to_owned()));
+        return Ok(Done::Unchanged("libc.a".to_owned()));
     }
     apt::install(&["gcc", "libc6-dev"], progress)?;
-    archive().map(|_| Done::Now("libc.a from libc6-dev".to_owned())).context("cc still does not find libc.a")
+    archive()
+        .map(|_| Done::Changed("libc.a from libc6-dev".to_owned()))
+        .context("cc still does not find libc.a")
 }
 
 pub(super) fn ensure_bpftool(progress: &Progress) -> anyhow::Result<Done> {
     let describe = |path: &Path| bpftool_version(path).map(|(major, minor)| format!("{major}.{minor}"));
     if let Some(path) = bpftool() {
-        return Ok(Done::Was(describe(&path).unwrap_or_default()));
+        return Ok(Done::Unchanged(describe(&path).unwrap_or_default()));
     }
     let into = tree::tools().join("bpftool");
     apt::unpack_from_suite(&["bpftool"], BPFTOOL_SUITE, &into, progress)?;
     let path = bpftool().context("the unpacked bpftool does not start")?;
-    Ok(Done::Now(format!("{} from {BPFTOOL_SUITE}, unpacked", describe(&path).unwrap_or_default())))
+    Ok(Done::Changed(format!("{} from {BPFTOOL_SUITE}, unpacked", describe(&path).unwrap_or_default())))
 }
 
 pub(super) fn ensure_network_tools(progress: &Progress) -> anyhow::Result<Done> {
@@ -60,10 +62,10 @@ pub(super) fn ensure_network_tools(progress: &Progress) -> anyhow::Result<Done> 
         .map(|(_, package)| package)
         .collect();
     if missing.is_empty() {
-        return Ok(Done::Was("present".to_owned()));
+        return Ok(Done::Unchanged("present".to_owned()));
     }
     apt::install(&missing, progress)?;
-    Ok(Done::Now(format!("installed {}", missing.join(", "))))
+    Ok(Done::Changed(format!("installed {}", missing.join(", "))))
 }
 
 pub(super) fn ensure_reference_plugins(progress: &Progress) -> anyhow::Result<Done> {
@@ -71,45 +73,45 @@ pub(super) fn ensure_reference_plugins(progress: &Progress) -> anyhow::Result<Do
         || child::ask(Command::new(reference_plugins().join("bridge")).env("CNI_COMMAND", "VERSION"));
     let present = |what: &str| format!("bridge, macvlan and {what} unpacked");
     if version().is_some() {
-        return Ok(Done::Was(present("others")));
+        return Ok(Done::Unchanged(present("others")));
     }
     let into = tree::tools().join("containernetworking-plugins");
     apt::unpack_from_suite(&["containernetworking-plugins"], REFERENCE_SUITE, &into, progress)?;
     version().context("the unpacked plugins do not start")?;
-    Ok(Done::Now(format!("{} from {REFERENCE_SUITE}", present("others"))))
+    Ok(Done::Changed(format!("{} from {REFERENCE_SUITE}", present("others"))))
 }
 
 /// libFuzzer is C++.
 pub(super) fn ensure_cxx(progress: &Progress) -> anyhow::Result<Done> {
     if child::find("c++").is_some() {
-        return Ok(Done::Was("c++".to_owned()));
+        return Ok(Done::Unchanged("c++".to_owned()));
     }
     apt::install(&["g++"], progress)?;
-    Ok(Done::Now("installed g++".to_owned()))
+    Ok(Done::Changed("installed g++".to_owned()))
 }
 
 /// What policies are compared with.
 pub(super) fn ensure_iptables(progress: &Progress) -> anyhow::Result<Done> {
     if child::find("iptables-restore").is_some() {
-        return Ok(Done::Was("present".to_owned()));
+        return Ok(Done::Unchanged("present".to_owned()));
     }
     apt::install(&["iptables"], progress)?;
-    Ok(Done::Now("installed iptables".to_owned()))
+    Ok(Done::Changed("installed iptables".to_owned()))
 }
 
 pub(super) fn ensure_bpffs(progress: &Progress) -> anyhow::Result<Done> {
     if is_bpffs(BPFFS) {
-        return Ok(Done::Was(BPFFS.to_owned()));
+        return Ok(Done::Unchanged(BPFFS.to_owned()));
     }
     let mut mount = apt::as_root("mount", &["mounting bpffs"])?;
     mount.args(["-t", "bpf", "bpf", BPFFS]);
     child::run(&mut mount, progress).map_err(|cause| {
-        cause.context(Stuck::new(
+        cause.context(UserError::new(
             "bpffs cannot be mounted",
             "run on a machine or in a container that may mount it (CAP_SYS_ADMIN, /sys writable)",
         ))
     })?;
-    Ok(Done::Now(format!("mounted on {BPFFS}")))
+    Ok(Done::Changed(format!("mounted on {BPFFS}")))
 }
 
 fn is_bpffs(path: &str) -> bool {

@@ -24,7 +24,7 @@ pub(crate) use self::{
 };
 
 use crate::setup::Scope;
-use crate::{child, dist, fuzz, screen, setup, tree, vm};
+use crate::{child, dist, fuzz, progress, setup, tree, vm};
 
 /// Fuzzing time for all targets together when this runs as the gate.
 const FUZZ_SECONDS: u32 = 60;
@@ -45,11 +45,11 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
     total += by_tcx()?;
     total += vm::tests()?;
     if ci {
-        screen::heading("fuzz");
+        progress::heading("fuzz");
         total +=
             fuzz::run_all(&fuzz::Options { targets: Vec::new(), time: fuzz::Time::Together(FUZZ_SECONDS) })?;
     }
-    screen::line(&total.to_string());
+    progress::line(&total.to_string());
     if !is_success(total) {
         bail!("tests failed");
     }
@@ -61,13 +61,13 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
 /// # Errors
 /// Anything that could not be compiled, or that some test failed.
 pub fn unit() -> anyhow::Result<()> {
-    screen::heading("unit tests");
+    progress::heading("unit tests");
     let selection = ["--workspace", "--exclude", "netattach-tests", "--lib"];
     compile(&selection)?;
     let mut cargo = child::cargo();
     cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
     let total = watched(&mut cargo, Tally::default())?.total();
-    screen::line(&total.to_string());
+    progress::line(&total.to_string());
     if !is_success(total) {
         bail!("tests failed");
     }
@@ -76,28 +76,28 @@ pub fn unit() -> anyhow::Result<()> {
 
 /// Everything.
 fn workspace() -> anyhow::Result<Count> {
-    screen::heading("test");
+    progress::heading("test");
     compile(&["--workspace"])?;
     tests(&["--workspace"], &[], &variables())
 }
 
 /// Compiles a selection of the tests.
 fn compile(selection: &[&str]) -> anyhow::Result<()> {
-    screen::step("compile", |progress| {
+    progress::step("compile", |progress| {
         child::run(child::cargo().arg("test").args(selection).arg("--no-run"), progress)?;
-        Ok(screen::Done::Was(String::new()))
+        Ok(progress::Done::Unchanged(String::new()))
     })
 }
 
 /// What threads share, in many orders of their steps.
 fn orders() -> anyhow::Result<Count> {
-    screen::heading("test what threads share, under a model checker");
+    progress::heading("test what threads share, under a model checker");
     tests(&["--package", "netattach", "--features", "model", "--lib"], &["model::"], &variables())
 }
 
 /// What attaches programs, once more with agents that attach them by tcx where a test does not say.
 fn by_tcx() -> anyhow::Result<Count> {
-    screen::heading("test with programs attached by tcx");
+    progress::heading("test with programs attached by tcx");
     let (executables, modules): (BTreeSet<_>, Vec<_>) = BY_TCX.into_iter().unzip();
     let executables = executables.into_iter().flat_map(|name| ["--test", name]);
     let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(executables).collect();
@@ -143,7 +143,7 @@ pub(crate) fn settle(
         let passed = passes(failure)?;
         let verdict =
             if passed { "unsteady: it passes when it runs again, alone" } else { "fails alone too" };
-        screen::line(&format!("  {failure}: {verdict}"));
+        progress::line(&format!("  {failure}: {verdict}"));
         Ok(passed)
     })
 }
@@ -164,7 +164,7 @@ pub(crate) struct Followed {
 pub(crate) fn follow(command: &mut Command, mut tally: Tally) -> anyhow::Result<Followed> {
     let (output, success, status) = child::watch(command, |line| {
         if line.starts_with(SKIPPED) {
-            screen::line(&format!("  {line}"));
+            progress::line(&format!("  {line}"));
         }
         if let Some(finished) = tally.read(line) {
             finished.print();
@@ -184,7 +184,7 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
         bail!("the tests could not be run ({status}):\n{}", tree::without_local_paths(&output));
     }
     if tally.total().failed > 0 {
-        screen::line(&tree::without_local_paths(&failures_in(&output)));
+        progress::line(&tree::without_local_paths(&failures_in(&output)));
     }
     Ok(tally)
 }
@@ -203,7 +203,7 @@ fn runner(variables: &[(&str, PathBuf)]) -> anyhow::Result<Vec<String>> {
     if child::is_root() {
         return Ok(Vec::new());
     }
-    let stuck = |problem: &str| screen::Stuck::new(problem, "run `cargo xtask test` as root");
+    let stuck = |problem: &str| progress::UserError::new(problem, "run `cargo xtask test` as root");
     if child::find("sudo").is_none() {
         bail!(stuck("the tests need root for network namespaces and BPF, and there is no sudo"));
     }
@@ -212,7 +212,9 @@ fn runner(variables: &[(&str, PathBuf)]) -> anyhow::Result<Vec<String>> {
     if !granted {
         bail!(stuck("the tests need root for network namespaces and BPF, and sudo refused"));
     }
-    screen::line("  the tests need root for network namespaces and BPF: their executables run through sudo");
+    progress::line(
+        "  the tests need root for network namespaces and BPF: their executables run through sudo",
+    );
     let kept = ["CARGO_MANIFEST_DIR", "RUST_BACKTRACE", "PATH", "CI"];
     let kept = kept.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
     let told = variables.iter().map(|(name, path)| format!("{name}={}", path.display()));

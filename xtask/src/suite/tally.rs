@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use crate::screen;
+use crate::progress;
 
 /// How the line begins by which a test says that this machine lacks what it needs.
 pub(crate) const SKIPPED: &str = "SKIPPED: ";
@@ -73,10 +73,10 @@ impl Finished {
     /// Prints its line.
     pub(crate) fn print(&self) {
         if self.died {
-            screen::finished("FAIL", self.took, &self.name, "ended without a result");
+            progress::finished("FAIL", self.took, &self.name, "ended without a result");
         } else if self.count != Count::default() {
             let mark = if self.count.failed == 0 { "ok" } else { "FAIL" };
-            screen::finished(mark, self.took, &self.name, &self.count.to_string());
+            progress::finished(mark, self.took, &self.name, &self.count.to_string());
         }
     }
 }

@@ -12,7 +12,7 @@ use semver::{Version, VersionReq};
 use serde::Deserialize;
 
 use super::{Violation, report};
-use crate::screen::Done;
+use crate::progress::Done;
 use crate::tree;
 
 const LOCK: &str = "Cargo.lock";
@@ -60,7 +60,9 @@ struct Package {
 /// Compares Cargo.lock with the database. `None`: there is none, and it says so.
 pub(super) fn check(database: Option<&Path>) -> anyhow::Result<Done> {
     let Some(database) = database else {
-        return Ok(Done::Was("not checked: name a copy of the database by --advisories DIR".to_owned()));
+        return Ok(Done::Unchanged(
+            "not checked: name a copy of the database by --advisories DIR".to_owned(),
+        ));
     };
     let advisories = read(database)?;
     ensure!(!advisories.is_empty(), "there are no files RUSTSEC-*.md below {}", database.display());
@@ -208,7 +210,7 @@ mod tests {
 
     #[test]
     fn without_a_database_it_says_that_nothing_was_checked() {
-        let Done::Was(said) = check(None).unwrap() else { panic!("nothing was made") };
+        let Done::Unchanged(said) = check(None).unwrap() else { panic!("nothing was made") };
         assert_eq!(said, "not checked: name a copy of the database by --advisories DIR");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use super::{Violation, glossary, report};
-use crate::screen::Done;
+use crate::progress::Done;
 use crate::source::{self, Source};
 use crate::tree;
 

@@ -55,7 +55,8 @@ pub(super) fn check(page: &Source, sources: &[Source]) -> anyhow::Result<Vec<Vio
         });
     }
     let explained = explained_verbs(&page.text);
-    let of_product = |source: &&Source| source.path.starts_with("netattach/src/") && !source.path.ends_with("tests.rs");
+    let of_product =
+        |source: &&Source| source.path.starts_with("netattach/src/") && !source.path.ends_with("tests.rs");
     for source in sources.iter().filter(of_product) {
         for (line, verb) in verbs_in(source)? {
             if !explained.contains(verb) {

@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use super::names::{self, Named};
 use super::{Violation, report};
-use crate::screen::Done;
+use crate::progress::Done;
 use crate::source::{self, Source};
 
 /// Names that only some files may use.

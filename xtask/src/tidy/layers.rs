@@ -10,7 +10,7 @@ use anyhow::Context;
 use syn::visit::{self, Visit};
 
 use super::{Violation, circles, names, report};
-use crate::screen::Done;
+use crate::progress::Done;
 use crate::source::{self, Source};
 use crate::tree;
 

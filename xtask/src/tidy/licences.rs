@@ -11,7 +11,7 @@ use spdx::expression::ExpressionReq;
 use spdx::{Expression, Licensee};
 
 use super::{Violation, report};
-use crate::screen::Done;
+use crate::progress::Done;
 use crate::{child, tree};
 
 const LIST: &str = "deny.toml";

@@ -19,8 +19,8 @@ use std::path::Path;
 use anyhow::bail;
 use clap::ValueEnum;
 
-use crate::screen::{Done, Progress, Stuck};
-use crate::{child, conformance, screen};
+use crate::progress::{Done, Progress, UserError};
+use crate::{child, conformance, progress};
 
 /// One part of the check.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -63,7 +63,7 @@ pub(crate) struct Violation {
 /// # Errors
 /// How many parts failed; the details are printed above.
 pub fn run(parts: &[Part], advisories: Option<&Path>) -> anyhow::Result<()> {
-    screen::heading("tidy");
+    progress::heading("tidy");
     let wanted = |part: &Part| parts.is_empty() || parts.contains(part);
     let failed = Part::value_variants()
         .iter()
@@ -71,23 +71,26 @@ pub fn run(parts: &[Part], advisories: Option<&Path>) -> anyhow::Result<()> {
         .filter(|part| !passes(**part, advisories))
         .count();
     if failed > 0 {
-        bail!(Stuck::new(format!("tidy failed in {failed} of its parts"), "correct what is listed above"));
+        bail!(UserError::new(
+            format!("tidy failed in {failed} of its parts"),
+            "correct what is listed above"
+        ));
     }
     Ok(())
 }
 
 fn passes(part: Part, advisories: Option<&Path>) -> bool {
     let outcome = match part {
-        Part::Format => screen::step("format", format),
-        Part::Lints => screen::step("lints", lints),
-        Part::Invariants => screen::step("invariants", |_| invariants::check()),
-        Part::Documents => screen::step("documents", |_| documents::check()),
-        Part::Layers => screen::step("layers", |_| layers::check()),
-        Part::Conformance => screen::step("conformance", |_| conformance::check()),
-        Part::Licences => screen::step("licences", |_| licences::check()),
-        Part::Advisories => screen::step("advisories", |_| advisories::check(advisories)),
+        Part::Format => progress::step("format", format),
+        Part::Lints => progress::step("lints", lints),
+        Part::Invariants => progress::step("invariants", |_| invariants::check()),
+        Part::Documents => progress::step("documents", |_| documents::check()),
+        Part::Layers => progress::step("layers", |_| layers::check()),
+        Part::Conformance => progress::step("conformance", |_| conformance::check()),
+        Part::Licences => progress::step("licences", |_| licences::check()),
+        Part::Advisories => progress::step("advisories", |_| advisories::check(advisories)),
     };
-    outcome.inspect_err(screen::failure).is_ok()
+    outcome.inspect_err(progress::failure).is_ok()
 }
 
 /// The fuzz targets are a workspace of their own: a module that moves must not be missed there.
@@ -98,9 +101,9 @@ fn format(progress: &Progress) -> anyhow::Result<Done> {
         let next = format!("run `cargo fmt --all --manifest-path {manifest}`");
         let check = ["fmt", "--all", "--check", "--manifest-path", manifest, "--", "--color", "never"];
         child::run(child::cargo().args(check), progress)
-            .map_err(|cause| cause.context(Stuck::new("some files are not formatted", next)))?;
+            .map_err(|cause| cause.context(UserError::new("some files are not formatted", next)))?;
     }
-    Ok(Done::Was(String::new()))
+    Ok(Done::Unchanged(String::new()))
 }
 
 fn lints(progress: &Progress) -> anyhow::Result<Done> {
@@ -112,13 +115,13 @@ fn lints(progress: &Progress) -> anyhow::Result<Done> {
             progress,
         )?;
     }
-    Ok(Done::Was(String::new()))
+    Ok(Done::Unchanged(String::new()))
 }
 
 /// Fails with all violations, one paragraph each.
 pub(crate) fn report(mut violations: Vec<Violation>, checked: String) -> anyhow::Result<Done> {
     if violations.is_empty() {
-        return Ok(Done::Was(checked));
+        return Ok(Done::Unchanged(checked));
     }
     violations.sort();
     let mut text = format!("{} violations", violations.len());

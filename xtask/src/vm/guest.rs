@@ -10,7 +10,7 @@ use anyhow::Context;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, finit_module, reboot};
 
-use crate::screen;
+use crate::progress;
 
 /// The modules to load, one path in each line.
 pub(super) const MODULES: &str = "/modules/order";
@@ -31,7 +31,7 @@ const MOUNTS: [(&str, &str); 4] =
 /// What kept the tests from being run; the machine cannot even be ended.
 pub fn main() -> anyhow::Result<Infallible> {
     if let Err(error) = prepare().and_then(|()| run_tests()) {
-        screen::failure(&error);
+        progress::failure(&error);
     }
     rustix::fs::sync();
     // The machine was started so that this ends it.
@@ -61,7 +61,7 @@ fn run_tests() -> anyhow::Result<()> {
         let name = words.next().unwrap_or_default();
         let executable = words.next().context("a test without an executable")?;
         // As cargo writes it, so that whoever adds the tests up reads it as cargo's.
-        screen::line(&format!("     Running tests/{name} (guest/{name}-0)"));
+        progress::line(&format!("     Running tests/{name} (guest/{name}-0)"));
         let status = Command::new(executable)
             .args(words)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -69,9 +69,9 @@ fn run_tests() -> anyhow::Result<()> {
             .status()
             .with_context(|| format!("start {executable}"))?;
         if let Some(signal) = status.signal() {
-            screen::line(&format!("{name} was ended by signal {signal}"));
+            progress::line(&format!("{name} was ended by signal {signal}"));
         }
     }
-    screen::line(ENDED);
+    progress::line(ENDED);
     Ok(())
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::archive::Archive;
 use super::guests::Guest;
 use super::{Selection, guest};
-use crate::screen::Progress;
+use crate::progress::Progress;
 use crate::setup::{self, Kernel};
 use crate::{child, dist};
 

@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use self::guests::{GUESTS, Guest};
-use crate::screen::Done;
+use crate::progress::Done;
 use crate::setup::{self, Emulator, Kernel, Scope};
 use crate::suite::{self, Count, Failure, Followed, Tally, failures_in, follow};
-use crate::{dist, screen, tree};
+use crate::{dist, progress, tree};
 
 /// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked.
 const MEMORY: &str = "2048";
@@ -66,7 +66,7 @@ pub fn run(options: Options) -> anyhow::Result<()> {
             None => run_usual(guest, &executables)?,
         };
     }
-    screen::line(&total.to_string());
+    progress::line(&total.to_string());
     if !suite::is_success(total) {
         bail!("tests failed");
     }
@@ -88,7 +88,7 @@ pub fn tests() -> anyhow::Result<Count> {
 /// Runs a guest's own tests. It has what they need: one that is skipped has failed.
 fn run_usual(guest: &Guest, executables: &Path) -> anyhow::Result<Count> {
     if setup::machine(guest).is_none() {
-        screen::line("  SKIPPED: tests in a virtual machine: there is no emulator for them here");
+        progress::line("  SKIPPED: tests in a virtual machine: there is no emulator for them here");
         return Ok(Count { skipped: 1, ..Count::default() });
     }
     let owned = |parts: &[&str]| parts.iter().map(|part| (*part).to_owned()).collect();
@@ -112,13 +112,13 @@ fn run_in(guest: &Guest, selection: &Selection, executables: &Path) -> anyhow::R
 /// Runs a selection in one machine, and prints how the tests end.
 fn in_machine(guest: &Guest, selection: &Selection, executables: &Path) -> anyhow::Result<Tally> {
     let (emulator, kernel) = setup::machine(guest).context("the virtual machine has not been set up")?;
-    screen::heading(&format!("test under Linux {}", kernel.release));
+    progress::heading(&format!("test under Linux {}", kernel.release));
     let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
     let initrd = scratch.path().join("initrd");
-    screen::step("pack", |progress| {
+    progress::step("pack", |progress| {
         let archive = image::pack(guest, &kernel, selection, executables, progress)?;
         fs::write(&initrd, &archive).context("write the machine's files")?;
-        Ok(Done::Was(format!("{} MiB", archive.len() >> 20)))
+        Ok(Done::Unchanged(format!("{} MiB", archive.len() >> 20)))
     })?;
     let started = Instant::now();
     let Followed { tally, output, status, .. } =
@@ -130,9 +130,9 @@ fn in_machine(guest: &Guest, selection: &Selection, executables: &Path) -> anyho
         bail!("the virtual machine ended early ({status}):\n{}", tail.join("\n"));
     }
     if tally.total().failed > 0 {
-        screen::line(&failures_in(&output));
+        progress::line(&failures_in(&output));
     }
-    screen::finished("ok", started.elapsed(), "virtual machine", "ended");
+    progress::finished("ok", started.elapsed(), "virtual machine", "ended");
     Ok(tally)
 }
 

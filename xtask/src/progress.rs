@@ -1,4 +1,4 @@
-//! What a person sees: one aligned line per step with its outcome and its duration.
+//! Output for people: one aligned line per step with its outcome and duration.
 //!
 //! On a terminal the running step shows a live line; elsewhere it reports that it is alive twice a minute.
 
@@ -15,36 +15,36 @@ use crate::tree;
 const TITLE_WIDTH: usize = 22;
 const LIVE_NOTE_WIDTH: usize = 70;
 
-/// An error that comes with what to do next.
+/// An error with advice for the user.
 #[derive(Debug)]
-pub struct Stuck {
-    /// What is wrong, in one clause.
+pub struct UserError {
+    /// The problem, in one clause.
     pub problem: String,
-    /// What the reader should do about it.
+    /// The next thing that the reader should do.
     pub next: String,
 }
 
-impl Stuck {
+impl UserError {
     /// Both halves of the message.
     pub fn new(problem: impl Into<String>, next: impl Into<String>) -> Self {
         Self { problem: problem.into(), next: next.into() }
     }
 }
 
-impl fmt::Display for Stuck {
+impl fmt::Display for UserError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.problem)
     }
 }
 
-impl std::error::Error for Stuck {}
+impl std::error::Error for UserError {}
 
-/// How a step ended well.
+/// The outcome of a step that succeeded.
 pub enum Done {
     /// Nothing had to be changed.
-    Was(String),
+    Unchanged(String),
     /// Something was made or installed.
-    Now(String),
+    Changed(String),
 }
 
 /// What a running step says about itself; cheap to call for every line of a child's output.
@@ -92,8 +92,8 @@ pub fn step(title: &str, work: impl FnOnce(&Progress) -> anyhow::Result<Done>) -
     };
     let took = started.elapsed();
     match result {
-        Ok(Done::Was(detail)) => finished("ok", took, title, &detail),
-        Ok(Done::Now(detail)) => finished("made", took, title, &detail),
+        Ok(Done::Unchanged(detail)) => finished("ok", took, title, &detail),
+        Ok(Done::Changed(detail)) => finished("made", took, title, &detail),
         Err(error) => {
             finished("FAIL", took, title, "");
             return Err(error);
@@ -120,7 +120,7 @@ pub fn line(text: &str) {
 pub fn failure(error: &anyhow::Error) {
     let chain: Vec<String> = error.chain().map(ToString::to_string).collect();
     let mut text = format!("error: {}", chain.join(": "));
-    if let Some(stuck) = error.chain().find_map(|layer| layer.downcast_ref::<Stuck>()) {
+    if let Some(stuck) = error.chain().find_map(|layer| layer.downcast_ref::<UserError>()) {
         text.push_str(&format!("\n next: {}", stuck.next));
     }
     let _ = writeln!(io::stderr().lock(), "{}", tree::without_local_paths(&text));
