@@ -370,7 +370,7 @@ fn local_key((segment, address): &Local) -> LocalKey {
     LocalKey { segment: segment.number(), address: address.into() }
 }
 
-/// How an attachment is found on its bridge.
+/// The key of an attachment on its bridge.
 fn station(place: &Place) -> Option<StationKey> {
     match place.segment {
         Segment::Bridge(index) => Some(StationKey::new(index, netattach_common::Mac { octets: place.mac.0 })),

@@ -20,13 +20,13 @@ use super::pin::Pins;
 use super::shares::PerFamily;
 use super::sys::{self, Batch};
 
-/// Entries that are looked at before others get their turn.
+/// Entries that one round looks at before it lets other calls run.
 const ROUND: usize = 16_384;
 /// Entries of one system call.
 const BATCH: usize = 1024;
-/// Ended flows that wait for whoever tells of them.
+/// Ended flows that are kept until they are reported.
 const KEPT: usize = 8192;
-/// Of one attachment and one round.
+/// Ended flows of one attachment that one round keeps.
 const SHARE: usize = 512;
 
 /// An address in the network (zone) that it is used in.
@@ -45,14 +45,14 @@ pub struct FlowEntry {
     pub protocol: u8,
     /// Id of the outer VLAN tag, 0 without one.
     pub vlan: u16,
-    /// What the programs know of it.
+    /// The state that the programs keep.
     pub flow: Flow,
 }
 
-/// Why a flow was taken out of the table.
+/// The reason why a flow was removed from the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Its time without a packet was over.
+    /// No packet came within its timeout.
     Expired,
     /// One of its ends is no longer attached.
     Detached,
@@ -63,40 +63,41 @@ pub enum Ending {
 /// A flow that was taken out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// When it was found, seconds of the kernel's monotonic clock.
+    /// Time of removal, seconds of the kernel's monotonic clock.
     pub at: u32,
-    /// As it was then.
+    /// The entry at that time.
     pub entry: FlowEntry,
     /// Why.
     pub ending: Ending,
 }
 
-/// What the last whole pass over the table has found.
+/// The counts of the last complete pass over the table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Census {
     /// IPv4 entries that had not ended.
     pub v4: u64,
     /// IPv6 entries.
     pub v6: u64,
-    /// The same by the attachment at whose hooks they were entered.
+    /// Entries by the attachment at whose hooks they were entered.
     pub by_attachment: BTreeMap<u32, PerFamily>,
 }
 
 /// Both maps of the flow table.
 pub struct FlowTable {
     passes: Mutex<Passes>,
-    /// Hosts that are gone, whose flows no pass has begun to look for yet.
+    /// Hosts that are gone, for whose flows no search has begun yet.
     gone: Mutex<BTreeSet<Host>>,
     ended: Mutex<Waiting>,
     census: Mutex<Option<Census>>,
-    /// Places of each attachment that has been given some.
+    /// Places of each attachment that has any.
     places: Mutex<BTreeMap<u32, PerFamily>>,
     capacity: [u32; 2],
-    /// How often something has become isolated: only then flows are entered. See [`Self::may_hold_flows`].
+    /// Counts assignments of policies: flows are entered only where something is isolated. See
+    /// [`Self::may_hold_flows`].
     expected: AtomicU64,
-    /// What `expected` was when the last whole pass began.
+    /// `expected` at the start of the last complete pass.
     last_pass: AtomicU64,
-    /// What `expected` was when the table was last seen to be empty and to stay so.
+    /// `expected` at the last time when the table was empty and would stay so.
     seen_empty: AtomicU64,
 }
 
@@ -111,25 +112,25 @@ struct Passes {
     v6: FamilyTable<Ip6>,
     position: Position,
     counting: Census,
-    /// By attachment, its places and how many flows it has beyond their number.
+    /// By attachment, its places and the number of its flows beyond them.
     beyond: BTreeMap<u32, [Beyond; 2]>,
-    /// What [`FlowTable::expected`] was when this pass began.
+    /// [`FlowTable::expected`] at the start of this pass.
     begun: u64,
 }
 
-/// What an attachment has too much of.
+/// The excess flows of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Beyond {
     places: u32,
     flows: u32,
 }
 
-/// Where the pass over both maps is.
+/// The position of the pass over both maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Position {
     /// The map of IPv4 is done.
     in_v6: bool,
-    /// Where to go on in the map; `None`: at its beginning.
+    /// Position in the map; `None`: its beginning.
     next: Option<u32>,
 }
 
@@ -157,7 +158,7 @@ impl FlowTable {
         })
     }
 
-    /// Goes on with the pass over the table: takes out what has ended, and counts the rest. One round looks at a
+    /// Continues the pass over the table: removes flows that have ended, and counts the others. One round looks at a
     /// bounded number of entries. `true` when the pass is at its end.
     ///
     /// An entry is looked at again right before it is taken out. A packet that enters a new flow of the same key in the
@@ -226,7 +227,7 @@ impl FlowTable {
         let gone = {
             let mut gone = lock(&self.gone);
             if mine.is_disjoint(&gone) {
-                // Whoever had the lock before has looked for these as well.
+                // The holder of the lock before has removed these as well.
                 return Ok(());
             }
             std::mem::take(&mut *gone)
@@ -252,13 +253,13 @@ impl FlowTable {
         done
     }
 
-    /// The flows that were taken out since the last call, and how many others were beyond what is kept.
+    /// The flows that were removed since the last call, and the number of further ones that were not kept.
     pub fn take_ended(&self) -> (Vec<Ended>, u64) {
         let waiting = std::mem::take(&mut *lock(&self.ended));
         (waiting.flows, waiting.untold)
     }
 
-    /// What the last whole pass has found; `None` before the first.
+    /// The counts of the last complete pass; `None` before the first.
     pub fn census(&self) -> Option<Census> {
         lock(&self.census).clone()
     }
@@ -429,7 +430,7 @@ where
         }
     }
 
-    /// Takes an entry out if it is there and still meant; gives what it was.
+    /// Removes an entry if it is there and has not changed; returns it.
     fn take_out(
         &mut self,
         key: &FlowKey<A>,
@@ -487,6 +488,6 @@ fn entry<A: Address>(key: &FlowKey<A>, flow: Flow) -> FlowEntry {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic leaves is a pass that ended early.
+    // A panic leaves a pass that ended early.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,9 @@
 //! The places of each attachment in the flow table.
 //!
-//! [`share_out`] decides. Half of the table is everyone's alike; the other half goes to who uses more, the modest
-//! first, so that nobody gets more than another who wants as much. An eighth is kept for attachments that are still to
-//! come. Nothing is lent that could not be taken back: an attachment that has fewer places than before goes on within
-//! those, and what of its own flows is beyond them is taken out of the table while it has more flows than places.
+//! [`share_out`] decides. Half of the table is shared equally; the other half goes to attachments that use more,
+//! smallest demand first, so that equal demands get equal places. An eighth is kept for new attachments. Places can be
+//! taken back: an attachment that has fewer places than before keeps to those, and its flows beyond them are removed
+//! while it has more flows than places.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,12 @@ use super::pin::Pins;
 /// Places, or flows, of an attachment: IPv4 and IPv6.
 pub type PerFamily = [u32; 2];
 
-/// The fewest places that an attachment has, however many there are.
+/// The fewest places of an attachment, with any number of attachments.
 const LEAST: u32 = 16;
-/// Places for each flow that goes on now.
+/// Places for each live flow.
 const HEADROOM: u32 = 4;
 
-/// How many places each attachment has in a table of this capacity. `held`: how many of its flows go on, and how many
-/// places it has so far.
+/// The places of each attachment in a table of this capacity. `held`: its live flows, and its places so far.
 ///
 /// The sum is at most seven eighths of the capacity, unless every attachment has [`LEAST`].
 pub fn share_out(held: &BTreeMap<u32, (u32, u32)>, capacity: u32) -> BTreeMap<u32, u32> {
@@ -118,7 +117,7 @@ impl Shares {
         self.set(id, Share { answers_until: until, ..share })
     }
 
-    /// Whoever gets the number next has no share yet. Idempotent.
+    /// Clears the share of a number, so that the next attachment with that number has none. Idempotent.
     pub(super) fn clear(&mut self, id: u32) -> Result<(), BpfError> {
         self.given.remove(&id);
         let share = self.get(id)?;
@@ -132,8 +131,8 @@ impl Shares {
         self.set(id, Share::default())
     }
 
-    /// Gives each attachment its places, and takes those of others back. `live`: how many flows attachments have.
-    /// Returns what each has.
+    /// Gives each attachment its places, and takes the places of others back. `live`: the live flows of each. Returns
+    /// the places of each.
     pub(super) fn share_out(
         &mut self,
         live: &BTreeMap<u32, PerFamily>,
@@ -167,7 +166,8 @@ impl Shares {
         Ok(shares)
     }
 
-    /// Sets the places of an attachment. Fewer than before: first nobody takes those beyond, then they are cleared.
+    /// Sets the places of an attachment. When there are fewer than before, the share is lowered first, so that no flow
+    /// takes a place beyond it, and then those places are cleared.
     fn give(&mut self, id: u32, places: PerFamily) -> Result<(), BpfError> {
         let share = self.get(id)?;
         let taken = taken(&share);
