@@ -122,7 +122,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| is_executable(candidate))
 }
 
-/// Whether this process may do what root may.
+/// Whether this process has the rights of root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -58,7 +58,7 @@ pub fn static_executables(
     for name in names {
         cargo.args(["--bin", name]);
     }
-    // Named, so that the result is where this function says whatever the caller's configuration is.
+    // Named, so that the caller's configuration does not change the place of the result.
     cargo.arg("--target-dir").arg(tree::root().join("target"));
     cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
     // Read by the build script of `netattach`, which would otherwise look below the directory of this target.

@@ -1,4 +1,4 @@
-//! `cargo xtask build-ebpf`: compiles netattach-ebpf to `target/bpf/netattach.bpf.o` and looks at what came out.
+//! `cargo xtask build-ebpf`: compiles netattach-ebpf to `target/bpf/netattach.bpf.o` and checks the result.
 
 use std::env;
 use std::fs;
@@ -83,7 +83,7 @@ fn cargo_for(compiler: &Compiler) -> Command {
         }
         Kind::Debian => {
             let mut cargo = child::cargo();
-            // A released compiler takes the unstable features that BPF needs only when told to.
+            // A released compiler takes the unstable features that BPF needs only with this variable.
             cargo.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
             cargo
         }
@@ -103,7 +103,7 @@ fn rustflags(linker: &Path) -> String {
     fixed.into_iter().chain(remap_home.as_deref()).collect::<Vec<_>>().join("\x1f")
 }
 
-/// Copies only what differs: the agent is rebuilt when the object's time changes.
+/// Copies only changed files: the agent is rebuilt when the object's time changes.
 fn place(built: &Path, wanted: &Path) -> anyhow::Result<bool> {
     let new = fs::read(built).with_context(|| format!("read {}", built.display()))?;
     if fs::read(wanted).is_ok_and(|old| old == new) {

@@ -1,4 +1,4 @@
-//! The few questions xtask asks about ELF files: is it static, what does it need, what is in this BPF object.
+//! Properties of ELF files: static or not, needed libraries, contents of a BPF object.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use object::elf::{DT_NEEDED, FileHeader64, PT_INTERP};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
 
-/// What a BPF object holds.
+/// The contents of a BPF object.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct BpfContents {
     /// Entry points, as `section/function`, sorted.
@@ -19,7 +19,7 @@ pub struct BpfContents {
     pub btf_bytes: u64,
 }
 
-/// Whether the executable runs without a dynamic loader, that is on any node whatever its C library.
+/// Whether the executable runs without a dynamic loader, that is on any node with any C library.
 ///
 /// # Errors
 /// The file cannot be read or is not a 64-bit ELF file.

@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: runs every target of `fuzz/` with coverage feedback, on the released compiler.
 //!
 //! The flags are those that turn on LLVM's coverage instrumentation for libFuzzer; with them no other tool is
-//! needed. `cargo fuzz` works on the same directory for whoever prefers it.
+//! needed. `cargo fuzz` works on the same directory.
 //!
 //! What targets find by themselves is below `target/fuzz/corpus` and is the start of the next run. A long run also puts
 //! what reaches code that nothing in `fuzz/corpus` reaches there, to be committed.
@@ -28,7 +28,7 @@ const INPUT_TIMEOUT: u32 = 10;
 /// How long each target runs in a long run at least, in seconds.
 pub const LONG: u32 = 600;
 
-/// Coverage and comparisons. No address sanitizer: what the targets run is safe Rust, where a broken bound is a panic.
+/// Coverage and comparisons. No address sanitizer: the targets run safe Rust, where a broken bound is a panic.
 const RUSTFLAGS: [&str; 6] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -49,7 +49,7 @@ struct Named {
     name: String,
 }
 
-/// What to run for how long.
+/// The targets to run, and the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Names of targets; all of them if this is empty.
@@ -143,9 +143,9 @@ fn chosen(all: Vec<String>, wanted: &[String]) -> anyhow::Result<Vec<String>> {
 struct Target<'a> {
     name: &'a str,
     executable: PathBuf,
-    /// What it has found by itself.
+    /// The inputs that it has found.
     found: PathBuf,
-    /// What is committed.
+    /// The committed inputs.
     seeds: PathBuf,
     /// Inputs that it failed at.
     findings: PathBuf,

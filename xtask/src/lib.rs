@@ -1,17 +1,17 @@
 //! netattach's build, test and demo driver, as a library shared by its executables and by the benchmarks (`bench`).
 //!
-//! | module | what it answers |
+//! | module | task |
 //! |---|---|
-//! | [`tree`] | where things are in this repository |
+//! | [`tree`] | paths in this repository |
 //! | [`progress`] | one line per step on the terminal: title, time, result |
 //! | [`child`] | running other programs, with their output kept until it matters |
-//! | [`setup`] | what this machine lacks, and installing it |
+//! | [`setup`] | installs tools that this machine lacks |
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
 //! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
 //! | [`vm`] | selections of the tests in virtual machines: an older kernel, a card with VFs |
-//! | [`demo`] | what netattach does, as a story in eight steps |
+//! | [`demo`] | a demonstration of netattach in eight steps |
 //!
 //! [`source`] lists the Rust files for `tidy` and `conformance`.
 

@@ -1,4 +1,4 @@
-//! `cargo xtask <verb>`: see the library for what each verb does.
+//! `cargo xtask <verb>`: see the library for the verbs.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

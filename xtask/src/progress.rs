@@ -47,7 +47,7 @@ pub enum Done {
     Changed(String),
 }
 
-/// What a running step says about itself; cheap to call for every line of a child's output.
+/// The note of a running step; cheap to set for every line of a child's output.
 #[derive(Clone, Default)]
 pub struct Progress(Arc<Mutex<String>>);
 
@@ -116,7 +116,7 @@ pub fn line(text: &str) {
     let _ = writeln!(io::stdout().lock(), "{text}");
 }
 
-/// Prints an error chain, each layer once, and what to do next if a layer knows it.
+/// Prints an error chain, each layer once, and the advice of a [`UserError`] in it.
 pub fn failure(error: &anyhow::Error) {
     let chain: Vec<String> = error.chain().map(ToString::to_string).collect();
     let mut text = format!("error: {}", chain.join(": "));

@@ -18,7 +18,7 @@ pub(crate) fn all() -> anyhow::Result<Vec<Source>> {
     matching("*.rs")
 }
 
-/// Every file with such a name that is in the repository or could be added to it: what git ignores does not count.
+/// Every file with such a name that is in the repository or could be added to it: files that git ignores are left out.
 pub(crate) fn matching(names: &str) -> anyhow::Result<Vec<Source>> {
     let mut git = std::process::Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", names]);

@@ -1,4 +1,4 @@
-//! What the kernel holds of the demo's BPF, as bpftool lists it.
+//! The kernel's BPF objects of the demo, as bpftool lists them.
 
 use std::path::Path;
 

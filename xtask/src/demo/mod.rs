@@ -1,10 +1,10 @@
-//! `cargo xtask demo`: what netattach does, as a story in eight steps that checks itself.
+//! `cargo xtask demo`: a demonstration of netattach in eight steps, which checks itself.
 //!
 //! Commands are shown as one would type them, and run by a shell that finds our executables first; only where a
 //! tool might be missing (jq) or would list strangers' objects too (bpftool) is its output made here. Nothing is
 //! left behind, however the demo ends: it takes place in namespaces of its own, see [`stage`].
 //!
-//! The story is told by `transcript`, with `traffic` between the pods, and `kernel` for what bpftool would list.
+//! `transcript` prints it, `traffic` sends between the pods, and `kernel` lists BPF objects as bpftool does.
 
 mod kernel;
 mod stage;
@@ -38,7 +38,7 @@ const EDIT: &str = "sed -i '0,/app: client/ s//app: other/' manifests/30-policy.
 /// More than two seconds of traffic, so that a restart fits in.
 const PINGS: u32 = 200;
 
-/// Sets up, builds and tells the story.
+/// Sets up, builds and runs the demonstration.
 ///
 /// # Errors
 /// Something cannot be prepared, or was not as expected.
@@ -349,7 +349,7 @@ impl Story {
         self.transcript.expect("the kernel has freed all programs and maps", &true, &true)
     }
 
-    /// Types a line of shell, runs it and shows what it says.
+    /// Prints a line of shell, runs it and prints its output.
     fn show(&self, line: &str) -> anyhow::Result<String> {
         self.transcript.command(line);
         let said = self.stage.run(line)?;

@@ -2,7 +2,7 @@
 //!
 //! The calling thread moves to a new network namespace, which is the node, and to a new mount namespace with a
 //! `/run` and a BPF filesystem of its own. Named namespaces of pods, leases, socket, journal and pins exist
-//! only there: the kernel takes them away with the last process, whatever ends it.
+//! only there: the kernel removes them with the last process, however it ends.
 
 use std::fs::{self, File};
 use std::net::IpAddr;
@@ -79,7 +79,7 @@ impl Stage {
     /// Runs a line of shell on the node and returns its standard output.
     ///
     /// # Errors
-    /// It fails; carries what it said.
+    /// It fails; carries its output.
     pub(super) fn run(&self, line: &str) -> anyhow::Result<String> {
         let output = self.shell(line).stdin(Stdio::null()).output().context("start sh")?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -149,7 +149,7 @@ impl Stage {
         let ended =
             until("netattachd has ended", || Ok(agent.try_wait().context("wait for netattachd")?.is_some()));
         if ended.is_err() {
-            // It is not left behind, even if it does not do as told.
+            // Killed if it does not end by itself.
             self.agent = Some(agent);
         }
         ended
@@ -216,7 +216,7 @@ pub(super) fn until(what: &str, mut holds: impl FnMut() -> anyhow::Result<bool>)
     let deadline = Instant::now() + PATIENCE;
     while !holds()? {
         ensure!(Instant::now() < deadline, "still not so after {} s: {what}", PATIENCE.as_secs());
-        // What is waited for here sends no notice: a socket, a process, kernel objects that are freed later.
+        // These send no notice: a socket, a process, kernel objects that are freed later.
         thread::sleep(PAUSE);
     }
     Ok(())

@@ -11,13 +11,13 @@ use anyhow::{Context, bail};
 use super::stage::{inside, joined};
 
 const GREETING: &str = "welcome\n";
-/// On one machine an answer takes well under a millisecond; what was dropped never comes.
+/// On one machine an answer takes well under a millisecond; a dropped packet never comes.
 const SILENCE: Duration = Duration::from_millis(300);
 /// Between two looks at a verdict that is about to change.
 const BLINK: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What came of a connection.
+/// The outcome of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The server greeted.

@@ -1,4 +1,4 @@
-//! How the story is told: numbered steps, commands, their output, and a tick for everything that was as expected.
+//! The transcript: numbered steps, commands, their output, and a tick for each expectation that is met.
 
 use std::fmt::{self, Debug};
 use std::io::{self, IsTerminal};
@@ -53,7 +53,7 @@ impl Transcript {
         }
     }
 
-    /// What a command or the story itself has to say.
+    /// Output of a command, or text of the demonstration.
     pub(super) fn output(&self, text: &str) {
         for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
             progress::line(&format!("{INDENT}  {line}"));
@@ -65,7 +65,7 @@ impl Transcript {
         self.output(&aligned(rows));
     }
 
-    /// Compares what was seen with what the story says.
+    /// Compares the observation with the expectation.
     ///
     /// # Errors
     /// They differ.

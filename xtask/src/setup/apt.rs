@@ -60,7 +60,7 @@ pub(super) fn install(packages: &[&str], progress: &Progress) -> anyhow::Result<
     Ok(())
 }
 
-/// What packages compress files with.
+/// The compressors of packages.
 pub(super) fn ensure_xz(progress: &Progress) -> anyhow::Result<()> {
     match child::find("xz") {
         Some(_) => Ok(()),
@@ -132,7 +132,7 @@ impl Suite {
         Ok(Self { private, config })
     }
 
-    /// What a package that holds nothing itself stands for.
+    /// The packages that an empty package depends on.
     pub(super) fn first_dependency(&self, package: &str) -> anyhow::Result<String> {
         let mut ask = Command::new("apt-cache");
         ask.args(["depends", package]).env("APT_CONFIG", &self.config);

@@ -28,7 +28,7 @@ pub const TARGET: &str = "bpfel-unknown-none";
 pub struct Compiler {
     /// How it is called.
     pub kind: Kind,
-    /// Its version, as it tells it.
+    /// Version, as it prints it.
     pub version: String,
     /// The major version of its LLVM.
     pub llvm: u32,

@@ -13,7 +13,7 @@ use crate::vm::guests::Guest;
 
 /// The modules that were asked for when a kernel was unpacked.
 const WANTED: &str = "wanted";
-/// What the kernel calls itself.
+/// The release name of the kernel.
 const RELEASE: &str = "release";
 /// The kernel.
 const IMAGE: &str = "vmlinuz";
@@ -22,11 +22,11 @@ const MODULES: &str = "modules";
 
 /// A kernel that a guest can be started with.
 pub struct Kernel {
-    /// What it calls itself.
+    /// Release name.
     pub release: String,
     /// The kernel.
     pub image: PathBuf,
-    /// Its modules, each after what it needs.
+    /// Modules, each after its dependencies.
     pub modules: Vec<PathBuf>,
 }
 

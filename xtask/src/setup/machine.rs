@@ -37,7 +37,7 @@ const SUITES: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// What virtual machines are run by.
+/// The emulator of virtual machines.
 pub struct Emulator {
     /// The executable.
     pub program: PathBuf,
@@ -59,7 +59,7 @@ fn emulator() -> Option<Emulator> {
     Some(Emulator { program, libraries, firmware })
 }
 
-/// What a guest is started with, if it has been set up and the emulator starts.
+/// The emulator and its options, if it has been set up and the emulator starts.
 pub fn machine(guest: &Guest) -> Option<(Emulator, Kernel)> {
     Some((emulator()?, kernel::find(guest)?))
 }

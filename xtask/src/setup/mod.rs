@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: find what this machine lacks, install it, say so.
+//! `cargo xtask setup`: finds and installs tools that this machine lacks, and reports them.
 //!
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
 //!
@@ -20,7 +20,7 @@ pub use machine::{Emulator, machine};
 pub use runtimes::runtimes;
 pub use tools::{bpftool, reference_plugins};
 
-/// What the machine is being prepared for.
+/// The purpose of the set-up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Building, the demo and the benchmarks.
@@ -31,16 +31,16 @@ pub enum Scope {
     Testing,
     /// The gate: every test without exception, and the fuzz targets.
     Gate,
-    /// The usual and what the dataplane is compared with.
+    /// The usual tools, and those that the dataplane is compared with.
     Comparing,
     /// The usual and the virtual machines.
     Machine,
 }
 
-/// Installs what is missing.
+/// Installs missing tools.
 ///
 /// # Errors
-/// The first step that cannot be completed, with what to do about it.
+/// The first step that cannot be completed, with advice.
 pub fn run(scope: Scope) -> anyhow::Result<()> {
     progress::heading("setup");
     progress::step("static C library", tools::ensure_static_libc)?;

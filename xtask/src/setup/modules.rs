@@ -12,13 +12,13 @@ use crate::child;
 /// A module, ready to be loaded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Module {
-    /// What it is called, with `_` for `-`.
+    /// Name, with `_` for `-`.
     pub(super) name: String,
     /// Not compressed.
     pub(super) content: Vec<u8>,
 }
 
-/// The modules `wanted` of those below a directory, and all that they need, each after what it needs.
+/// The modules `wanted` of those below a directory, and all that they need, each after its dependencies.
 pub(super) fn closure(root: &Path, wanted: &[&str]) -> anyhow::Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     collect(root, &mut files)?;
@@ -44,7 +44,7 @@ fn add(name: &str, files: &BTreeMap<String, PathBuf>, order: &mut Vec<Module>) -
     Ok(())
 }
 
-/// What a module says that it needs: `depends=` in its information, which is a list of strings that end with a zero.
+/// The dependencies of a module: `depends=` in its information, which is a list of strings that end with a zero.
 fn needs(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -61,7 +61,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("read {}", path.display()))
 }
 
-/// What a file calls the module in it: `sch-ingress.ko`, `igb.ko.xz`.
+/// The module name of a file: `sch-ingress.ko`, `igb.ko.xz`.
 fn name_of(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let name = name.strip_suffix(".xz").unwrap_or(name).strip_suffix(".ko")?;

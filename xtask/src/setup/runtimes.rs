@@ -33,7 +33,7 @@ const SUITES: [(&str, &[&str]); 2] = [
     ("sid", &["containerd"]),
 ];
 
-/// What has to start, with the directory it is in.
+/// The programs that have to start, with their directories.
 const PROGRAMS: [&str; 5] = [
     "bookworm/usr/bin/containerd",
     "bookworm/usr/sbin/runc",
@@ -81,7 +81,7 @@ fn version(runtimes: &Path, program: &str) -> anyhow::Result<String> {
     Ok(format!("{name} {}", number_in(&words).unwrap_or_default()))
 }
 
-/// The first word of the first line that begins with a digit, without what a distribution appended.
+/// The first word of the first line that begins with a digit, without the suffix of a distribution.
 fn number_in(words: &str) -> Option<&str> {
     let numbers =
         words.lines().next()?.split(' ').filter(|word| word.starts_with(|c: char| c.is_ascii_digit()));

@@ -1,4 +1,4 @@
-//! What tests, demo and benchmarks use besides the compilers.
+//! Tools that tests, demo and benchmarks use besides the compilers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::{child, tree};
 
 /// The first bpftool that knows tcx links.
 const BPFTOOL_MINIMUM: (u32, u32) = (7, 5);
-/// Suites that carry a new enough bpftool, oldest C library first: it runs on whatever is not older.
+/// Suites that carry a new enough bpftool, oldest C library first: it runs on any that is not older.
 const BPFTOOL_SUITE: &str = "bookworm-backports";
 const REFERENCE_SUITE: &str = "sid";
 const BPFFS: &str = "/sys/fs/bpf";
@@ -90,7 +90,7 @@ pub(super) fn ensure_cxx(progress: &Progress) -> anyhow::Result<Done> {
     Ok(Done::Changed("installed g++".to_owned()))
 }
 
-/// What policies are compared with.
+/// The tools that policies are compared with.
 pub(super) fn ensure_iptables(progress: &Progress) -> anyhow::Result<Done> {
     if child::find("iptables-restore").is_some() {
         return Ok(Done::Unchanged("present".to_owned()));

@@ -29,7 +29,7 @@ struct Advisory {
 struct About {
     id: String,
     package: String,
-    /// The kind of what is no vulnerability.
+    /// The kind of an advisory that is no vulnerability.
     informational: Option<String>,
     /// When it was taken back.
     withdrawn: Option<String>,

@@ -59,7 +59,7 @@ fn wide(page: &Source) -> Vec<Violation> {
         return Vec::new();
     }
     let wide = |text: &str| !text.starts_with('|') && text.chars().count() > COLUMNS;
-    // What a command writes is as wide as the command writes it.
+    // The output of commands may be wider.
     let mut is_written = false;
     let by_hand = prose(&page.text).filter(move |(_, text)| {
         is_written = text.starts_with("<!-- begin: ") || is_written && !text.starts_with("<!-- end: ");
@@ -98,7 +98,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What stands in the parentheses of links.
+/// The targets of links.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target))
 }

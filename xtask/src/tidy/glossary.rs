@@ -15,7 +15,7 @@ const PAGE: &str = "docs/glossary.md";
 const STEPS: &str = "netattach/src/step/mod.rs";
 /// The enum `Link`, whose variants are written as steps.
 const LINKS: &str = "netattach/src/spec.rs";
-/// What begins the row of kinds of steps, and the section of verbs.
+/// A cell of the row of kinds of steps, and the heading of the section of verbs.
 const KINDS_ROW: &str = "kinds of steps";
 const VERBS_SECTION: &str = "## Putting away";
 

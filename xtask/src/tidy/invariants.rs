@@ -1,6 +1,6 @@
 //! The promises of docs/architecture.md that a reader of the source can check, mostly absences.
 //!
-//! Each is one row of [`RULES`]: which names, who alone may use them, and why.
+//! Each is one row of [`RULES`]: names, the modules that alone may use them, and the reason.
 
 use anyhow::Context;
 
@@ -114,7 +114,7 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// File and directory names that say nothing about what is inside.
+/// File and directory names that say nothing about the content.
 const ATTICS: [&str; 8] = ["utils", "util", "helpers", "helper", "manager", "common", "misc", "shared"];
 
 pub(super) fn check() -> anyhow::Result<Done> {

@@ -1,4 +1,4 @@
-//! Which top module of `netattach` may name which: the table in docs/architecture.md, compared with what the source names.
+//! Which top module of `netattach` may name which: the table in docs/architecture.md, compared with the source.
 //!
 //! The table is the list: a module may name what its row lists, and a row may list only modules whose rows stand above it. So
 //! there is no circle, and the map that newcomers read is the one that holds.
@@ -160,7 +160,7 @@ fn declared(source: &Source) -> Vec<Declared> {
         }
     }
     let mut modules = Modules(Vec::new());
-    // What does not parse is reported by who parses it for its names.
+    // Files that do not parse are reported by the check of names.
     if let Ok(file) = syn::parse_file(&source.text) {
         modules.visit_file(&file);
     }

@@ -1,6 +1,6 @@
 //! The licence of every dependency against the list in deny.toml.
 //!
-//! deny.toml keeps cargo-deny's format, so that whoever has cargo-deny can use it; building it here would take
+//! deny.toml keeps cargo-deny's format, so that cargo-deny can use it; building it here would take
 //! longer than all other checks together.
 
 use std::fs;
@@ -43,7 +43,7 @@ struct Package {
 pub(super) fn check() -> anyhow::Result<Done> {
     let list = fs::read_to_string(tree::root().join(LIST)).context("read deny.toml")?;
     let allowed = allowed(&list)?;
-    // Only what is built on the platforms we ship for: a dependency of another platform is never distributed.
+    // Only dependencies on the platforms we ship for: a dependency of another platform is never distributed.
     let mut cargo = child::cargo();
     cargo.args(["metadata", "--format-version", "1", "--locked"]);
     for triple in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: what every change must satisfy before its tests are worth running.
+//! `cargo xtask tidy`: the checks that every change must pass before its tests run.
 //!
 //! `invariants` are the promises about the source tree, checked on the `names` that files use, and
 //! `layers` which module may name which, with the `circles` of files; `licences` those of dependencies,
@@ -29,11 +29,11 @@ pub enum Part {
     Format,
     /// Clippy on all targets, warnings being errors.
     Lints,
-    /// What the source tree promises about itself.
+    /// The invariants of the source tree.
     Invariants,
     /// Links, width and length of the documents; the words of the glossary.
     Documents,
-    /// Which module may name which, against docs/architecture.md; what the headings of folders name.
+    /// The layers of modules, against docs/architecture.md; the modules that headings of folders name.
     Layers,
     /// docs/conformance.md against the tests.
     Conformance,
@@ -50,7 +50,7 @@ pub(crate) struct Violation {
     pub(crate) path: String,
     /// Line in the file, from 1.
     pub(crate) line: usize,
-    /// What was found.
+    /// The finding.
     pub(crate) found: String,
     /// The rule it breaks.
     pub(crate) rule: &'static str,
@@ -109,7 +109,7 @@ fn format(progress: &Progress) -> anyhow::Result<Done> {
 fn lints(progress: &Progress) -> anyhow::Result<Done> {
     for manifest in WORKSPACES {
         let all = ["clippy", "--workspace", "--all-targets", "--quiet", "--manifest-path", manifest];
-        // One directory, so that what both need is compiled once.
+        // One directory, so that shared dependencies are compiled once.
         child::run(
             child::cargo().args(all).args(["--target-dir", "target", "--", "-D", "warnings"]),
             progress,
