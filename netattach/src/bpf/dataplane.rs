@@ -187,8 +187,8 @@ impl Dataplane {
         self.lost_flows
     }
 
-    /// Removes the pins of agents of other layouts. Every device has to run this agent's programs: maps that are pinned
-    /// no more can be changed by nobody. Idempotent.
+    /// Removes the pins of agents of other layouts. Every device has to run this agent's programs before: maps without
+    /// a pin can no longer be changed. Idempotent.
     pub fn remove_other_layouts(&self) -> Result<(), BpfError> {
         self.pins.remove_other_layouts()
     }

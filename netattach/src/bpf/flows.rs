@@ -161,8 +161,8 @@ impl FlowTable {
     /// Continues the pass over the table: removes flows that have ended, and counts the others. One round looks at a
     /// bounded number of entries. `true` when the pass is at its end.
     ///
-    /// An entry is looked at again right before it is taken out. A packet that enters a new flow of the same key in the
-    /// microsecond between has its flow forgotten, as it can always be when the table is full.
+    /// An entry is read again right before it is deleted. When a packet enters a new flow of the same key in the
+    /// microsecond between, that flow is deleted, as can happen at any time when the table is full.
     pub fn collect(&self) -> Result<bool, BpfError> {
         let mut passes = lock(&self.passes);
         let Passes { v4, v6, position, counting, beyond, begun } = &mut *passes;
@@ -199,7 +199,7 @@ impl FlowTable {
             } else {
                 v4.look(position.next, now, |key, flow| judge(key.protocol, flow), &mut end)?
             };
-            // A batch without entries has still gone through buckets.
+            // A batch without entries has walked buckets too.
             left = left.saturating_sub(batch.count.max(1));
             position.next = batch.next;
             if batch.next.is_none() {
@@ -215,8 +215,8 @@ impl FlowTable {
         Ok(false)
     }
 
-    /// Takes out every flow of hosts that are gone, so that whoever gets such an address next does not find them.
-    /// Returns when it is done. Several that come together share a pass.
+    /// Removes every flow of hosts that are gone, so that the next owner of the address does not find them. Returns
+    /// when it is done. Concurrent calls share a pass.
     pub fn purge(&self, hosts: impl IntoIterator<Item = Host>) -> Result<(), BpfError> {
         let mine: BTreeSet<Host> = hosts.into_iter().collect();
         if mine.is_empty() || !self.may_hold_flows() {
@@ -264,13 +264,13 @@ impl FlowTable {
         lock(&self.census).clone()
     }
 
-    /// Tells how many places attachments have: what is beyond them is taken out by the next pass of who has more flows
-    /// than places.
+    /// Sets the places of attachments. The next pass removes flows beyond them of attachments that have more flows than
+    /// places.
     pub fn set_places(&self, places: BTreeMap<u32, PerFamily>) {
         *lock(&self.places) = places;
     }
 
-    /// How many places an attachment has.
+    /// The places of an attachment.
     pub fn places_of(&self, id: u32) -> PerFamily {
         lock(&self.places).get(&id).copied().unwrap_or_default().map(Share::places)
     }

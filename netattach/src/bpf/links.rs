@@ -21,8 +21,8 @@ use super::sys::{self, LinkInfo, XdpMode};
 /// Prefix of the pins of links on devices in pods: an attachment's number follows.
 const IN_POD: &str = "pod";
 
-/// Those of our programs that can meet on one hook of a device, in the order in which packets are to meet them: what a
-/// parent drops is passed on by no uplink.
+/// Our programs that can be on one hook of a device, in the order in which packets meet them: an uplink passes on no
+/// packet that a parent drops.
 const IN_ORDER: [Program; 3] = [Program::Entry(Entry::InFrom), Program::Entry(Entry::InTo), Program::Wire];
 
 /// Where a link runs a program of ours.
@@ -101,8 +101,8 @@ impl Links {
         Self { directory: root.join(pin::LINKS) }
     }
 
-    /// The program runs there, before what is there already, but for programs of ours that come first ([`IN_ORDER`]).
-    /// One that runs there is replaced in one step: no packet passes between the two. The calling thread is in the
+    /// Runs the program there, before other programs, but after those of ours that come first ([`IN_ORDER`]). A program
+    /// of an earlier object is replaced in one step: no packet passes between the two. The calling thread is in the
     /// device's namespace.
     pub(super) fn ensure(&self, place: LinkPlace, program: BorrowedFd<'_>) -> Result<(), BpfError> {
         let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
@@ -146,8 +146,8 @@ impl Links {
         Ok(())
     }
 
-    /// Gives a link its pin whose program runs on the device already, under the name of another device: a hook has a
-    /// program once, and to take it off for that would let packets by. `false`: there is none.
+    /// Renames the pin of a link whose program runs on the device already, but whose pin names another device. A hook
+    /// takes a program only once, and detaching it would let packets pass. `false`: there is no such link.
     fn take_over(&self, place: LinkPlace, program: BorrowedFd<'_>, path: &Path) -> Result<bool, BpfError> {
         // A pod's index says nothing without the pod.
         let LinkPlace::Node { ifindex, .. } = place else { return Ok(false) };
@@ -164,7 +164,7 @@ impl Links {
         Ok(false)
     }
 
-    /// The last of our links on the same hook that packets are to meet before that one.
+    /// The last of our links on the same hook that packets meet before that place.
     fn predecessor(&self, place: LinkPlace) -> Result<Option<OwnedFd>, BpfError> {
         let LinkPlace::Node { ifindex, program } = place else { return Ok(None) };
         let rank = IN_ORDER.iter().position(|one| *one == program).unwrap_or(0);
@@ -183,8 +183,7 @@ impl Links {
         Ok(found.filter(|info| info.ifindex == place.ifindex()))
     }
 
-    /// There is no link of that pin. Where there was none that is fine; on a device that is still there it takes a
-    /// grace period.
+    /// Removes the link. Idempotent. On a device that is still there it takes a grace period.
     pub(super) fn remove(&self, place: LinkPlace) -> Result<(), BpfError> {
         remove(&self.path(place))
     }
@@ -207,7 +206,7 @@ impl Links {
         Ok(self.pinned(IN_POD)?.into_iter().map(|(attachment, _)| attachment).collect())
     }
 
-    /// The pinned links whose names begin so: the number that follows and the name of the program.
+    /// The pinned links with this prefix: the number that follows it, and the name of the program.
     fn pinned(&self, prefix: &str) -> Result<Vec<(u32, String)>, BpfError> {
         let failed = |source| BpfError::PinTree { action: "list", path: self.directory.clone(), source };
         let entries = match fs::read_dir(&self.directory) {
@@ -252,8 +251,8 @@ fn open(path: &Path) -> Result<Option<(OwnedFd, LinkInfo)>, BpfError> {
     }
 }
 
-/// What a pin leaves behind is released later, and a device takes a program only once: it is taken off the device
-/// first.
+/// Detaches the link from its device, then removes the pin: a link without a pin is released later, and a device takes
+/// a program only once.
 fn remove(path: &Path) -> Result<(), BpfError> {
     let failed = |source| BpfError::PinTree { action: "remove", path: path.to_path_buf(), source };
     let Some((link, info)) = open(path)? else { return Ok(()) };

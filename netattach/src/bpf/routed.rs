@@ -77,8 +77,8 @@ impl Routed {
         self.remove_addresses(|address, of| of == id && !wanted.contains(address))
     }
 
-    /// Says what an attachment's device leaves to the packet filter. Its addresses are guarded before, and after that
-    /// it leaves nothing they are guarded no more.
+    /// Sets the traffic that an attachment's device leaves to the packet filter. Addresses are guarded before the gate
+    /// opens, and released after it has closed.
     ///
     /// # Errors
     /// The map could not be written.

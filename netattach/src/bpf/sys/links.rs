@@ -99,8 +99,8 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
     unsafe { bpf(Command::LinkUpdate, &attributes) }.map(drop)
 }
 
-/// The device of a link does not run its program any more when this returns; the link itself is gone with its last pin
-/// and descriptor, which the kernel sees to in its own time.
+/// Detaches a link from its device at once. The kernel releases the link itself later, after its last pin and
+/// descriptor.
 pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let link_fd: u32 = raw(link);
     // SAFETY: the `link_detach` member of `union bpf_attr`, one descriptor without pointers.
