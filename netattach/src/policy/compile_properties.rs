@@ -341,8 +341,8 @@ fn mixed(one: &World, other: &World, bits: u64) -> World {
 }
 
 proptest! {
-    /// From one world to the next, in which some things are others: what the compiler remembers leads to what it would
-    /// find out from nothing.
+    /// An incremental update from one world to the next, in which some objects differ, has the result of compiling the
+    /// next world from scratch.
     #[test]
     fn what_is_compiled_again_is_what_is_compiled_anew(
         one in any_world(), other in any_world(), steps in prop::collection::vec(any::<u64>(), 1..12)
