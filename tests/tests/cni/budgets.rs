@@ -213,7 +213,7 @@ fn the_largest_policy_is_in_force_within_64_mib() {
     }
     // Not by a question: one about so many rules takes memory of its own.
     let reaches = || ping(&pods[1].namespace, SERVER.parse().unwrap(), SILENCE).unwrap();
-    assert!(reaches());
+    assert!(eventually(PATIENCE, reaches));
     within_memory(&node, "policy", || {
         write(&node, 0, rule(RULES));
         assert!(eventually(PATIENCE, || !reaches()));
