@@ -57,6 +57,8 @@ impl Files {
         // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
         unsafe { command.pre_exec(end_with_parent) };
         command
+            // One line for each request, about where its time went.
+            .env("NETATTACH_LOG", "info,netattach::timing=debug")
             .arg("--config")
             .arg(&self.config)
             .arg("--source")
@@ -153,6 +155,17 @@ impl Agent {
     /// One CNI call for a pod.
     pub(super) fn call(&self, verb: &str, pod: &Pod, container: &str) -> anyhow::Result<()> {
         self.caller(pod).call(verb, container)
+    }
+
+    /// The request that needs no agent: what the executable takes by itself.
+    pub(super) fn version(&self) -> anyhow::Result<()> {
+        let caller = Caller { config: "{}".to_owned(), name: String::new(), netns: PathBuf::new() };
+        caller.call("VERSION", "none")
+    }
+
+    /// What it has logged until now.
+    pub(super) fn log(&self) -> anyhow::Result<String> {
+        fs::read_to_string(&self.files.log).context("read the agent's log")
     }
 
     /// What calls the agent for a pod, on any thread.

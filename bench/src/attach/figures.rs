@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::parts::Part;
 use super::{Options, Samples};
 use crate::Origin;
 
@@ -16,6 +17,8 @@ pub(super) struct Report {
     pub(super) bursts: u16,
     pub(super) burst_size: u16,
     pub(super) contenders: Vec<Figures>,
+    /// Where the time of netattach's ADD goes.
+    pub(super) add_parts: Vec<Part>,
 }
 
 /// What one contender took.
@@ -44,13 +47,20 @@ pub(super) struct Series {
 }
 
 impl Report {
-    pub(super) fn new(options: &Options, contenders: Vec<Figures>) -> Self {
+    pub(super) fn new(options: &Options, contenders: Vec<Figures>, add_parts: Vec<Part>) -> Self {
         let (rounds, burst_size) = (options.rounds.get(), options.burst_size.get());
         let command = format!(
             "cargo xtask bench attach --rounds {rounds} --bursts {} --burst-size {burst_size}",
             options.bursts
         );
-        Self { origin: Origin::of(command), rounds, bursts: options.bursts, burst_size, contenders }
+        Self {
+            origin: Origin::of(command),
+            rounds,
+            bursts: options.bursts,
+            burst_size,
+            contenders,
+            add_parts,
+        }
     }
 
     pub(super) fn named(&self, name: &str) -> Option<&Figures> {

@@ -3,11 +3,13 @@
 //! Everything happens in network namespaces made for the run: one that stands for the node and a few that stand
 //! for pods. The contenders take turns within one run, so that whatever else the machine does hits all alike.
 //!
-//! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` come out in a `table`.
+//! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` come out in a `table`; `parts` says
+//! where the time of netattach's ADD goes.
 
 mod figures;
 pub mod floor;
 mod netattach;
+mod parts;
 mod pinned;
 mod reference;
 mod table;
@@ -21,6 +23,7 @@ use xtask::progress::{self, Done, Progress};
 use xtask::{dist, setup};
 
 use self::figures::{Figures, Report};
+use self::parts::{Logged, Part};
 use super::agent;
 use super::pods::{Node, Pod};
 use super::{Output, end, measured};
@@ -39,6 +42,14 @@ trait Contender: Sync {
     fn add(&self, pod: &Pod) -> anyhow::Result<()>;
     /// Detaches everything; returns when it is gone.
     fn del(&self, pod: &Pod) -> anyhow::Result<()>;
+    /// Its ADDs until now, where it says where their time went.
+    fn logged(&self) -> anyhow::Result<Vec<Logged>> {
+        Ok(Vec::new())
+    }
+    /// A request that does nothing but start and end the process that a runtime starts.
+    fn start_and_end(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
     /// Memory of what keeps running between requests, in KiB.
     fn resident_kib(&self) -> Option<u64> {
         None
@@ -111,6 +122,11 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
         }
         Ok(Done::Unchanged(format!("{} pods each", options.rounds)))
     })?;
+    let mut add_parts = Vec::new();
+    progress::step("parts of an ADD", |_| {
+        add_parts = parts_of_add(&contenders, &samples, options)?;
+        Ok(Done::Unchanged(format!("{} parts", add_parts.len())))
+    })?;
     progress::step("bursts", |progress| {
         for number in 1..=options.bursts {
             progress.note(&format!("burst {number} of {}", options.bursts));
@@ -127,7 +143,32 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
             Figures::new(contender.name(), contender.describe(), samples, contender.resident_kib())
         })
         .collect();
-    Ok(Report::new(options, figures))
+    Ok(Report::new(options, figures, add_parts))
+}
+
+/// Where netattach's ADDs spent their time; nothing where it was left out.
+fn parts_of_add(
+    contenders: &[Box<dyn Contender>],
+    samples: &[Samples],
+    options: &Options,
+) -> anyhow::Result<Vec<Part>> {
+    let mut all = contenders.iter().zip(samples);
+    let Some((netattach, samples)) = all.find(|(contender, _)| contender.name() == netattach::NAME) else {
+        return Ok(Vec::new());
+    };
+    let mut process = Vec::new();
+    for _ in 0..options.rounds.get() {
+        let started = Instant::now();
+        netattach.start_and_end()?;
+        process.push(started.elapsed());
+    }
+    let logged = netattach.logged()?;
+    // The first ADD does not count here either.
+    let counted = logged.get(1..).unwrap_or_default();
+    ensure!(counted.len() == samples.add.len(), "the agent's log has {} ADDs more than were measured", {
+        logged.len().saturating_sub(samples.add.len())
+    });
+    Ok(parts::rows(&samples.add, &process, counted))
 }
 
 /// All contenders but those left out. The agent comes last: nothing else may wait while it runs.

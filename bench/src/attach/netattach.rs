@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Contender;
+use super::parts::{self, Logged};
 use crate::agent::{self, Agent, NAMESPACE};
 use crate::pods::{Node, PARENT, Pod, fresh_directory};
 
@@ -52,6 +53,14 @@ impl Contender for Netattach {
 
     fn del(&self, pod: &Pod) -> anyhow::Result<()> {
         self.0.call("DEL", pod, &pod.container())
+    }
+
+    fn logged(&self) -> anyhow::Result<Vec<Logged>> {
+        parts::logged_adds(&self.0.log()?)
+    }
+
+    fn start_and_end(&self) -> anyhow::Result<()> {
+        self.0.version()
     }
 
     fn resident_kib(&self) -> Option<u64> {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::{Figures, Report};
+use super::parts;
 use crate::document;
 
 /// What everything is compared with: the least that one CNI call can take.
@@ -30,6 +31,10 @@ pub(super) fn table(report: &Report) -> String {
             .map(|kib| format!("; {:.1} MiB resident", kib_to_mib(kib)))
             .unwrap_or_default();
         let _ = writeln!(text, "- {}: {}{memory}", figures.name, figures.description);
+    }
+    let parts = parts::table(&report.add_parts);
+    if !parts.is_empty() {
+        let _ = write!(text, "\n{parts}");
     }
     text
 }
@@ -87,6 +92,7 @@ mod tests {
             bursts: 0,
             burst_size: 20,
             contenders: vec![figures(YARDSTICK, 2), figures("other", 5)],
+            add_parts: Vec::new(),
         };
         let row = row(&report.contenders[1], &report);
         assert_eq!(row, ["other", "5.00", "5.00", "2.50", "-", "-", "-", "-", "-", "-", "-"]);
