@@ -101,6 +101,8 @@ pub const CONFIG_VALUES: Budget = of("values of a network configuration", VALUES
 pub const PLUGINS: Budget = of("plugins of a network", 16, "plugins", DEFINITION);
 /// Ranges of `host-local`, in all sets.
 pub const RANGES: Budget = of("ranges of host-local", 256, "ranges", DEFINITION);
+/// `ipam.addresses` of `static`.
+pub const ADDRESSES: Budget = of("ipam.addresses", 256, "addresses", DEFINITION);
 /// `ipam.exclude`.
 pub const EXCLUDED: Budget = of("ipam.exclude", 256, "networks", DEFINITION);
 /// `ipam.routes`.
@@ -172,7 +174,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All of them, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 35] = [
+pub const TABLE: [&Budget; 36] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -187,6 +189,7 @@ pub const TABLE: [&Budget; 35] = [
     &CONFIG_VALUES,
     &PLUGINS,
     &RANGES,
+    &ADDRESSES,
     &EXCLUDED,
     &ROUTES,
     &DNS,

@@ -9,6 +9,7 @@ use crate::bounded::padded;
 use crate::cni::{CniArgs, CniResult, Command, Map, NetworkList, Request, Version, cache};
 use crate::delegate::DelegateError;
 use crate::ipam::host_local::Config;
+use crate::ipam::static_addresses;
 use crate::netns::NetnsId;
 use crate::npwg::{parse_networks, parse_selection};
 use crate::plan::Sandbox;
@@ -86,6 +87,12 @@ fn a_configuration_is_refused_beyond_each_of_its_bounds() {
     let subnet = |number: usize| json!({"subnet": format!("10.{}.{}.0/24", number / 256, number % 256)});
     both(&RANGES, |count| ipam(json!({"ranges": many(count, |number| json!([subnet(number)]))})));
     both(&RANGES, |count| ipam(json!({"ranges": [many(count, subnet)]})));
+    both(&ADDRESSES, |count| {
+        let addresses =
+            many(count, |number| json!({"address": format!("10.0.{}.{}/8", number / 256, number % 256)}));
+        let config = json!({"cniVersion": "1.0.0", "ipam": {"addresses": addresses}});
+        said(static_addresses::Config::parse(config.as_object().unwrap(), &CniArgs::default()))
+    });
     both(&EXCLUDED, |count| ipam(json!({"exclude": many(count, |_| "10.0.0.7".into())})));
     both(&ROUTES, |count| ipam(json!({"routes": many(count, |_| json!({"dst": "10.9.0.0/24"}))})));
     let address = |number: usize| format!("10.0.0.{}", number + 1).into();

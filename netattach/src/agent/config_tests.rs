@@ -49,7 +49,7 @@ fn mistakes_are_named() {
         ),
         (
             "delegation: {exec: [bridge, ipvlan]}",
-            "delegation.exec[1]: \"ipvlan\" is not built in, hence executed anyway; built in are bridge, loopback, macvlan, veth, host-local",
+            "delegation.exec[1]: \"ipvlan\" is not built in, hence executed anyway; built in are bridge, loopback, macvlan, veth, host-local, static",
         ),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),
     ];

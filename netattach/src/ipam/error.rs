@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Pool, host_local};
+use super::{Pool, host_local, static_addresses};
 
 /// Why a configuration cannot be used. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -10,6 +10,9 @@ pub enum ConfigError {
     /// Of `host-local`.
     #[error(transparent)]
     HostLocal(#[from] host_local::ConfigError),
+    /// Of `static`.
+    #[error(transparent)]
+    Static(#[from] static_addresses::ConfigError),
 }
 
 /// Why a call of the [`super::Leases`] failed.
@@ -24,6 +27,9 @@ pub enum Error {
     /// A route of a configuration that a record keeps cannot be read.
     #[error("key ipam.routes")]
     Routes(#[source] serde_json::Error),
+    /// Of `static`.
+    #[error(transparent)]
+    Static(#[from] static_addresses::NotHeld),
 }
 
 /// What a failure means for the request.
@@ -46,6 +52,7 @@ impl Error {
             Self::HostLocal(error) => error.failure(),
             Self::ResolvConf(_) => Failure::Io,
             Self::Routes(_) => Failure::WrongRequest,
+            Self::Static(_) => Failure::Other,
         }
     }
 
@@ -61,7 +68,7 @@ impl Error {
                 let (pool, address) = error.none_free()?;
                 Some((Pool::HostLocal(pool), address))
             }
-            Self::ResolvConf(_) | Self::Routes(_) => None,
+            Self::ResolvConf(_) | Self::Routes(_) | Self::Static(_) => None,
         }
     }
 }

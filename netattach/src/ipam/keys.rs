@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::budget::{self, Budget, Exceeded};
@@ -47,6 +48,22 @@ pub enum KeyError {
         /// Its value.
         value: String,
     },
+    /// A text that is no address with the length of its prefix.
+    #[error("{key}: {value:?} is not an address with a prefix length such as 10.1.0.7/16")]
+    NoPrefix {
+        /// Path of the key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// An object with a member that cannot be read.
+    #[error("{key}: {reason}")]
+    Member {
+        /// Path of the object.
+        key: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A path that depends on where the process was started.
     #[error("{key}: {path} is not an absolute path")]
     RelativePath {
@@ -54,14 +71,6 @@ pub enum KeyError {
         key: String,
         /// Its value.
         path: PathBuf,
-    },
-    /// A route with a member that means nothing.
-    #[error("{key}: {reason}")]
-    Route {
-        /// Path of the route.
-        key: String,
-        /// Which member, and what is wrong with it.
-        reason: String,
     },
 }
 
@@ -124,6 +133,13 @@ impl<'a> Object<'a> {
         self.get(name).map(|item| item.object()).transpose()
     }
 
+    /// The text of a key that has to be there, and the path of that.
+    pub(super) fn needed_text(&self, name: &str) -> Result<(String, &'a str), KeyError> {
+        let item = self.get(name).ok_or_else(|| self.missing(name))?;
+        let text = item.text()?;
+        Ok((item.key, text))
+    }
+
     /// The object of a key that has to be there.
     pub(super) fn needed_object(&self, name: &str) -> Result<Object<'a>, KeyError> {
         self.object(name)?.ok_or_else(|| self.missing(name))
@@ -174,7 +190,23 @@ impl<'a> Object<'a> {
 
     /// The `routes` of the section, as configured. Each can be read as a [`cni::Route`].
     pub(super) fn routes(&self) -> Result<Vec<Map<String, Value>>, KeyError> {
-        self.few("routes", &budget::ROUTES)?.map(|item| item.route()).collect()
+        self.few("routes", &budget::ROUTES)?.map(|item| item.route().map(|(raw, _)| raw)).collect()
+    }
+
+    /// The same, read.
+    pub(super) fn parsed_routes(&self) -> Result<Vec<cni::Route>, KeyError> {
+        self.few("routes", &budget::ROUTES)?.map(|item| item.route().map(|(_, route)| route)).collect()
+    }
+
+    /// The `dns` of the section.
+    pub(super) fn dns(&self) -> Result<cni::Dns, KeyError> {
+        let Some(item) = self.get("dns") else { return Ok(cni::Dns::default()) };
+        item.object()?;
+        let dns: cni::Dns = item.read()?;
+        for list in [&dns.nameservers, &dns.search, &dns.options] {
+            budget::DNS.check(list.len())?;
+        }
+        Ok(dns)
     }
 
     /// `ips` of `args.cni`, and of `runtimeConfig`: what the runtime and the pod's author ask for.
@@ -228,12 +260,16 @@ impl<'a> Item<'a> {
         }
     }
 
-    fn route(&self) -> Result<Map<String, Value>, KeyError> {
+    /// As configured, and read.
+    fn route(&self) -> Result<(Map<String, Value>, cni::Route), KeyError> {
         let route = self.object()?;
         route.network("dst")?;
         route.address("gw")?;
-        serde_json::from_value::<cni::Route>(Value::Object(route.map.clone()))
-            .map_err(|error| KeyError::Route { key: self.key.clone(), reason: error.to_string() })?;
-        Ok(route.map.clone())
+        Ok((route.map.clone(), self.read()?))
+    }
+
+    fn read<T: DeserializeOwned>(&self) -> Result<T, KeyError> {
+        T::deserialize(self.value)
+            .map_err(|error| KeyError::Member { key: self.key.clone(), reason: error.to_string() })
     }
 }

@@ -31,6 +31,7 @@ impl Leases {
                 let addresses = reserved.map(|(address, gateway)| LeasedAddress { address, gateway });
                 Ok(Lease { addresses: addresses.collect(), routes, dns: dns.unwrap_or_default() })
             }
+            Config::Static(config) => Ok(config.lease()),
         }
     }
 
@@ -43,6 +44,7 @@ impl Leases {
             Config::HostLocal(config) => {
                 Ok(self.host_local.check(&config.data_dir, &config.network, lessee.owner, addresses)?)
             }
+            Config::Static(config) => Ok(config.check(lessee.owner, addresses)?),
         }
     }
 
@@ -56,6 +58,7 @@ impl Leases {
                 self.host_local.release(&config.data_dir, &config.network, lessee.owner)?;
                 Ok(())
             }
+            Config::Static(_) => Ok(()),
         }
     }
 
@@ -79,6 +82,7 @@ impl Leases {
     pub fn room(&self, config: &Config) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.check_room(config)?),
+            Config::Static(_) => Ok(()),
         }
     }
 

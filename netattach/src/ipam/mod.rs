@@ -1,7 +1,7 @@
 //! Address management that netattach carries out itself, one interface for all kinds.
 //!
 //! A [`Kind`] is a value of `ipam.type`. Its configuration is a [`Config`], which a plan has in its step `Lease` and a
-//! record keeps; the [`Leases`] carries out what steps and questions ask for. Kinds: [`host_local`]. They read
+//! record keeps; the [`Leases`] carries out what steps and questions ask for. Kinds: [`host_local`], [`static_addresses`]. They read
 //! their keys with `keys`, fail with an [`Error`] (`error`), and are called by `leases`. Only this directory names a
 //! single kind: address management of a `type` that is not here is executed as a plugin.
 //!
@@ -39,6 +39,7 @@ mod error;
 pub mod host_local;
 mod keys;
 mod leases;
+pub mod static_addresses;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -63,11 +64,13 @@ pub const DEADLINE: Duration = host_local::LOCK_DEADLINE;
 pub enum Kind {
     /// Addresses of one node, each reserved by a file.
     HostLocal,
+    /// Addresses that the configuration or the pod names.
+    Static,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::HostLocal];
+    pub const ALL: [Self; 2] = [Self::HostLocal, Self::Static];
 
     /// The kind with that name.
     pub fn named(name: &str) -> Option<Self> {
@@ -83,6 +86,7 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::HostLocal => "host-local",
+            Self::Static => "static",
         }
     }
 
@@ -90,6 +94,7 @@ impl Kind {
     pub const fn args(self) -> &'static [&'static str] {
         match self {
             Self::HostLocal => &["IP"],
+            Self::Static => &["IP", "GATEWAY"],
         }
     }
 
@@ -100,14 +105,16 @@ impl Kind {
     pub fn parse(self, config: &Map<String, Value>, args: &CniArgs) -> Result<Config, ConfigError> {
         Ok(match self {
             Self::HostLocal => Config::HostLocal(host_local::Config::parse(config, args.get("IP"))?),
+            Self::Static => Config::Static(static_addresses::Config::parse(config, args)?),
         })
     }
 
     /// What releasing needs of a configuration that may be broken otherwise; nothing can be leased with it. `None`
-    /// where nothing was ever leased.
+    /// where nothing was ever leased, or nothing is kept of a lease.
     pub fn remains(self, config: &Map<String, Value>) -> Option<Config> {
         match self {
             Self::HostLocal => host_local::Config::for_release(config).map(Config::HostLocal),
+            Self::Static => None,
         }
     }
 }
@@ -122,6 +129,10 @@ pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
             let parsed = host_local::Config::parse(config, None);
             declares("ipRanges") && matches!(parsed, Err(host_local::ConfigError::NoRanges))
         }
+        Some(Kind::Static) => {
+            let parsed = static_addresses::Config::parse(config, &CniArgs::default());
+            declares("ips") && matches!(parsed, Err(static_addresses::ConfigError::NoAddresses))
+        }
         None => false,
     }
 }
@@ -131,7 +142,7 @@ pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
 pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     match section.get("type").and_then(Value::as_str).and_then(Kind::named) {
         Some(Kind::HostLocal) => host_local::separate(section, namespace),
-        None => {}
+        Some(Kind::Static) | None => {}
     }
 }
 
@@ -139,9 +150,12 @@ pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
 ///
 /// In a record `host-local` has no tag, as it was the only kind; every other kind is named by `ipam`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(tag = "ipam", rename_all = "kebab-case")]
 pub enum Config {
+    /// See [`Kind::Static`].
+    Static(static_addresses::Config),
     /// See [`Kind::HostLocal`].
+    #[serde(untagged)]
     HostLocal(host_local::Config),
 }
 
@@ -150,6 +164,7 @@ impl Config {
     pub fn kind(&self) -> Kind {
         match self {
             Self::HostLocal(_) => Kind::HostLocal,
+            Self::Static(_) => Kind::Static,
         }
     }
 
@@ -157,6 +172,23 @@ impl Config {
     pub fn pool(&self) -> Option<Pool> {
         match self {
             Self::HostLocal(config) => Some(Pool::HostLocal(config.pool())),
+            Self::Static(_) => None,
+        }
+    }
+
+    /// Whether a record names the kind. Agents before journal version 3 know no kind but `host-local`, which has no tag.
+    pub fn is_tagged(&self) -> bool {
+        match self {
+            Self::HostLocal(_) => false,
+            Self::Static(_) => true,
+        }
+    }
+
+    /// Whether something is kept of a lease that has to be released.
+    pub fn is_kept(&self) -> bool {
+        match self {
+            Self::HostLocal(_) => true,
+            Self::Static(_) => false,
         }
     }
 
@@ -164,6 +196,7 @@ impl Config {
     pub fn is_chosen(&self) -> bool {
         match self {
             Self::HostLocal(config) => !config.requested.is_empty(),
+            Self::Static(_) => true,
         }
     }
 
@@ -171,6 +204,7 @@ impl Config {
     pub fn may_give(&self, address: IpAddr) -> bool {
         match self {
             Self::HostLocal(config) => config.sets.iter().any(|set| set.range_of(address).is_some()),
+            Self::Static(config) => config.addresses.iter().any(|leased| leased.address.addr() == address),
         }
     }
 
@@ -178,6 +212,9 @@ impl Config {
     pub fn without_routes(&self) -> Self {
         match self {
             Self::HostLocal(config) => Self::HostLocal(config.without_routes()),
+            Self::Static(config) => {
+                Self::Static(static_addresses::Config { routes: Vec::new(), ..config.clone() })
+            }
         }
     }
 }
@@ -186,6 +223,7 @@ impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HostLocal(config) => write!(f, "addresses of network {}", config.network),
+            Self::Static(config) => config.fmt(f),
         }
     }
 }

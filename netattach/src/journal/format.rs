@@ -4,7 +4,8 @@
 //! was then, and a checksum. It is written anew in place once, when the sandbox is attached; from then on a file that is
 //! shorter has lost something. Every other line is a JSON array of a checksum and what happened. A checksum covers the name
 //! of the file, its own line and the checksum before it, so that lines of other records, in another order or twice are
-//! found out as well as changed ones. Version 1 had none of this: each line was what happened.
+//! found out as well as changed ones. Version 1 had none of this: each line was what happened. Version 3 is version 2 with
+//! plans that version 2 has no words for.
 //!
 //! A last line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable. Anything
 //! else that is not as it was written is damage: what is left is read, and nothing is concluded from what is not there.
@@ -16,10 +17,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::plan::Plan;
-use crate::step::{Output, StepRef};
+use crate::step::{Output, Step, StepRef};
 
-/// The version that is written.
-pub(super) const VERSION: u32 = 2;
+/// The versions that are written: see [`version_of`]. They differ in nothing else.
+const WRITTEN: [u32; 2] = [2, 3];
+
+/// The version in which a plan is written: the lowest that has words for all of it, so that an agent of that version reads
+/// it, and an older one says which version it would need. Version 3 has leases of other kinds than `host-local`.
+pub(super) fn version_of(plan: &Plan) -> u32 {
+    let is_tagged = |step: &Step| matches!(step, Step::Lease(config) if config.is_tagged());
+    if plan.steps().any(|(_, _, step)| is_tagged(step)) { WRITTEN[1] } else { WRITTEN[0] }
+}
 
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -140,19 +148,24 @@ const SUM_DIGITS: usize = 8;
 const BEFORE_SUM: &str = "\",\"sum\":\"";
 
 /// The first line, with its newline.
-pub(super) fn head(name: &str, attached_at: Option<u64>) -> String {
+pub(super) fn head(name: &str, version: u32, attached_at: Option<u64>) -> String {
     let state = if attached_at.is_some() { "attached" } else { "applying" };
     let length = attached_at.unwrap_or(0);
     let said =
-        format!("{{\"planned\":{{\"version\":{VERSION}}},\"state\":\"{state}\",\"length\":\"{length:020}");
+        format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"{state}\",\"length\":\"{length:020}");
     let sum = checksum(checksum(0, name.as_bytes()), said.as_bytes());
     format!("{said}{BEFORE_SUM}{sum:08x}\"}}\n")
 }
 
 impl Writer {
     /// For a new file of that name.
-    pub(super) fn new(name: &str) -> Self {
-        Self { version: VERSION, sum: checksum(0, name.as_bytes()) }
+    pub(super) fn new(name: &str, version: u32) -> Self {
+        Self { version, sum: checksum(0, name.as_bytes()) }
+    }
+
+    /// The version of the file.
+    pub(super) fn version(self) -> u32 {
+        self.version
     }
 
     /// Whether the file begins with a line about itself.
@@ -185,8 +198,7 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     if let Some(version) = foreign_version(&bytes[..whole]) {
         return Content::Foreign(version);
     }
-    let applying = head(name, None);
-    if applying.as_bytes().starts_with(bytes) {
+    if WRITTEN.iter().any(|version| head(name, *version, None).as_bytes().starts_with(bytes)) {
         return Content::Torn;
     }
     if bytes.starts_with(b"{\"planned\":{\"version\":1") {
@@ -194,20 +206,16 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     }
     let first = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |newline| newline + 1);
     let mut damage = Vec::new();
-    let sealed = match &bytes[..first] {
-        line if line == applying.as_bytes() => None,
-        line => match attached_at(name, line) {
-            Some(length) => Some(length),
-            None => {
-                damage.push(Damage { line: 1, what: "it is not the first line that was written".to_owned() });
-                None
-            }
-        },
-    };
+    let (version, sealed) =
+        WRITTEN.iter().find_map(|version| first_line(name, *version, &bytes[..first])).unwrap_or_else(|| {
+            damage.push(Damage { line: 1, what: "it is not the first line that was written".to_owned() });
+            (WRITTEN[0], None)
+        });
     if whole <= first && sealed.is_none() && damage.is_empty() {
         return Content::Torn;
     }
-    let (lines, writer) = chained(name, &bytes[first.min(whole)..whole], &mut damage);
+    let (lines, sum) = chained(name, &bytes[first.min(whole)..whole], &mut damage);
+    let writer = Writer { version, sum };
     let count = bytes[..whole].split(|byte| *byte == b'\n').count();
     if sealed.is_some_and(|length| (whole as u64) < length) {
         damage.push(Damage { line: count, what: "lines are missing at the end".to_owned() });
@@ -215,16 +223,20 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     Content::Lines(Read { lines, damage, sealed: sealed.is_some(), length: whole, writer })
 }
 
-/// The length in a first line that says that the sandbox is attached.
-fn attached_at(name: &str, line: &[u8]) -> Option<u64> {
+/// The version, if this is the first line of a file of that version, and the length where it says that the sandbox is
+/// attached.
+fn first_line(name: &str, version: u32, line: &[u8]) -> Option<(u32, Option<u64>)> {
+    if line == head(name, version, None).as_bytes() {
+        return Some((version, None));
+    }
     let text = std::str::from_utf8(line).ok()?;
     let (_, after) = text.split_once("\"length\":\"")?;
     let length = after.get(..20)?.parse().ok()?;
-    (head(name, Some(length)) == text).then_some(length)
+    (head(name, version, Some(length)) == text).then_some((version, Some(length)))
 }
 
-/// The lines after the first. A line is known by the checksum before it, as it stands there or as it should.
-fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, Writer) {
+/// The lines after the first, and the checksum of the last. A line is known by the checksum before it, as it stands there or as it should.
+fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, u32) {
     let mut lines = Vec::new();
     let mut before = [checksum(0, name.as_bytes()); 2];
     for (number, line) in whole_lines(text).enumerate() {
@@ -251,7 +263,7 @@ fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, Wri
             Err(_) => fail("its checksum is right, but nothing of a record is in it"),
         }
     }
-    (lines, Writer { version: VERSION, sum: before[0] })
+    (lines, before[0])
 }
 
 fn taken_apart(line: &[u8]) -> Option<(u32, &[u8])> {
@@ -291,7 +303,7 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 fn foreign_version(text: &[u8]) -> Option<u64> {
     let first = text.split(|byte| *byte == b'\n').next()?;
     let line: Value = serde_json::from_slice(first).ok()?;
-    line.get("planned")?.get("version")?.as_u64().filter(|version| *version > u64::from(VERSION))
+    line.get("planned")?.get("version")?.as_u64().filter(|version| *version > u64::from(WRITTEN[1]))
 }
 
 /// CRC-32 of what went before and of these bytes.

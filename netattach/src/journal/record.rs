@@ -118,12 +118,14 @@ pub(super) enum Replayed {
 
 impl Record {
     pub(super) fn create(place: Place, key: Key, boot: &str, plan: Plan) -> Result<Self, JournalError> {
-        let head = format::head(&place.name, None).into_bytes();
+        let version = format::version_of(&plan);
+        let writer = Writer::new(&place.name, version);
+        let head = format::head(&place.name, version, None).into_bytes();
         let moment = Moment::now(boot);
-        let mut record = Self::new(place, key, plan.into(), moment.clone());
+        let mut record = Self::new(place, key, plan.into(), moment.clone(), writer);
         record.unwritten = head;
         let line = Line::Planned {
-            version: format::VERSION,
+            version,
             boot: moment.boot,
             at: milliseconds(SystemTime::now()),
             since_boot: moment.since_boot,
@@ -133,7 +135,7 @@ impl Record {
         Ok(record)
     }
 
-    fn new(place: Place, key: Key, plan: std::sync::Arc<Plan>, planned: Moment) -> Self {
+    fn new(place: Place, key: Key, plan: std::sync::Arc<Plan>, planned: Moment, writer: Writer) -> Self {
         let Place { path, name, files, file } = place;
         Self {
             key,
@@ -147,7 +149,7 @@ impl Record {
             earlier_boot: false,
             damage: Vec::new(),
             path,
-            writer: Writer::new(&name),
+            writer,
             name,
             files,
             file,
@@ -181,11 +183,10 @@ impl Record {
             return Ok(Replayed::Lost(vec![Damage { line: 1, what }]));
         }
         let earlier_boot = written != boot;
-        let mut record = Self::new(place, key, plan, Moment { boot: written, since_boot });
+        let mut record = Self::new(place, key, plan, Moment { boot: written, since_boot }, writer);
         record.earlier_boot = earlier_boot;
         record.damage = damage;
         record.length = length as u64;
-        record.writer = writer;
         record.cut_off = text.len() > length;
         if sealed {
             record.state = State::Attached;
@@ -283,7 +284,7 @@ impl Record {
         self.result = Some(result.clone());
         self.append(&Line::Attached(result))?;
         if self.writer.has_head() {
-            let head = format::head(&self.name, Some(self.length));
+            let head = format::head(&self.name, self.writer.version(), Some(self.length));
             self.file.write_at(0, head.as_bytes()).map_err(|source| self.not_written(source))?;
         }
         Ok(())

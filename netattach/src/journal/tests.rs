@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::files::OnDisk;
+use super::format::{Verdict, judge};
 use super::{JournalError, Key, Loaded, Record, State, Store};
 use crate::plan::Plan;
 use crate::report::Chain;
@@ -225,6 +226,58 @@ fn no_path_is_made_of_a_name_that_leaves_the_directory() {
         assert!(matches!(store.discard(&key), Err(JournalError::Key(_))), "{key:?}");
     }
     assert!(directory.path().join("x@eth0.jsonl").exists());
+}
+
+/// The record of a plan with one lease by `ipam`, as the file has it.
+fn record_of_lease(directory: &Path, lease: serde_json::Value) -> (Record, String) {
+    let plan: Plan = serde_json::from_value(json!({
+        "sandbox": {
+            "container_id": "c", "ifname": "eth0", "netns": "/run/netns/c",
+            "netns_id": {"device": 4, "inode": 4026532300_u64}, "cni_args": "", "cni_path": []
+        },
+        "attachments": [{
+            "network": "shop/lan", "config_name": "lan", "default": true, "ifname": "eth0", "version": "1.0.0",
+            "kind": "bridge", "steps": [lease]
+        }]
+    }))
+    .unwrap();
+    let mut record = Store::open(directory).unwrap().create(key(), plan).unwrap();
+    record.attached(json!({"cniVersion": "1.0.0"})).unwrap();
+    (record, fs::read_to_string(directory.join("c@eth0.jsonl")).unwrap())
+}
+
+#[test]
+fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
+    let host_local = json!({
+        "step": "lease", "network": "lan", "data_dir": "/leases", "sets": [], "exclude": [], "requested": [],
+        "routes": [], "resolv_conf": null
+    });
+    let fixed = json!({
+        "step": "lease", "ipam": "static", "addresses": [{"address": "10.1.0.7/24", "gateway": "10.1.0.1"}],
+        "dns": {"nameservers": ["10.1.0.53"]}
+    });
+    for (lease, version) in [(host_local, 2), (fixed, 3)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (written, text) = record_of_lease(directory.path(), lease.clone());
+        let head = format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"attached\"");
+        assert!(text.starts_with(&head), "{text}");
+        assert!(text.contains(&lease.to_string()), "{text}");
+        let Loaded::Whole(mut record) = Store::open(directory.path()).unwrap().load(&key()).unwrap() else {
+            panic!("{text}");
+        };
+        record.check_whole().unwrap();
+        assert_eq!(
+            (&record.plan, &record.result, record.state),
+            (&written.plan, &written.result, State::Attached)
+        );
+        record.removing().unwrap();
+        assert!(Store::open(directory.path()).unwrap().load(&key()).map(said).unwrap().is_some());
+        let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
+        assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
+        // An agent that knows no version 3 leaves the record alone and says so; this one does with version 4.
+        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":4", 1);
+        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(4));
+    }
 }
 
 #[test]

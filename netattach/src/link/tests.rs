@@ -135,12 +135,12 @@ fn a_default_gateway_is_a_gateway() {
 
 #[test]
 fn addresses_from_another_plugin_come_where_our_own_would() {
-    let config = json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}});
+    let config = json!({"ipam": {"type": "dhcp", "addresses": [{"address": "10.1.0.7/24"}]}});
     let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan"}));
     whole.extend(object(config.clone()));
     let expected = [
         Step::CreateLink(spec::Link::Macvlan(macvlan())),
-        Step::Delegate(Delegate { plugin: "static".into(), config: whole, role: Role::Ipam }),
+        Step::Delegate(Delegate { plugin: "dhcp".into(), config: whole, role: Role::Ipam }),
         configure(Style::Subnet, false),
     ];
     assert_eq!(plan("macvlan", config), expected);
@@ -438,6 +438,8 @@ fn configuration() -> impl Strategy<Value = (&'static str, Map<String, Value>)> 
                 json!({"type": "host-local", "dataDir": "/run/leases", "subnet": "10.1.0.0/24"}),
                 json!({"type": "host-local", "subnet": "10.1.0.0/31"}),
                 json!({"type": "host-local"}),
+                json!({"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}),
+                json!({"type": "static"}),
                 json!({"type": "dhcp"}),
                 json!({"type": ""}),
                 json!({}),
@@ -462,8 +464,8 @@ fn configuration() -> impl Strategy<Value = (&'static str, Map<String, Value>)> 
 /// Whether a step leaves something behind that belongs to the attachment and does not go with its link.
 fn leaves_its_own(step: &Step) -> bool {
     match step {
+        Step::Lease(config) => config.is_kept(),
         Step::CreateLink(_)
-        | Step::Lease(_)
         | Step::Delegate(_)
         | Step::Remember(_)
         | Step::Protect(_)

@@ -85,7 +85,7 @@ pub fn inverse<'a>(
         Step::CreateLink(link) => {
             Inverse::DeleteLink { pod_name: link.pod_name(), host_name: link.node_end(), made }
         }
-        Step::Lease(config) => Inverse::Release {
+        Step::Lease(config) if config.is_kept() => Inverse::Release {
             config,
             owner: Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() },
         },
@@ -98,6 +98,7 @@ pub fn inverse<'a>(
         // their link.
         Step::RaiseLoopback
         | Step::EnsureBridge(_)
+        | Step::Lease(_)
         | Step::EnsureForwarding
         | Step::Gateway { .. }
         | Step::RouteToPod

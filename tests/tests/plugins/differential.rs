@@ -98,6 +98,25 @@ const CODE_OF_CONFIG: Deviation = Deviation {
     why: "what is wrong with the configuration is code 7; the reference has one code for everything",
 };
 
+const ONE_PER_FAMILY: Deviation = Deviation {
+    at: &["/ADD/result/code"],
+    versions: &["0.1.0", "0.2.0"],
+    why: "what is wrong with the configuration is code 7; the reference has one code for everything",
+};
+
+const GATEWAY_OF_ALL: [Deviation; 2] = [
+    Deviation {
+        at: &["/ADD/result/ip4/gateway"],
+        versions: &["0.1.0", "0.2.0"],
+        why: "GATEWAY is the gateway of every address whose subnet it is in; the reference passes ipam.addresses over",
+    },
+    Deviation {
+        at: &["/ADD/result/ips/0/gateway"],
+        versions: &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+        why: "the same, in the words of these versions",
+    },
+];
+
 fn pools() -> Value {
     json!({
         "type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00:1::/64"}]],
@@ -190,6 +209,46 @@ fn host_local_agrees_with_the_reference() {
 }
 
 #[test]
+fn static_agrees_with_the_reference() {
+    let own = json!({
+        "type": "static",
+        "addresses": [{"address": "10.1.0.7/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::7/64"}],
+        "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "10.8.0.0/16"}],
+        "dns": {"nameservers": ["10.1.0.53"], "search": ["a.example"]},
+    });
+    let ips = |ips: &[&str]| json!({"ipam": own, "runtimeConfig": {"ips": ips}});
+    let without = json!({"type": "static", "addresses": []});
+    let args = "IP=10.2.0.7/24,10.3.0.7/24;GATEWAY=10.2.0.1";
+    agree(
+        "static_agrees_with_the_reference",
+        "static",
+        &[
+            (json!({"ipam": own}), "", &[]),
+            (json!({"ipam": without}), "IP=10.2.0.7/24;GATEWAY=10.2.0.1", &[]),
+            (json!({"ipam": own}), args, &[ONE_PER_FAMILY]),
+            (json!({"ipam": own, "args": {"cni": {"ips": ["10.4.0.7/24"]}}}), "IP=fd00:2::7/64", &[]),
+            (ips(&["10.5.0.7/24", "fd00:5::7/64"]), "", &[]),
+            (ips(&["10.5.0.7"]), "", &[CODE_OF_CONFIG]),
+            (json!({"ipam": {"type": "static", "addresses": [{"address": "x"}]}}), "", &[CODE_OF_CONFIG]),
+            (json!({"ipam": own}), "GATEWAY=10.1.0.9", &GATEWAY_OF_ALL[..]),
+        ],
+    );
+}
+
+/// Links with fixed addresses, by both.
+#[test]
+fn interfaces_with_static_addresses_agree_with_the_reference() {
+    let ipam = json!({
+        "type": "static", "routes": [{"dst": "10.9.0.0/16"}, {"dst": "10.8.0.0/16", "gw": "10.1.0.77"}],
+        "addresses": [{"address": "10.1.0.7/24", "gateway": "10.1.0.9"}, {"address": "fd00:1::7/64"}],
+    });
+    let test = "interfaces_with_static_addresses_agree_with_the_reference";
+    let keys = json!({"bridge": "br0", "isGateway": true, "ipam": ipam});
+    agree(test, "bridge", &[(keys, "", &[MTU_OF_BRIDGE])]);
+    agree(test, "macvlan", &[(json!({"master": "uplink", "ipam": ipam}), "", &[MTU_OF_MACVLAN])]);
+}
+
+#[test]
 fn each_detaches_what_the_other_attached() {
     let test = "each_detaches_what_the_other_attached";
     let Some(reference) = reference_plugins(test) else { return };
@@ -200,7 +259,7 @@ fn each_detaches_what_the_other_attached() {
         for attached_by_us in [true, false] {
             let mut rig = Rig::new(Some(&reference));
             let theirs = reference.clone();
-            let ours = rig.install(Some(&reference));
+            let ours = rig.install();
             let (first, second) = if attached_by_us { (ours, theirs) } else { (theirs, ours) };
             let config = rig.config(kind, "1.0.0", &keys);
             rig.runtime.plugins = first;
@@ -300,7 +359,7 @@ fn agree(test: &str, kind: &str, rows: &[(Value, &str, &[Deviation])]) {
     for (keys, args, deviations) in rows {
         for version in VERSIONS {
             let mut ours = Rig::new(None);
-            ours.runtime.plugins = ours.install(Some(&reference));
+            ours.runtime.plugins = ours.install();
             let theirs = Rig::new(Some(&reference));
             let mut found = Vec::new();
             let (ours, theirs) =
@@ -350,16 +409,13 @@ impl Rig {
         Handle::open_in(self.runtime.node.netns()).unwrap()
     }
 
-    /// A directory with our plugins, and with those of `others` that we have not.
-    fn install(&self, others: Option<&Path>) -> PathBuf {
+    /// A directory with our plugins.
+    fn install(&self) -> PathBuf {
         let directory = self.dir.path().join("plugins");
         fs::create_dir(&directory).unwrap();
         let netattach_cni = executable("netattach-cni").unwrap();
         let installed = Command::new(netattach_cni).arg("install").arg(&directory).output().unwrap();
         assert!(installed.status.success(), "{installed:?}");
-        if let Some(others) = others {
-            symlink(others.join("static"), directory.join("static")).unwrap();
-        }
         directory
     }
 

@@ -317,3 +317,31 @@ fn an_address_that_a_pod_chooses_is_nobody_elses() {
     ip(&node.namespace, &["route", "del", "10.99.0.0/16"]).unwrap();
     Snapshot::take(&node, &[&victim, &impostor]).unwrap().assert_nothing_is_left();
 }
+
+#[test]
+fn an_address_of_static_has_one_pod_across_restarts_until_that_one_is_gone() {
+    let pods = ["victim", "impostor"].map(|name| pod(name, &json!({}), &json!("lan")));
+    let mut node = Node::new(&pods).unwrap();
+    let lan = json!({
+        "cniVersion": "1.1.0", "type": "bridge", "bridge": "br1", "isGateway": true,
+        "ipam": {"type": "static", "addresses": [{"address": "10.70.0.5/24", "gateway": "10.70.0.1"}]}
+    });
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.start().unwrap();
+    let [victim, impostor] = ["victim", "impostor"].map(|name| Pod::new(name).unwrap());
+    node.add(&victim).success();
+    let holder = "address 10.70.0.5 is taken: pod shop/victim, container c-victim, interface net1 has it";
+    for _ in 0..2 {
+        let (code, message) = node.add(&impostor).failure();
+        assert_eq!(code, 11, "{message}");
+        assert!(message.contains(holder), "{message}");
+        node.stop().unwrap();
+        node.start().unwrap();
+    }
+    node.del(&victim).success();
+    node.add(&impostor).success();
+    let device = Network::of(&impostor.namespace).unwrap().links["net1"].clone();
+    assert!(format!("{device:?}").contains("10.70.0.5/24"), "{device:?}");
+    node.del(&impostor).success();
+    Snapshot::take(&node, &[&victim, &impostor]).unwrap().assert_nothing_is_left();
+}

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-const PLUGINS: [&str; 5] = ["bridge", "loopback", "macvlan", "veth", "host-local"];
+const PLUGINS: [&str; 6] = ["bridge", "loopback", "macvlan", "veth", "host-local", "static"];
 const MAC: &str = "02:00:00:00:00:07";
 
 /// A node with the plugins installed and a parent for macvlans, and one pod.
@@ -75,6 +75,7 @@ impl Rig {
             "macvlan" => json!({"master": "uplink", "mode": "bridge", "ipam": ipam}),
             "veth" => json!({"isDefaultGateway": true, "ipam": ipam}),
             "host-local" => json!({"ipam": ipam}),
+            "static" => json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}}),
             _ => json!({}),
         };
         config(version, kind, &extra)

@@ -1,0 +1,357 @@
+//! `static`: addresses that the configuration, or the pod, names. Pure: nothing is kept, so nothing is released.
+//!
+//! The keys are those of `containernetworking/plugins`, `plugins/ipam/static`. That two pods do not use one address is
+//! for the agent to see to, as with every address that is chosen ([`super::Config::is_chosen`]); the plain executable
+//! cannot, as the reference cannot.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::keys::{Item, KeyError, Object, holds_many_addresses, parse_address};
+use super::{Lease, LeasedAddress, Owner};
+use crate::cni::{self, CniArgs};
+use crate::{budget, cidr};
+
+/// A validated configuration, with the addresses that the runtime asked for in place of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// In the order of the sources. Never empty, and no address is there twice.
+    pub addresses: Vec<LeasedAddress>,
+    /// `ipam.routes`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<cni::Route>,
+    /// `ipam.dns`.
+    #[serde(default)]
+    pub dns: cni::Dns,
+}
+
+/// Why a configuration cannot be used. Every variant names the key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A key is missing, or its value cannot be read.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// No source names an address.
+    #[error("no addresses: one of ipam.addresses, IP of CNI_ARGS, args.cni.ips, runtimeConfig.ips is needed")]
+    NoAddresses,
+    /// An address that no interface can have for itself.
+    #[error("{key}: {address} is not the address of one interface")]
+    NotUnicast {
+        /// Path of the key.
+        key: String,
+        /// Its address.
+        address: IpAddr,
+    },
+    /// One address twice.
+    #[error("{key}: {address} is there already")]
+    Repeated {
+        /// Path of the second.
+        key: String,
+        /// The address.
+        address: IpAddr,
+    },
+    /// Results before 0.3.0 hold one address per family.
+    #[error("cniVersion {0:?} allows one address per address family: use 0.3.0 or newer")]
+    ManyPerFamily(String),
+}
+
+/// CHECK: an address of the configuration is not among those of the attachment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("address {address} of the configuration is not among those of {owner}")]
+pub struct NotHeld {
+    /// The address.
+    pub address: IpAddr,
+    /// Who should have it.
+    pub owner: Owner,
+}
+
+impl Config {
+    /// Reads the configuration from the object a plugin is given on stdin.
+    ///
+    /// `IP` of `CNI_ARGS` adds addresses to those of `ipam.addresses`, and `GATEWAY` is the gateway of each of them
+    /// whose subnet it is in. `args.cni.ips` stands in place of all these, `runtimeConfig.ips` in place of all others.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn parse(config: &Map<String, Value>, args: &CniArgs) -> Result<Self, ConfigError> {
+        let root = Object::root(config);
+        let ipam = root.needed_object("ipam")?;
+        let mut named = configured(&ipam, args)?;
+        for asked in root.asked_ips()?.iter().filter(|asked| !asked.is_empty()) {
+            named = asked.iter().map(Named::asked).collect::<Result<_, _>>()?;
+        }
+        check(&named)?;
+        let addresses: Vec<LeasedAddress> = named.into_iter().map(|named| named.leased).collect();
+        let version = root.text("cniVersion")?.unwrap_or_default();
+        let ipv4 = addresses.iter().filter(|leased| leased.address.addr().is_ipv4()).count();
+        if (ipv4 > 1 || addresses.len() - ipv4 > 1) && !holds_many_addresses(version) {
+            return Err(ConfigError::ManyPerFamily(version.to_owned()));
+        }
+        Ok(Self { addresses, routes: ipam.parsed_routes()?, dns: ipam.dns()? })
+    }
+
+    /// All of it, as it stands there.
+    pub fn lease(&self) -> Lease {
+        Lease { addresses: self.addresses.clone(), routes: self.routes.clone(), dns: self.dns.clone() }
+    }
+
+    /// Verifies that the attachment has every address of the configuration.
+    ///
+    /// # Errors
+    /// The first that it has not.
+    pub fn check(&self, owner: &Owner, addresses: &[IpAddr]) -> Result<(), NotHeld> {
+        let mut own = self.addresses.iter().map(|leased| leased.address.addr());
+        match own.find(|address| !addresses.contains(address)) {
+            Some(address) => Err(NotHeld { address, owner: owner.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, leased) in self.addresses.iter().enumerate() {
+            let separator = if position == 0 { "" } else { ", " };
+            write!(f, "{separator}{}", leased.address)?;
+        }
+        Ok(())
+    }
+}
+
+/// An address, and the key that names it.
+struct Named {
+    key: String,
+    leased: LeasedAddress,
+}
+
+impl Named {
+    fn new(key: &str, text: &str) -> Result<Self, KeyError> {
+        let address = prefixed(text)
+            .ok_or_else(|| KeyError::NoPrefix { key: key.to_owned(), value: text.to_owned() })?;
+        Ok(Self { key: key.to_owned(), leased: LeasedAddress { address, gateway: None } })
+    }
+
+    fn asked(item: &Item<'_>) -> Result<Self, KeyError> {
+        Self::new(&item.key, item.text()?)
+    }
+
+    /// An element of `ipam.addresses`.
+    fn configured(item: &Item<'_>) -> Result<Self, KeyError> {
+        let object = item.object()?;
+        let (key, text) = object.needed_text("address")?;
+        let mut named = Self::new(&key, text)?;
+        named.leased.gateway = object.address("gateway")?.map(|gateway| gateway.to_canonical());
+        Ok(named)
+    }
+}
+
+/// `ipam.addresses`, then those of `CNI_ARGS`.
+fn configured(ipam: &Object<'_>, args: &CniArgs) -> Result<Vec<Named>, ConfigError> {
+    const IP: &str = "IP of CNI_ARGS";
+    let of_arg = |name: &str| args.get(name).into_iter().flat_map(|text| text.split(',')).map(str::trim);
+    let mut named: Vec<Named> = ipam
+        .few("addresses", &budget::ADDRESSES)?
+        .map(|item| Named::configured(&item))
+        .collect::<Result<_, _>>()?;
+    let asked: Vec<&str> = of_arg("IP").filter(|text| !text.is_empty()).collect();
+    budget::IPS.check(asked.len()).map_err(KeyError::Exceeded)?;
+    for text in asked {
+        named.push(Named::new(IP, text)?);
+    }
+    for text in of_arg("GATEWAY").filter(|text| !text.is_empty()) {
+        let gateway = parse_address("GATEWAY of CNI_ARGS", text)?.to_canonical();
+        for leased in named.iter_mut().map(|named| &mut named.leased) {
+            if leased.address.contains(&gateway) {
+                leased.gateway = Some(gateway);
+            }
+        }
+    }
+    Ok(named)
+}
+
+fn check(named: &[Named]) -> Result<(), ConfigError> {
+    if named.is_empty() {
+        return Err(ConfigError::NoAddresses);
+    }
+    for (position, Named { key, leased }) in named.iter().enumerate() {
+        let (key, address) = (key.clone(), leased.address.addr());
+        if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+            return Err(ConfigError::NotUnicast { key, address });
+        }
+        if named[..position].iter().any(|before| before.leased.address.addr() == address) {
+            return Err(ConfigError::Repeated { key, address });
+        }
+    }
+    Ok(())
+}
+
+/// An address with its prefix length. One of IPv4 that is written as one of IPv6 is one of IPv4.
+fn prefixed(text: &str) -> Option<IpNet> {
+    let network = cidr::parse(text)?;
+    match network.addr().to_canonical() {
+        IpAddr::V4(address) if network.addr().is_ipv6() => {
+            let length = network.prefix_len().checked_sub(96)?;
+            Ipv4Net::new(address, length).ok().map(IpNet::V4)
+        }
+        _ => Some(network),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::report::Chain;
+
+    fn parse(config: &Value, args: &str) -> Result<Config, String> {
+        let args = CniArgs::parse(args).unwrap();
+        Config::parse(config.as_object().unwrap(), &args).map_err(|error| Chain(&error).to_string())
+    }
+
+    fn two() -> Value {
+        json!([{"address": "10.1.0.7/24"}, {"address": "fd00:1::7/64", "gateway": "fd00:1::1"}])
+    }
+
+    #[test]
+    fn each_source_adds_to_or_replaces_those_before() {
+        let with = |args: Value, runtime: Value| {
+            json!({
+                "cniVersion": "1.0.0", "name": "n", "ipam": {"type": "static", "addresses": two()},
+                "args": {"cni": {"ips": args}}, "runtimeConfig": {"ips": runtime},
+            })
+        };
+        let own = [("10.1.0.7/24", None), ("fd00:1::7/64", Some("fd00:1::1"))];
+        let table: [(Value, Value, &str, &[(&str, Option<&str>)]); 6] = [
+            (json!(null), json!(null), "", &own),
+            (json!([]), json!([]), "IP=;GATEWAY=", &own),
+            (
+                json!([]),
+                json!([]),
+                "IP=10.2.0.7/24, 10.3.0.7/24;GATEWAY=10.2.0.1,10.1.0.1",
+                &[
+                    ("10.1.0.7/24", Some("10.1.0.1")),
+                    own[1],
+                    ("10.2.0.7/24", Some("10.2.0.1")),
+                    ("10.3.0.7/24", None),
+                ],
+            ),
+            (json!(["10.4.0.7/24"]), json!([]), "IP=10.2.0.7/24", &[("10.4.0.7/24", None)]),
+            (json!(["10.4.0.7/24"]), json!(["10.5.0.7/24"]), "GATEWAY=10.5.0.1", &[("10.5.0.7/24", None)]),
+            (json!(["::ffff:10.4.0.7/120"]), json!([]), "", &[("10.4.0.7/24", None)]),
+        ];
+        for (by_args, by_runtime, cni_args, expected) in table {
+            let config = with(by_args, by_runtime);
+            let parsed =
+                parse(&config, cni_args).unwrap_or_else(|error| panic!("{config} {cni_args}: {error}"));
+            let leased = |(address, gateway): &(&str, Option<&str>)| LeasedAddress {
+                address: address.parse().unwrap(),
+                gateway: gateway.map(|gateway| gateway.parse().unwrap()),
+            };
+            let addresses: Vec<LeasedAddress> = expected.iter().map(leased).collect();
+            assert_eq!(parsed.addresses, addresses, "{config} {cni_args}");
+        }
+    }
+
+    #[test]
+    fn routes_and_name_servers_come_with_the_addresses_and_survive_the_journal() {
+        let config = json!({"cniVersion": "1.0.0", "name": "n", "ipam": {
+            "type": "static", "addresses": two(),
+            "routes": [{"dst": "10.9.0.0/16", "gw": "10.1.0.1", "mtu": 1400}],
+            "dns": {"nameservers": ["10.0.0.53"], "domain": "a"},
+        }});
+        let parsed = super::super::Config::Static(parse(&config, "").unwrap());
+        let super::super::Config::Static(config) = &parsed else { unreachable!() };
+        let Lease { addresses, routes, dns } = config.lease();
+        assert_eq!(
+            json!({"addresses": addresses, "routes": routes, "dns": dns}),
+            json!({
+                "addresses": two(),
+                "routes": [{"dst": "10.9.0.0/16", "gw": "10.1.0.1", "mtu": 1400}],
+                "dns": {"nameservers": ["10.0.0.53"], "domain": "a"},
+            })
+        );
+        let journal = serde_json::to_value(&parsed).unwrap();
+        assert_eq!(journal["ipam"], json!("static"));
+        assert_eq!(serde_json::from_value::<super::super::Config>(journal).unwrap(), parsed);
+    }
+
+    #[test]
+    fn refusals_name_the_key() {
+        let ipam = |ipam: Value| json!({"cniVersion": "1.0.0", "name": "n", "ipam": ipam});
+        let address = |address: &str| ipam(json!({"addresses": [{"address": address}]}));
+        let table = [
+            (json!({"name": "n"}), "", "ipam is missing"),
+            (
+                ipam(json!({})),
+                "",
+                "no addresses: one of ipam.addresses, IP of CNI_ARGS, args.cni.ips, runtimeConfig.ips is needed",
+            ),
+            (ipam(json!({"addresses": {}})), "", "ipam.addresses must be a list"),
+            (ipam(json!({"addresses": [{}]})), "", "ipam.addresses[0].address is missing"),
+            (
+                address("10.1.0.7"),
+                "",
+                "ipam.addresses[0].address: \"10.1.0.7\" is not an address with a prefix length such as 10.1.0.7/16",
+            ),
+            (
+                ipam(json!({"addresses": [{"address": "10.1.0.7/24", "gateway": "x"}]})),
+                "",
+                "ipam.addresses[0].gateway: \"x\" is not an IP address",
+            ),
+            (
+                address("224.0.0.1/24"),
+                "",
+                "ipam.addresses[0].address: 224.0.0.1 is not the address of one interface",
+            ),
+            (
+                address("127.0.0.1/8"),
+                "",
+                "ipam.addresses[0].address: 127.0.0.1 is not the address of one interface",
+            ),
+            (address("10.1.0.7/24"), "IP=10.1.0.7/16", "IP of CNI_ARGS: 10.1.0.7 is there already"),
+            (
+                address("10.1.0.7/24"),
+                "IP=10.1.0.7",
+                "IP of CNI_ARGS: \"10.1.0.7\" is not an address with a prefix length such as 10.1.0.7/16",
+            ),
+            (address("10.1.0.7/24"), "GATEWAY=x", "GATEWAY of CNI_ARGS: \"x\" is not an IP address"),
+            (
+                json!({"name": "n", "ipam": {"addresses": [{"address": "10.1.0.7/24"}]}, "runtimeConfig": {"ips": [7]}}),
+                "",
+                "runtimeConfig.ips[0] must be a string",
+            ),
+            (
+                json!({"name": "n", "ipam": {"addresses": [{"address": "10.1.0.7/24"}, {"address": "10.1.0.8/24"}]}}),
+                "",
+                "cniVersion \"\" allows one address per address family: use 0.3.0 or newer",
+            ),
+            (
+                ipam(json!({"addresses": [{"address": "10.1.0.7/24"}], "routes": [{"dst": "x"}]})),
+                "",
+                "ipam.routes[0].dst: \"x\" is not a network such as 10.1.0.0/16",
+            ),
+            (
+                ipam(json!({"addresses": [{"address": "10.1.0.7/24"}], "dns": {"search": 1}})),
+                "",
+                "ipam.dns: invalid type: integer `1`, expected a sequence",
+            ),
+        ];
+        for (config, args, expected) in table {
+            assert_eq!(parse(&config, args), Err(expected.to_owned()), "{config} {args}");
+        }
+    }
+
+    #[test]
+    fn an_attachment_has_to_have_every_address_of_the_configuration() {
+        let config = parse(&json!({"cniVersion": "1.0.0", "ipam": {"addresses": two()}}), "").unwrap();
+        let owner = Owner { container_id: "c1".into(), ifname: "eth0".into() };
+        let [v4, v6]: [IpAddr; 2] = ["10.1.0.7", "fd00:1::7"].map(|text| text.parse().unwrap());
+        assert_eq!(config.check(&owner, &[v6, v4]), Ok(()));
+        assert_eq!(config.check(&owner, &[v4]), Err(NotHeld { address: v6, owner }));
+    }
+}
