@@ -27,7 +27,7 @@ const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 /// `SO_NETNS_COOKIE` of asm-generic/socket.h (kernel 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Which namespace a file refers to, whatever its path: device and inode of the nsfs file.
+/// The namespace that a file refers to, under any path: device and inode of the nsfs file.
 ///
 /// The kernel does not hand out an inode again while the namespace lives, but does after its end: compare it
 /// together with something that dies with the pod, or with [`Netns::cookie`].
@@ -73,7 +73,7 @@ pub enum NetnsError {
     Open {
         /// As the caller gave it.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -85,7 +85,7 @@ pub enum NetnsError {
     Enter {
         /// As the caller gave it.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -13,7 +13,7 @@ pub struct SysctlError {
     pub path: PathBuf,
     /// The value it was to have.
     pub value: String,
-    /// What the kernel said.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }

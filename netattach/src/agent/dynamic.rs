@@ -8,7 +8,7 @@ use super::handler::Agent;
 use super::lanes::Class;
 use crate::attach::{Attached, IntentError};
 use crate::cni::{CniError, Value, code};
-use crate::journal::Key;
+use crate::journal::JournalKey;
 use crate::npwg::NetworkRef;
 use crate::plan::AttachmentPlan;
 use crate::rpc::message::{AttachCall, AttachmentName, DetachCall, Dynamic, Failure, Response, SandboxName};
@@ -89,7 +89,7 @@ impl Agent {
     }
 
     /// That a sandbox has nothing to detach at an interface, and what it has instead.
-    fn nothing_at(&self, sandbox: &Key, call: &DetachCall) -> CniError {
+    fn nothing_at(&self, sandbox: &JournalKey, call: &DetachCall) -> CniError {
         let all = self.engine.registry().all();
         let live = all.iter().filter(|it| it.plan.dynamic.is_some());
         let of_sandbox = live.filter(|it| it.key.container_id == sandbox.container_id);

@@ -15,7 +15,7 @@ use super::serial::{MOST_ADDS, MOST_CHECKS, MOST_DELS, Slot, Traffic, Turn, Turn
 use crate::attach::{Engine, IntentReader, network_status};
 use crate::cni::{self, CniError, Command, code};
 use crate::enforce::error::EnforceError;
-use crate::journal::Key;
+use crate::journal::JournalKey;
 use crate::npwg::status::Form;
 use crate::plan::PodRef;
 use crate::publish::Publish;
@@ -234,7 +234,7 @@ impl Agent {
 
     /// Publishes the status of the sandbox within its turn: whoever asked does not wait for it, the container's next
     /// operation does.
-    pub(super) fn publish_later(self: &Arc<Self>, sandbox: Key, turn: Turn) {
+    pub(super) fn publish_later(self: &Arc<Self>, sandbox: JournalKey, turn: Turn) {
         turn.finish();
         let agent = Arc::clone(self);
         tokio::spawn(async move {
@@ -250,7 +250,7 @@ impl Agent {
     }
 
     /// Carries a request out, and logs where the time went: at level debug, and at level info where it took long.
-    fn timed(&self, request: &cni::Request) -> Result<(String, Option<Key>), CniError> {
+    fn timed(&self, request: &cni::Request) -> Result<(String, Option<JournalKey>), CniError> {
         let (done, times) = timing::operation(|| self.blocking(request));
         let (container, took_us) = (&request.container_id, times.total().as_micros());
         if times.total() >= SLOW {
@@ -262,7 +262,7 @@ impl Agent {
     }
 
     /// What goes to standard output, and whose status is to be published.
-    pub(super) fn blocking(&self, request: &cni::Request) -> Result<(String, Option<Key>), CniError> {
+    pub(super) fn blocking(&self, request: &cni::Request) -> Result<(String, Option<JournalKey>), CniError> {
         let done = |()| (String::new(), None);
         match request.command {
             Command::Add => {
@@ -283,7 +283,7 @@ impl Agent {
         }
     }
 
-    fn publish(&self, sandbox: &Key) {
+    fn publish(&self, sandbox: &JournalKey) {
         let attached = self.engine.registry().with_dynamic(sandbox);
         let Some((pod, entries)) = network_status(&attached, self.statuses.form) else { return };
         if let Err(error) = self.statuses.publisher.publish(&pod, &entries) {

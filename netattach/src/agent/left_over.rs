@@ -14,7 +14,7 @@ use super::handler::Agent;
 use super::lanes::Class;
 use super::serial::{MOST_DELS, Turn, Turns};
 use crate::cni;
-use crate::journal::Key;
+use crate::journal::JournalKey;
 use crate::moment::Moment;
 use crate::report::Chain;
 use crate::rpc::message::CniCall;
@@ -28,7 +28,7 @@ pub(super) struct LeftOver(BTreeMap<String, (Turn, Vec<Left>)>);
 
 enum Left {
     /// A record that is half done.
-    Record(Key),
+    Record(JournalKey),
     /// A DEL that waited.
     Del { path: PathBuf, recorded: Option<Moment>, call: Arc<CniCall> },
 }
@@ -42,7 +42,7 @@ struct Counts {
 
 impl LeftOver {
     /// Takes the turn of every container that something is left to do for. To be called before anything is served.
-    pub(super) fn gather(turns: &Arc<Turns>, unfinished: Vec<Key>, waiting: Vec<Pending>) -> Self {
+    pub(super) fn gather(turns: &Arc<Turns>, unfinished: Vec<JournalKey>, waiting: Vec<Pending>) -> Self {
         let mut left = Self(BTreeMap::new());
         for key in unfinished {
             left.add(turns, key.container_id.clone(), Left::Record(key));
@@ -157,7 +157,7 @@ impl Agent {
 /// Whether the container was attached again after the request was recorded: some runtimes use ids again.
 fn is_outdated(agent: &Agent, call: &CniCall, recorded: Option<&Moment>) -> bool {
     let variable = |name| call.variable(name).unwrap_or_default().to_owned();
-    let key = Key { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
+    let key = JournalKey { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
     // A record that cannot be read is the DEL's business.
     agent.engine.attached_since(&key, recorded).unwrap_or(false)
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::Engine;
 use super::rig::{self, Maps};
 use crate::ipam::Pool;
-use crate::journal::{Loaded, State, Store};
+use crate::journal::{Loaded, RecordState, Store};
 use crate::plan::resolve::Numbers;
 use crate::report::Chain;
 use crate::step::{Output, StepRef};
@@ -254,7 +254,7 @@ fn a_del_of_a_record_without_its_progress_takes_back_all_that_was_planned() {
     let Loaded::Whole(cut) = engine.journal.load(&rig::key("b")).unwrap() else {
         panic!("the plan is whole")
     };
-    assert_eq!(cut.state, State::Attached);
+    assert_eq!(cut.state, RecordState::Attached);
     engine.del(&rig::request("DEL", "b")).unwrap();
     assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned(), "c".to_owned()], [1, 3].into()));
 }

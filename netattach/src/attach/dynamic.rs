@@ -7,7 +7,7 @@
 use super::engine::Engine;
 use super::{AttachError, Attached};
 use crate::cni::{self, CniError, Value, code};
-use crate::journal::{Key, Loaded, Record};
+use crate::journal::{JournalKey, Loaded, Record};
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::npwg::{self, Selection};
@@ -22,7 +22,7 @@ impl Engine {
     /// The sandbox is not attached, the name is taken, or as ADD. Nothing is left then.
     pub fn attach(
         &self,
-        sandbox: &Key,
+        sandbox: &JournalKey,
         by: &str,
         wanted: &(Selection, Network),
     ) -> Result<(Value, Attached), AttachError> {
@@ -34,7 +34,7 @@ impl Engine {
         let held = of_pod.iter().map(|attached| attached.plan.attachments.len()).sum();
         let mut numbers = self.registry.reserve_more(held);
         let plan = one_more(named, dynamic, wanted, &self.options, self.numbers(&mut numbers))?;
-        let key = Key { container_id: sandbox.container_id.clone(), ifname };
+        let key = JournalKey { container_id: sandbox.container_id.clone(), ifname };
         self.carry_out(key, plan, numbers, &netns, cni::Version::LATEST)
     }
 
@@ -42,8 +42,8 @@ impl Engine {
     ///
     /// # Errors
     /// It came with its sandbox; or what could not be taken back, and then it can be repeated.
-    pub fn detach(&self, sandbox: &Key, ifname: &str) -> Result<bool, AttachError> {
-        let key = Key { container_id: sandbox.container_id.clone(), ifname: ifname.to_owned() };
+    pub fn detach(&self, sandbox: &JournalKey, ifname: &str) -> Result<bool, AttachError> {
+        let key = JournalKey { container_id: sandbox.container_id.clone(), ifname: ifname.to_owned() };
         let not_dynamic =
             || AttachError::NotDynamic { container: key.container_id.clone(), ifname: ifname.to_owned() };
         if let Some(attached) = self.registry.get(sandbox)
@@ -59,14 +59,14 @@ impl Engine {
     }
 
     /// Takes back everything that was attached to the sandbox while it was live.
-    pub(super) fn detach_all(&self, sandbox: &Key) -> Result<(), AttachError> {
+    pub(super) fn detach_all(&self, sandbox: &JournalKey) -> Result<(), AttachError> {
         let taken_back = self.dynamic_of(sandbox)?.into_iter().map(|record| self.take_back(record));
         let errors: Vec<AttachError> = taken_back.filter_map(Result::err).collect();
         if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
     }
 
     /// The records of what was attached to the sandbox while it was live, the youngest first.
-    pub(super) fn dynamic_of(&self, sandbox: &Key) -> Result<Vec<Record>, AttachError> {
+    pub(super) fn dynamic_of(&self, sandbox: &JournalKey) -> Result<Vec<Record>, AttachError> {
         let mut records = Vec::new();
         for key in self.journal.keys()? {
             if key.container_id != sandbox.container_id || key == *sandbox {

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::cni;
 use crate::enforce::attachment::Guarded;
-use crate::journal::{Key, Loaded, Record, State, Store};
+use crate::journal::{JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
@@ -45,7 +45,7 @@ pub struct Recovery {
     /// Sandboxes that are attached and go on as they are.
     pub adopted: usize,
     /// Records of sandboxes that are half attached or half detached, or of an earlier boot: to be taken back.
-    pub unfinished: Vec<Key>,
+    pub unfinished: Vec<JournalKey>,
     /// What could not be recovered; the records are kept.
     pub failed: Vec<String>,
     /// Records that are damaged, of sandboxes that go on as they are.
@@ -54,7 +54,7 @@ pub struct Recovery {
 
 impl Recovery {
     /// Whether it worked out; what did not is remembered by the record's name.
-    fn note(&mut self, key: &Key, outcome: Result<(), AttachError>) -> bool {
+    fn note(&mut self, key: &JournalKey, outcome: Result<(), AttachError>) -> bool {
         let failed =
             outcome.err().map(|error| format!("{}@{}: {}", key.container_id, key.ifname, Chain(&error)));
         let is_well = failed.is_none();
@@ -147,7 +147,7 @@ impl Engine {
     /// Records a plan and carries it out, or takes it back. Returns the result of its first attachment.
     pub(crate) fn carry_out(
         &self,
-        key: Key,
+        key: JournalKey,
         plan: Plan,
         numbers: Reservation<'_>,
         netns: &Netns,
@@ -275,9 +275,9 @@ impl Engine {
     ///
     /// # Errors
     /// The record cannot be read.
-    pub fn attached_since(&self, key: &Key, then: Option<&Moment>) -> Result<bool, AttachError> {
+    pub fn attached_since(&self, key: &JournalKey, then: Option<&Moment>) -> Result<bool, AttachError> {
         let record = match self.journal.load(key)? {
-            Loaded::Whole(record) if record.state == State::Attached => record,
+            Loaded::Whole(record) if record.state == RecordState::Attached => record,
             _ => return Ok(false),
         };
         Ok(match (record.planned.since_boot, then.and_then(|then| Some((&then.boot, then.since_boot?)))) {
@@ -311,9 +311,9 @@ impl Engine {
     }
 
     /// The record of an attached sandbox, and its namespace.
-    pub(super) fn attached(&self, key: &Key) -> Result<(Box<Record>, Netns), AttachError> {
+    pub(super) fn attached(&self, key: &JournalKey) -> Result<(Box<Record>, Netns), AttachError> {
         let record = match self.journal.load(key)? {
-            Loaded::Whole(record) if record.state == State::Attached => record,
+            Loaded::Whole(record) if record.state == RecordState::Attached => record,
             _ => return Err(AttachError::NotAttached(key.clone())),
         };
         record.check_whole()?;
@@ -419,7 +419,7 @@ impl Engine {
     ///
     /// # Errors
     /// What could not be taken back. The record is kept, and DEL may be repeated.
-    pub fn finish(&self, key: &Key) -> Result<bool, AttachError> {
+    pub fn finish(&self, key: &JournalKey) -> Result<bool, AttachError> {
         match self.journal.load(key)? {
             Loaded::Absent => Ok(false),
             Loaded::Torn { earlier_boot } => self.clear_torn(key, earlier_boot, None).map(|()| true),
@@ -437,8 +437,8 @@ impl Engine {
         if let Err(error) = &whole {
             tracing::error!(error = %Chain(error), "taken back by its plan, as if every step had begun");
         }
-        let never_attached = record.state == State::Applying && whole.is_ok();
-        if record.state != State::Removing
+        let never_attached = record.state == RecordState::Applying && whole.is_ok();
+        if record.state != RecordState::Removing
             && let Err(error) = record.removing()
         {
             // A full disk, as a rule. What has begun is known, and taking it back is what frees things.
@@ -460,7 +460,12 @@ impl Engine {
 
     /// Clears up after a record whose plan was never completely written: the leases that its container holds, if
     /// the power failed. Interfaces of other records of the container keep theirs.
-    fn clear_torn(&self, key: &Key, earlier_boot: bool, netns: Option<&Netns>) -> Result<(), AttachError> {
+    fn clear_torn(
+        &self,
+        key: &JournalKey,
+        earlier_boot: bool,
+        netns: Option<&Netns>,
+    ) -> Result<(), AttachError> {
         if !earlier_boot {
             self.check_torn(key, netns)?;
         }
@@ -474,7 +479,7 @@ impl Engine {
     }
 
     /// Interfaces of the other records of the container.
-    fn interfaces_beside(&self, key: &Key) -> Result<Vec<String>, AttachError> {
+    fn interfaces_beside(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
         let mut keep = Vec::new();
         for other in self
             .journal
@@ -494,7 +499,7 @@ impl Engine {
     ///
     /// # Errors
     /// `JournalError::Damaged`, with what there is; or it could not be looked at.
-    fn check_torn(&self, key: &Key, netns: Option<&Netns>) -> Result<(), AttachError> {
+    fn check_torn(&self, key: &JournalKey, netns: Option<&Netns>) -> Result<(), AttachError> {
         match self.trace_of(key, &self.interfaces_beside(key)?, netns)? {
             Some(what) => Err(self.journal.emptied(key, what).into()),
             None => Ok(()),
@@ -503,7 +508,7 @@ impl Engine {
 
     fn trace_of(
         &self,
-        key: &Key,
+        key: &JournalKey,
         keep: &[String],
         netns: Option<&Netns>,
     ) -> Result<Option<String>, AttachError> {
@@ -548,14 +553,14 @@ impl Engine {
 
 /// Whether the sandbox is attached and goes on as it is.
 fn is_whole(record: &Record) -> bool {
-    record.state == State::Attached && !record.is_of_earlier_boot()
+    record.state == RecordState::Attached && !record.is_of_earlier_boot()
 }
 
 /// The numbers of a record that the dataplane is to know. Devices of an earlier boot are somebody else's by now. What is
 /// being taken back and is `recorded` no more may have lost its addresses to others.
 fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
     let of_this_boot = !record.is_of_earlier_boot();
-    let is_there = |id: &u32| record.state != State::Removing || recorded.contains(id);
+    let is_there = |id: &u32| record.state != RecordState::Removing || recorded.contains(id);
     let begun = record.plan.steps().filter(|(at, ..)| of_this_boot && record.has_begun(*at));
     let ids = begun.filter_map(|(_, _, step)| match step {
         Step::Protect(protect) => Some(protect.id),
@@ -564,6 +569,6 @@ fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
     ids.filter(is_there).collect()
 }
 
-fn key(request: &cni::Request) -> Key {
-    Key { container_id: request.container_id.clone(), ifname: request.ifname.clone() }
+fn key(request: &cni::Request) -> JournalKey {
+    JournalKey { container_id: request.container_id.clone(), ifname: request.ifname.clone() }
 }

@@ -9,7 +9,7 @@ use crate::delegate::{CacheError, DelegateError};
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::error::EnforceError;
 use crate::ipam::{self, Failure};
-use crate::journal::{JournalError, Key};
+use crate::journal::{JournalError, JournalKey};
 use crate::netlink;
 use crate::netns::NetnsError;
 use crate::plan::AttachmentPlan;
@@ -35,7 +35,7 @@ pub enum AttachError {
     Journal(#[from] JournalError),
     /// The sandbox is attached already.
     #[error("container {} is attached with interface {} already; DEL comes before another ADD", .0.container_id, .0.ifname)]
-    AlreadyAttached(Key),
+    AlreadyAttached(JournalKey),
     /// The sandbox is attached already, and is asked to be attached in another way.
     #[error(
         "container {} is attached with interface {} already, otherwise than this ADD asks: {what}; DEL comes first",
@@ -43,7 +43,7 @@ pub enum AttachError {
     )]
     AttachedOtherwise {
         /// Which.
-        key: Key,
+        key: JournalKey,
         /// What is different.
         what: String,
     },
@@ -54,14 +54,14 @@ pub enum AttachError {
     )]
     AttachedAndChanged {
         /// Which.
-        key: Key,
+        key: JournalKey,
         /// What CHECK says.
         #[source]
         source: Box<AttachError>,
     },
     /// The sandbox is not attached.
     #[error("container {} is not attached with interface {}", .0.container_id, .0.ifname)]
-    NotAttached(Key),
+    NotAttached(JournalKey),
     /// The name that is asked for one more interface of a live sandbox is taken.
     #[error("container {container} has an interface named {ifname} already")]
     NameTaken {

@@ -16,7 +16,7 @@ use crate::cni::outgoing::insert_in_use;
 use crate::cni::{self, AttachmentId, CniError, Command, Value};
 use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::Owner;
-use crate::journal::{Key, Loaded};
+use crate::journal::{JournalKey, Loaded};
 use crate::plan::collect::{Defined, Holder, Place, holders, in_use};
 use crate::plan::{Plan, PodRef};
 use crate::report::Chain;
@@ -58,7 +58,7 @@ pub struct Census {
     /// What is to be taken back, by container; the youngest of a container first.
     pub stale: BTreeMap<String, Vec<Stale>>,
     /// Every record, but for the stale ones.
-    kept: BTreeMap<Key, Arc<Plan>>,
+    kept: BTreeMap<JournalKey, Arc<Plan>>,
     /// In use, says the runtime, and in no record: nobody knows which interfaces these containers have beside.
     strangers: Vec<AttachmentId>,
     /// Every record could be read.
@@ -68,7 +68,7 @@ pub struct Census {
 /// A record that is to be taken back, as it was when GC began.
 #[derive(Debug, Clone)]
 pub struct Stale {
-    key: Key,
+    key: JournalKey,
     plan: Arc<Plan>,
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
-use crate::journal::{Key, Record};
+use crate::journal::{JournalKey, Record};
 use crate::npwg::NetworkName;
 use crate::plan::Plan;
 use crate::plan::resolve::Numbers;
@@ -16,7 +16,7 @@ use crate::sync::{Mutex, MutexGuard, locked};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attached {
     /// Which record it has.
-    pub key: Key,
+    pub key: JournalKey,
     /// What was done, in outline.
     pub plan: Plan,
     /// What it brought.
@@ -31,7 +31,7 @@ impl From<&Record> for Attached {
 
 impl Attached {
     /// Whether it was attached to the live sandbox of that record.
-    pub fn belongs_to(&self, sandbox: &Key) -> bool {
+    pub fn belongs_to(&self, sandbox: &JournalKey) -> bool {
         self.key.container_id == sandbox.container_id
             && self.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
     }
@@ -47,7 +47,7 @@ pub struct Registry {
 
 #[derive(Debug, Default)]
 struct Inner {
-    sandboxes: BTreeMap<Key, Arc<Attached>>,
+    sandboxes: BTreeMap<JournalKey, Arc<Attached>>,
     attachments: BTreeSet<u32>,
     /// Number and users of each network.
     networks: BTreeMap<NetworkName, (u32, u32)>,
@@ -78,7 +78,7 @@ impl Registry {
     }
 
     /// Forgets a sandbox and frees the numbers of `plan`.
-    pub fn remove(&self, key: &Key, plan: &Plan) {
+    pub fn remove(&self, key: &JournalKey, plan: &Plan) {
         let mut inner = self.lock();
         inner.sandboxes.remove(key);
         for (network, protect) in protected(plan) {
@@ -87,15 +87,15 @@ impl Registry {
     }
 
     /// The sandbox of that record, if it is attached.
-    pub fn get(&self, key: &Key) -> Option<Arc<Attached>> {
+    pub fn get(&self, key: &JournalKey) -> Option<Arc<Attached>> {
         self.lock().sandboxes.get(key).cloned()
     }
 
     /// The sandbox of that record with what was attached to it while it was live, if it is attached.
-    pub fn with_dynamic(&self, key: &Key) -> Vec<Arc<Attached>> {
+    pub fn with_dynamic(&self, key: &JournalKey) -> Vec<Arc<Attached>> {
         let inner = self.lock();
         let Some(sandbox) = inner.sandboxes.get(key) else { return Vec::new() };
-        let first = Key { container_id: key.container_id.clone(), ifname: String::new() };
+        let first = JournalKey { container_id: key.container_id.clone(), ifname: String::new() };
         let of_container = inner.sandboxes.range(first..).map(|(_, attached)| attached);
         let of_container = of_container.take_while(|attached| attached.key.container_id == key.container_id);
         let dynamic = of_container.filter(|attached| attached.belongs_to(key));

@@ -13,7 +13,7 @@ use crate::enforce::admission::Unenforceable;
 use crate::enforce::attachment::Guarded;
 use crate::enforce::error::EnforceError;
 use crate::ipam;
-use crate::journal::{Key, Store};
+use crate::journal::{JournalKey, Store};
 use crate::netlink::Handle;
 use crate::plan::resolve::Options;
 use crate::plan::{AttachmentPlan, Plan, PodRef, Remembered};
@@ -110,8 +110,8 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
     Engine::new(node, journal, LIMIT, options, inheritance, RepeatedAdd::Refuse).unwrap()
 }
 
-pub(crate) fn key(container: &str) -> Key {
-    Key { container_id: container.to_owned(), ifname: "eth0".to_owned() }
+pub(crate) fn key(container: &str) -> JournalKey {
+    JournalKey { container_id: container.to_owned(), ifname: "eth0".to_owned() }
 }
 
 /// One attachment with an address from the pool `net` and a number.

@@ -1,6 +1,6 @@
-//! The directory of cached attachments that libcni, and whoever reads its files, knows.
+//! The directory of cached attachments that libcni and the readers of its files know.
 //!
-//! A file is written under a temporary name and renamed, so that nobody reads half of one. It is not synced: what
+//! A file is written under a temporary name and renamed, so that no reader sees half of one. It is not synced: what
 //! netattach itself needs is in the journal, and a record of an earlier boot is taken back, its files here
 //! included. A file that a loss of power has left empty or torn is set aside when its attachment is asked for, so
 //! that nobody stumbles over it again.
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::cni::cache::{self, CacheFormatError, Entry, Key};
 use crate::{bounded, budget};
 
-/// Where libcni keeps its files unless it is told otherwise.
+/// The directory that libcni uses by default.
 pub const DEFAULT_DIRECTORY: &str = "/var/lib/cni";
 
 /// Starts the name of a file that is being written; no network's name starts so.
@@ -34,7 +34,7 @@ pub struct Cached {
     pub entry: Entry,
 }
 
-/// What a directory has for a container.
+/// A container's entries in a directory.
 #[derive(Debug, Default)]
 pub struct Listing {
     /// Its attachments, by file name.
@@ -62,7 +62,7 @@ pub enum CacheError {
     Read {
         /// Which.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -71,7 +71,7 @@ pub enum CacheError {
     Format {
         /// Which.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: CacheFormatError,
     },
@@ -80,7 +80,7 @@ pub enum CacheError {
     Write {
         /// Which.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -112,7 +112,7 @@ impl ResultCache {
                 Ok(())
             })
             .map_err(|source| {
-                // What cannot be removed now is passed over by everyone.
+                // A file that cannot be removed now is ignored by all readers.
                 let _ = fs::remove_file(&temporary);
                 CacheError::Write { path, source }
             })

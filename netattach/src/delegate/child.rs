@@ -26,7 +26,7 @@ pub const STDERR_LIMIT: usize = 16 << 10;
 /// a wrapper script is late by milliseconds.
 const LATE_OUTPUT: Duration = Duration::from_millis(200);
 
-/// How long an executable may be busy, because somebody is still writing it, before that is an error.
+/// How long an executable may be busy, because it is still being written, before that is an error.
 const BUSY_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long to wait for a killed child. One that sits in the kernel longer is left to a thread.
@@ -35,7 +35,7 @@ const KILL_WAIT: Duration = Duration::from_secs(1);
 /// Used when this process has no `PATH`; plugins call `ip`, `iptables`, `nft`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What to start and for how long.
+/// An executable to start, and its deadline.
 pub(super) struct Invocation<'a> {
     pub(super) program: &'a Path,
     /// Set over the environment of this process; an empty `CNI_NETNS_OVERRIDE` removes that variable.
@@ -44,7 +44,7 @@ pub(super) struct Invocation<'a> {
     pub(super) timeout: Duration,
 }
 
-/// What a child that ended left.
+/// The exit status and output of a child that ended.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) status: ExitStatus,

@@ -41,7 +41,7 @@ pub enum DelegateError {
         plugin: String,
         /// Where it was looked for.
         search: Vec<PathBuf>,
-        /// What has the name but is not a regular file.
+        /// The path of something that has the name but is not a regular file.
         not_files: Vec<PathBuf>,
     },
     /// The executable could not be started.
@@ -105,7 +105,7 @@ pub enum DelegateError {
         plugin: String,
         /// The verb.
         command: Command,
-        /// What it reported.
+        /// The error it reported.
         #[source]
         source: CniError,
         /// The end of its stderr.
@@ -134,7 +134,7 @@ pub enum DelegateError {
         status: ExitStatus,
         /// The beginning of its stdout.
         stdout: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: serde_json::Error,
         /// The end of its stderr.
@@ -149,7 +149,7 @@ pub enum DelegateError {
         command: Command,
         /// The beginning of its stdout.
         stdout: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: serde_json::Error,
         /// The end of its stderr.
@@ -160,7 +160,7 @@ pub enum DelegateError {
     Result {
         /// The `type`.
         plugin: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: CniError,
     },
@@ -169,13 +169,13 @@ pub enum DelegateError {
     VersionReply {
         /// The `type`.
         plugin: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: VersionReplyError,
     },
 }
 
-/// What is wrong with an answer to VERSION.
+/// Why an answer to VERSION cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VersionReplyError {
     /// A key holds another type than it must.
@@ -195,7 +195,7 @@ pub enum VersionReplyError {
     Entry {
         /// Which entry, from zero.
         index: usize,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: VersionError,
     },
@@ -207,7 +207,7 @@ impl DelegateError {
         matches!(self, Self::Reported { .. } | Self::Silent { .. } | Self::Unreadable { .. })
     }
 
-    /// What the plugin itself reported.
+    /// The error that the plugin itself reported.
     pub fn reported(&self) -> Option<&CniError> {
         match self {
             Self::Reported { source, .. } => Some(source),

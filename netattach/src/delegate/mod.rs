@@ -34,7 +34,7 @@ pub struct Delegate {
     pub search: Vec<PathBuf>,
     /// How long one call may take from start to exit. Then the plugin and its process group are killed.
     pub timeout: Duration,
-    /// Whose plugins these are, for [`end_orphans`] of a later agent; empty: of nobody who comes back.
+    /// The agent that starts the plugins, for [`end_orphans`] of a later agent; empty: no later agent looks for them.
     pub owner: String,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What an ADD answered.
+/// The answer to an ADD.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Added {
     /// The result as printed, keys that netattach does not know included: the next plugin's `prevResult`.

@@ -21,7 +21,7 @@ pub enum UnfitPlugin {
     Probe {
         /// Its place in the list, from zero.
         index: usize,
-        /// What went wrong.
+        /// The reason.
         #[source]
         source: DelegateError,
     },
@@ -37,7 +37,7 @@ pub enum UnfitPlugin {
         plugin: String,
         /// The network's version.
         version: Version,
-        /// What it supports.
+        /// The versions it supports.
         supported: Vec<String>,
     },
 }
@@ -54,7 +54,7 @@ impl std::error::Error for UnfitPlugins {}
 /// Variables that VERSION does not need but that plugins older than it may insist on: set to `dummy`.
 pub(super) const DUMMIES: [&str; 3] = ["CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
 
-/// What a plugin older than VERSION answers.
+/// The answer of a plugin that is older than VERSION.
 const UNKNOWN_VERB: &str = "unknown CNI_COMMAND: VERSION";
 
 pub(super) fn version(delegate: &Delegate, plugin_type: &str) -> Result<Vec<String>, DelegateError> {

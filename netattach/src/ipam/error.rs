@@ -32,12 +32,12 @@ pub enum Error {
     Static(#[from] static_addresses::NotHeld),
 }
 
-/// What a failure means for the request.
+/// The consequence of a failure for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The same call may succeed later with nothing repaired: somebody has the lock, or the last address.
+    /// The same call may succeed later with nothing repaired: the lock, or the last address, is taken.
     TryLater,
-    /// What the configuration or the runtime asks for cannot be given, now or later.
+    /// The configuration or the runtime asks for an address that can never be given.
     WrongRequest,
     /// Something could not be read or written.
     Io,
@@ -46,7 +46,7 @@ pub enum Failure {
 }
 
 impl Error {
-    /// What it means for the request.
+    /// The consequence for the request.
     pub fn failure(&self) -> Failure {
         match self {
             Self::HostLocal(error) => error.failure(),

@@ -61,7 +61,7 @@ pub enum KeyError {
     Member {
         /// Path of the object.
         key: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// A path that depends on where the process was started.

@@ -22,7 +22,7 @@ impl Leases {
     pub fn lease(&self, config: &Config, lessee: Lessee<'_>) -> Result<Lease, Error> {
         match config {
             Config::HostLocal(config) => {
-                // What can fail without a reservation comes first.
+                // Steps that can fail come before the reservation.
                 let dns = config.resolv_conf.as_deref().map(host_local::read_resolv_conf).transpose()?;
                 let route = |route: &_| serde_json::from_value(Value::Object(Clone::clone(route)));
                 let routes: Result<Vec<cni::Route>, _> = config.routes.iter().map(route).collect();
@@ -62,7 +62,7 @@ impl Leases {
         }
     }
 
-    /// Releases what nobody in `in_use` holds of a pool.
+    /// Releases every address of a pool that no owner in `in_use` holds.
     ///
     /// # Errors
     /// Something could not be released.

@@ -1,9 +1,11 @@
 //! Address management that netattach carries out itself, one interface for all kinds.
 //!
 //! A [`Kind`] is a value of `ipam.type`. Its configuration is a [`Config`], which a plan has in its step `Lease` and a
-//! record keeps; the [`Leases`] carries out what steps and questions ask for. Kinds: [`host_local`], [`static_addresses`]. They read
-//! their keys with `keys`, fail with an [`Error`] (`error`), and are called by `leases`. Only this directory names a
-//! single kind: address management of a `type` that is not here is executed as a plugin.
+//! record keeps; [`Leases`] carries out what steps and questions ask for. Only this directory names a single kind:
+//! address management of a `type` that is not here is executed as a plugin.
+//!
+//! In the order of one lease: `keys` read a configuration, `leases` passes the call on to its kind, [`host_local`] or
+//! [`static_addresses`], and `error` says why it failed.
 //!
 //! # What each function may do
 //!
@@ -56,7 +58,7 @@ pub use error::{ConfigError, Error, Failure};
 pub use keys::KeyError;
 pub use leases::Leases;
 
-/// The longest that a call of the [`Leases`] takes.
+/// The longest that a call of [`Leases`] takes.
 pub const DEADLINE: Duration = host_local::LOCK_DEADLINE;
 
 /// A kind of address management.
@@ -109,7 +111,7 @@ impl Kind {
         })
     }
 
-    /// What releasing needs of a configuration that may be broken otherwise; nothing can be leased with it. `None`
+    /// The part of a configuration that releasing needs; the rest may be broken, and nothing can be leased with it. `None`
     /// where nothing was ever leased, or nothing is kept of a lease.
     pub fn remains(self, config: &Map<String, Value>) -> Option<Config> {
         match self {
@@ -168,7 +170,7 @@ impl Config {
         }
     }
 
-    /// What the addresses come from, where that is shared with others.
+    /// The pool that the addresses come from, where attachments share one.
     pub fn pool(&self) -> Option<Pool> {
         match self {
             Self::HostLocal(config) => Some(Pool::HostLocal(config.pool())),
@@ -228,7 +230,7 @@ impl fmt::Display for Config {
     }
 }
 
-/// What several attachments take addresses from: an operation may wait for it, GC asks it, and the journal notes it.
+/// A pool that attachments share: an operation may wait for it, GC collects it, and the journal notes it.
 ///
 /// On disk a pool of `host-local` has no tag, as it was the only kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -254,7 +256,7 @@ impl fmt::Display for Pool {
     }
 }
 
-/// Who holds addresses: one interface of one container.
+/// The holder of addresses: one interface of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owner {
     /// `CNI_CONTAINERID`.
@@ -278,13 +280,13 @@ impl fmt::Display for Owner {
 /// For whom a call is made.
 #[derive(Debug, Clone, Copy)]
 pub struct Lessee<'a> {
-    /// Who holds the addresses.
+    /// The holder of the addresses.
     pub owner: &'a Owner,
     /// The pod's namespace, where it exists: for a kind that speaks from the pod's interface.
     pub netns: Option<&'a Netns>,
 }
 
-/// What one ADD was given.
+/// The addresses that one ADD was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// The addresses, in the order of the configuration.

@@ -65,7 +65,7 @@ pub enum ConfigError {
 pub struct NotHeld {
     /// The address.
     pub address: IpAddr,
-    /// Who should have it.
+    /// The owner that should have it.
     pub owner: Owner,
 }
 

@@ -23,17 +23,17 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
     /// The name is free; one that is free already is as good.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     fn remove(&self, name: &str) -> io::Result<()>;
     /// All names, in any order.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     fn list(&self) -> io::Result<Vec<String>>;
     /// Names that were made or removed survive a loss of power.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     fn sync(&self) -> io::Result<()>;
 }
 
@@ -42,27 +42,27 @@ pub(crate) trait Appended: fmt::Debug + Send {
     /// All of it, from the beginning.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     fn read(&mut self) -> io::Result<Vec<u8>>;
     /// Writes these from that byte on, at once as far as the death of the process is concerned.
     ///
     /// # Errors
-    /// What the system said; part of it may have been written.
+    /// The system's error; part of it may have been written.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Cuts it off.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     fn cut(&mut self, length: u64) -> io::Result<()>;
     /// The same open file once more, for another thread.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     fn again(&self) -> io::Result<Box<dyn Appended>>;
-    /// What was written survives a loss of power.
+    /// Makes written bytes survive a loss of power.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's error.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -89,7 +89,7 @@ impl Files for OnDisk {
             OpenOptions::new().read(true).write(write).custom_flags(flags).open(self.at(name))
         };
         let file = match open(true) {
-            // What cannot be written can be read: a sandbox is taken back all the same.
+            // A file that cannot be written can be read: its sandbox is taken back all the same.
             Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => open(false)?,
             other => other?,
         };

@@ -7,7 +7,7 @@
 //! found out as well as changed ones. Version 1 had none of this: each line was what happened. Version 3 is version 2 with
 //! plans that version 2 has no words for.
 //!
-//! A last line without its newline was cut off by a crash: whatever it announced had not begun or is repeatable. Anything
+//! A last line without its newline was cut off by a crash: the step it announced had not begun or is repeatable. Anything
 //! else that is not as it was written is damage: what is left is read, and nothing is concluded from what is not there.
 
 use std::fmt;
@@ -77,7 +77,7 @@ mod shared {
 pub struct Damage {
     /// Which line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The problem.
     pub what: String,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// What a record's file says about itself, for tests of its reading.
+/// The state of a record's file, for tests of its reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It ends before its plan does.
@@ -133,7 +133,7 @@ pub(super) struct Read {
     pub(super) writer: Writer,
 }
 
-/// What a file is.
+/// The content of a file.
 #[derive(Debug)]
 pub(super) enum Content {
     /// It ends before its plan does, as a file does whose writer died writing it.

@@ -8,11 +8,11 @@
 //! written is damage, which has a name in the log and in every answer about the sandbox. A damaged record is not taken back
 //! at a start, as its sandbox may live. Its DEL takes back all that its plan names, by the owner and the link group that are
 //! the sandbox's alone, whatever progress was lost; where the plan itself is lost, or what another plugin answered, it is
-//! refused, and the numbers stay taken, until somebody has looked.
+//! refused, and the numbers stay taken, until an operator has looked.
 //!
 //! **What survives what.** A line is in the page cache when `write(2)` returns, so it survives the death of the
 //! agent at any instant. The loss of power takes the kernel's links and maps with it; what outlives it are leases
-//! and whatever other plugins keep. A record of an earlier boot counts every step of its plan as begun.
+//! and the files of other plugins. A record of an earlier boot counts every step of its plan as begun.
 //!
 //! A plan that calls other plugins is therefore on disk before the first of them runs ([`Record::start_sync`]
 //! begins writing it out while links are being created, [`Record::wait_durable`] waits). A plan with nothing but
@@ -31,7 +31,7 @@ mod store;
 mod tests;
 
 pub use format::Damage;
-pub use record::{Key, Record, State};
+pub use record::{JournalKey, Record, RecordState};
 pub use store::{Loaded, Store};
 
 use std::io;
@@ -47,15 +47,15 @@ pub enum JournalError {
     Open {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// There is a record for that sandbox and interface already.
     #[error("container {} already has a record for interface {}", .0.container_id, .0.ifname)]
-    Exists(Key),
+    Exists(JournalKey),
     /// A container id or interface name that cannot be part of a file name.
-    #[error("container id {0:?} is too long for a file name: at most {max} bytes", max = Key::MAX_CONTAINER_ID)]
+    #[error("container id {0:?} is too long for a file name: at most {max} bytes", max = JournalKey::MAX_CONTAINER_ID)]
     KeyTooLong(String),
     /// A container id or interface name that no path is made of.
     #[error(transparent)]
@@ -68,7 +68,7 @@ pub enum JournalError {
     Damaged {
         /// The record's file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problems.
         damage: Vec<Damage>,
     },
     /// A record could not be removed, though all is taken back.
@@ -76,7 +76,7 @@ pub enum JournalError {
     Remove {
         /// The record's file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -85,7 +85,7 @@ pub enum JournalError {
     Write {
         /// The record's file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -94,7 +94,7 @@ pub enum JournalError {
     Read {
         /// The record's file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -113,7 +113,7 @@ pub enum JournalError {
     Sync {
         /// The record's file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -20,14 +20,14 @@ use crate::timing;
 
 /// Which sandbox and which of its CNI interfaces a record is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
+pub struct JournalKey {
     /// `CNI_CONTAINERID`.
     pub container_id: String,
     /// `CNI_IFNAME`.
     pub ifname: String,
 }
 
-impl Key {
+impl JournalKey {
     /// Longest container id that fits into a file name, in bytes.
     pub const MAX_CONTAINER_ID: usize = 220;
     const SUFFIX: &str = ".jsonl";
@@ -52,7 +52,7 @@ impl Key {
 /// How far a sandbox has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum RecordState {
     /// Steps are being carried out, or were when the agent ended.
     Applying,
     /// All steps are done and the runtime has its answer.
@@ -64,15 +64,15 @@ pub enum State {
 /// The record of one sandbox and interface.
 #[derive(Debug)]
 pub struct Record {
-    /// What it is about.
-    pub key: Key,
-    /// What was to be done.
+    /// The sandbox and interface.
+    pub key: JournalKey,
+    /// The steps to carry out.
     pub plan: std::sync::Arc<Plan>,
     /// When that was decided.
     pub planned: Moment,
     /// How far it has come.
-    pub state: State,
-    /// What each finished step brought.
+    pub state: RecordState,
+    /// The output of each finished step.
     pub outputs: Outputs,
     /// The result that the runtime was given, in the newest version.
     pub result: Option<Value>,
@@ -82,7 +82,7 @@ pub struct Record {
     begun: BTreeSet<StepRef>,
     /// Written during an earlier boot: nothing in the kernel is left of it, and progress may be missing.
     earlier_boot: bool,
-    /// What in the file is not as it was written: progress may be missing.
+    /// The lines that are not as they were written: progress may be missing.
     damage: Vec<Damage>,
     path: PathBuf,
     name: String,
@@ -99,14 +99,14 @@ pub struct Record {
 }
 
 /// A record's file.
-pub(super) struct Place {
+pub(super) struct RecordFile {
     pub(super) path: PathBuf,
     pub(super) name: String,
     pub(super) files: Arc<dyn Files>,
     pub(super) file: Box<dyn Appended>,
 }
 
-/// What a record's file comes to.
+/// The result of reading a record's file.
 pub(super) enum Replayed {
     /// Its plan was never completely written: nothing was done.
     Torn,
@@ -117,7 +117,12 @@ pub(super) enum Replayed {
 }
 
 impl Record {
-    pub(super) fn create(place: Place, key: Key, boot: &str, plan: Plan) -> Result<Self, JournalError> {
+    pub(super) fn create(
+        place: RecordFile,
+        key: JournalKey,
+        boot: &str,
+        plan: Plan,
+    ) -> Result<Self, JournalError> {
         let version = format::version_of(&plan);
         let writer = Writer::new(&place.name, version);
         let head = format::head(&place.name, version, None).into_bytes();
@@ -135,13 +140,19 @@ impl Record {
         Ok(record)
     }
 
-    fn new(place: Place, key: Key, plan: std::sync::Arc<Plan>, planned: Moment, writer: Writer) -> Self {
-        let Place { path, name, files, file } = place;
+    fn new(
+        place: RecordFile,
+        key: JournalKey,
+        plan: std::sync::Arc<Plan>,
+        planned: Moment,
+        writer: Writer,
+    ) -> Self {
+        let RecordFile { path, name, files, file } = place;
         Self {
             key,
             plan,
             planned,
-            state: State::Applying,
+            state: RecordState::Applying,
             outputs: Outputs::default(),
             result: None,
             netns_cookie: None,
@@ -164,7 +175,12 @@ impl Record {
     ///
     /// # Errors
     /// [`JournalError::Version`] for a record that another version of the agent wrote.
-    pub(super) fn replay(place: Place, key: Key, boot: &str, text: &[u8]) -> Result<Replayed, JournalError> {
+    pub(super) fn replay(
+        place: RecordFile,
+        key: JournalKey,
+        boot: &str,
+        text: &[u8],
+    ) -> Result<Replayed, JournalError> {
         let Read { lines, mut damage, sealed, length, writer } = match format::read(&place.name, text) {
             Content::Torn => return Ok(Replayed::Torn),
             Content::Foreign(version) => return Err(JournalError::Version { path: place.path, version }),
@@ -189,7 +205,7 @@ impl Record {
         record.length = length as u64;
         record.cut_off = text.len() > length;
         if sealed {
-            record.state = State::Attached;
+            record.state = RecordState::Attached;
         }
         for line in lines {
             match line {
@@ -202,10 +218,10 @@ impl Record {
                     record.outputs.insert(step, *output);
                 }
                 Line::Attached(result) => {
-                    record.state = State::Attached;
+                    record.state = RecordState::Attached;
                     record.result = Some(result);
                 }
-                Line::Removing => record.state = State::Removing,
+                Line::Removing => record.state = RecordState::Removing,
             }
         }
         Ok(Replayed::Record(Box::new(record)))
@@ -235,7 +251,7 @@ impl Record {
         }
     }
 
-    /// Whether every step of the plan has its output: what is attached is known, whatever else is lost.
+    /// Whether every step of the plan has its output: what is attached is known, even if other lines are lost.
     pub fn is_complete(&self) -> bool {
         self.plan.steps().all(|(at, _, _)| self.outputs.contains_key(&at))
     }
@@ -280,7 +296,7 @@ impl Record {
 
     /// All steps are done.
     pub fn attached(&mut self, result: Value) -> Result<(), JournalError> {
-        self.state = State::Attached;
+        self.state = RecordState::Attached;
         self.result = Some(result.clone());
         self.append(&Line::Attached(result))?;
         if self.writer.has_head() {
@@ -292,7 +308,7 @@ impl Record {
 
     /// Inverses are about to run.
     pub fn removing(&mut self) -> Result<(), JournalError> {
-        self.state = State::Removing;
+        self.state = RecordState::Removing;
         self.append(&Line::Removing)
     }
 

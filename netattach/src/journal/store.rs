@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::JournalError;
 use super::files::{Files, OnDisk};
 use super::format::Damage;
-use super::record::{Key, Place, Record, Replayed};
+use super::record::{JournalKey, Record, RecordFile, Replayed};
 use crate::ipam::Pool;
 use crate::moment::boot_id;
 use crate::plan::Plan;
@@ -22,7 +22,7 @@ const BOOT: &str = "boot";
 /// Names the pools below the directory of records. No record is called so: records have an `@` in their names.
 const POOLS: &str = "pools.jsonl";
 
-/// What there is of a record.
+/// The state of a record on disk.
 #[derive(Debug)]
 pub enum Loaded {
     /// Nothing.
@@ -84,7 +84,7 @@ impl Store {
     ///
     /// # Errors
     /// [`JournalError::Exists`] when there is one for the same sandbox and interface.
-    pub fn create(&self, key: Key, plan: Plan) -> Result<Record, JournalError> {
+    pub fn create(&self, key: JournalKey, plan: Plan) -> Result<Record, JournalError> {
         let name = key.file_name()?;
         let path = self.directory.join(&name);
         let file = match self.files.create(&name) {
@@ -95,7 +95,7 @@ impl Store {
             Err(source) => return Err(JournalError::Write { path, source }),
         };
         crate::crash_point!("journal", "opened");
-        let place = Place { path, name: name.clone(), files: Arc::clone(&self.files), file };
+        let place = RecordFile { path, name: name.clone(), files: Arc::clone(&self.files), file };
         let created = timing::part("journal", || Record::create(place, key, &self.boot, plan));
         if created.is_err() {
             // A full disk leaves part of a line; nothing was done yet, so nothing needs to be remembered.
@@ -104,9 +104,9 @@ impl Store {
         created
     }
 
-    /// What there is of a sandbox and interface that somebody else may be working on: only to be looked at. Its last line
+    /// The record of a sandbox and interface that another operation may be working on: only to be looked at. Its last line
     /// may be in the making, and its first one in the change.
-    pub fn peek(&self, key: &Key) -> Result<Loaded, JournalError> {
+    pub fn peek(&self, key: &JournalKey) -> Result<Loaded, JournalError> {
         match self.load(key) {
             Err(JournalError::Damaged { .. }) => self.load(key),
             Ok(Loaded::Whole(record)) if record.check_whole().is_err() => self.load(key),
@@ -114,12 +114,12 @@ impl Store {
         }
     }
 
-    /// What there is of a sandbox and interface.
-    pub fn load(&self, key: &Key) -> Result<Loaded, JournalError> {
+    /// The record of a sandbox and interface.
+    pub fn load(&self, key: &JournalKey) -> Result<Loaded, JournalError> {
         timing::part("journal", || self.read(key))
     }
 
-    fn read(&self, key: &Key) -> Result<Loaded, JournalError> {
+    fn read(&self, key: &JournalKey) -> Result<Loaded, JournalError> {
         let name = key.file_name()?;
         let path = self.directory.join(&name);
         let failed = |source| JournalError::Read { path: path.clone(), source };
@@ -129,7 +129,8 @@ impl Store {
             Err(source) => return Err(failed(source)),
         };
         let text = file.read().map_err(failed)?;
-        let place = Place { path: path.clone(), name: name.clone(), files: Arc::clone(&self.files), file };
+        let place =
+            RecordFile { path: path.clone(), name: name.clone(), files: Arc::clone(&self.files), file };
         let earlier_boot = self.earlier.contains(&name);
         match Record::replay(place, key.clone(), &self.boot, &text)? {
             Replayed::Torn => Ok(Loaded::Torn { earlier_boot }),
@@ -159,13 +160,13 @@ impl Store {
     }
 
     /// That there is no plan in a record's file, and yet something of its sandbox, is damage.
-    pub fn emptied(&self, key: &Key, what: String) -> JournalError {
+    pub fn emptied(&self, key: &JournalKey, what: String) -> JournalError {
         let path = self.directory.join(key.file_name().unwrap_or_default());
         JournalError::damaged(&path, &[Damage { line: 1, what }])
     }
 
     /// Removes a record that turned out to be torn.
-    pub fn discard(&self, key: &Key) -> Result<(), JournalError> {
+    pub fn discard(&self, key: &JournalKey) -> Result<(), JournalError> {
         let name = key.file_name()?;
         let failed = |source| JournalError::Write { path: self.directory.join(&name), source };
         self.files.remove(&name).map_err(failed)
@@ -204,10 +205,11 @@ impl Store {
     }
 
     /// The keys of all records.
-    pub fn keys(&self) -> Result<Vec<Key>, JournalError> {
+    pub fn keys(&self) -> Result<Vec<JournalKey>, JournalError> {
         let failed = |source| JournalError::Open { path: self.directory.clone(), source };
         let names = self.files.list().map_err(failed)?;
-        let mut keys: Vec<Key> = names.iter().filter_map(|name| Key::from_file_name(name)).collect();
+        let mut keys: Vec<JournalKey> =
+            names.iter().filter_map(|name| JournalKey::from_file_name(name)).collect();
         keys.sort();
         Ok(keys)
     }

@@ -7,14 +7,14 @@ use serde_json::json;
 
 use super::files::OnDisk;
 use super::format::{Verdict, judge};
-use super::{JournalError, Key, Loaded, Record, State, Store};
+use super::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::plan::Plan;
 use crate::report::Chain;
 use crate::step::{Output, StepRef};
 use crate::sync::Arc;
 
-fn key() -> Key {
-    Key { container_id: "c".to_owned(), ifname: "eth0".to_owned() }
+fn key() -> JournalKey {
+    JournalKey { container_id: "c".to_owned(), ifname: "eth0".to_owned() }
 }
 
 /// A record that has seen every kind of line but those at its end.
@@ -92,7 +92,7 @@ fn an_attached_record_that_is_cut_off_is_damaged_and_stays_attached() {
         let what = match store.load(&key()) {
             Ok(Loaded::Whole(record)) => {
                 assert!(length > planned, "{length}");
-                assert_eq!(record.state, State::Attached, "{length}");
+                assert_eq!(record.state, RecordState::Attached, "{length}");
                 record.check_whole().unwrap_err()
             }
             Ok(other) => panic!("{length}: {other:?}"),
@@ -125,7 +125,7 @@ fn a_record_that_was_cut_off_is_continued_where_its_last_whole_line_ends() {
     record.removing().unwrap();
     let Loaded::Whole(record) = store.load(&key()).unwrap() else { panic!("the plan is whole") };
     record.check_whole().unwrap();
-    assert_eq!(record.state, State::Removing);
+    assert_eq!(record.state, RecordState::Removing);
     assert_eq!(fs::read(&path).unwrap().len(), planned + "[\"01234567\",\"removing\"]\n".len());
 }
 
@@ -138,7 +138,7 @@ fn records_of_version_1_are_read_and_continued() {
         (include_str!("fixtures/version-1-other-plugins.jsonl"), 14),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let key = Key { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
+        let key = JournalKey { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
         let path = directory.path().join("c-a@eth0.jsonl");
         fs::write(&path, text).unwrap();
         let boot = text.split("\"boot\":\"").nth(1).unwrap().split('"').next().unwrap();
@@ -152,12 +152,12 @@ fn records_of_version_1_are_read_and_continued() {
         record.check_whole().unwrap();
         assert_eq!(
             (record.state, record.outputs.len(), record.is_complete()),
-            (State::Attached, steps, true)
+            (RecordState::Attached, steps, true)
         );
         assert_eq!((record.planned.boot.as_str(), record.planned.since_boot), (boot, None));
         assert_eq!(record.result.as_ref().unwrap()["cniVersion"], "1.1.0");
         record.removing().unwrap();
-        assert_eq!(load().state, State::Removing);
+        assert_eq!(load().state, RecordState::Removing);
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{text}\"removing\"\n"));
         // In another boot everything counts as begun.
         fs::write(&path, text.replace(boot, BOOT.trim_start_matches('e'))).unwrap();
@@ -186,7 +186,7 @@ fn records_of_version_2_are_read_and_continued() {
     ];
     for (first, second) in versions {
         let directory = tempfile::tempdir().unwrap();
-        let key = Key { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
+        let key = JournalKey { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
         let path = directory.path().join("c-a@eth0.jsonl");
         let boot =
             |text: &str| text.split("\"boot\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
@@ -203,13 +203,13 @@ fn records_of_version_2_are_read_and_continued() {
         let mut record = load(second);
         record.check_whole().unwrap();
         assert_eq!((&record.plan, &record.outputs), (&was.plan, &was.outputs));
-        assert_eq!((&record.result, record.state), (&was.result, State::Attached));
+        assert_eq!((&record.result, record.state), (&was.result, RecordState::Attached));
         assert_eq!((record.is_complete(), record.netns_cookie), (true, Some(4_294_967_321)));
         assert!(record.planned.since_boot.is_some());
         record.removing().unwrap();
         let continued = fs::read_to_string(&path).unwrap();
         assert!(continued.starts_with(second) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        assert_eq!(load(&continued).state, State::Removing);
+        assert_eq!(load(&continued).state, RecordState::Removing);
     }
 }
 
@@ -221,7 +221,7 @@ fn no_path_is_made_of_a_name_that_leaves_the_directory() {
     for (container_id, ifname) in
         [("../../x", "eth0"), ("x", "../../eth0"), ("", "eth0"), (".", ""), ("a", "..")]
     {
-        let key = Key { container_id: container_id.to_owned(), ifname: ifname.to_owned() };
+        let key = JournalKey { container_id: container_id.to_owned(), ifname: ifname.to_owned() };
         assert!(matches!(store.load(&key), Err(JournalError::Key(_))), "{key:?}");
         assert!(matches!(store.discard(&key), Err(JournalError::Key(_))), "{key:?}");
     }
@@ -268,7 +268,7 @@ fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
         record.check_whole().unwrap();
         assert_eq!(
             (&record.plan, &record.result, record.state),
-            (&written.plan, &written.result, State::Attached)
+            (&written.plan, &written.result, RecordState::Attached)
         );
         record.removing().unwrap();
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(said).unwrap().is_some());

@@ -10,13 +10,13 @@ use super::life::Life;
 use super::spare::WithSpare;
 use super::{explore, finds};
 use crate::journal::files::Files;
-use crate::journal::{JournalError, Key, Loaded, State, Store};
+use crate::journal::{JournalError, JournalKey, Loaded, RecordState, Store};
 use crate::plan::Plan;
 use crate::step::{Output, StepRef};
 use crate::sync::{Arc, thread};
 
-fn key(container: &str) -> Key {
-    Key { container_id: container.to_owned(), ifname: "eth0".to_owned() }
+fn key(container: &str) -> JournalKey {
+    JournalKey { container_id: container.to_owned(), ifname: "eth0".to_owned() }
 }
 
 fn plan(container: &str) -> Plan {
@@ -64,14 +64,14 @@ fn del(store: &Store, container: &str) {
 fn recover(store: &Store) {
     for key in store.keys().unwrap() {
         match store.load(&key).unwrap() {
-            Loaded::Whole(record) if record.state == State::Attached => {}
+            Loaded::Whole(record) if record.state == RecordState::Attached => {}
             _ => try_del(store, &key.container_id).unwrap(),
         }
     }
 }
 
 /// What there is of a container.
-fn said(store: &Store, container: &str) -> Option<(State, String, Option<serde_json::Value>)> {
+fn said(store: &Store, container: &str) -> Option<(RecordState, String, Option<serde_json::Value>)> {
     match store.load(&key(container)).unwrap() {
         Loaded::Whole(record) => {
             Some((record.state, record.plan.sandbox.container_id.clone(), record.result))
@@ -81,8 +81,8 @@ fn said(store: &Store, container: &str) -> Option<(State, String, Option<serde_j
     }
 }
 
-fn attached(container: &str, says: &str) -> Option<(State, String, Option<serde_json::Value>)> {
-    Some((State::Attached, container.to_owned(), Some(json!({"of": says}))))
+fn attached(container: &str, says: &str) -> Option<(RecordState, String, Option<serde_json::Value>)> {
+    Some((RecordState::Attached, container.to_owned(), Some(json!({"of": says}))))
 }
 
 /// An ADD, its DEL, and then two ADDs beside the DEL of a third container; then an agent starts.

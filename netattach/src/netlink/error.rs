@@ -23,7 +23,7 @@ pub enum Error {
     Malformed {
         /// Netlink's name of the request.
         request: &'static str,
-        /// What was wrong with it.
+        /// The problem.
         what: &'static str,
     },
     /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) each of the few times it was tried.
@@ -92,7 +92,7 @@ impl Error {
         matches!(self.errno(), Some(rustix::io::Errno::EXIST | rustix::io::Errno::BUSY))
     }
 
-    /// What the request named is not there.
+    /// The object that the request named is not there.
     pub fn not_found(&self) -> bool {
         matches!(self, Self::NoSuchLink(_))
             || matches!(

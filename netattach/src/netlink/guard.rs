@@ -12,7 +12,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
 use super::nft::{Family, NLMSG_ERROR, attributes_of, dump, messages, name};
 use super::{Error, Refused};
 
-/// What the table is called, in the family of both versions of IP.
+/// The name of the table, in the family of both versions of IP.
 pub const TABLE: &str = "netattach";
 
 const NAME: &str = "NFT_MSG_NEWRULE";

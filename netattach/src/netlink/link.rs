@@ -47,7 +47,7 @@ pub struct LinkState {
     pub mtu: u32,
     /// Administratively up.
     pub up: bool,
-    /// Receives all frames because it was told to.
+    /// Receives all frames because it was configured to.
     pub promiscuous: bool,
     /// Index of the bridge (or other controller) that it is a port of.
     pub controller: Option<u32>,
@@ -61,7 +61,7 @@ pub struct LinkState {
     pub group: u32,
 }
 
-/// What `ensure` found or made.
+/// The object that `ensure` found or made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ensured {
     /// The link.
@@ -319,7 +319,7 @@ impl Handle {
     }
 
     /// Deletes all links of `group` in this namespace at the price of one grace period, and then, one by one,
-    /// those of `names` that are still there: somebody in the pod may have changed their group. Returns once
+    /// those of `names` that are still there: a process in the pod may have changed their group. Returns once
     /// they are gone. Links already absent count as deleted.
     pub fn ensure_links_absent(&mut self, group: u32, names: &[&str]) -> Result<(), Error> {
         if names.len() > 1 {

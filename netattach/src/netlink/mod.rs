@@ -8,31 +8,31 @@
 //! | `socket`, `error` | several requests in one datagram; what was refused, as data |
 //! | `link`, `peer` | links, and the other end of a veth |
 //! | `address`, `route`, `rule` | an interface's addresses; routes; which traffic asks which table |
-//! | `tc`, `pace` | programs on clsact hooks; pacing by tbf |
-//! | `forwarding`, `stations` | what bridges do to frames, and where they know stations |
+//! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
+//! | `bridge_state`, `stations` | what bridges do to frames, and where they know stations |
 //! | `nft`, `xfrm`, `guard` | whether packets would meet nftables chains or IPsec; our own table of nftables |
 //! | `watch`, `filter_watch` | notifications about links and routes; about filters that go |
 
 mod address;
+mod bridge_state;
 mod error;
 mod filter_watch;
-mod forwarding;
 mod guard;
 mod link;
 mod nft;
-mod pace;
 mod peer;
 mod route;
 mod rule;
 mod socket;
 mod stations;
+mod tbf;
 mod tc;
 mod watch;
 mod xfrm;
 
+pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
-pub use forwarding::{BridgeState, ForwardingState, PortState};
 pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_is_there, guard_stands, install_guard, remove_guard,
 };

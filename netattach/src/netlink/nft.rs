@@ -118,7 +118,7 @@ pub(super) fn dump(
     }
 }
 
-/// What the kernel counts on with each change of the packet filter of the calling thread's namespace.
+/// The number that the kernel raises with each change of the packet filter of the calling thread's namespace.
 ///
 /// # Errors
 /// The kernel did not answer, or has no nftables.

@@ -10,7 +10,7 @@ use rtnetlink::LinkUnspec;
 use super::link::{observed, show};
 use super::{Error, Handle, LinkState};
 
-/// What the kernel says of a namespace that it has no number for (`NETNSA_NSID_NOT_ASSIGNED`).
+/// The kernel's answer for a namespace that it has no number for (`NETNSA_NSID_NOT_ASSIGNED`).
 const NOT_ASSIGNED: i32 = -1;
 
 impl Handle {

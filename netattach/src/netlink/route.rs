@@ -134,7 +134,7 @@ pub(super) fn route_message(index: u32, route: &Route) -> RouteMessage {
     message
 }
 
-/// A route whatever its type, scope and origin.
+/// A route of any type, scope and origin.
 fn any_such_route(route: &RouteState) -> RouteMessage {
     let wanted = Route {
         gateway: route.gateway,

@@ -57,7 +57,7 @@ impl Request {
     }
 }
 
-/// What came back for one request: the messages before its acknowledgement, or the kernel's refusal.
+/// The answer to one request: the messages before its acknowledgement, or the kernel's refusal.
 pub(super) type Reply = Result<Vec<RouteNetlinkMessage>, Refused>;
 
 /// Bound to the namespace of the thread that opened it.

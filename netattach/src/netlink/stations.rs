@@ -53,7 +53,7 @@ pub struct Move {
     pub port: Option<u32>,
 }
 
-/// What has changed since it was last asked.
+/// The changes since the last question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moves {
     /// These, in order.
@@ -86,7 +86,7 @@ impl Handle {
         Ok(found)
     }
 
-    /// All stations that a bridge knows, in whatever VLAN.
+    /// All stations that a bridge knows, in any VLAN.
     pub fn stations(&mut self, bridge: u32) -> Result<Vec<Station>, Error> {
         let all = self.socket.dump(RouteNetlinkMessage::GetNeighbour(of_bridge(bridge)))?;
         Ok(all.into_iter().filter_map(observed).collect())
@@ -166,7 +166,7 @@ impl std::fmt::Debug for StationWatch {
     }
 }
 
-/// Reads the notifications of one datagram. Those about other neighbours are nobody's here.
+/// Reads the notifications of one datagram. Those about other neighbours are ignored.
 fn read(mut datagram: &[u8], moves: &mut Vec<Move>) {
     while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
         let message = datagram.get(..length).unwrap_or(datagram);

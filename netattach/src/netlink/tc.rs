@@ -12,7 +12,7 @@ use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHan
 use super::socket::{CREATE, EXCL, Reply, Request};
 use super::{Error, Handle};
 
-/// Priority of our filters: the first that a packet meets, so that nobody passes it on before it was judged.
+/// Priority of our filters: the first that a packet meets, so that no other filter passes it on before it was judged.
 const PRIORITY: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
 /// Priority and protocol of our filters (`tcm_info`).
@@ -40,7 +40,7 @@ pub struct Filter<'a> {
     pub hook: Hook,
     /// Its number among the filters of our priority.
     pub handle: u32,
-    /// What the program reads in `tc_classid`.
+    /// The number that the program reads in `tc_classid`.
     pub class: u16,
     /// The program's name.
     pub name: &'a str,
@@ -160,7 +160,7 @@ impl Handle {
         Ok(self.dump_filters(index, hook)?.into_iter().filter_map(observed).collect())
     }
 
-    /// Whether somebody else has a filter on that hook of the device: any but ours by these names.
+    /// Whether another program has a filter on that hook of the device: any but ours by these names.
     pub fn has_other_filters(&mut self, index: u32, hook: Hook, ours: &[&str]) -> Result<bool, Error> {
         let is_others = |message| {
             let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return false };
@@ -236,7 +236,7 @@ fn both(ingress: Reply, egress: Reply) -> Result<Option<DevicePrograms>, Error> 
     Ok(names.map(|(ingress, egress)| DevicePrograms { ingress, egress }))
 }
 
-/// What is to go and is not there, or was on a device that is gone, is gone.
+/// A filter that is not there, or was on a device that is gone, is removed already.
 fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     use rustix::io::Errno;
     match result {

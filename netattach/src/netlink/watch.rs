@@ -36,7 +36,7 @@ pub struct LinkWatch {
     buffer: Vec<u8>,
 }
 
-/// What has changed since it was last asked.
+/// The changes since the last question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changes {
     /// These.
@@ -45,12 +45,12 @@ pub enum Changes {
     Anything,
 }
 
-/// What notifications were about. Nothing else of them is read: whoever wants to know asks for it as it is by then.
+/// The subjects of notifications. Nothing else of them is read: the reader asks the kernel for the present state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Touched {
     /// Links by index.
     pub links: BTreeSet<u32>,
-    /// A default route, in whatever table.
+    /// A default route, in any table.
     pub default_routes: bool,
 }
 

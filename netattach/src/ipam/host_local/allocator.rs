@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::range::{Range, RangeSet, from_bits, to_bits};
 use super::{Config, Owner};
 
-/// What the allocator must know about the reservations of a network.
+/// The reservations of a network, as far as the allocator looks at them.
 pub trait Reservations {
     /// Whether the address cannot be handed out.
     fn is_taken(&self, address: IpAddr) -> bool;
@@ -37,9 +37,9 @@ pub enum AllocateError {
         "{address} is already reserved for {owner}; a second address from the same range set is not given"
     )]
     Duplicate {
-        /// What it has.
+        /// The address it has.
         address: IpAddr,
-        /// Who has it.
+        /// The owner.
         owner: Owner,
     },
     /// Every address of the set is reserved or excluded.

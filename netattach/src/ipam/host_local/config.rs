@@ -67,7 +67,7 @@ pub enum ConfigError {
     Range {
         /// Path of the range.
         key: String,
-        /// Why.
+        /// The reason.
         source: RangeError,
     },
     /// A range set without ranges.
@@ -138,7 +138,7 @@ impl Config {
         })
     }
 
-    /// What releasing needs and no more: the network and its data directory, so that a broken or missing range
+    /// The part that releasing needs: the network and its data directory, so that a broken or missing range
     /// does not keep addresses from being freed. Nothing can be allocated from it. `None` where
     /// [`Config::parse`] would have refused these two, so that nothing was ever reserved.
     pub fn for_release(config: &Map<String, Value>) -> Option<Self> {

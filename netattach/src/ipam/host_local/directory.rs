@@ -8,7 +8,7 @@
 //! A reservation is written to [`TEMPORARY`] and then renamed, which fails where the name exists
 //! (`RENAME_NOREPLACE`), as the Go plugin's exclusive create does: a writer killed at any instant leaves the whole
 //! file or none.
-//! Only the holder of the lock uses the temporary name, so a stray one is nobody's and is removed by the next
+//! Only the holder of the lock uses the temporary name, so a stray one belongs to no writer and is removed by the next
 //! reader; to the Go plugin it is a file whose name is no address.
 //!
 //! A reservation that is released becomes that file, emptied, for the next one to be written to: where files come and
@@ -47,7 +47,7 @@ pub(super) struct Opened {
 /// A directory whose lock is held until this is dropped.
 pub(super) struct Locked<'a>(&'a Opened);
 
-/// What a directory holds.
+/// The reservations of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: HashMap<IpAddr, File>,
@@ -55,7 +55,7 @@ pub(super) struct Contents {
     cursors: HashMap<usize, Cursor>,
     /// An empty file has the temporary name.
     spare: bool,
-    /// Whether a released reservation becomes the spare file: worth it only for who stays.
+    /// Whether a released reservation becomes the spare file: worth it only in a process that lives longer than one call.
     pub(super) keeps_spare: bool,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// That of the directory which has this path now; `None` when it cannot be told.
+    /// That of the directory which has this path now; `None` when the kernel does not say.
     pub(super) fn of(path: &Path) -> Option<Self> {
         rustix::fs::stat(path).ok().map(Self::from)
     }
@@ -356,7 +356,7 @@ impl Contents {
         if exact.is_empty() { self.with_content(owner.container_id.trim_ascii()) } else { exact }
     }
 
-    /// The addresses that somebody else than `owners` holds, in order. An entry without an interface, written
+    /// The addresses held by any other than `owners`, in order. An entry without an interface, written
     /// before those were recorded, is its container's, whichever interface is named.
     pub(super) fn held_by_others(&self, owners: &[Owner]) -> Vec<IpAddr> {
         let known: HashSet<String> = owners
@@ -406,7 +406,7 @@ fn cursor_name(set: usize) -> String {
     format!("last_reserved_ip.{set}")
 }
 
-/// Empties a reservation's file, if nobody else has it by another name and it is as one that is made anew.
+/// Empties a reservation's file, if it has no other name and it is as one that is made anew.
 fn empty(file: &OwnedFd) -> Result<(), Errno> {
     sync::step();
     let stat = rustix::fs::fstat(file)?;

@@ -65,7 +65,7 @@ pub enum RangeError {
         /// The subnet it should be in.
         subnet: IpNet,
     },
-    /// Nobody's address is in it.
+    /// It has no address that can be given.
     #[error("subnet {0} is multicast: no interface has an address of it")]
     Multicast(IpNet),
     /// The limits are the wrong way round.

@@ -12,7 +12,7 @@ use crate::{bounded, budget};
 pub struct ReadResolvConfError {
     /// The file.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub source: io::Error,
 }
 

@@ -18,7 +18,7 @@ pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The reservations of this node.
 ///
-/// The files are the truth. What a directory held is remembered only for as long as nobody else changes it,
+/// The files are the truth. What a directory held is remembered only until another process changes it,
 /// so that a call costs the same whether ten addresses are reserved or ten thousand. Calls block: on the lock,
 /// and on the disk for as long as some system calls take.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Leases {
     directories: Mutex<Directories>,
 }
 
-/// How many directories are kept open and remembered, whoever has pools. Each takes a descriptor for itself, one for
+/// How many directories are kept open and remembered, of all pools. Each takes a descriptor for itself, one for
 /// its lock and one for each set of ranges.
 const MOST_DIRECTORIES: usize = 64;
 
@@ -38,7 +38,7 @@ struct Directories {
     uses: u64,
 }
 
-/// What a directory held when it was last looked at.
+/// The reservations of a directory when it was last read.
 #[derive(Debug, Default)]
 struct Known {
     opened: Option<Opened>,
@@ -55,7 +55,7 @@ pub enum Error {
     Allocate {
         /// Where the reservations of the network are.
         directory: PathBuf,
-        /// Why.
+        /// The reason.
         source: AllocateError,
     },
     /// CHECK: an address that the attachment should hold is not reserved for it.
@@ -63,7 +63,7 @@ pub enum Error {
     NotReserved {
         /// The address of the previous result.
         address: IpAddr,
-        /// Who should hold it.
+        /// The owner that should hold it.
         owner: Owner,
         /// Where the reservations of the network are.
         directory: PathBuf,
@@ -71,7 +71,7 @@ pub enum Error {
     /// CHECK: the attachment holds no address.
     #[error("no address is reserved for {owner} in {directory}")]
     NothingReserved {
-        /// Who should hold one.
+        /// The owner that should hold one.
         owner: Owner,
         /// Where the reservations of the network are.
         directory: PathBuf,
@@ -90,7 +90,7 @@ pub enum Error {
     Create {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The directory cannot be opened.
@@ -98,15 +98,15 @@ pub enum Error {
     Open {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The lock cannot be taken, for another reason than somebody else having it.
+    /// The lock cannot be taken, for another reason than that it is held.
     #[error("lock {path}")]
     Lock {
         /// The lock.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The directory cannot be read.
@@ -114,7 +114,7 @@ pub enum Error {
     Read {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A reservation cannot be written.
@@ -122,7 +122,7 @@ pub enum Error {
     Reserve {
         /// The reservation.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The address reserved last cannot be recorded.
@@ -130,7 +130,7 @@ pub enum Error {
     WriteCursor {
         /// The record.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A reservation cannot be removed.
@@ -138,7 +138,7 @@ pub enum Error {
     Remove {
         /// The reservation.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
@@ -156,7 +156,7 @@ impl Error {
         }
     }
 
-    /// What it means for the request.
+    /// The consequence for the request.
     pub fn failure(&self) -> Failure {
         match self {
             Self::Busy { .. } => Failure::TryLater,
@@ -213,7 +213,7 @@ impl Leases {
             for (set, choice) in choices.iter().enumerate() {
                 if let Err(error) = directory.reserve(contents, choice.address.addr(), owner, set) {
                     for taken in &choices[..=set] {
-                        // What cannot be removed now is found by the DEL that follows a failed ADD.
+                        // The DEL that follows a failed ADD finds a file that cannot be removed now.
                         let _ = directory.remove(contents, taken.address.addr());
                     }
                     return Err(error);
@@ -375,8 +375,8 @@ impl Leases {
 }
 
 impl Directories {
-    /// What is known of a directory. Where that would be one too many, those are forgotten that nobody has used for
-    /// the longest time and nobody uses now: the files are the truth.
+    /// The remembered state of a directory. Where that would be one too many, the directories that have not been used
+    /// for the longest time, and are not in use now, are forgotten: the files are the truth.
     fn of(&mut self, path: &Path) -> Arc<Mutex<Known>> {
         self.uses += 1;
         if let Some((used, known)) = self.known.get_mut(path) {

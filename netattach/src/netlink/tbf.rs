@@ -22,11 +22,11 @@ const PARMS: usize = 36;
 /// Where `struct tc_ratespec` has its rate, and `struct tc_tbf_qopt` its limit.
 const RATE_AT: usize = 8;
 const LIMIT_AT: usize = 24;
-/// What stands before an attribute's value: its length and kind.
+/// The header before an attribute's value: its length and kind.
 const ATTRIBUTE_HEADER: usize = 4;
 
 impl Handle {
-    /// The device sends at that pace. Whatever discipline it had is replaced; one of this kind is changed in place and
+    /// The device sends at that pace. Another queueing discipline is replaced; one of this kind is changed in place and
     /// keeps its queue.
     pub fn ensure_paced(&mut self, index: u32, pace: &Pace) -> Result<(), Error> {
         self.socket.request(discipline(index, options(pace)), CREATE | REPLACE).map(drop)
@@ -66,7 +66,7 @@ fn discipline(index: u32, options: Vec<TcOption>) -> RouteNetlinkMessage {
 fn options(pace: &Pace) -> Vec<TcOption> {
     let mut parms = [0; PARMS];
     parms[1] = ETHERNET;
-    // What does not fit is in the attribute of 64 bits, of which the kernel takes the larger.
+    // A larger rate is in the attribute of 64 bits; the kernel takes the larger of both.
     let rate = u32::try_from(pace.rate).unwrap_or(u32::MAX);
     parms[RATE_AT..][..4].copy_from_slice(&rate.to_ne_bytes());
     parms[LIMIT_AT..][..4].copy_from_slice(&pace.queue.to_ne_bytes());

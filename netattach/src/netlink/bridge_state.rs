@@ -27,13 +27,13 @@ pub struct ForwardingState {
     pub mac: Option<Mac>,
     /// Link group; one of [`OWN_GROUPS`](crate::spec::OWN_GROUPS) if an agent has made it.
     pub group: u32,
-    /// What makes it, as `ip -d link` shows it; empty for a network card.
+    /// Its kind, as `ip -d link` shows it; empty for a network card.
     pub kind: String,
     /// An XDP program runs on it.
     pub xdp: bool,
     /// The bridge (or other controller) that it is a port of.
     pub controller: Option<u32>,
-    /// Kind of its queueing discipline for what it sends; `noqueue` for a veth that nobody touched.
+    /// Kind of its queueing discipline for what it sends; `noqueue` for a veth by default.
     pub discipline: String,
     /// Of a bridge.
     pub bridge: Option<BridgeState>,
@@ -48,7 +48,7 @@ pub struct BridgeState {
     pub spanning_tree: bool,
     /// It forwards by VLAN.
     pub vlan_filtering: bool,
-    /// It shows what it forwards to iptables or ip6tables, whatever the sysctls say.
+    /// It shows what it forwards to iptables or ip6tables, independent of the sysctls.
     pub calls_iptables: bool,
     /// After how long it forgets a station that it does not see, in hundredths of a second.
     pub ageing: u32,
@@ -61,7 +61,7 @@ pub struct PortState {
     pub forwarding: bool,
     /// It does not exchange frames with other isolated ports.
     pub isolated: bool,
-    /// It takes frames from addresses only that somebody has entered.
+    /// It takes frames only from addresses that were entered by hand.
     pub locked: bool,
 }
 
