@@ -15,30 +15,32 @@ use crate::path::{
     scope::Scope,
     share,
     subprograms::Subprograms,
-    verdict::{Denied, Opening},
+    verdict::{Denied, Known, Opening},
 };
 
-/// Judges a packet by its flow. `false`: it has none.
+/// Judges a packet by its flow.
 #[inline(always)]
-pub(crate) fn is_known<A: Subprograms>(
+pub(crate) fn look_up<A: Subprograms>(
     ctx: &TcContext,
     scope: &Scope,
     packet: &Packet<A>,
-) -> Result<bool, Denied> {
+) -> Result<Known, Denied> {
     let tuple = &packet.tuple;
     let source_is_low = tuple.source_is_low();
-    let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else { return Ok(false) };
+    let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else {
+        return Ok(Known::Absent);
+    };
     // SAFETY: a map's values stay mapped while the program runs, taken out or not: the map is not preallocated. Other
     // CPUs may change the entry meanwhile, each word as a whole.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
     let now = clock::seconds();
     if entry.is_expired(tuple.lane.protocol(), now) || !entry.admits(packet.signal, forward) {
-        return Ok(false);
+        return Ok(Known::Over);
     }
     approve(scope, tuple, entry, forward)?;
     note(scope, packet, entry, forward, now, ctx.len());
-    Ok(true)
+    Ok(Known::Passes)
 }
 
 /// Judges a packet of no known flow: the flow that it opens, if it is allowed and opens one.
@@ -66,24 +68,69 @@ pub(crate) fn enter<A: Subprograms>(
     packet: &Packet<A>,
     opening: Opening,
 ) -> Result<(), Denied> {
-    let forward = opening.is_forward();
-    let leg = Leg::of(scope.side, forward);
-    let source_is_low = packet.tuple.source_is_low();
-    let key = FlowKey::new(scope.zone, &packet.tuple, source_is_low);
-    let place = share::take(scope.id, &key)?;
-    let state = packet.signal.first_state(forward);
-    let mut entry =
-        Flow::entered(clock::seconds(), forward == source_is_low, leg, scope.policies.of(leg), state);
-    entry.attachment = scope.id;
-    entry.place = place as u16;
-    let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
-    *traffic = Traffic { packets: 1, bytes: ctx.len().into() };
-    if !A::enter_flow(&key, &entry) {
+    let now = clock::seconds();
+    let key = FlowKey::new(scope.zone, &packet.tuple, packet.tuple.source_is_low());
+    let place = share::take(scope.id, &key, now)?;
+    let mut flow = new_flow(ctx, scope, packet, opening, now);
+    flow.place = place as u16;
+    if !A::enter_flow(&key, &flow) {
         return Err(DropReason::FlowsFull.into());
     }
-    count::new_flow(scope.id);
-    record::opened(ctx, scope, packet, leg, opening.rule());
+    count_and_record(ctx, scope, packet, opening);
     Ok(())
+}
+
+/// Enters the flow that a packet opens where the table has one that is over: in its entry and at its place. `false`:
+/// the entry is another attachment's, or gone.
+#[inline(always)]
+pub(crate) fn renew<A: Subprograms>(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &Packet<A>,
+    opening: Opening,
+) -> bool {
+    let key = FlowKey::new(scope.zone, &packet.tuple, packet.tuple.source_is_low());
+    let mut flow = new_flow(ctx, scope, packet, opening, clock::seconds());
+    let Some(entry) = A::flow(&key) else { return false };
+    // SAFETY: as in `look_up`.
+    let entry = unsafe { &mut *entry };
+    if !share::is_own::<A>(scope.id, entry) {
+        return false;
+    }
+    flow.place = entry.place;
+    *entry = flow;
+    count_and_record(ctx, scope, packet, opening);
+    true
+}
+
+/// The flow that begins with a packet, without a place.
+#[inline(always)]
+fn new_flow<A: Subprograms>(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &Packet<A>,
+    opening: Opening,
+    now: u32,
+) -> Flow {
+    let forward = opening.is_forward();
+    let from_low = packet.tuple.source_is_low();
+    let leg = Leg::of(scope.side, forward);
+    let state = packet.signal.first_state(forward);
+    let mut flow = Flow::entered(now, forward == from_low, leg, scope.policies.of(leg), state);
+    flow.attachment = scope.id;
+    let traffic = if forward { &mut flow.forward } else { &mut flow.backward };
+    *traffic = Traffic { packets: 1, bytes: ctx.len().into() };
+    flow
+}
+
+#[inline(always)]
+fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, opening: Opening) {
+    let recorded = limit::flow_record(scope.id);
+    count::new_flow(scope.id, recorded);
+    if recorded {
+        let leg = Leg::of(scope.side, opening.is_forward());
+        record::opened(ctx, scope, packet, leg, opening.rule());
+    }
 }
 
 /// Asks the policy about a packet of no known flow, as the first of one that its sender opens. Only where the table
@@ -137,7 +184,7 @@ pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: 
     }
     let source_is_low = answer.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, &answer, source_is_low)) else { return false };
-    // SAFETY: as in `is_known`.
+    // SAFETY: as in `look_up`.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
     !entry.is_expired(answer.lane.protocol(), clock::seconds())

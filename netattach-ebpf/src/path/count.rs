@@ -31,10 +31,13 @@ pub(crate) fn packet(attachment: u32, side: Side, bytes: u32, verdict: Result<()
     });
 }
 
-/// Counts a flow that a policy allowed.
+/// Counts a flow that a policy allowed, and whether a record of it may be written.
 #[inline(always)]
-pub(crate) fn new_flow(attachment: u32) {
-    with(attachment, |stats| stats.new_flows += 1);
+pub(crate) fn new_flow(attachment: u32, recorded: bool) {
+    with(attachment, |stats| {
+        stats.new_flows += 1;
+        stats.records_withheld += u64::from(!recorded);
+    });
 }
 
 /// Counts a flow that another of its attachment has taken the place of.

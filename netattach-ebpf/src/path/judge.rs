@@ -14,7 +14,7 @@ use crate::path::{
     limit, record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, reference},
-    verdict::{Denied, Encode, PacketClass},
+    verdict::{Denied, Encode, Known, PacketClass},
 };
 
 /// Judges a packet, counts it and, if it is dropped, writes a record of it. `Err`: it must not go on.
@@ -178,7 +178,8 @@ pub(crate) fn judge_ip<A: Subprograms>(
     }
     let accepted = packet.tuple.lane.protocol() == A::ICMP && scope.has(A::ACCEPT_ICMP);
     let of_flow = !matches!(packet.kind, Kind::IcmpError | Kind::LaterFragment) && !accepted;
-    if of_flow && A::is_known(ctx, scope, packet)? {
+    let known = if of_flow { A::look_up(ctx, scope, packet)? } else { Known::Absent };
+    if known == Known::Passes {
         return Ok(());
     }
     antispoof::from_others(scope, packet)?;
@@ -189,7 +190,11 @@ pub(crate) fn judge_ip<A: Subprograms>(
         Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
         _ => {
             let opening = A::open(scope, packet)?;
-            if opening.is_any() { A::enter(ctx, scope, packet, opening) } else { Ok(()) }
+            if !opening.is_any() {
+                return Ok(());
+            }
+            let renewed = known == Known::Over && A::renew(ctx, scope, packet, opening);
+            if renewed { Ok(()) } else { A::enter(ctx, scope, packet, opening) }
         }
     }
 }

@@ -28,7 +28,7 @@ fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
         Side::ToPod => unsafe { &raw mut (*limits).to_pod },
     };
     // SAFETY: the helper takes nothing.
-    charge(rate, on_the_wire(ctx), unsafe { bpf_ktime_get_ns() })
+    charge(rate, on_the_wire(ctx), || unsafe { bpf_ktime_get_ns() })
 }
 
 /// Whether the attachment may enter one more flow.
@@ -56,12 +56,12 @@ fn one(attachment: u32, select: impl FnOnce(&mut Limits) -> *mut Rate) -> bool {
     let Some(limits) = maps::limits(attachment).map(|limits| unsafe { &mut *limits }) else {
         return true;
     };
-    charge(select(limits), 1, clock::nanoseconds())
+    charge(select(limits), 1, clock::nanoseconds)
 }
 
 /// Charges `units` to a rate that other CPUs charge at the same time. `false`: one too many.
 #[inline(always)]
-fn charge(rate: *mut Rate, units: u32, now: u64) -> bool {
+fn charge(rate: *mut Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
     // SAFETY: `rate` points into a map value. Interval and tolerance are only written by the agent, each as one
     // aligned word; a packet that sees one old and one new is judged by a mixture once.
     let view = unsafe { Rate { arrival: 0, interval: (*rate).interval, tolerance: (*rate).tolerance } };
@@ -72,7 +72,7 @@ fn charge(rate: *mut Rate, units: u32, now: u64) -> bool {
     let word = unsafe { &raw mut (*rate).arrival };
     // SAFETY: an aligned word of a map value.
     let arrival = unsafe { word.read_volatile() };
-    let Some(next) = view.admit(arrival, units, now) else {
+    let Some(next) = view.admit(arrival, units, now()) else {
         return false;
     };
     // SAFETY: as above.

@@ -8,14 +8,11 @@ use netattach_common::{Address, Ip6, Port, Record, Side, flow::Leg, parse::Packe
 
 use crate::path::{clock, count, family::Family, frame, limit, maps, scope::Scope, verdict::Denied};
 
-/// Tells of a packet that opened a flow, allowed by a rule of the policy of `leg`; rule 0: nobody had to.
+/// Writes that a packet opened a flow, allowed by a rule of the policy of `leg`; rule 0: no policy applies.
+/// [`limit::flow_record`] has been asked.
 #[inline(always)]
 pub(crate) fn opened<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, leg: Leg, rule: u32) {
-    if limit::flow_record(scope.id) {
-        write(ctx, scope, packet, u32::from(leg == Leg::Responder) << 8, rule);
-    } else {
-        count::record_withheld(scope.id);
-    }
+    write(ctx, scope, packet, u32::from(leg == Leg::Responder) << 8, rule);
 }
 
 /// Tells of a packet that is dropped.

@@ -2,18 +2,25 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
-use netattach_common::{DropReason, FlowKey, PlaceKey, Share};
+use netattach_common::{DropReason, Flow, FlowKey, PlaceKey, Share};
 
-use crate::path::{clock::seconds, count, family::Family, subprograms::Subprograms, verdict::Denied};
+use crate::path::{count, family::Family, subprograms::Subprograms, verdict::Denied};
 
 /// What [`ask`] says of a place that the flow now has.
 pub(crate) const TAKEN: u32 = 0;
 
+/// Whether the place of a flow in the table is still one of the attachment's. Then it is that flow's alone: whoever
+/// takes a place takes the flow there out.
+#[inline(always)]
+pub(crate) fn is_own<A: Family>(attachment: u32, flow: &Flow) -> bool {
+    flow.attachment == attachment
+        && A::places(attachment).is_some_and(|(most, _)| u32::from(flow.place) < most)
+}
+
 /// Takes a place among an attachment's for a flow that is about to be entered.
 #[inline(always)]
-pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>) -> Result<u32, Denied> {
+pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) -> Result<u32, Denied> {
     let Some((most, next)) = A::places(attachment) else { return Err(DropReason::FlowsFull.into()) };
-    let now = seconds();
     let (mut least_missed, mut chosen) = (0, 0);
     for _ in 0..Share::TRIED {
         // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Not relaxed: for that
@@ -52,7 +59,7 @@ pub(crate) fn ask<A: Family>(
     // SAFETY: as in `take`.
     let held = unsafe { &mut *held };
     if let Some(flow) = A::flow(held) {
-        // SAFETY: as in `conntrack::is_known`.
+        // SAFETY: as in `conntrack::look_up`.
         let flow = unsafe { &*flow };
         // A flow that was opened again is another's, or has another place.
         if flow.attachment == attachment && u32::from(flow.place) == place {

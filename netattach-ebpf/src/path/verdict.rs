@@ -52,6 +52,18 @@ pub(crate) enum PacketClass {
     Control,
 }
 
+/// What the flow table says about a packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Known {
+    /// It belongs to a flow that goes on.
+    Passes,
+    /// There is no entry for its flow.
+    Absent,
+    /// The entry is of a flow that is over: a new one may take its place.
+    Over,
+}
+
 /// How a flow begins, as one number: the rule that allows it (0: no policy applies), and whether its first packet
 /// comes from its opener.
 #[derive(Clone, Copy)]
@@ -92,68 +104,77 @@ pub(crate) trait Encode<W>: Sized {
     fn decode(number: W) -> Self;
 }
 
-/// Answers of which there are at most two.
-pub(crate) trait OneBit: Sized {
-    fn bit(self) -> bool;
-    fn from_bit(bit: bool) -> Self;
+/// Answers of which there are few, as a number from 0.
+pub(crate) trait Few: Sized {
+    fn number(self) -> u32;
+    /// Takes any number for an answer.
+    fn from_number(number: u32) -> Self;
 }
 
-impl OneBit for () {
+impl Few for () {
     #[inline(always)]
-    fn bit(self) -> bool {
-        false
+    fn number(self) -> u32 {
+        0
     }
 
     #[inline(always)]
-    fn from_bit(_: bool) -> Self {}
+    fn from_number(_: u32) -> Self {}
 }
 
-impl OneBit for bool {
+impl Few for bool {
     #[inline(always)]
-    fn bit(self) -> bool {
-        self
+    fn number(self) -> u32 {
+        self.into()
     }
 
     #[inline(always)]
-    fn from_bit(bit: bool) -> Self {
-        bit
-    }
-}
-
-impl OneBit for PacketClass {
-    #[inline(always)]
-    fn bit(self) -> bool {
-        self == Self::Control
-    }
-
-    #[inline(always)]
-    fn from_bit(bit: bool) -> Self {
-        if bit { Self::Control } else { Self::Data }
+    fn from_number(number: u32) -> Self {
+        number != 0
     }
 }
 
-/// Stands for a set bit; no reason has this number. A clear bit is 0.
-const BIT: u32 = 1 << 16;
+impl Few for PacketClass {
+    #[inline(always)]
+    fn number(self) -> u32 {
+        (self == Self::Control).into()
+    }
 
-impl<T: OneBit> Encode<u32> for Result<T, Denied> {
+    #[inline(always)]
+    fn from_number(number: u32) -> Self {
+        if number == 0 { Self::Data } else { Self::Control }
+    }
+}
+
+impl Few for Known {
+    #[inline(always)]
+    fn number(self) -> u32 {
+        self as u32
+    }
+
+    #[inline(always)]
+    fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Passes,
+            1 => Self::Absent,
+            _ => Self::Over,
+        }
+    }
+}
+
+/// An answer's number in the upper half, or a denial in the lower one.
+impl<T: Few> Encode<u32> for Result<T, Denied> {
     #[inline(always)]
     fn encode(self) -> u32 {
         match self {
-            Ok(answer) => {
-                if answer.bit() {
-                    BIT
-                } else {
-                    0
-                }
-            }
+            Ok(answer) => answer.number() << 16,
             Err(denied) => denied.0.get(),
         }
     }
 
     #[inline(always)]
     fn decode(number: u32) -> Self {
-        match NonZeroU32::new(number & !BIT) {
-            None => Ok(T::from_bit(number == BIT)),
+        match NonZeroU32::new(number & 0xffff) {
+            None => Ok(T::from_number(number >> 16)),
             Some(number) => Err(Denied(number)),
         }
     }

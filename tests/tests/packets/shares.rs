@@ -141,6 +141,32 @@ fn a_flow_that_another_opens_again_is_the_others_and_is_not_taken_from_it() {
     assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 0);
 }
 
+#[test]
+fn a_flow_that_is_opened_again_keeps_its_place_while_its_attachment_has_it() {
+    let rig = two();
+    rig.put(Checks::default());
+    rig.set_share(|share| share.most_v4 = 4);
+    let query = |port| at(&rig, POD, FromPod, &from_pod().udp(port, 53));
+    let places = || {
+        let flows: Vec<_> = rig.flows().iter().map(Result::unwrap).collect();
+        let port = |key: &FlowKey<Ip4>| key.low_port.number().max(key.high_port.number());
+        flows.iter().map(|(key, flow)| (port(key), flow.place)).collect::<BTreeSet<_>>()
+    };
+    (1001..=1004).for_each(query);
+    rig.age(40);
+    query(1003);
+    assert_eq!(places(), [(1001, 0), (1002, 1), (1003, 2), (1004, 3)].into());
+    assert_eq!(rig.share(POD).next_v4, 4, "no place was asked for");
+    (1005..=1007).for_each(query);
+    assert_eq!(places(), [(1005, 0), (1006, 1), (1003, 2), (1007, 3)].into());
+    rig.age(40);
+    rig.set_share(|share| share.most_v4 = 2);
+    query(1003);
+    assert_eq!(places(), [(1003, 0), (1006, 1), (1007, 3)].into());
+    let stats = rig.dataplane.stats(POD).unwrap();
+    assert_eq!((stats.new_flows, stats.flows_displaced), (9, 0));
+}
+
 /// Goes through the table once, and gives places as the agent does.
 fn pass(rig: &Rig, table: &netattach::bpf::FlowTable) -> Vec<(u32, PerFamily)> {
     while !table.collect().unwrap() {}

@@ -14,7 +14,7 @@ use crate::path::{
     icmp, policy,
     scope::Scope,
     share,
-    verdict::{Denied, Encode, Opening},
+    verdict::{Denied, Encode, Known, Opening},
 };
 
 macro_rules! subprograms {
@@ -27,6 +27,7 @@ macro_rules! subprograms {
         $known:ident,
         $open:ident,
         $enter:ident,
+        $renew:ident,
         $ask:ident,
         $answer:ident,
         $policy:ident
@@ -55,7 +56,7 @@ macro_rules! subprograms {
         #[inline(never)]
         fn $known(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<$address>) -> u32 {
             let answer = match (reference(scope), reference(packet)) {
-                (Some(scope), Some(packet)) => conntrack::is_known(&TcContext::new(skb), scope, packet),
+                (Some(scope), Some(packet)) => conntrack::look_up(&TcContext::new(skb), scope, packet),
                 _ => Err(NULL_ARGUMENT),
             };
             answer.encode()
@@ -86,6 +87,23 @@ macro_rules! subprograms {
                 _ => Err(NULL_ARGUMENT),
             };
             answer.encode()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $renew(
+            skb: *mut __sk_buff,
+            scope: *const Scope,
+            packet: *const Packet<$address>,
+            opening: u32,
+        ) -> u32 {
+            let answer = match (reference(scope), reference(packet)) {
+                (Some(scope), Some(packet)) => {
+                    conntrack::renew(&TcContext::new(skb), scope, packet, Opening(opening))
+                }
+                _ => false,
+            };
+            answer.into()
         }
 
         #[unsafe(no_mangle)]
@@ -144,7 +162,7 @@ macro_rules! subprograms {
             }
 
             #[inline(always)]
-            fn is_known(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied> {
+            fn look_up(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<Known, Denied> {
                 Encode::decode($known(ctx.skb.skb, scope, packet))
             }
 
@@ -161,6 +179,11 @@ macro_rules! subprograms {
                 opening: Opening,
             ) -> Result<(), Denied> {
                 Encode::decode($enter(ctx.skb.skb, scope, packet, opening.0))
+            }
+
+            #[inline(always)]
+            fn renew(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> bool {
+                $renew(ctx.skb.skb, scope, packet, opening.0) != 0
             }
 
             #[inline(always)]
@@ -201,6 +224,7 @@ subprograms!(
     na_known4,
     na_open4,
     na_enter4,
+    na_renew4,
     na_ask4,
     na_answer4,
     na_policy4
@@ -214,6 +238,7 @@ subprograms!(
     na_known6,
     na_open6,
     na_enter6,
+    na_renew6,
     na_ask6,
     na_answer6,
     na_policy6

@@ -17,6 +17,7 @@
 //! | `na_known4`, `na_known6` | judge a packet by its flow | `functions` |
 //! | `na_open4`, `na_open6` | judge a packet without one by the policy | `functions` |
 //! | `na_enter4`, `na_enter6` | find a place for its flow among the attachment's own, and enter it | `functions` |
+//! | `na_renew4`, `na_renew6` | enter it where the table has one that is over | `functions` |
 //! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed | `functions` |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about | `functions` |
 //! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
@@ -41,7 +42,7 @@ use netattach_common::{
 use crate::path::{
     family::Family,
     scope::Scope,
-    verdict::{Denied, Opening},
+    verdict::{Denied, Known, Opening},
 };
 
 /// The answer of a subprogram to a null pointer, which no caller hands it.
@@ -55,12 +56,14 @@ pub(crate) trait Subprograms: Family {
     fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
     /// Remembers the ports of a first fragment, or completes a later one by them.
     fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
-    /// Judges a packet by its flow. `false`: it has none.
-    fn is_known(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
+    /// Judges a packet by its flow.
+    fn look_up(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<Known, Denied>;
     /// Judges a packet of no known flow: the flow that it opens.
     fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied>;
     /// Enters that flow, at a place among its attachment's.
     fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
+    /// Enters it in the entry and at the place of a flow that is over. `false`: there is none that could be taken.
+    fn renew(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> bool;
     /// Takes a place if no flow that goes on has it; or says how little that would be missed.
     fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
