@@ -188,8 +188,9 @@ fn packets(agent: &Agent, pods: &[Pod], rounds: u16) -> anyhow::Result<Report> {
             to_pod: sample(&to_pod, &isolated, &isolated.received(peer, received, ACK)?, PASSES)?,
         });
     }
-    // A SYN on a flow that is closing opens it anew: judged by the policy and entered each time.
-    for (packet, peer) in [("new flow, IPv4", v4), ("new flow, IPv6", v6)] {
+    // A SYN on a flow that is closing opens it again: judged by the policy and written each time. A flow that the table
+    // has no entry of can be opened only once.
+    for (packet, peer) in [("opened again, IPv4", v4), ("opened again, IPv6", v6)] {
         packets.push(Figures {
             packet,
             from_pod: sample(&from_pod, &isolated, &isolated.sent(peer, (40_003, PORT), SYN_FIN)?, PASSES)?,
