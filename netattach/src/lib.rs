@@ -27,7 +27,7 @@
 //! | `sync` | locks and threads, by names that a model checker can stand behind | no |
 //! | [`budget`] | how large what others write may be | no |
 //! | `cidr` | networks as text | no |
-//! | `bounded`, `durable` | files of others, read up to a bound; files that are replaced whole | files |
+//! | `bounded`, `durable`, `file_version` | files of others, read up to a bound; files that are replaced whole; whether a file is as it was | files |
 //! | [`waits`] | what an operation may have to wait for that others own | no |
 //! | `descriptors` | how many files may be open, and are | limits |
 //! | [`mac`] | Ethernet addresses | no |
@@ -46,6 +46,7 @@ mod descriptors;
 mod durable;
 pub mod enforce;
 pub mod fast_path;
+mod file_version;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;

@@ -20,6 +20,8 @@ use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::netlink::FilterWatch;
+use crate::npwg::{Definition, NetworkRef};
+use crate::objects::Identity;
 use crate::plan::collect::Defined;
 use crate::plan::resolve::Network;
 use crate::report::Chain;
@@ -413,7 +415,7 @@ impl Look {
     }
 }
 
-/// Takes looks on a thread that may block: when the source changes, when somebody asks, and now and then.
+/// Takes looks on a thread that may block: when definitions change, when an answer asks for it, and once in the look's interval.
 async fn follow(
     mut changes: watch::Receiver<u64>,
     health: Arc<Health>,
@@ -422,15 +424,32 @@ async fn follow(
 ) {
     loop {
         let looking = Arc::clone(&health);
+        let definitions = health.source.snapshot().definitions.identity();
         // The join error is a panic, which the panic hook has reported; the next look is another try.
         let _ = tokio::task::spawn_blocking(move || which(&looking).take(|| look(&looking))).await;
         // All three may be dropped at any time: a change stays unseen, a wish is kept, time goes on.
         tokio::select! {
-            changed = changes.changed() => if changed.is_err() { return },
+            changed = other_definitions(&mut changes, &*health.source, definitions) => {
+                if changed.is_err() {
+                    return;
+                }
+            }
             () = which(&health).wanted.notified() => {}
             () = tokio::time::sleep(which(&health).every) => {}
         }
     }
+}
+
+/// Waits until the source has other definitions. No look depends on pods and policies, which change more often.
+async fn other_definitions(
+    changes: &mut watch::Receiver<u64>,
+    source: &dyn Source,
+    known: Identity<NetworkRef, Definition>,
+) -> Result<(), watch::error::RecvError> {
+    while known.is_of(&source.snapshot().definitions) {
+        changes.changed().await?;
+    }
+    Ok(())
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -12,11 +12,12 @@
 //! | `dynamic`, `gc` | attachments of live pods; GC beside everything else |
 //! | `memory` | keeps the allocator small, and gives back after a burst |
 //! | `failure`, `flow` | the log's line about a failed request; records of packets in words |
-//! | `health`, `trouble`, `report` | readiness; what is wrong with objects; what the agent shows of itself |
+//! | `health`, `trouble`, `disk_look`, `report` | readiness; what is wrong with objects, and with definitions on disk; what the agent shows of itself |
 
 mod background;
 mod cni_conf;
 pub mod config;
+mod disk_look;
 mod dynamic;
 mod failure;
 mod flow;

@@ -6,31 +6,30 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{Notify, watch};
 
+use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
 use super::health::{NOT_IN_FORCE, lock, note, tell_new};
 use crate::attach::{Engine, IntentReader};
 use crate::enforce::enforcer::Enforcer;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Requirement;
 use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
-use crate::objects::{NAMESPACE_NAME_LABEL, ObjectName, Objects};
+use crate::objects::{Identity, NAMESPACE_NAME_LABEL, ObjectName, Objects};
 use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::report::Chain;
 use crate::rpc::message::Condition;
 use crate::source::Source;
 
-/// Rows that are told; of more, how many there are.
-const TOLD: usize = 100;
+/// The most rows that are reported; of more, only their number.
+const MOST_ROWS: usize = 100;
 
 /// How often configurations on disk are looked at, which change without the objects.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// What was found on disk longer ago than that makes a question for it a reason to look again.
-const FRESH: Duration = Duration::from_secs(1);
 
-/// Looks for trouble, and says what is new in the log.
+/// Looks for trouble, and logs what is new.
 pub(super) struct Troubles {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
@@ -38,30 +37,34 @@ pub(super) struct Troubles {
     engine: Arc<Engine>,
     network_policy: bool,
     seen: Mutex<Seen>,
+    /// Locked for as long as a look takes.
+    disk_look: Mutex<DiskLook>,
     on_disk: Mutex<Vec<Condition>>,
     /// When the disk was looked at last.
     looked: Mutex<Option<Instant>>,
     wanted: Notify,
 }
 
+/// The outcome of the last look at objects. Of the objects themselves nothing is kept.
 #[derive(Default)]
 struct Seen {
-    /// Of which objects; `None` before the first look.
-    of: Option<Arc<Objects>>,
-    /// The namespaces of their pods that have no object.
+    definitions: Identity<NetworkRef, Definition>,
+    policies: Identity<ObjectName, Arc<Policy>>,
+    network_policies: Identity<ObjectName, Arc<Policy>>,
+    /// The namespaces of pods that have no object. Of pods, which change most often, these alone make a difference.
     unlabelled: BTreeSet<String>,
+    /// Definitions with a configuration of their own by which no pod can be attached.
+    unusable: Vec<Condition>,
     rows: Vec<Condition>,
 }
 
 impl Seen {
-    /// Whether a look at these would come to the same. Of pods, which change most often, the namespaces alone make a difference.
+    /// Whether another look at these objects would come to the same.
     fn is_of(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> bool {
         self.unlabelled == *unlabelled
-            && self.of.as_ref().is_some_and(|of| {
-                of.definitions == objects.definitions
-                    && of.policies == objects.policies
-                    && of.network_policies == objects.network_policies
-            })
+            && self.definitions.is_of(&objects.definitions)
+            && self.policies.is_of(&objects.policies)
+            && self.network_policies.is_of(&objects.network_policies)
     }
 }
 
@@ -80,27 +83,30 @@ impl Troubles {
             engine,
             network_policy,
             seen: Mutex::default(),
+            disk_look: Mutex::default(),
             on_disk: Mutex::default(),
             looked: Mutex::default(),
             wanted: Notify::new(),
         }
     }
 
-    /// Every trouble there is, a row for each: of the objects as they are, of the disk as it was seen last.
+    /// A row for each trouble: of the objects as they are now, of the disk as of the last look.
     pub(super) fn rows(&self) -> Vec<Condition> {
         let mut rows = self.of_objects();
         rows.extend(lock(&self.on_disk).iter().cloned());
-        if lock(&self.looked).is_none_or(|at| at.elapsed() > FRESH) {
+        if lock(&self.looked).is_none_or(|at| at.elapsed() > LEAST_INTERVAL) {
             self.wanted.notify_one();
         }
         rows.extend(self.enforcer.conditions().into_iter().filter_map(of_policy));
         bounded(rows)
     }
 
-    /// Looks again whenever the objects change, when somebody asks, and now and then, until the objects' source ends.
+    /// Looks when objects change, when the status is asked for, and every [`INTERVAL`], until the objects' source ends; at most
+    /// once a second, however often objects change.
     pub(super) async fn keep_looking(self: Arc<Self>, mut changes: watch::Receiver<u64>) {
         loop {
             let looking = Arc::clone(&self);
+            let next = tokio::time::Instant::now() + LEAST_INTERVAL;
             // The join error is a panic, which the panic hook has reported; the next look is another try.
             let _ = tokio::task::spawn_blocking(move || {
                 looking.of_objects();
@@ -113,27 +119,43 @@ impl Troubles {
                 () = self.wanted.notified() => {}
                 () = tokio::time::sleep(INTERVAL) => {}
             }
+            tokio::time::sleep_until(next).await;
         }
     }
 
-    /// Of the objects as they are. Whoever comes after a change looks.
+    /// The rows of the objects as they are. The first caller after a change looks.
     fn of_objects(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let unlabelled = without_object(&objects);
         let mut seen = lock(&self.seen);
+        if !seen.definitions.is_of(&objects.definitions) {
+            seen.unusable = self.of_definitions(&objects, |definition| definition.config.is_some());
+        }
         if !seen.is_of(&objects, &unlabelled) {
-            let rows = self.look(&objects, &unlabelled);
+            let rows = [self.look(&objects, &unlabelled), seen.unusable.clone()].concat();
             tell_new(NOT_IN_FORCE, &seen.rows, &rows);
-            *seen = Seen { of: Some(objects), unlabelled, rows };
+            seen.rows = rows;
+            seen.definitions = objects.definitions.identity();
+            seen.policies = objects.policies.identity();
+            seen.network_policies = objects.network_policies.identity();
+            seen.unlabelled = unlabelled;
         }
         seen.rows.clone()
     }
 
-    /// Of definitions whose configuration is on disk.
+    /// Looks at definitions whose configuration is on disk.
     fn look_at_disk(&self) {
         let objects = self.source.snapshot();
-        let rows = self.of_definitions(&objects, |definition| definition.config.is_none());
-        note(NOT_IN_FORCE, &self.on_disk, rows);
+        let is_on_disk = |definition: &Definition| definition.config.is_none();
+        let versions = || match objects.definitions.values().any(is_on_disk) {
+            true => versions(&self.intents.conf_dir, SystemTime::now()),
+            false => Some(Versions::new()),
+        };
+        let read = || self.of_definitions(&objects, is_on_disk);
+        let found = lock(&self.disk_look).look(Instant::now(), &objects.definitions, versions, read);
+        if let Some(rows) = found {
+            note(NOT_IN_FORCE, &self.on_disk, rows);
+        }
         *lock(&self.looked) = Some(Instant::now());
     }
 
@@ -151,7 +173,6 @@ impl Troubles {
         }
         let default = self.intents.restrictions.default_network.as_ref();
         rows.extend(of_no_network(objects, default));
-        rows.extend(self.of_definitions(objects, |definition| definition.config.is_some()));
         rows
     }
 
@@ -218,7 +239,7 @@ fn of_unlabelled(objects: &Objects, namespaces: &BTreeSet<String>, network_polic
         problem: format!("has no manifest, so that its labels are not known: {by} namespaces by labels"),
     };
     // One more than are told, for that to be said.
-    namespaces.iter().take(TOLD + 1).map(row).collect()
+    namespaces.iter().take(MOST_ROWS + 1).map(row).collect()
 }
 
 /// Whether a policy selects namespaces by more than their names.
@@ -243,9 +264,9 @@ fn of_policy(condition: PolicyCondition) -> Option<Condition> {
 }
 
 fn bounded(mut rows: Vec<Condition>) -> Vec<Condition> {
-    if rows.len() > TOLD {
-        let more = rows.len() - TOLD;
-        rows.truncate(TOLD);
+    if rows.len() > MOST_ROWS {
+        let more = rows.len() - MOST_ROWS;
+        rows.truncate(MOST_ROWS);
         rows.push(Condition { object: "-".into(), problem: format!("{more} more are not told") });
     }
     rows
@@ -326,8 +347,8 @@ mod tests {
     #[test]
     fn rows_beyond_the_bound_are_counted() {
         let row = |number: usize| Condition { object: number.to_string(), problem: String::new() };
-        assert_eq!(bounded((0..TOLD).map(row).collect()).len(), TOLD);
-        let more = bounded((0..TOLD + 5).map(row).collect());
-        assert_eq!((more.len(), more[TOLD].problem.as_str()), (TOLD + 1, "5 more are not told"));
+        assert_eq!(bounded((0..MOST_ROWS).map(row).collect()).len(), MOST_ROWS);
+        let more = bounded((0..MOST_ROWS + 5).map(row).collect());
+        assert_eq!((more.len(), more[MOST_ROWS].problem.as_str()), (MOST_ROWS + 1, "5 more are not told"));
     }
 }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,10 @@ pub struct Objects {
 /// own.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Shared<K, V>(Arc<BTreeMap<K, V>>);
+
+/// Recognises the map that it was made of, without keeping the entries of that map.
+#[derive(Debug, Clone)]
+pub struct Identity<K, V>(Weak<BTreeMap<K, V>>);
 
 /// Name of an object in a namespace. Printed as `namespace/name`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -159,6 +163,28 @@ impl<K, V> Clone for Shared<K, V> {
     }
 }
 
+impl<K, V> Shared<K, V> {
+    /// By which this map is recognised later.
+    pub fn identity(&self) -> Identity<K, V> {
+        Identity(Arc::downgrade(&self.0))
+    }
+}
+
+impl<K, V> Identity<K, V> {
+    /// Whether that is the same map, unchanged since. The address tells: the memory of a map is not used again while its identity
+    /// is kept, and a map that is changed gets memory of its own.
+    pub fn is_of(&self, map: &Shared<K, V>) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&map.0))
+    }
+}
+
+/// That of no map.
+impl<K, V> Default for Identity<K, V> {
+    fn default() -> Self {
+        Self(Weak::new())
+    }
+}
+
 impl<K, V> Deref for Shared<K, V> {
     type Target = BTreeMap<K, V>;
 
@@ -241,6 +267,24 @@ mod tests {
 
     fn labels(pairs: &[(&str, &str)]) -> Labels {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_map_is_recognised_until_it_is_changed_and_its_entries_are_not_kept() {
+        let entry = Arc::new(7);
+        let mut map: Shared<u8, Arc<i32>> = [(1, Arc::clone(&entry))].into_iter().collect();
+        let identity = map.identity();
+        let snapshot = map.clone();
+        assert!(identity.is_of(&map) && identity.is_of(&snapshot));
+        assert!(!Identity::default().is_of(&map) && !identity.is_of(&Shared::default()));
+        map.insert(2, Arc::new(8));
+        assert!(identity.is_of(&snapshot) && !identity.is_of(&map));
+        drop(snapshot);
+        // No snapshot shares it now: it is changed in place, but for its address.
+        let identity = map.identity();
+        map.clear();
+        assert!(!identity.is_of(&map));
+        assert_eq!(Arc::strong_count(&entry), 1);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::file_version::Version;
+use crate::file_version::FileVersion;
 use crate::objects::policy::PolicyKind;
 use crate::objects::{Objects, Problem, Shared};
 use crate::source::read::manifest::{Key, Object};
@@ -19,7 +19,7 @@ pub(super) struct Contents {
     pub(super) objects: Vec<(Option<usize>, Object)>,
     pub(super) problems: Vec<Problem>,
     /// The file as it was when this was read, if a later change is sure to show in it.
-    pub(super) version: Option<Version>,
+    pub(super) version: Option<FileVersion>,
 }
 
 /// Files, and places in them, in order. Most objects have one, so it is to be small.

@@ -14,11 +14,10 @@
 //! be told what was written by way of another name that came and went in between two looks.
 //!
 //! `watcher` says which files changed, `tree` reads those, by `documents` (and `plain_yaml`, the fast way) and only if their
-//! `file_version` is another one, and `catalogue` puts together what all files give.
+//! version is another one (`crate::file_version`), and `catalogue` puts together what all files give.
 
 mod catalogue;
 pub(in crate::source) mod documents;
-mod file_version;
 mod plain_yaml;
 mod tree;
 mod watcher;

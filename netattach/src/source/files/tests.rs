@@ -10,10 +10,10 @@ use notify::event::{AccessKind, AccessMode, ModifyKind, RenameMode};
 use tempfile::TempDir;
 
 use super::catalogue::Contents;
-use super::file_version::Version;
 use super::tree::{Read, read_file};
 use super::watcher::signal_of;
 use super::*;
+use crate::file_version::FileVersion;
 use crate::objects::ObjectName;
 use crate::objects::policy::Directions;
 
@@ -330,9 +330,9 @@ fn a_settled_file_is_not_read_again() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("a.yaml");
     fs::write(&path, pod("one")).unwrap();
-    let version = Version::of(&fs::metadata(&path).unwrap());
+    let version = FileVersion::of(&fs::metadata(&path).unwrap());
     let known =
-        || Contents { version: Some(Version::of(&fs::metadata(&path).unwrap())), ..Contents::default() };
+        || Contents { version: Some(FileVersion::of(&fs::metadata(&path).unwrap())), ..Contents::default() };
     let read = |before: &Contents| match read_file(&path, Some(before)) {
         Read::Now(contents) => Some(contents.objects.len()),
         Read::AsItWas | Read::Gone => None,

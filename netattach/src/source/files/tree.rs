@@ -9,8 +9,8 @@ use std::time::SystemTime;
 
 use super::catalogue::{Catalogue, Contents};
 use super::documents::{json, json_documents, yaml, yaml_documents};
-use super::file_version::Version;
 use super::watcher::Touched;
+use crate::file_version::FileVersion;
 use crate::objects::{Objects, Problem};
 use crate::report::Chain;
 use crate::source::read::manifest::{self, Key, ManifestError, Object};
@@ -214,7 +214,7 @@ pub(super) enum Read {
 
 /// Reads one file, given what it held before.
 pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
-    let version = fs::metadata(path).ok().map(|metadata| Version::of(&metadata));
+    let version = fs::metadata(path).ok().map(|metadata| FileVersion::of(&metadata));
     if version.is_some() && before.is_some_and(|before| before.version == version) {
         return Read::AsItWas;
     }

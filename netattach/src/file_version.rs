@@ -1,13 +1,13 @@
-//! Whether a file is as it was.
+//! Whether a file is as it was, without reading it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What tells a file from what it was. Any change of its content sets the time of its last change, which nobody can set
-/// otherwise.
+/// The state of a file, by its metadata. Any change of its content sets the time of its last change (`ctime`), which no system
+/// call sets to another value.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Version {
+pub(crate) struct FileVersion {
     device: u64,
     inode: u64,
     length: u64,
@@ -19,9 +19,9 @@ pub(super) struct Version {
 /// time. The coarsest in use count two seconds.
 const SETTLED: Duration = Duration::from_secs(3);
 
-impl Version {
+impl FileVersion {
     /// The version of a file that is about to be read.
-    pub(super) fn of(metadata: &fs::Metadata) -> Self {
+    pub(crate) fn of(metadata: &fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -31,7 +31,7 @@ impl Version {
     }
 
     /// Whether a later change is sure to have another time.
-    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
+    pub(crate) fn is_settled(&self, now: SystemTime) -> bool {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(self.changed.0).is_ok_and(|changed| now >= Duration::from_secs(changed) + SETTLED)
     }
