@@ -5,6 +5,7 @@
 //! | module | what it does | touches the machine |
 //! |---|---|---|
 //! | [`rpc`] | frames between the CNI executable and the agent | socket |
+//! | `wire` | the model of policies as messages, and back | no |
 //! | [`cni`] | the CNI specification: requests, configurations, results, versions, errors | no |
 //! | [`npwg`] | the multi-network standard: selections, definitions, status | no |
 //! | [`objects`] | the model: pods, namespaces, definitions and policies, as every source gives them | no |
@@ -74,6 +75,7 @@ mod sync;
 pub mod sysctl;
 pub mod timing;
 pub mod waits;
+mod wire;
 
 /// Ends the process, as `kill -9` would, when the environment asks for it at this point. Exists only with the
 /// feature `crash-points`, which only tests enable: they enumerate every point of an operation.

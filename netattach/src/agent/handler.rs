@@ -351,7 +351,7 @@ impl Handler for Served {
             }
             Request::Explain(question) => {
                 let explain = move |it: &Agent| {
-                    it.reporter.explain(&question).map_or_else(Response::Failed, Response::Explanation)
+                    it.reporter.explain(question).map_or_else(Response::Failed, Response::Explanation)
                 };
                 agent.question(explain).await
             }

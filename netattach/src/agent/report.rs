@@ -21,14 +21,12 @@ use crate::objects::policy::PolicyName;
 use crate::observe::{Event, Observer};
 use crate::plan::{AttachmentPlan, Sandbox, result, vantage};
 use crate::policy::desired::Subject;
-use crate::policy::dump::Dump;
-use crate::policy::explain::{Path, Question};
 use crate::policy::level::{Enforcement, Level};
 use crate::report::Chain;
 use crate::rpc::message::{
-    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Failure, FastPath,
-    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, PolicyChange, PolicyReport,
-    Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
+    Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Dump, Failure, FastPath,
+    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, Path, PolicyChange,
+    PolicyReport, Question, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
 };
 use crate::source::Source;
 use crate::step::{Interface, MadeBy};
@@ -71,7 +69,7 @@ impl Reporter {
                 mac: pod.as_ref().and_then(|pod| pod.mac),
                 addresses: row.result().ips.iter().map(|ip| ip.address).collect(),
                 host_interface: host.map(|host| host.name).or_else(|| row.parent()),
-                enforcement: enforcement.level,
+                enforcement: enforcement.level.into(),
                 enforcement_detail: enforcement.why,
                 programs_wait: row.id().is_some_and(|id| self.enforcer.is_waiting(id)),
                 fast_path: row.id().and_then(|id| self.enforcer.fast_paths().standing(id)).map(fast_path),
@@ -160,16 +158,17 @@ impl Reporter {
     }
 
     pub(super) fn policy_dump(&self, wanted: Option<&str>) -> Vec<Dump> {
-        self.enforcer.dump(wanted)
+        self.enforcer.dump(wanted).into_iter().map(Into::into).collect()
     }
 
-    /// Every way that the flow can take.
+    /// Every path that the flow can take.
     ///
     /// # Errors
     /// Code 3: a pod that is neither attached nor in any manifest.
-    pub(super) fn explain(&self, question: &Question) -> Result<Vec<Path>, Failure> {
-        match self.enforcer.unknown_pods(question).as_slice() {
-            [] => Ok(self.enforcer.explain(question)),
+    pub(super) fn explain(&self, question: Question) -> Result<Vec<Path>, Failure> {
+        let question = question.into();
+        match self.enforcer.unknown_pods(&question).as_slice() {
+            [] => Ok(self.enforcer.explain(&question).into_iter().map(Into::into).collect()),
             [pod, ..] => Err(Failure {
                 code: code::UNKNOWN_CONTAINER,
                 message: format!(
@@ -202,7 +201,7 @@ impl Reporter {
                 name: row.name(),
                 ingress: force.and_then(|force| force.ingress),
                 egress: force.and_then(|force| force.egress),
-                enforcement: enforcement.level,
+                enforcement: enforcement.level.into(),
                 selected_by: selected_by.iter().map(ToString::to_string).collect(),
             })
         });

@@ -49,8 +49,7 @@ mod tests {
     use super::super::tests::name;
     use super::*;
     use crate::mac::Mac;
-    use crate::policy::level::Level;
-    use crate::rpc::message::{FastPath, Kind, State};
+    use crate::rpc::message::{FastPath, Kind, Level, State};
 
     #[test]
     fn every_attachment_is_a_line() {

@@ -11,8 +11,9 @@ use crate::npwg::selection::PortProtocol;
 use crate::objects::ObjectName;
 use crate::objects::policy::Direction;
 use crate::plan::ethertypes;
-use crate::policy::explain::{Asked, End, Form, Leg, Limit, Missing, Path, Question};
-use crate::rpc::message::Request;
+use crate::policy::explain::{Leg, Limit, Missing, Path};
+use crate::rpc::message::explain::{Asked, End, Form, Question};
+use crate::rpc::message::{self, Request};
 
 /// One flow.
 #[derive(Debug, Args)]
@@ -90,7 +91,7 @@ impl Explain {
 }
 
 /// An error if there is no way.
-pub(super) fn found(paths: &[Path]) -> Result<(), CliError> {
+pub(super) fn found(paths: &[message::Path]) -> Result<(), CliError> {
     if paths.is_empty() {
         let why = "no enforced attachment of this node has either end, or the ends share no network and family of addresses";
         return Err(CliError::NotFound(why.to_owned()));
@@ -98,12 +99,12 @@ pub(super) fn found(paths: &[Path]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A paragraph for each way that the flow can take.
-pub(super) fn render(paths: &[Path]) -> String {
+/// A paragraph for each path that the flow can take.
+pub(super) fn render(paths: Vec<message::Path>) -> String {
     let mut text = String::new();
     for path in paths {
-        // Memory takes every byte.
-        let _ = paragraph(&mut text, path);
+        // Writing into memory does not fail.
+        let _ = paragraph(&mut text, &path.into());
     }
     text
 }
@@ -175,8 +176,8 @@ fn words(leg: &Leg) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::explain::Named;
-    use crate::policy::level::Level;
+    use crate::rpc::message::Level;
+    use crate::rpc::message::explain::{Leg, Limit, Missing, Named, Path};
 
     #[test]
     fn a_flow_is_told_end_by_end() {
@@ -209,7 +210,7 @@ mod tests {
             }],
         };
         assert_eq!(
-            render(&[path]),
+            render(vec![path]),
             "\
 tcp/81 from shop/cart (10.89.0.2) to shop/db (10.89.0.3) on shop/storage is dropped
   egress of shop/cart (10.89.0.2): allowed by shop/out egress[0] (policy 3, 10.89.0.0/24 is class 2, rule 1)

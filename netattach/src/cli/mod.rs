@@ -270,10 +270,8 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
             return Ok((if json { pretty(&dumps)? } else { policy::render_dumps(&dumps) }, found));
         }
         (Command::Explain(_), Response::Explanation(paths)) => {
-            return Ok((
-                if json { pretty(&paths)? } else { explain::render(&paths) },
-                explain::found(&paths),
-            ));
+            let found = explain::found(&paths);
+            return Ok((if json { pretty(&paths)? } else { explain::render(paths) }, found));
         }
         (Command::Policy(policy::Policy { filter, .. }), Response::Policy(mut report)) => {
             let found = filter.found(report.attachments.iter().map(|row| &row.name));

@@ -10,8 +10,8 @@ use super::missing::list;
 use super::table::{self, Align};
 use super::{CliError, Filter, PATIENCE, name_cells, or_dash};
 use crate::objects::ObjectName;
-use crate::policy::dump::{Dump, Use};
 use crate::rpc::client;
+use crate::rpc::message::dump::{Dump, Use};
 use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, Request, Response, RuleFlows};
 
 /// What to show of policies.
@@ -173,7 +173,7 @@ fn row(policy: &AttachmentPolicy) -> [String; 7] {
 mod tests {
     use super::super::tests::name;
     use super::*;
-    use crate::policy::level::Level;
+    use crate::rpc::message::Level;
 
     #[test]
     fn attachments_come_before_problems() {
@@ -218,7 +218,7 @@ MultiNetworkPolicy shop/db  network shop/typo does not exist
 
     #[test]
     fn a_dump_shows_rules_peers_and_ports() {
-        use crate::policy::dump::{Peer, Port, Rule};
+        use crate::rpc::message::dump::{Peer, Port, Rule};
         let dump = Dump {
             policy: 7,
             attachments: vec![

@@ -288,6 +288,14 @@ mod tests {
     }
 
     #[test]
+    fn objects_are_named_with_their_namespace() {
+        assert_eq!("a/b".parse::<ObjectName>().unwrap().to_string(), "a/b");
+        for text in ["", "b", "a/", "/b", "a/b/c"] {
+            assert_eq!(text.parse::<ObjectName>(), Err(InvalidObjectName(text.to_owned())));
+        }
+    }
+
+    #[test]
     fn every_namespace_is_labelled_with_its_name() {
         let mut objects = Objects::default();
         objects

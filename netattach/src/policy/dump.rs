@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use netattach_common::PolicyIds;
-use serde::{Deserialize, Serialize};
 
 use super::desired::Desired;
 use super::diff::{PolicyId, Programmed};
@@ -15,7 +14,7 @@ use crate::objects::policy::PolicyName;
 const SHOWN: usize = 20_000;
 
 /// One compiled policy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dump {
     /// Its number in the maps.
     pub policy: PolicyId,
@@ -32,7 +31,7 @@ pub struct Dump {
 }
 
 /// Where a policy is in force.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Use {
     /// Number of the attachment.
     pub attachment: u32,
@@ -43,7 +42,7 @@ pub struct Use {
 }
 
 /// A rule of a policy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Its number.
     pub rule: RuleId,
@@ -52,7 +51,7 @@ pub struct Rule {
 }
 
 /// Peers with the same class.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Their prefix; of two that hold an address, the longer one counts.
     pub net: IpNet,
@@ -61,7 +60,7 @@ pub struct Peer {
 }
 
 /// Traffic that a class may exchange.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     /// Which class.
     pub class: ClassId,

@@ -9,7 +9,6 @@ use netattach_common::Mac;
 use netattach_common::decide::Verdict as Decision;
 use netattach_common::link::is_infrastructure;
 use netattach_common::protocol::{ICMP, ICMPV6};
-use serde::{Deserialize, Serialize};
 
 use super::classes::NOTHING;
 use super::desired::Desired;
@@ -22,7 +21,7 @@ use crate::objects::{ObjectName, Objects};
 use crate::policy::level::{Enforcement, Level};
 
 /// A question about a flow.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     /// The end that opens the flow.
     pub from: End,
@@ -33,8 +32,7 @@ pub struct Question {
 }
 
 /// One end of a flow.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     /// A pod, by any of its addresses.
     Pod(ObjectName),
@@ -44,20 +42,18 @@ pub enum End {
 
 /// The traffic of a flow. Shown as `tcp/80` or `icmp`; packets that do not open a flow as `tcp/80 (segment)` or
 /// `ethertype 0x88b5`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
     /// IANA number; 0 for traffic other than IP.
     pub protocol: u8,
     /// Destination port, for protocols that have ports.
     pub port: Option<u16>,
     /// The packets that the question is about.
-    #[serde(default, skip_serializing_if = "Form::is_opening")]
     pub form: Form,
 }
 
 /// The packets that a question is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Form {
     /// The first of a flow.
     #[default]
@@ -80,14 +76,8 @@ impl Asked {
     }
 }
 
-impl Form {
-    fn is_opening(&self) -> bool {
-        *self == Self::Opening
-    }
-}
-
 /// One path that the flow can take.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
     /// The network of both ends, where both are known.
     pub network: Option<String>,
@@ -103,15 +93,13 @@ pub struct Path {
     pub ingress: Leg,
     /// The node may translate the destination: then the verdict holds for the translated destination, not for the one
     /// asked about.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub translated: bool,
     /// The ends at which enforcement is below `full`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<Limit>,
 }
 
 /// The enforcement at one end, where it is below `full`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit {
     /// Which.
     pub of: Named,
@@ -122,7 +110,7 @@ pub struct Limit {
 }
 
 /// An address and its pod. Shown as `shop/db (10.0.0.2)`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
     /// The pod, if it is known.
     pub pod: Option<ObjectName>,
@@ -131,8 +119,7 @@ pub struct Named {
 }
 
 /// The verdict at one end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "verdict", rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leg {
     /// Not an enforced attachment of this node: the node that has it decides.
     NotHere,
@@ -195,8 +182,7 @@ pub enum Leg {
 }
 
 /// The part of a flow that no rule matches.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Missing {
     /// No rule names the peer.
     Peer,

@@ -1,4 +1,5 @@
-//! What goes over the socket, as it was when its protocol got its number: the JSON of every request and every answer.
+//! The JSON on the socket, as it was when the protocol got its number: every request and every answer, with every word that a
+//! field may hold and every field that may be left out.
 //!
 //! A field that is renamed, lost or of another type differs here, and so does one that is new: a reader passes over fields that
 //! it does not know, so a new one is written into the files and needs nothing else. Anything else raises [`PROTOCOL`].
@@ -35,9 +36,25 @@ fn variants(values: &[Value]) -> Vec<&str> {
     words
 }
 
+/// Whether a text is a key or a value anywhere in a message.
+fn has(value: &Value, text: &str) -> bool {
+    match value {
+        Value::String(word) => word == text,
+        Value::Array(values) => values.iter().any(|value| has(value, text)),
+        Value::Object(object) => object.iter().any(|(key, value)| key == text || has(value, text)),
+        _ => false,
+    }
+}
+
+/// Those of the texts that are in none of the messages.
+fn missing<'t>(messages: &[Value], texts: &[&'t str]) -> Vec<&'t str> {
+    let is_missing = |text: &&&str| !messages.iter().any(|message| has(message, text));
+    texts.iter().filter(is_missing).copied().collect()
+}
+
 #[test]
 fn requests_are_what_they_were() {
-    let golden = golden(include_str!("golden/requests.json"));
+    let golden = golden(include_str!("../golden/requests.json"));
     same::<Hello>(&golden["hello"]);
     assert_eq!(golden["hello"]["protocol"], PROTOCOL);
     let requests = golden["requests"].as_array().unwrap();
@@ -55,11 +72,14 @@ fn requests_are_what_they_were() {
         "status",
     ];
     assert_eq!(variants(requests), all);
+    let sandbox_and_end = ["pod", "container", "address", "must_be_attached"];
+    let form = ["segment", "fragment", "link", "ethertype"];
+    assert_eq!(missing(requests, &[&sandbox_and_end[..], &form].concat()), [""; 0]);
 }
 
 #[test]
 fn answers_are_what_they_were() {
-    let golden = golden(include_str!("golden/responses.json"));
+    let golden = golden(include_str!("../golden/responses.json"));
     let responses = golden["responses"].as_array().unwrap();
     responses.iter().for_each(same::<Response>);
     let all = [
@@ -77,4 +97,37 @@ fn answers_are_what_they_were() {
         "status",
     ];
     assert_eq!(variants(responses), all);
+    let level = ["none", "advisory", "full-unless-privileged", "full"];
+    let state = ["attaching", "attached", "detaching"];
+    let verdict = [
+        "not_here",
+        "not_isolated",
+        "allowed",
+        "unenforced",
+        "accepted_icmp",
+        "keeps_link",
+        "named",
+        "infrastructure",
+        "not_ip",
+        "midstream",
+        "denied",
+        "over_capacity",
+        "unknown",
+    ];
+    let absent_rule = ["peer", "excepted", "port"];
+    let may_be_left_out = [
+        "not_there",
+        "enforcement_detail",
+        "programs_wait",
+        "fast_path",
+        "records_withheld",
+        "records_lost",
+        "flows_displaced",
+        "ended",
+        "rules",
+        "translated",
+        "limits",
+    ];
+    let words = [&level[..], &state, &verdict, &absent_rule, &may_be_left_out].concat();
+    assert_eq!(missing(responses, &words), [""; 0]);
 }

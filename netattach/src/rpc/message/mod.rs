@@ -1,0 +1,169 @@
+//! Requests to the agent and its answers, as JSON.
+//!
+//! These types belong to the protocol: none is shared with the code that decides, so that a change there changes no name on the
+//! socket. The agent and the command line convert them ([`crate::wire`]).
+//!
+//! Fields and requests may be added: a reader passes over fields that it does not know, and an agent refuses requests
+//! that it does not know. Anything else raises [`PROTOCOL`]. Golden files (`rpc/golden`) hold every message.
+//!
+//! | module | messages |
+//! |---|---|
+//! | [`call`] | CNI calls; one more network for a live sandbox |
+//! | [`attachment`] | the list of attachments |
+//! | [`flows`] | counters, records of flows and drops |
+//! | [`policy`], [`dump`], [`explain`] | policies of attachments; compiled policies; why traffic passes or does not |
+//! | [`status`] | the agent's state |
+
+pub mod attachment;
+pub mod call;
+pub mod dump;
+pub mod explain;
+pub mod flows;
+pub mod policy;
+pub mod status;
+
+use serde::{Deserialize, Serialize};
+
+pub use attachment::{Attachment, AttachmentName, FastPath, Kind, Level, State};
+pub use call::{AttachCall, CniCall, CniReply, DetachCall, Dynamic, Failure, SandboxName};
+pub use dump::Dump;
+pub use explain::{Path, Question};
+pub use flows::{AttachmentStats, ENDINGS, EndedFlow, FlowRecord, FlowsCall, FlowsReport, Traffic, Untold};
+pub use policy::{AttachmentPolicy, PolicyReport, RuleFlows};
+pub use status::{
+    Condition, FastPathCount, Feature, FlowTableUse, Kernel, PolicyChange, Readiness, Status, Uplink,
+};
+
+/// Number of this protocol. Peers with different numbers do not talk.
+pub const PROTOCOL: u32 = 1;
+
+/// The first frame of each side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL`] of the sender.
+    pub protocol: u32,
+    /// Version of the sender's software, for messages.
+    pub version: String,
+}
+
+/// The second frame of a client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// One call of the CNI executable.
+    Cni(CniCall),
+    /// Attach a live sandbox to one more network.
+    Attach(AttachCall),
+    /// Take back what [`Request::Attach`] attached.
+    Detach(DetachCall),
+    /// Every attachment on this node.
+    Attachments,
+    /// The counters of each attachment.
+    Stats,
+    /// Which policies apply to each attachment.
+    Policy,
+    /// The compiled policies: all, that of a number, or those of an object.
+    PolicyDump(Option<String>),
+    /// Why traffic passes or does not.
+    Explain(Question),
+    /// The agent's state.
+    Status,
+    /// Records of new flows, drops and ended flows.
+    Flows(FlowsCall),
+}
+
+/// The second frame of the agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// To [`Request::Cni`].
+    Cni(CniReply),
+    /// To [`Request::Attach`].
+    Attached(Box<Dynamic>),
+    /// To [`Request::Detach`]; also where nothing was attached, unless the call says otherwise.
+    Detached,
+    /// To [`Request::Attach`] and [`Request::Detach`] that failed; nothing of the attachment is left unless it says so. To
+    /// [`Request::Explain`] of a pod that is not known (code 3).
+    Failed(Failure),
+    /// To [`Request::Attachments`].
+    Attachments(Vec<Attachment>),
+    /// To [`Request::Stats`].
+    Stats(Vec<AttachmentStats>),
+    /// To [`Request::Policy`].
+    Policy(PolicyReport),
+    /// To [`Request::PolicyDump`].
+    PolicyDump(Vec<Dump>),
+    /// To [`Request::Explain`]: every path that the flow can take.
+    Explanation(Vec<Path>),
+    /// To [`Request::Status`].
+    Status(Box<Status>),
+    /// To [`Request::Flows`].
+    Flows(FlowsReport),
+    /// To a request that was not understood or could not be served: the reason, on one line.
+    Refused(String),
+}
+
+impl Hello {
+    /// That of this software.
+    pub fn ours() -> Self {
+        Self { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() }
+    }
+}
+
+impl Request {
+    /// Its name on the wire.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Cni(_) => "cni",
+            Self::Attach(_) => "attach",
+            Self::Detach(_) => "detach",
+            Self::Attachments => "attachments",
+            Self::Stats => "stats",
+            Self::Policy => "policy",
+            Self::PolicyDump(_) => "policy dump",
+            Self::Explain(_) => "explain",
+            Self::Status => "status",
+            Self::Flows(_) => "flows",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_attachment_is_one_flat_object_and_unknown_fields_are_passed_over() {
+        let value = json!({
+            "id": 7, "pod": {"namespace": "shop", "name": "cart-0"}, "network": "shop/storage", "ifname": "net1",
+            "container_id": "abc", "kind": "exec:sriov", "mac": "02:00:00:00:00:01", "addresses": ["10.0.0.2/24"],
+            "host_interface": null, "enforcement": "none", "state": "attached"
+        });
+        let attachment: Attachment = serde_json::from_value(value.clone()).unwrap();
+        assert_eq!(attachment.kind, Kind::Exec("sriov".to_owned()));
+        assert_eq!(serde_json::to_value(&attachment).unwrap(), value);
+        let mut newer = value;
+        newer["vlan"] = json!(5);
+        assert_eq!(serde_json::from_value::<Attachment>(newer).unwrap(), attachment);
+    }
+
+    #[test]
+    fn requests_have_stable_names() {
+        for request in [Request::Attachments, Request::Stats, Request::Policy, Request::Status] {
+            assert_eq!(serde_json::to_value(&request).unwrap(), json!(request.name()));
+        }
+        let call = CniCall { env: BTreeMap::new(), stdin: "{}".to_owned() };
+        assert_eq!(
+            serde_json::to_value(Request::Cni(call)).unwrap(),
+            json!({"cni": {"env": {}, "stdin": "{}"}})
+        );
+    }
+}
+
+#[cfg(test)]
+#[path = "golden_tests.rs"]
+mod golden_tests;
