@@ -67,6 +67,8 @@ pub struct Arguments {
 pub struct Settings {
     /// Directory of manifests.
     pub source: PathBuf,
+    /// How long an ADD waits for a pod that the source does not have yet, in seconds; 0: not at all.
+    pub pod_wait_seconds: u64,
     /// Socket and network-status.
     pub run_dir: PathBuf,
     /// Journal.
@@ -278,6 +280,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             source: PathBuf::new(),
+            pod_wait_seconds: 5,
             run_dir: "/run/netattach".into(),
             state_dir: "/var/lib/netattach".into(),
             bpffs: "/sys/fs/bpf/netattach".into(),
@@ -389,6 +392,7 @@ impl Settings {
             }
         };
         range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
+        range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
         range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
     }
@@ -434,6 +438,11 @@ impl Settings {
             xdp: self.xdp,
             strangers: self.other_macvlans == OtherMacvlans::Pass,
         }
+    }
+
+    /// How long an ADD waits for a pod that the source does not have.
+    pub fn pod_wait(&self) -> Duration {
+        Duration::from_secs(self.pod_wait_seconds)
     }
 
     /// How long one call of another plugin may take.

@@ -1,6 +1,7 @@
 //! Requests to attach a live sandbox to one more network and to take that back: what other controllers ask of the
 //! agent on its socket, and people by `netattachctl attach`.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use super::failure;
@@ -29,7 +30,7 @@ impl Agent {
             Err(error) => return failed(&error),
         };
         let key = sandbox.key.clone();
-        let done = self.in_turn(&key.container_id, Class::Add, move |agent| {
+        let done = self.in_turn(&key.container_id, Class::Add, ready(()), move |agent| {
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
             if let Err(IntentError::UnknownNetwork(network)) = &wanted {
                 return Ok(Err(agent.no_network(network)));
@@ -58,7 +59,7 @@ impl Agent {
             Err(error) => return failed(&error),
         };
         let sandbox = key.clone();
-        let done = self.in_turn(&key.container_id, Class::Del, move |agent| {
+        let done = self.in_turn(&key.container_id, Class::Del, ready(()), move |agent| {
             let found = agent.engine.detach(&sandbox, &call.ifname)?;
             if found || !call.must_be_attached { Ok(()) } else { Err(agent.nothing_at(&sandbox, &call)) }
         });

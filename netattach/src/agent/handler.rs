@@ -123,16 +123,24 @@ impl Agent {
             Command::Add => Class::Add,
             Command::Check => Class::Check,
         };
+        let request = Arc::new(request);
         let container = request.container_id.clone();
-        let ((stdout, publish), turn) =
-            self.in_turn(&container, class, move |agent| agent.timed(&request)).await?;
+        let (agent, waiting) = (Arc::clone(self), Arc::clone(&request));
+        // In the container's turn, so that a DEL that follows comes second; and without a place in the lanes, which others need.
+        let first = async move {
+            if class == Class::Add {
+                agent.intents.await_pod(&waiting).await;
+            }
+        };
+        let work = move |agent: &Self| agent.timed(&request);
+        let ((stdout, publish), turn) = self.in_turn(&container, class, first, work).await?;
         if let Some(sandbox) = publish {
             self.publish_later(sandbox, turn);
         }
         Ok(stdout)
     }
 
-    /// Works in the container's turn, when there is a place in the lane. The turn is handed on, for what belongs to
+    /// Works in the container's turn, when `first` is done and there is a place in the lane. The turn is handed on, for what belongs to
     /// the operation and need not be waited for.
     ///
     /// # Errors
@@ -141,10 +149,12 @@ impl Agent {
         self: &Arc<Self>,
         container: &str,
         class: Class,
+        first: impl Future<Output = ()> + Send,
         work: impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static,
     ) -> Result<(T, Turn), CniError> {
         let _admitted = self.admit(class)?;
         let turn = self.turns.wait(container).await;
+        first.await;
         if class == Class::Del {
             turn.takes_back();
         }

@@ -140,7 +140,7 @@ impl Health {
             cni_path.clone_into(&mut known);
             is_new
         };
-        self.source.standing().map_err(|why| CniError::new(code::NOT_AVAILABLE, format!("source: {why}")))?;
+        self.source.synced().map_err(|why| CniError::new(code::NOT_AVAILABLE, format!("source: {why}")))?;
         let looks = [&self.journal, &self.descriptors, &self.dataplane, &self.network, &self.plugins];
         looks.map(|look| look.answer(is_new)).into_iter().collect()
     }

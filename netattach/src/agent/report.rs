@@ -234,11 +234,11 @@ impl Reporter {
                 None => problem.message.clone(),
             },
         });
-        let standing = self.source.standing();
+        let synced = self.source.synced();
         let source = Readiness {
             condition: "source".into(),
-            met: standing.is_ok(),
-            detail: standing.err().unwrap_or_else(|| found.join(", ")),
+            met: synced.is_ok(),
+            detail: synced.err().map_or_else(|| found.join(", "), |error| error.to_string()),
         };
         let ready = std::iter::once(source).chain(self.health.conditions()).collect();
         Status {

@@ -382,6 +382,7 @@ fn engine(
 fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader, AgentError> {
     Ok(IntentReader {
         source: Arc::clone(source),
+        pod_wait: settings.pod_wait(),
         default: settings.default_network()?,
         default_namespace: settings.default_network_namespace.clone(),
         restrictions: settings.restrictions()?,

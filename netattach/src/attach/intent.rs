@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::conf_dir;
 use super::default_network::{self, DefaultNetwork};
@@ -21,7 +22,7 @@ pub(super) use crate::plan::resolve::Network;
 use crate::plan::resolve::{Intent, Warning};
 use crate::plan::{PodRef, pools};
 use crate::report::Chain;
-use crate::source::Source;
+use crate::source::{NotSynced, Source, WantedPod};
 use crate::step::ENFORCE_ANNOTATION;
 use crate::step::When;
 
@@ -32,6 +33,8 @@ const OWN_TYPE: &str = "netattach";
 pub struct IntentReader {
     /// Where pods and definitions come from.
     pub source: Arc<dyn Source>,
+    /// How long an ADD waits for a pod that the source does not have.
+    pub pod_wait: Duration,
     /// The network that every pod gets unless it chooses another.
     pub default: DefaultNetwork,
     /// Namespace of default networks that are named without one.
@@ -50,6 +53,9 @@ pub struct IntentReader {
 /// Why a pod's networks cannot be told.
 #[derive(Debug, thiserror::Error)]
 pub enum IntentError {
+    /// The source has not read all objects once.
+    #[error("source")]
+    Source(#[source] NotSynced),
     /// The source does not know the pod, or not yet.
     #[error("pod {0} is not known to the source of manifests")]
     UnknownPod(PodRef),
@@ -176,9 +182,10 @@ impl From<IntentError> for CniError {
     fn from(error: IntentError) -> Self {
         let code = match &error {
             // The source may be behind the runtime.
-            IntentError::UnknownPod(_) | IntentError::OtherPod { .. } | IntentError::DefaultNotReady(_) => {
-                code::TRY_AGAIN_LATER
-            }
+            IntentError::Source(_)
+            | IntentError::UnknownPod(_)
+            | IntentError::OtherPod { .. }
+            | IntentError::DefaultNotReady(_) => code::TRY_AGAIN_LATER,
             IntentError::Read { .. } => code::IO_FAILURE,
             IntentError::Annotation { .. }
             | IntentError::Selection(_)
@@ -206,7 +213,7 @@ impl IntentReader {
     /// # Errors
     /// See [`IntentError`]; nothing has happened then.
     pub fn read(&self, request: &cni::Request) -> Result<(Option<PodRef>, Intent), IntentError> {
-        let objects = self.source.snapshot();
+        let objects = self.objects()?;
         let Some(pod) = pod_of(request) else {
             let default = self.ready_default(&objects)?;
             return Ok((
@@ -237,6 +244,26 @@ impl IntentReader {
         Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings }))
     }
 
+    /// Waits for the pod that the runtime named, if the source does not have it yet, for at most [`IntentReader::pod_wait`].
+    /// [`IntentReader::read`] says then whether it has come.
+    pub async fn await_pod(&self, request: &cni::Request) {
+        let Some(PodRef { name, uid }) = pod_of(request) else { return };
+        // Refused at once.
+        if self.objects().is_err() {
+            return;
+        }
+        let wanted = WantedPod { name, uid };
+        self.source.pod(&wanted, Instant::now() + self.pod_wait).await;
+    }
+
+    /// The newest snapshot, if it is complete.
+    fn objects(&self) -> Result<Arc<Objects>, IntentError> {
+        match self.source.synced() {
+            Err(error @ NotSynced::Incomplete(_)) => Err(IntentError::Source(error)),
+            Err(NotSynced::Stale(_)) | Ok(()) => Ok(self.source.snapshot()),
+        }
+    }
+
     /// The network that somebody asks for on behalf of a live pod, by an element of its annotation.
     ///
     /// # Errors
@@ -246,7 +273,7 @@ impl IntentReader {
         pod: Option<&PodRef>,
         element: &Value,
     ) -> Result<(Selection, Network), IntentError> {
-        let objects = self.source.snapshot();
+        let objects = self.objects()?;
         let namespace = pod.map(|pod| pod.name.namespace.as_str()).unwrap_or_default();
         let (selection, warnings) =
             npwg::parse_selection(element, namespace).map_err(IntentError::Selection)?;
@@ -503,3 +530,7 @@ impl std::fmt::Debug for IntentReader {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "intent_tests.rs"]
+mod tests;

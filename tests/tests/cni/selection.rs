@@ -1,9 +1,11 @@
 //! What pods ask of their networks, as other plugins are told of it and as the status tells of it.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::ip;
+use netattach_tests::snapshot::Snapshot;
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -274,4 +276,35 @@ fn an_interface_that_is_there_already_fails_the_pod() {
     ip(&a.namespace, &["link", "add", "dummy7", "type", "veth", "peer", "name", "dummy8"]).unwrap();
     let (_, said) = node.call("ADD", &a).run().failure();
     assert!(said.contains("the pod has an interface named dummy7 already"), "{said}");
+}
+
+/// Rows: NPWG-6.1.2-block-until-ready.
+#[test]
+fn a_pod_whose_manifest_comes_after_the_add_is_attached_and_one_without_is_to_be_tried_again() {
+    const LATE: Duration = Duration::from_millis(200);
+    const WAIT: Duration = Duration::from_secs(2);
+    let mut node = Node::new(&[]).unwrap();
+    node.set("podWaitSeconds", json!(WAIT.as_secs()));
+    node.start().unwrap();
+    let (late, never) = (Pod::new("late").unwrap(), Pod::new("never").unwrap());
+    let (added, written) = std::thread::scope(|scope| {
+        let written = scope.spawn(|| {
+            std::thread::sleep(LATE);
+            let began = Instant::now();
+            node.write("late", &pod("late", &json!({}), &Value::Null)).unwrap();
+            began
+        });
+        let added = node.add(&late);
+        (added, written.join().unwrap())
+    });
+    assert!(written.elapsed() < WAIT, "the ADD went on when the manifest was there");
+    added.success();
+    let began = Instant::now();
+    let unknown = "pod shop/never is not known to the source of manifests";
+    assert_eq!(node.add(&never).failure(), (11, unknown.to_owned()));
+    assert!(began.elapsed() >= WAIT, "{:?}", began.elapsed());
+    for pod in [&late, &never] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&late, &never]).unwrap().assert_nothing_is_left();
 }

@@ -33,9 +33,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::objects::{Objects, Problem};
-use crate::source::Source;
 use crate::source::files::tree::Tree;
 use crate::source::files::watcher::{Signal, Touched, Watched, identity};
+use crate::source::{NotSynced, PodFuture, Source, WantedPod, follow};
 
 /// How changes are awaited.
 #[derive(Debug, Clone, Copy)]
@@ -173,6 +173,25 @@ impl Source for Files {
         self.published.version.subscribe()
     }
 
+    fn synced(&self) -> Result<(), NotSynced> {
+        self.standing().map_err(NotSynced::Stale)
+    }
+
+    fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {
+        if wanted.find(&self.snapshot()).is_none() {
+            // Not every filesystem reports every change. Fails only when the thread has ended: then no pod comes.
+            let _ = self.signals.send(Signal::Changed(Touched::Anything));
+        }
+        Box::pin(follow(self, wanted, deadline))
+    }
+
+    fn reading(&self) -> Duration {
+        Duration::from_micros(self.published.reading.load(Ordering::Relaxed))
+    }
+}
+
+impl Files {
+    /// Whether changes are followed.
     fn standing(&self) -> Result<(), String> {
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             return Err(
@@ -187,10 +206,6 @@ impl Source for Files {
             Standing::Reading => format!("manifests have been being read for {since} s"),
             Standing::Away => format!("the directory of manifests has been away for {since} s"),
         })
-    }
-
-    fn reading(&self) -> Duration {
-        Duration::from_micros(self.published.reading.load(Ordering::Relaxed))
     }
 }
 

@@ -373,3 +373,39 @@ fn a_policy_that_cannot_be_read_isolates_unless_an_earlier_one_is_known() {
     tree.read(&Touched::Anything).unwrap();
     assert_eq!(known(&tree), readable(1), "what it was stays");
 }
+
+fn wanted(name: &str, uid: Option<&str>) -> WantedPod {
+    WantedPod { name: ObjectName::new("default", name), uid: uid.map(str::to_owned) }
+}
+
+#[tokio::test]
+async fn a_pod_that_is_not_there_yet_is_waited_for_until_the_deadline() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    write(path, "known.yaml", &pod("known"));
+    let files = Files::open(path, timing()).unwrap();
+    let in_time = || Instant::now() + DEADLINE;
+    // At once, whatever the deadline.
+    let known = files.pod(&wanted("known", None), Instant::now()).await.unwrap();
+    assert!(Arc::ptr_eq(&known, &files.snapshot().pods[&known.name]));
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        write(path, "late.yaml", &pod("late"));
+    };
+    let late_pod = wanted("late", None);
+    let (found, ()) = tokio::join!(files.pod(&late_pod, in_time()), late);
+    assert_eq!(found.unwrap().labels["version"], "one");
+    let began = Instant::now();
+    let patience = Duration::from_millis(150);
+    assert_eq!(files.pod(&wanted("never", None), began + patience).await, None);
+    assert!((patience..DEADLINE).contains(&began.elapsed()), "{:?}", began.elapsed());
+    // A pod of the same name may be the one before.
+    let of_uid = |uid: &str| pod("again").replace("name: again", &format!("name: again, uid: {uid}"));
+    write(path, "again.yaml", &of_uid("old"));
+    let (old, new) = (wanted("again", Some("old")), wanted("again", Some("new")));
+    assert_eq!(files.pod(&old, in_time()).await.unwrap().uid.as_deref(), Some("old"));
+    assert_eq!(files.pod(&new, Instant::now() + patience).await, None);
+    write(path, "again.yaml", &of_uid("new"));
+    assert_eq!(files.pod(&new, in_time()).await.unwrap().uid.as_deref(), Some("new"));
+    assert_eq!(files.synced(), Ok(()));
+}
