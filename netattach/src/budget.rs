@@ -159,6 +159,11 @@ pub const OBJECTS: Budget = Budget {
     unit: "objects",
     ..file("objects of a manifest", 8 << 10, "the file; what it gave before stays", None)
 };
+/// A document in YAML, or an item of a list in it, that is read as a value.
+pub const YAML: Budget = file("document in YAML", 512 << 10, MANIFEST.refused, None);
+/// Values in it, those that aliases stand for among them.
+pub const YAML_VALUES: Budget =
+    Budget { what: "values of a document in YAML", most: VALUES, unit: "values", ..YAML };
 /// `ipam.resolvConf`.
 pub const RESOLV_CONF: Budget = file("ipam.resolvConf", 64 << 10, "ADD", Some(code::IO_FAILURE));
 /// A file of device information.
@@ -174,7 +179,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All of them, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 36] = [
+pub const TABLE: [&Budget; 38] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -205,6 +210,8 @@ pub const TABLE: [&Budget; 36] = [
     &RESULT_ROUTES,
     &MANIFEST,
     &OBJECTS,
+    &YAML,
+    &YAML_VALUES,
     &RESOLV_CONF,
     &DEVICE_INFO,
     &MULTUS_STATE,

@@ -70,6 +70,7 @@ fn bridge(node: &Node, name: &str) -> Value {
 fn the_largest_of_everything_is_refused_or_carried_out_within_64_mib() {
     /// On one bridge, which has at most 1,023 ports.
     const PODS: usize = 8;
+    const LARGE: usize = 8;
     let mut node = Node::new(&[]).unwrap();
     node.set("maxAttachments", json!(2048));
     defined(&node, "lan", &bridge(&node, "br1"));
@@ -93,8 +94,10 @@ fn the_largest_of_everything_is_refused_or_carried_out_within_64_mib() {
     // As many as may be, all at once.
     let all = vec!["lan"; 64].join(",");
     let pods: Vec<Pod> = (0..PODS).map(|number| wanting(&node, &format!("p{number}"), &all)).collect();
-    let of_large = wanting(&node, "of-large", "large");
-    let all_pods = || pods.iter().chain([&of_large]);
+    // Each takes a third of the memory that there is: they are not planned at once.
+    let of_large: Vec<Pod> =
+        (0..LARGE).map(|number| wanting(&node, &format!("of-large-{number}"), "large")).collect();
+    let all_pods = || pods.iter().chain(&of_large);
     within_memory(&node, "ADD", || {
         std::thread::scope(|scope| {
             let added = all_pods().map(|pod| (pod, scope.spawn(|| add(&node, pod))));
@@ -137,6 +140,24 @@ fn many_pods(label: &str) -> String {
     list(&(0..MANIFEST.1).map(pod).collect::<Vec<_>>())
 }
 
+/// The same in YAML, as `kubectl get` writes it.
+fn many_yaml_pods(label: &str) -> String {
+    const AROUND: usize = 200;
+    let mut text = "apiVersion: v1\nitems:\n".to_owned();
+    for number in 0..MANIFEST.1 - 192 {
+        let filling = "x".repeat(MANIFEST.0 / MANIFEST.1 - AROUND);
+        text.push_str(&format!(
+            "- apiVersion: v1\n  kind: Pod\n  metadata:\n    name: many-{number}\n    namespace: {NAMESPACE}\n    labels:\n      app: \
+             {label}\n    annotations:\n      filling: {filling}\n"
+        ));
+    }
+    let last = MANIFEST.1 - 1;
+    text.push_str(&format!(
+        "- {{apiVersion: v1, kind: Pod, metadata: {{name: many-{last}, namespace: {NAMESPACE}}}}}\n"
+    ));
+    text + "kind: List\nmetadata:\n  resourceVersion: \"\"\n"
+}
+
 fn large_definitions(label: &str) -> String {
     const SIZE: usize = 250 << 10;
     let config =
@@ -168,6 +189,24 @@ fn the_largest_manifests_and_standard_input_are_read_within_64_mib() {
         node.del(&last).success();
     });
     within_memory(&node, "other pods", || write(many_pods("second"), "b.json"));
+    fs::remove_file(node.path("source").join("b.json")).unwrap();
+    within_memory(&node, "pods in YAML", || write(many_yaml_pods("first"), "c.yaml"));
+    // Flow mappings and quotes: the whole parser reads each.
+    within_memory(&node, "other pods in YAML", || write(many_yaml_pods("\"second\" # not plain"), "c.yaml"));
+    assert_eq!(add(&node, &last).exit, 0);
+    node.del(&last).success();
+    fs::remove_file(node.path("source").join("c.yaml")).unwrap();
+    // As many values in as many bytes as the parser of YAML gets to see, in the largest file.
+    within_memory(&node, "values in YAML", || {
+        let document = format!("a: [{}]\n---\n", "1,".repeat(budget::YAML.most / 2 - 16));
+        write(document.repeat(MANIFEST.0 / document.len()), "d.yaml");
+    });
+    fs::remove_file(node.path("source").join("d.yaml")).unwrap();
+    within_memory(&node, "items without content", || {
+        write(list(&vec!["{}".to_owned(); 5_000_000]), "e.json");
+    });
+    fs::remove_file(node.path("source").join("e.json")).unwrap();
+    node.write("last", &pod(&last.name, &json!({}), &Value::Null)).unwrap();
     // The list around it has few values.
     let mut list = node.cni_config("1.0.0");
     let most = budget::STDIN_VALUES.most;

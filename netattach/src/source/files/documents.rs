@@ -1,11 +1,17 @@
-//! The documents of a manifest file, YAML or JSON.
+//! The documents of a manifest file, YAML or JSON, and their objects.
 
-use serde::Deserialize;
-use serde_json::Value;
+use std::cell::Cell;
+use std::fmt;
+
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use serde_json::{Map, Number, Value};
 
 use super::plain_yaml;
-use crate::source::read::manifest::ManifestError;
+use super::yaml_list::cut;
+use crate::budget;
+use crate::source::read::manifest::{self, ManifestError, Object};
+use crate::source::read::policies::yaml_policy;
 
 /// The documents of a YAML stream, each on its own, so that one that does not parse leaves the others readable.
 ///
@@ -17,9 +23,12 @@ pub(in crate::source) fn yaml_documents(text: &str) -> impl Iterator<Item = &str
         let rest = &text[start + "---".len()..];
         rest.is_empty() || rest.starts_with(char::is_whitespace)
     });
-    let starts: Vec<usize> = std::iter::once(0).chain(marker).collect();
-    let ends: Vec<usize> = starts.iter().skip(1).copied().chain([text.len()]).collect();
-    let parts = starts.into_iter().zip(ends).map(move |(start, end)| &text[start..end]);
+    // One after the other: a file may have millions.
+    let parts = marker.chain([text.len()]).scan(0, |start, end| {
+        let part = &text[*start..end];
+        *start = end;
+        Some(part)
+    });
     parts.filter(|part| part.lines().any(holds_content))
 }
 
@@ -29,11 +38,148 @@ pub(super) fn json(document: &str) -> Option<&RawValue> {
     if text.starts_with('{') { serde_json::from_str(text).ok() } else { None }
 }
 
-/// Reads one document of a YAML stream.
+/// The objects of one document of a YAML stream.
+pub(super) fn yaml_objects(document: &str) -> Vec<Result<Object, ManifestError>> {
+    list_objects(document).unwrap_or_else(|| single(document)).unwrap_or_else(|error| vec![Err(error)])
+}
+
+/// The objects of a document that is read at once.
+///
+/// # Errors
+/// It does not parse, or is larger than what is read so.
+fn single(document: &str) -> Result<Vec<Result<Object, ManifestError>>, ManifestError> {
+    if let Some(policy) = yaml_policy(document) {
+        return Ok(vec![Ok(policy)]);
+    }
+    match json(document) {
+        Some(document) => Ok(manifest::objects(document)),
+        None => yaml(document).map(|value| manifest::objects(&value)),
+    }
+}
+
+/// The objects of a document that is a list, item by item; `None`: it is to be read at once.
+fn list_objects(document: &str) -> Option<Result<Vec<Result<Object, ManifestError>>, ManifestError>> {
+    let list = cut(document)?;
+    let mut head = Map::new();
+    // Each for itself: what is open at the end of the first would go on in the items.
+    for part in [list.before, list.after].into_iter().filter(|part| part.lines().any(holds_content)) {
+        let Ok(Value::Object(keys)) = yaml(part) else { return None };
+        head.extend(keys);
+    }
+    let is = |key: &str, value: &str| head.get(key).is_some_and(|found| found == value);
+    if !is("apiVersion", "v1") || !is("kind", "List") || head.contains_key("items") {
+        return None;
+    }
+    if let Err(error) = budget::OBJECTS.check(list.count()) {
+        return Some(Err(ManifestError::Budget(error)));
+    }
+    let mut objects = Vec::new();
+    for (index, item) in list.items().enumerate() {
+        match single(&item) {
+            Ok(found) => {
+                objects.extend(found.into_iter().map(|object| object.map_err(|it| it.of_item(index))))
+            }
+            // It may be no item: a text that is open there, or one that refers to another item.
+            Err(_) if budget::YAML.check(document.len()).is_ok() => return None,
+            // Nor is known then where the next one begins.
+            Err(error) => return Some(Err(error.of_item(index))),
+        }
+    }
+    Some(Ok(objects))
+}
+
+/// Reads one document of a YAML stream as a value.
+///
+/// # Errors
+/// It does not parse, or is larger than what is read as a value: the parser takes many times the size of a text, and an alias
+/// stands for as much as what it refers to.
 pub(in crate::source) fn yaml(document: &str) -> Result<Value, ManifestError> {
-    match plain(document) {
-        Some(value) => Ok(value),
-        None => serde_norway::from_str(document).map_err(ManifestError::Yaml),
+    budget::YAML.check(document.len()).map_err(ManifestError::Budget)?;
+    let left = Cell::new(budget::YAML_VALUES.most + 1);
+    if let Some(value) = plain_yaml::read_by(document, Bounded(&left)) {
+        return Ok(value);
+    }
+    left.set(budget::YAML_VALUES.most + 1);
+    let read = Bounded(&left).deserialize(serde_norway::Deserializer::from_str(document));
+    read.map_err(|error| {
+        match budget::YAML_VALUES.check(budget::YAML_VALUES.most + usize::from(left.get() == 0)) {
+            Err(exceeded) => ManifestError::Budget(exceeded),
+            Ok(()) => ManifestError::Yaml(error),
+        }
+    })
+}
+
+/// Reads a value that holds no more than so many values.
+#[derive(Clone, Copy)]
+struct Bounded<'c>(&'c Cell<usize>);
+
+impl<'de> DeserializeSeed<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        // At 0 there was one too many.
+        self.0.set(self.0.get().saturating_sub(1));
+        if self.0.get() == 0 {
+            return Err(de::Error::custom("too many values"));
+        }
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any valid JSON value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut found = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            found.push(item);
+        }
+        Ok(found.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut found = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            let value = entries.next_value_seed(self)?;
+            found.insert(key, value);
+        }
+        Ok(found.into())
     }
 }
 
@@ -60,6 +206,10 @@ pub(in crate::source) fn json_documents(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
+    use crate::budget::Budget;
+    use crate::report::Chain;
     use crate::source::files::documents::*;
 
     #[test]
@@ -87,5 +237,123 @@ mod tests {
             .map(|document| document.map(RawValue::get).map_err(|error| error.to_string()))
             .collect();
         assert_eq!(documents, [Ok("{\"a\":1}"), Ok("[2]"), Err("parse json".to_owned())]);
+    }
+
+    fn said(objects: Vec<Result<Object, ManifestError>>) -> Vec<Result<Object, String>> {
+        objects.into_iter().map(|object| object.map_err(|error| Chain(&error).to_string())).collect()
+    }
+
+    /// The objects of a document that is read as one value.
+    fn at_once(document: &str) -> Vec<Result<Object, String>> {
+        said(single(document).unwrap_or_else(|error| vec![Err(error)]))
+    }
+
+    fn namespace(name: &str) -> Object {
+        Object::Namespace { name: name.to_owned(), labels: Default::default() }
+    }
+
+    fn budget_error(budget: &Budget, found: usize) -> String {
+        budget.check(found).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_list_is_read_item_by_item_and_one_that_cannot_be_cut_at_once() {
+        let item =
+            |name: &str| format!("- apiVersion: v1\n  kind: Namespace\n  metadata: {{name: {name}}}\n");
+        let list = |items: &str| format!("apiVersion: v1\nitems:\n{items}kind: List\n");
+        let whole = list(&[item("a"), "# b is next\n".to_owned(), item("b")].concat());
+        assert!(list_objects(&whole).is_some());
+        assert_eq!(said(yaml_objects(&whole)), [Ok(namespace("a")), Ok(namespace("b"))]);
+        // The second refers to the first.
+        let anchored = list("- &a {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- *a\n");
+        assert!(list_objects(&anchored).is_none());
+        assert_eq!(said(yaml_objects(&anchored)), [Ok(namespace("a")), Ok(namespace("a"))]);
+        // What looks like an item is text.
+        let quoted = list(&format!(
+            "- {{apiVersion: v1, kind: Namespace, metadata: {{name: \"x\n{}\"}}}}\n",
+            item("b")
+        ));
+        assert_eq!(said(yaml_objects(&quoted)), at_once(&quoted));
+        for other in [whole.replace("kind: List", "kind: Else"), whole.replace("items:", "a: \"\nitems:")] {
+            assert!(list_objects(&other).is_none(), "{other}");
+        }
+        // Behind what does not parse nobody knows where the next item begins.
+        let large =
+            list(&[item("a"), format!("- \"{}\n", "x".repeat(budget::YAML.most)), item("b")].concat());
+        let objects = said(yaml_objects(&large));
+        assert_eq!(objects.len(), 1, "{objects:?}");
+        assert!(objects[0].as_ref().unwrap_err().starts_with("items[1]: document in YAML: "), "{objects:?}");
+    }
+
+    #[test]
+    fn what_is_read_as_a_value_has_its_bounds_and_a_list_of_large_size_is_within_them() {
+        let of = |bytes: usize| {
+            let head = "{apiVersion: v1, kind: Namespace, metadata: {name: a, annotations: {a: '";
+            format!("{head}{}'}}}}}}", "x".repeat(bytes - head.len() - 4))
+        };
+        let most = budget::YAML.most;
+        assert_eq!(said(yaml_objects(&of(most))), [Ok(namespace("a"))]);
+        assert_eq!(said(yaml_objects(&of(most + 1))), [Err(budget_error(&budget::YAML, most + 1))]);
+        let list =
+            |items: &[String]| format!("apiVersion: v1\nkind: List\nitems:\n- {}\n", items.join("\n- "));
+        assert_eq!(
+            said(yaml_objects(&list(&[of(most - 3), of(most - 3)]))),
+            [Ok(namespace("a")), Ok(namespace("a"))]
+        );
+        let most = budget::YAML_VALUES.most;
+        // Six values around them.
+        let of = |count: usize| {
+            let head = "{apiVersion: v1, kind: Namespace, metadata: {name: a}, a: [";
+            format!("{head}{}]}}", "~,".repeat(count - 6))
+        };
+        assert_eq!(said(yaml_objects(&of(most))), [Ok(namespace("a"))]);
+        assert_eq!(said(yaml_objects(&of(most + 1))), [Err(budget_error(&budget::YAML_VALUES, most + 1))]);
+        // A list of a thousand, named a thousand times.
+        let aliases = format!("{{a: &a [{}], b: [{}]}}", "1,".repeat(1000), "*a,".repeat(1000));
+        assert_eq!(said(yaml_objects(&aliases)), [Err(budget_error(&budget::YAML_VALUES, most + 1))]);
+        let most = budget::OBJECTS.most;
+        let items = |count: usize| {
+            said(yaml_objects(&list(&vec!["{apiVersion: v1, kind: Other}".to_owned(); count])))
+        };
+        assert_eq!(items(most), []);
+        assert_eq!(items(most + 1), [Err(budget_error(&budget::OBJECTS, most + 1))]);
+    }
+
+    fn any_list() -> impl Strategy<Value = String> {
+        let line = prop::sample::select(vec![
+            "apiVersion: v1",
+            "kind: List",
+            "kind: Namespace",
+            "metadata: {name: a}",
+            "metadata:",
+            "name: b",
+            "items:",
+            "- apiVersion: v1",
+            "- {apiVersion: v1, kind: Namespace, metadata: {name: c}}",
+            "-",
+            "# note",
+            "",
+            "text: |",
+            "text: \"",
+            "\"",
+            "a: [",
+            "]",
+            "&a b: c",
+            "- *a",
+        ]);
+        let line = (0_usize..4, line).prop_map(|(indent, text)| format!("{}{text}\n", " ".repeat(indent)));
+        prop::collection::vec(line, 0..10)
+            .prop_map(|lines| format!("apiVersion: v1\nkind: List\nitems:\n{}", lines.concat()))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        #[test]
+        fn item_by_item_a_list_gives_the_same_as_at_once(document in any_list()) {
+            if let Some(Ok(objects)) = list_objects(&document) {
+                prop_assert_eq!(said(objects), at_once(&document), "{}", document);
+            }
+        }
     }
 }

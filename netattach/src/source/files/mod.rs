@@ -13,7 +13,7 @@
 //! concerned, when the kernel could not tell all, and once a minute: filesystems that others write to tell of nothing, nor can
 //! be told what was written by way of another name that came and went in between two looks.
 //!
-//! `watcher` says which files changed, `tree` reads those, by `documents` (and `plain_yaml`, the fast way) and only if their
+//! `watcher` says which files changed, `tree` reads those, by `documents` (and `plain_yaml`, the fast way, and `yaml_list`) and only if their
 //! version is another one (`crate::file_version`), and `catalogue` puts together what all files give.
 
 mod catalogue;
@@ -21,6 +21,7 @@ pub(in crate::source) mod documents;
 mod plain_yaml;
 mod tree;
 mod watcher;
+mod yaml_list;
 
 use std::io;
 use std::path::PathBuf;

@@ -6,6 +6,7 @@
 //! is read means the same as to the whole parser; the tests hold the two together.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use memchr::memchr;
 use serde::de::value::{BorrowedStrDeserializer, MapDeserializer, SeqDeserializer};
@@ -19,6 +20,11 @@ const MOST_KEYS: usize = 64;
 
 /// What a document says, if it is plain, a mapping, and what is wanted.
 pub(super) fn read<'de, T: Deserialize<'de>>(document: &'de str) -> Option<T> {
+    read_by(document, PhantomData)
+}
+
+/// As [`read`], by a seed.
+pub(super) fn read_by<'de, S: DeserializeSeed<'de>>(document: &'de str, seed: S) -> Option<S::Value> {
     if !document.as_bytes().chunks(4096).all(is_printable) {
         return None;
     }
@@ -28,7 +34,7 @@ pub(super) fn read<'de, T: Deserialize<'de>>(document: &'de str) -> Option<T> {
     if is_item(first.text) || split_key(first.text).is_none() {
         return None;
     }
-    let value = T::deserialize(Node { reader: &mut reader, depth: 0 }).ok()?;
+    let value = seed.deserialize(Node { reader: &mut reader, depth: 0 }).ok()?;
     reader.line.is_none().then_some(value)
 }
 

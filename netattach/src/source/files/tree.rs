@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::catalogue::{Catalogue, Contents};
-use super::documents::{json, json_documents, yaml, yaml_documents};
+use super::documents::{json_documents, yaml_documents, yaml_objects};
 use super::watcher::Touched;
 use crate::file_version::FileVersion;
 use crate::objects::{Objects, Problem};
 use crate::report::Chain;
 use crate::source::read::manifest::{self, Key, ManifestError, Object};
-use crate::source::read::policies::{policy, yaml_policy};
+use crate::source::read::policies::policy;
 use crate::{bounded, budget};
 
 /// What the files of the directory gave when they were last read.
@@ -288,14 +288,7 @@ fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
         }
     } else {
         for (index, document) in yaml_documents(text).enumerate() {
-            let objects = if let Some(policy) = yaml_policy(document) {
-                vec![Ok(policy)]
-            } else if let Some(document) = json(document) {
-                manifest::objects(document)
-            } else {
-                yaml(document).map_or_else(|error| vec![Err(error)], |value| manifest::objects(&value))
-            };
-            take(index, objects);
+            take(index, yaml_objects(document));
         }
     }
     if let Err(error) = budget::OBJECTS.check(found) {

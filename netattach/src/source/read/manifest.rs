@@ -1,10 +1,11 @@
 //! Reads manifests: a document into the objects that netattach knows.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -14,6 +15,7 @@ use super::policies::{
     multi_network_policy, network_policy,
 };
 use super::policy;
+use crate::budget::{self, Exceeded};
 use crate::npwg::Definition;
 use crate::npwg::network::is_subdomain;
 use crate::objects::labels::Labels;
@@ -46,6 +48,9 @@ pub(in crate::source) enum ManifestError {
     Yaml(#[source] serde_norway::Error),
     #[error("parse json")]
     Json(#[source] serde_json::Error),
+    /// There is more of something than may be.
+    #[error(transparent)]
+    Budget(Exceeded),
     #[error("is no Kubernetes object with apiVersion and kind")]
     NoKind(#[source] serde_json::Error),
     #[error("{kind} of version {version} is not known, only of {known}")]
@@ -77,6 +82,11 @@ pub(in crate::source) enum ManifestError {
 }
 
 impl ManifestError {
+    /// The same of an item of a list.
+    pub(in crate::source) fn of_item(self, index: usize) -> Self {
+        Self::Item { index, source: Box::new(self) }
+    }
+
     /// What is in force in the place of an object that cannot be read, and of which nothing was known before.
     pub(in crate::source) fn isolating(&self) -> Option<Object> {
         match self {
@@ -129,7 +139,50 @@ pub(in crate::source) trait Document<'de>: Copy {
     ///
     /// # Errors
     /// It is no list.
-    fn items(self) -> serde_json::Result<Vec<Self>>;
+    fn items(self) -> serde_json::Result<Items<Self>>;
+}
+
+/// The items of a list.
+pub(in crate::source) struct Items<T> {
+    /// Those within the bound.
+    items: Vec<T>,
+    /// How many there are.
+    count: usize,
+}
+
+impl<T> Default for Items<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), count: 0 }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
+    }
+}
+
+struct ItemsVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ItemsVisitor<T> {
+    type Value = Items<T>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a sequence")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Items<T>, A::Error> {
+        let mut found = Items::default();
+        while found.items.len() < budget::OBJECTS.most {
+            let Some(item) = seq.next_element()? else { break };
+            found.items.push(item);
+        }
+        found.count = found.items.len();
+        while seq.next_element::<IgnoredAny>()?.is_some() {
+            found.count += 1;
+        }
+        Ok(found)
+    }
 }
 
 impl<'de> Document<'de> for &'de Value {
@@ -137,11 +190,11 @@ impl<'de> Document<'de> for &'de Value {
         T::deserialize(self)
     }
 
-    fn items(self) -> serde_json::Result<Vec<Self>> {
+    fn items(self) -> serde_json::Result<Items<Self>> {
         match self.get("items") {
-            None | Some(Value::Null) => Ok(Vec::new()),
-            Some(Value::Array(items)) => Ok(items.iter().collect()),
-            Some(other) => Vec::<IgnoredAny>::deserialize(other).map(|_| Vec::new()),
+            None | Some(Value::Null) => Ok(Items::default()),
+            Some(Value::Array(items)) => Ok(Items { items: items.iter().collect(), count: items.len() }),
+            Some(other) => Vec::<IgnoredAny>::deserialize(other).map(|_| Items::default()),
         }
     }
 }
@@ -151,11 +204,11 @@ impl<'de> Document<'de> for &'de RawValue {
         serde_json::from_str(self.get())
     }
 
-    fn items(self) -> serde_json::Result<Vec<Self>> {
+    fn items(self) -> serde_json::Result<Items<Self>> {
         #[derive(Deserialize)]
         struct List<'a> {
             #[serde(borrow)]
-            items: Option<Vec<&'a RawValue>>,
+            items: Option<Items<&'a RawValue>>,
         }
         Ok(self.read::<List<'de>>()?.items.unwrap_or_default())
     }
@@ -169,15 +222,17 @@ pub(in crate::source) fn objects<'de>(document: impl Document<'de>) -> Vec<Resul
         Err(error) => return vec![Err(ManifestError::NoKind(error))],
     };
     if head.kind == "List" && head.api_version == "v1" {
-        let items = match document.items() {
+        let Items { items, count } = match document.items() {
             Ok(items) => items,
             Err(error) => return vec![Err(ManifestError::NoKind(error))],
         };
+        if let Err(error) = budget::OBJECTS.check(count) {
+            return vec![Err(ManifestError::Budget(error))];
+        }
         let numbered = items.into_iter().enumerate();
         return numbered
             .flat_map(|(index, item)| {
-                let wrap = move |source| ManifestError::Item { index, source: Box::new(source) };
-                objects(item).into_iter().map(move |object| object.map_err(wrap))
+                objects(item).into_iter().map(move |object| object.map_err(|error| error.of_item(index)))
             })
             .collect();
     }
