@@ -30,7 +30,7 @@ impl Agent {
             Err(error) => return failed(&error),
         };
         let key = sandbox.key.clone();
-        let done = self.in_turn(&key.container_id, Class::Add, ready(()), move |agent| {
+        let done = self.in_turn(&key.container_id, Class::Add, ready(Ok(None)), move |agent| {
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
             if let Err(IntentError::UnknownNetwork(network)) = &wanted {
                 return Ok(Err(agent.no_network(network)));
@@ -59,7 +59,7 @@ impl Agent {
             Err(error) => return failed(&error),
         };
         let sandbox = key.clone();
-        let done = self.in_turn(&key.container_id, Class::Del, ready(()), move |agent| {
+        let done = self.in_turn(&key.container_id, Class::Del, ready(Ok(None)), move |agent| {
             let found = agent.engine.detach(&sandbox, &call.ifname)?;
             if found || !call.must_be_attached { Ok(()) } else { Err(agent.nothing_at(&sandbox, &call)) }
         });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::failure::Asked;
 use super::health::Health;
@@ -43,6 +43,15 @@ pub(super) const MOST_PUBLISHERS: usize = 8;
 /// How long the status waits, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
 
+/// Memory, in bytes, of the networks of all ADDs together that are not light: more than the largest that a pod may have.
+const MOST_WEIGHT: usize = 24 << 20;
+/// An ADD whose networks take no more than this is not weighed: there are at most as many as may begin.
+const LIGHT: usize = 128 << 10;
+/// In which memory is counted.
+const WEIGHT_UNIT: usize = 1 << 10;
+/// How long an ADD that is not light waits for memory.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Where the status of pods is published, and in which form.
 #[derive(Debug)]
 pub(super) struct Statuses {
@@ -70,6 +79,8 @@ pub(super) struct Agent {
     checks: Semaphore,
     questions: Semaphore,
     publishers: Semaphore,
+    /// Memory for ADDs that are not light, in units.
+    large_adds: Arc<Semaphore>,
 }
 
 impl Agent {
@@ -96,6 +107,7 @@ impl Agent {
             checks: Semaphore::new(MOST_CHECKS),
             questions: Semaphore::new(MOST_QUESTIONS),
             publishers: Semaphore::new(MOST_PUBLISHERS),
+            large_adds: Arc::new(Semaphore::new(MOST_WEIGHT / WEIGHT_UNIT)),
         }
     }
 
@@ -128,8 +140,9 @@ impl Agent {
         let (agent, waiting) = (Arc::clone(self), Arc::clone(&request));
         // In the container's turn, so that a DEL that follows comes second; and without a place in the lanes, which others need.
         let first = async move {
-            if class == Class::Add {
-                agent.intents.await_pod(&waiting).await;
+            match class {
+                Class::Add => agent.ready_to_add(&waiting).await,
+                Class::Del | Class::Check => Ok(None),
             }
         };
         let work = move |agent: &Self| agent.timed(&request);
@@ -138,6 +151,31 @@ impl Agent {
             self.publish_later(sandbox, turn);
         }
         Ok(stdout)
+    }
+
+    /// Waits for what an ADD needs before it begins: its pod, and the memory for its networks if they are large. Others' ADDs wait
+    /// for neither.
+    ///
+    /// # Errors
+    /// Code 11: other large ADDs have had the memory for so long.
+    async fn ready_to_add(&self, request: &cni::Request) -> Result<Option<OwnedSemaphorePermit>, CniError> {
+        self.intents.await_pod(request).await;
+        let weight = self.intents.weight(request);
+        if weight <= LIGHT {
+            return Ok(None);
+        }
+        // One that is estimated to take more than all has it alone.
+        let units = u32::try_from(weight.min(MOST_WEIGHT) / WEIGHT_UNIT).unwrap_or(u32::MAX);
+        let memory = Arc::clone(&self.large_adds).acquire_many_owned(units);
+        match tokio::time::timeout(MEMORY_PATIENCE, memory).await {
+            Ok(Ok(memory)) => Ok(Some(memory)),
+            _ => Err(CniError::new(
+                code::TRY_AGAIN_LATER,
+                format!(
+                    "other pods with large network configurations are being attached: {weight} bytes of memory are not free"
+                ),
+            )),
+        }
     }
 
     /// Works in the container's turn, when `first` is done and there is a place in the lane. The turn is handed on, for what belongs to
@@ -149,12 +187,12 @@ impl Agent {
         self: &Arc<Self>,
         container: &str,
         class: Class,
-        first: impl Future<Output = ()> + Send,
+        first: impl Future<Output = Result<Option<OwnedSemaphorePermit>, CniError>> + Send,
         work: impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static,
     ) -> Result<(T, Turn), CniError> {
         let _admitted = self.admit(class)?;
         let turn = self.turns.wait(container).await;
-        first.await;
+        let _memory = first.await?;
         if class == Class::Del {
             turn.takes_back();
         }

@@ -516,7 +516,7 @@ fn known_pod<'a>(objects: &'a Objects, pod: &PodRef) -> Result<&'a Pod, IntentEr
 }
 
 /// The pod that the runtime names in `CNI_ARGS`.
-fn pod_of(request: &cni::Request) -> Option<PodRef> {
+pub(super) fn pod_of(request: &cni::Request) -> Option<PodRef> {
     let arg = |key| request.args.get(key).filter(|value| !value.is_empty()).map(str::to_owned);
     let name = ObjectName { namespace: arg("K8S_POD_NAMESPACE")?, name: arg("K8S_POD_NAME")? };
     Some(PodRef { name, uid: arg("K8S_POD_UID") })

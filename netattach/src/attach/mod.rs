@@ -6,6 +6,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `weight` | how much memory an ADD takes, before it begins |
 //! | `intent`, `default_network`, `conf_dir` | from a request to what the pod wants |
 //! | `engine` | one function per CNI verb |
 //! | `repeated`, `occupied` | an ADD for a sandbox that is attached; addresses that are somebody else's |
@@ -43,6 +44,7 @@ pub(crate) mod rig;
 mod routing;
 pub mod standalone;
 pub mod undo;
+mod weight;
 
 pub use bridges::Bridges;
 pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};

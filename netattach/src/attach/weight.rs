@@ -1,0 +1,52 @@
+//! How much memory an ADD takes, estimated before anything of it is read: the configurations of the pod's networks are in its plan,
+//! as values, for as long as it lasts.
+
+use std::collections::BTreeMap;
+
+use super::intent::{IntentReader, pod_of};
+use crate::budget;
+use crate::cni::{self, json};
+use crate::npwg::{self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef};
+use crate::objects::{Objects, Pod};
+
+/// Bytes of memory that a value of a configuration takes in a plan, beside its text: measured with configurations of many values.
+const VALUE: usize = 512;
+
+impl IntentReader {
+    /// Bytes that the networks of the request's pod take. Networks whose configuration is on disk, where the node's administrator
+    /// writes, do not count, nor does what is refused anyway.
+    pub fn weight(&self, request: &cni::Request) -> usize {
+        let objects = self.source.snapshot();
+        let pod = pod_of(request).and_then(|pod| objects.pods.get(&pod.name));
+        pod.map_or(0, |pod| self.weight_of(&objects, pod))
+    }
+
+    fn weight_of(&self, objects: &Objects, pod: &Pod) -> usize {
+        let parsed = |annotation: &str, parse: &dyn Fn(&str) -> Vec<NetworkRef>| {
+            pod.annotations.get(annotation).map(|text| parse(text)).unwrap_or_default()
+        };
+        let references = |parsed: Result<npwg::Parsed, npwg::SelectionError>| -> Vec<NetworkRef> {
+            let selections = parsed.map(|parsed| parsed.selections).unwrap_or_default();
+            selections.into_iter().map(|selection| selection.network).collect()
+        };
+        let mut networks =
+            parsed(NETWORKS_ANNOTATION, &|text| references(npwg::parse_networks(text, &pod.name.namespace)));
+        networks.extend(parsed(DEFAULT_NETWORK_ANNOTATION, &|text| {
+            references(npwg::parse_default_network(text, &self.default_namespace))
+        }));
+        let (mut known, mut text, mut weight) = (BTreeMap::new(), 0, 0);
+        for network in &networks {
+            let definition = objects.definitions.get(network);
+            let Some(config) = definition.and_then(|definition| definition.config.as_deref()) else {
+                continue;
+            };
+            text += config.len();
+            if config.len() > budget::CONFIG.most || text > budget::POD_TEXT.most {
+                break;
+            }
+            let values = *known.entry(network).or_insert_with(|| json::count_values(config.as_bytes()));
+            weight += config.len() + values * VALUE;
+        }
+        weight
+    }
+}
