@@ -9,7 +9,11 @@ use netattach_bench::{Output, attach, dataplane, fairness, restart};
 use xtask::progress;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask bench", about = "Measure netattach beside its alternatives")]
+#[command(
+    name = "cargo xtask bench",
+    bin_name = "cargo xtask bench",
+    about = "Measure netattach beside its alternatives"
+)]
 enum Subject {
     /// ADD and DEL of a pod with a bridge and two macvlans
     Attach(AttachArguments),
