@@ -12,8 +12,8 @@ use crate::attach::{DefaultNetwork, InvalidDefaultNetwork, RepeatedAdd, standalo
 use crate::cni::CniError;
 use crate::cni::identifier::check_network_name;
 use crate::delegate::DEFAULT_DIRECTORY;
-use crate::enforce::admission::Demand;
-use crate::enforce::node_defaults::Passage;
+use crate::enforce::admission::EnforcementRequirement;
+use crate::enforce::node_defaults::NodeDefaults;
 use crate::fast_path;
 use crate::hooks::AttachBy;
 use crate::multus;
@@ -115,7 +115,7 @@ pub struct Settings {
     /// What becomes of attachments whose new policy does not fit into the maps.
     pub on_overflow: Overflow,
     /// What becomes of an ADD whose pod a policy selects where policies do not hold; definitions may say otherwise.
-    pub unenforceable: Demand,
+    pub unenforceable: EnforcementRequirement,
     /// How the packet programs are attached.
     pub attach: AttachBy,
     /// Most attachments with a dataplane at a time; fixed when the maps are first made.
@@ -303,7 +303,7 @@ impl Default for Settings {
             always_allow: AlwaysAllow::default(),
             common_rules: WrittenCommonRules::default(),
             on_overflow: Overflow::default(),
-            unenforceable: Demand::default(),
+            unenforceable: EnforcementRequirement::default(),
             attach: AttachBy::default(),
             max_attachments: 8192,
             parallel_adds: 8,
@@ -426,8 +426,8 @@ impl Settings {
     }
 
     /// What applies to every attachment, but for what the kernel decides.
-    pub fn passage(&self) -> Passage {
-        Passage {
+    pub fn passage(&self) -> NodeDefaults {
+        NodeDefaults {
             new_flows_per_second: self.new_flows_per_second,
             strict_connections: self.midstream == Midstream::Drop,
             keep_established: self.established_on_change == EstablishedOnChange::Keep,

@@ -13,7 +13,7 @@ use super::routing::{move_default_routes, route_by_source};
 use super::{AttachError, Doing, Node, Progress, StepError, device_info};
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
-use crate::enforce::attachment::Guarded;
+use crate::enforce::attachment::EnforcedAttachment;
 use crate::ipam::{self, Lease, Lessee, Owner};
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
@@ -368,7 +368,8 @@ impl Executor<'_> {
         if attachment.vantage().is_none() {
             enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
         }
-        let guarded = Guarded::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
+        let guarded =
+            EnforcedAttachment::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
         enforcer.attach(&guarded, &mut self.host, &mut self.pod)?;
         Ok(Output::Nothing)
     }

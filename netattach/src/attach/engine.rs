@@ -14,7 +14,7 @@ use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError};
 use serde_json::Value;
 
 use crate::cni;
-use crate::enforce::attachment::Guarded;
+use crate::enforce::attachment::EnforcedAttachment;
 use crate::journal::{JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::netlink::Handle;
@@ -382,7 +382,7 @@ impl Engine {
         record: &Record,
         recorded: &BTreeSet<u32>,
         recovery: &mut Recovery,
-        guarded: &mut Vec<Guarded>,
+        guarded: &mut Vec<EnforcedAttachment>,
     ) -> Result<(), AttachError> {
         // Until it is taken back, nobody else gets its numbers.
         self.registry.hold(&record.plan);

@@ -2,7 +2,7 @@
 
 use super::{Attached, StepError};
 use crate::enforce::Enforce;
-use crate::enforce::attachment::Guarded;
+use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, result, vantage};
@@ -13,14 +13,15 @@ use crate::step::{Outputs, Step};
 pub(super) fn guards<'p>(
     plan: &'p Plan,
     outputs: &'p Outputs,
-) -> impl Iterator<Item = (&'p AttachmentPlan, Guarded)> {
+) -> impl Iterator<Item = (&'p AttachmentPlan, EnforcedAttachment)> {
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
         let leased = result::leased(attachment, outputs.of(at.0)).unwrap_or_default();
         let ends = result::ends(outputs.of(at.0));
         let vantage = vantage::of(attachment, outputs.of(at.0));
         let guarded =
-            Guarded::new(protect, &plan.sandbox, attachment, &leased, vantage, ends.as_ref()).ok()?;
+            EnforcedAttachment::new(protect, &plan.sandbox, attachment, &leased, vantage, ends.as_ref())
+                .ok()?;
         Some((attachment, guarded))
     })
 }

@@ -10,7 +10,7 @@ use crate::cni;
 use crate::delegate::{Delegate, ResultCache};
 use crate::enforce::Enforce;
 use crate::enforce::admission::Unenforceable;
-use crate::enforce::attachment::Guarded;
+use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
 use crate::ipam;
 use crate::journal::{JournalKey, Store};
@@ -40,7 +40,12 @@ impl Maps {
 }
 
 impl Enforce for Maps {
-    fn attach(&self, guarded: &Guarded, _: &mut Handle, _: &mut Handle) -> Result<(), EnforceError> {
+    fn attach(
+        &self,
+        guarded: &EnforcedAttachment,
+        _: &mut Handle,
+        _: &mut Handle,
+    ) -> Result<(), EnforceError> {
         self.enter(guarded.number());
         Ok(())
     }
@@ -54,8 +59,8 @@ impl Enforce for Maps {
         Ok(())
     }
 
-    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {
-        let adopted: BTreeSet<u32> = attachments.iter().map(Guarded::number).collect();
+    fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError> {
+        let adopted: BTreeSet<u32> = attachments.iter().map(EnforcedAttachment::number).collect();
         locked(&self.0).retain(|id| !all || adopted.contains(id));
         Vec::new()
     }
@@ -64,11 +69,11 @@ impl Enforce for Maps {
         locked(&self.0).iter().copied().collect()
     }
 
-    fn verify(&self, _: &Guarded, _: &mut Handle) -> Result<Option<String>, EnforceError> {
+    fn verify(&self, _: &EnforcedAttachment, _: &mut Handle) -> Result<Option<String>, EnforceError> {
         Ok(None)
     }
 
-    fn restore(&self, _: &Guarded, _: &mut Handle) -> Result<bool, EnforceError> {
+    fn restore(&self, _: &EnforcedAttachment, _: &mut Handle) -> Result<bool, EnforceError> {
         Ok(false)
     }
 

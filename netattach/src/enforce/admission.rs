@@ -9,13 +9,13 @@ use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::index::selecting;
 use crate::policy::level::{Enforcement, Level};
 
-/// Annotation of a NetworkAttachmentDefinition: a [`Demand`] for its attachments, in place of the agent's.
+/// Annotation of a NetworkAttachmentDefinition: a [`EnforcementRequirement`] for its attachments, in place of the agent's.
 pub const UNENFORCEABLE_ANNOTATION: &str = "netattach.dev/unenforceable";
 
 /// What becomes of an ADD whose pod a policy selects where policies do not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Demand {
+pub enum EnforcementRequirement {
     /// The pod is attached and the policy reported.
     Warn,
     /// It fails where nothing is enforced.
@@ -25,10 +25,12 @@ pub enum Demand {
     RefuseUnlessFull,
 }
 
-impl Demand {
+impl EnforcementRequirement {
     /// By its word.
     fn named(word: &str) -> Option<Self> {
-        [Self::Warn, Self::Refuse, Self::RefuseUnlessFull].into_iter().find(|demand| demand.word() == word)
+        [Self::Warn, Self::Refuse, Self::RefuseUnlessFull]
+            .into_iter()
+            .find(|requirement| requirement.word() == word)
     }
 
     const fn word(self) -> &'static str {
@@ -55,14 +57,14 @@ pub enum Unenforceable {
     /// The definition or the agent's settings have it so.
     #[error(
         "enforcement there is {enforcement}, unenforceable is {} by {by}, and the pod is selected by {}",
-        demand.word(),
+        requirement.word(),
         names(policies)
     )]
     Refused {
         /// How far policies hold.
         enforcement: Enforcement,
         /// What is asked.
-        demand: Demand,
+        requirement: EnforcementRequirement,
         /// Who asks.
         by: Asker,
         /// The policies that select the pod there.
@@ -75,7 +77,7 @@ pub enum Unenforceable {
     Word(String),
 }
 
-/// Whose word a [`Demand`] is.
+/// Whose word a [`EnforcementRequirement`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
     /// The network's definition.
@@ -110,16 +112,16 @@ pub fn selected(
 ///
 /// # Errors
 /// The definition asks for something that there is not.
-pub fn demand(
+pub fn requirement(
     objects: &Objects,
     attachment: &AttachmentPlan,
-    settings: Demand,
-) -> Result<(Demand, Asker), Unenforceable> {
+    settings: EnforcementRequirement,
+) -> Result<(EnforcementRequirement, Asker), Unenforceable> {
     let definition = attachment.network.definition().and_then(|network| objects.definitions.get(network));
     match definition.and_then(|definition| definition.annotations.get(UNENFORCEABLE_ANNOTATION)) {
         None => Ok((settings, Asker::Settings)),
-        Some(word) => match Demand::named(word) {
-            Some(demand) => Ok((demand, Asker::Definition)),
+        Some(word) => match EnforcementRequirement::named(word) {
+            Some(requirement) => Ok((requirement, Asker::Definition)),
             None => Err(Unenforceable::Word(word.clone())),
         },
     }
@@ -131,13 +133,13 @@ pub fn demand(
 /// [`Unenforceable::Refused`].
 pub fn permit(
     enforcement: Enforcement,
-    (demand, by): (Demand, Asker),
+    (requirement, by): (EnforcementRequirement, Asker),
     policies: Vec<PolicyName>,
 ) -> Result<(), Unenforceable> {
-    if policies.is_empty() || enforcement.level >= demand.least() {
+    if policies.is_empty() || enforcement.level >= requirement.least() {
         return Ok(());
     }
-    Err(Unenforceable::Refused { enforcement, demand, by, policies })
+    Err(Unenforceable::Refused { enforcement, requirement, by, policies })
 }
 
 fn names(policies: &[PolicyName]) -> String {

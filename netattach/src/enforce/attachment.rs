@@ -1,11 +1,11 @@
-//! What is known of an attachment when it comes under its policies.
+//! An attachment as it comes under its policies: put together from the steps of its plan and their outputs.
 
 use std::collections::BTreeSet;
 
 use ipnet::{IpNet, Ipv6Net};
 
+use super::bandwidth::BandwidthLimit;
 use super::error::EnforceError;
-use super::node_defaults::Limited;
 use crate::bpf::{Attachment, Checks, Limits, OnParent, Rate};
 use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
@@ -25,11 +25,11 @@ const DROP_RECORDS: u64 = 100;
 /// The plugin whose leases are kept by packets of the pod's interface.
 const DHCP: &str = "dhcp";
 
-/// An attachment as the dataplane has to know it.
+/// An attachment to be enforced.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Guarded {
+pub struct EnforcedAttachment {
     pub(crate) id: u32,
-    /// Whose it is, for people: `shop/cart net1 on shop/storage`.
+    /// Pod, interface and network, for the log: `shop/cart net1 on shop/storage`.
     pub(crate) whose: String,
     pub(crate) attachment: Attachment,
     /// Where its programs run.
@@ -40,16 +40,16 @@ pub struct Guarded {
     pub(crate) when: When,
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
-    pub(super) limited: Option<Limited>,
+    bandwidth: Option<BandwidthLimit>,
     /// What policies can select; `None` for an attachment that no policy can mean.
     pub(crate) endpoint: Option<Endpoint>,
     /// Whether the node's stack routes its packets.
     pub(crate) routed: bool,
-    /// What keeps it off the fast path whatever the node is like.
+    /// Why its configuration keeps it off the fast path.
     pub(crate) kept_off: Option<Reason>,
 }
 
-impl Guarded {
+impl EnforcedAttachment {
     /// Its number in the maps.
     #[cfg(test)]
     pub(crate) fn number(&self) -> u32 {
@@ -99,10 +99,11 @@ impl Guarded {
                     ..Limits::default()
                 },
             },
-            limited: protect.bandwidth.map(|bandwidth| Limited {
-                bandwidth,
-                mtu: ends.map_or(0, |ends| ends.pod.mtu.max(ends.host.as_ref().map_or(0, |host| host.mtu))),
-                paced_to_pod: matches!(point, HookPoint::NodeEnd(_) | HookPoint::Nowhere(_)),
+            bandwidth: protect.bandwidth.map(|bandwidth| {
+                let mtu =
+                    ends.map_or(0, |ends| ends.pod.mtu.max(ends.host.as_ref().map_or(0, |host| host.mtu)));
+                let paced_to_pod = matches!(point, HookPoint::NodeEnd(_) | HookPoint::Nowhere(_));
+                BandwidthLimit::new(bandwidth, mtu, paced_to_pod)
             }),
             point,
             delegated: is_delegated(attachment),
@@ -139,15 +140,20 @@ impl Guarded {
         self.point.host_index()
     }
 
+    /// Its bandwidth, if that is limited.
+    pub(super) fn bandwidth(&self) -> Option<&BandwidthLimit> {
+        self.bandwidth.as_ref()
+    }
+
     /// How the node's end is to send to the pod, if it has one and that is limited.
     pub(crate) fn host_pace(&self) -> Option<Pace> {
-        let limited = self.limited.filter(|limited| limited.paced_to_pod)?;
-        Some(limited.received()?.pace())
+        let bandwidth = self.bandwidth.filter(BandwidthLimit::is_paced_to_pod)?;
+        Some(bandwidth.received()?.pace())
     }
 
     /// How the pod's end is to send, if that is limited.
     pub(crate) fn pod_pace(&self) -> Option<Pace> {
-        Some(self.limited?.sent()?.pace())
+        Some(self.bandwidth?.sent()?.pace())
     }
 }
 
@@ -243,4 +249,48 @@ fn endpoint(
 pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
     let network = attachment.network.definition().cloned().map(Place::Network);
     network.into_iter().chain(attachment.default.then_some(Place::Default)).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use crate::enforce::attachment::*;
+    use crate::objects::ObjectName;
+
+    /// An attachment of pod `shop/a` on a bridge.
+    pub(in crate::enforce) fn attachment(id: u32) -> EnforcedAttachment {
+        EnforcedAttachment {
+            id,
+            whose: "shop/a net1 on shop/storage".into(),
+            attachment: Attachment {
+                mac: Mac([2, 0, 0, 0, 0, 1]),
+                addresses: Vec::new(),
+                on_link: Vec::new(),
+                ethertypes: Vec::new(),
+                zone: 1,
+                flags: Checks::default(),
+                vlans: BTreeSet::new(),
+                limits: Limits::default(),
+            },
+            point: HookPoint::NodeEnd(7),
+            delegated: false,
+            when: When::Always,
+            pod_index: 2,
+            bandwidth: None,
+            endpoint: Some(Endpoint {
+                id,
+                pod: ObjectName::new("shop", "a"),
+                at: [Place::Default].into(),
+                addresses: Vec::new(),
+                dhcp: false,
+                ethertypes: Vec::new(),
+            }),
+            routed: false,
+            kept_off: None,
+        }
+    }
+
+    /// The same of another plugin, under its policies once one selects it.
+    pub(in crate::enforce) fn delegated(id: u32) -> EnforcedAttachment {
+        EnforcedAttachment { delegated: true, when: When::Selected, ..attachment(id) }
+    }
 }

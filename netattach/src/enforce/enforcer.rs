@@ -1,95 +1,48 @@
-//! Keeps the kernel's policies equal to what the manifests say, and attachments under them from their first packet.
+//! The enforcer: attachments come under their policies and leave them, and the maps follow the objects.
+//!
+//! It composes the parts and decides the order. Locks are taken in this order: the turn of [`AttachedPrograms`], the state, the
+//! lock of [`Routed`]; the fast path's is taken by itself. None is held while readers of policies are waited for.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::Enforce;
-use super::admission::{self, Demand, Unenforceable};
-use super::attachment::Guarded;
-use super::deferred::Turn;
+use super::admission::{self, EnforcementRequirement, Unenforceable};
+use super::attachment::EnforcedAttachment;
 use super::error::EnforceError;
-use super::node_defaults::Passage;
-use super::policies::{Behind, Change};
+use super::node_defaults::NodeDefaults;
+use super::policies::{Change, Sources};
+use super::policy_maps::{KernelMaps, unread_since};
+use super::programs::AttachedPrograms;
 use super::routed::Routed;
-use crate::bpf::{self, Dataplane, FlowTable, PolicyIds};
+use super::state::State;
+use crate::bpf::{self, Dataplane, FlowTable};
 use crate::fast_path::FastPaths;
-use crate::hooks::parent::Parents;
-use crate::hooks::{AttachMode, AttachModes, HookPoint, node_end};
-use crate::netlink::Handle;
-use crate::netns::Netns;
+use crate::hooks::{AttachModes, HookPoint};
+use crate::netlink::{self, Changes, Handle};
 use crate::plan::{AttachmentPlan, PodRef};
-use crate::policy::desired::{Condition, Desired};
-use crate::policy::diff::{DENY_ALL, PolicyId, Programmed};
-use crate::policy::incremental::Compiler;
-use crate::policy::index::Endpoint;
 use crate::policy::options::Options;
-use crate::report::Chain;
 use crate::source::Source;
 use crate::spec::Pace;
 use crate::step::{Vantage, When};
 
 /// The dataplane, the policies in it, and the attachments under them.
 pub struct Enforcer {
-    pub(super) dataplane: Dataplane,
-    pub(super) flows: FlowTable,
-    pub(super) source: Arc<dyn Source>,
-    pub(super) options: Options,
-    pub(super) passage: Passage,
-    pub(super) fast: Arc<FastPaths>,
-    pub(super) routed: Routed,
-    pub(super) parents: Parents,
-    pub(super) modes: AttachModes,
-    /// Whether programs can tell from which namespace's socket a frame came.
-    pub(super) knows_senders: bool,
-    pub(super) turn: Turn,
-    pub(super) demand: Demand,
-    /// How often programs were put back.
-    pub(super) put_back: AtomicU64,
+    dataplane: Arc<Dataplane>,
+    flows: FlowTable,
+    fast: Arc<FastPaths>,
+    routed: Routed,
+    programs: AttachedPrograms,
+    source: Arc<dyn Source>,
+    options: Options,
+    defaults: NodeDefaults,
+    requirement: EnforcementRequirement,
     state: Mutex<State>,
-    /// See [`keep_hooks_on`].
-    _hooks_on: Option<Netns>,
-}
-
-/// What is meant to be in the maps, and what is.
-#[derive(Default)]
-pub(super) struct State {
-    pub(super) endpoints: BTreeMap<u32, Endpoint>,
-    /// Where programs of attachments run.
-    pub(super) points: BTreeMap<u32, Point>,
-    /// Attachments whose programs run once a policy selects them.
-    pub(super) waiting: BTreeMap<u32, Guarded>,
-    pub(super) compiler: Compiler,
-    pub(super) programmed: Programmed,
-    pub(super) desired: Desired,
-    pub(super) over_capacity: Vec<Condition>,
-    /// What the last change has left.
-    pub(super) behind: Behind,
-    /// There are attachments in the maps that nobody knows: policies that only they refer to are not to be removed.
-    pub(super) strangers: bool,
-    pub(super) last_change: Option<Change>,
-    /// Policies that nothing refers to, and since when.
-    pub(super) unreferenced: BTreeMap<PolicyId, Instant>,
-}
-
-/// Where programs of an attachment run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Point {
-    pub(super) point: HookPoint,
-    /// Whether another plugin made its interface.
-    pub(super) delegated: bool,
-}
-
-impl Point {
-    pub(super) fn of(guarded: &Guarded) -> Self {
-        Self { point: guarded.point.clone(), delegated: guarded.is_delegated() }
-    }
 }
 
 impl Enforcer {
-    /// Takes over a dataplane, whatever an earlier agent left in it.
+    /// Takes over a dataplane, with all that an earlier agent left in it.
     ///
     /// # Errors
     /// The dataplane cannot be read.
@@ -97,139 +50,31 @@ impl Enforcer {
         dataplane: Dataplane,
         source: Arc<dyn Source>,
         options: Options,
-        passage: Passage,
+        defaults: NodeDefaults,
         modes: AttachModes,
-        demand: Demand,
+        requirement: EnforcementRequirement,
     ) -> Result<Self, EnforceError> {
         let last_id = dataplane.policies().allocate()?;
-        let state = State { programmed: Programmed { last_id, ..Programmed::default() }, ..State::default() };
-        let passage = Passage { paced: Handle::open()?.has_pacing()?, ..passage };
-        if !passage.paced {
+        let defaults = NodeDefaults { paced: Handle::open()?.has_pacing()?, ..defaults };
+        if !defaults.paced {
             tracing::warn!("the kernel has no tbf: what exceeds a bandwidth is dropped and never delayed");
         }
-        let hooks_on = keep_hooks_on(&dataplane);
-        if let Err(error) = &hooks_on {
-            tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
-        }
-        let fast = Arc::new(FastPaths::new(passage.fast_path, passage.xdp, modes.others, &dataplane)?);
-        let flows = dataplane.flows()?;
+        let dataplane = Arc::new(dataplane);
+        let programs = AttachedPrograms::new(Arc::clone(&dataplane), modes, defaults.strangers);
+        let fast = FastPaths::new(defaults.fast_path, defaults.xdp, modes.others, &dataplane)?;
         let routed = Routed::begin(dataplane.routed()?, options.network_policy, dataplane.is_new())?;
         Ok(Self {
+            flows: dataplane.flows()?,
+            fast: Arc::new(fast),
+            routed,
+            programs,
             dataplane,
-            flows,
-            fast,
-            _hooks_on: hooks_on.ok(),
             source,
             options,
-            passage,
-            routed,
-            parents: Parents::new(modes.attachments, passage.strangers),
-            modes,
-            knows_senders: bpf::probe::has_netns_cookie(),
-            turn: Turn::default(),
-            demand,
-            put_back: AtomicU64::default(),
-            state: Mutex::new(state),
+            defaults,
+            requirement,
+            state: Mutex::new(State::new(last_id)),
         })
-    }
-
-    /// Puts a new attachment under its policies: record, policy, device, and last the programs. The pod's end of
-    /// the link is still down, so its first packet is judged.
-    ///
-    /// # Errors
-    /// A write failed: the attachment must not come up. A policy that does not fit is not an error: the
-    /// attachment is isolated completely and a condition says so.
-    pub fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError> {
-        self.put(guarded)?;
-        self.ensure_paced(guarded.host_index(), guarded.host_pace(), host)?;
-        self.ensure_paced(guarded.pod_index, guarded.pod_pace(), pod)?;
-        {
-            let mut state = self.lock();
-            state.programmed.endpoints.remove(&guarded.id);
-            state.points.insert(guarded.id, Point::of(guarded));
-            if guarded.when == When::Selected && !guarded.point.is_nowhere() {
-                state.waiting.insert(guarded.id, guarded.clone());
-            }
-            if let Some(endpoint) = &guarded.endpoint {
-                state.endpoints.insert(guarded.id, endpoint.clone());
-                self.bring_up_to_date(&mut state)?;
-                if !state.programmed.endpoints.contains_key(&guarded.id) {
-                    // Its pod vanished from the source meanwhile: nobody can say what selects it.
-                    self.assign(&mut state, guarded.id, PolicyIds { ingress: DENY_ALL, egress: DENY_ALL })?;
-                }
-            }
-        }
-        self.routed.guard(guarded, host)?;
-        if let HookPoint::Parent { on, macvlan } = &guarded.point {
-            return Ok(self.parents.attach(&self.dataplane, guarded.id, on, macvlan, host, pod)?);
-        }
-        if let HookPoint::NodeEnd(index) = &guarded.point {
-            self.dataplane.attachments().bind(*index, guarded.id)?;
-            if guarded.is_delegated() {
-                // Never on the fast path, and no uplink either, whatever comes by its device.
-                self.fast.admit(guarded.member());
-            }
-        }
-        if guarded.when == When::Selected {
-            return self.begin_if_due(guarded.id).map(drop);
-        }
-        self.run(guarded, host)?;
-        if !guarded.is_delegated() {
-            self.fast.admit(guarded.member());
-        }
-        Ok(())
-    }
-
-    /// The attachments of the fast path.
-    pub fn fast_paths(&self) -> &Arc<FastPaths> {
-        &self.fast
-    }
-
-    pub(super) fn put(&self, guarded: &Guarded) -> Result<(), EnforceError> {
-        if guarded.point.is_nowhere() {
-            // Policies of others name its addresses; no packet is ever asked about.
-            return Ok(());
-        }
-        Ok(self.dataplane.attachments().put(guarded.id, &self.applied(guarded))?)
-    }
-
-    /// The attachment as the dataplane gets it.
-    pub(super) fn applied(&self, guarded: &Guarded) -> bpf::Attachment {
-        self.passage.applied_to(&guarded.attachment, guarded.limited.as_ref())
-    }
-
-    /// A device sends at a pace, where there is one and the kernel can.
-    pub(super) fn ensure_paced(
-        &self,
-        index: u32,
-        pace: Option<Pace>,
-        handle: &mut Handle,
-    ) -> Result<(), EnforceError> {
-        match pace.filter(|_| self.passage.paced) {
-            Some(pace) => Ok(handle.ensure_paced(index, &pace)?),
-            None => Ok(()),
-        }
-    }
-
-    /// Forgets an attachment whose links are gone, and its flows: the next that has its addresses must not find them.
-    /// Idempotent: the flows go first, while the record says whose they are.
-    ///
-    /// # Errors
-    /// A map could not be written.
-    pub fn detach(&self, id: u32) -> Result<(), EnforceError> {
-        self.fast.forget(id)?;
-        self.routed.forget(id)?;
-        self.flows.purge(self.dataplane.attachments().hosts(id)?)?;
-        // A link whose device is still there would judge packets of nobody, and drop them.
-        self.end(id)?;
-        self.unlink_node_ends(&self.dataplane.attachments().devices_of(id))?;
-        self.parents.detach(&self.dataplane, id)?;
-        let mut state = self.lock();
-        state.programmed.endpoints.remove(&id);
-        if state.endpoints.remove(&id).is_some() {
-            self.bring_up_to_date(&mut state)?;
-        }
-        Ok(())
     }
 
     /// Brings all attachments under what the manifests say now.
@@ -239,35 +84,25 @@ impl Enforcer {
     pub fn sync(&self) -> Result<(), EnforceError> {
         {
             let mut state = self.lock();
-            let change = self.bring_up_to_date(&mut state)?;
-            if change.attachments > 0 {
-                state.last_change = Some(Change { read: self.source.reading(), ..change });
-            }
+            let change = state.bring_up_to_date(self.sources(), &self.kernel())?;
+            state.note(Change { read: self.source.reading(), ..change });
         }
         self.begin_due()?;
         self.sweep()
     }
 
-    /// Removes entries that nothing has referred to for long enough, and goes on with what the last change has left: policies for
-    /// which there is room now, and what failed.
+    /// Removes entries that nothing has referred to for long enough, and goes on with what the last change left undone: policies
+    /// for which there is room now, and what failed.
     ///
     /// # Errors
     /// A map could not be written.
     pub fn sweep(&self) -> Result<(), EnforceError> {
-        let is_clean = self.lock().unreferenced.is_empty();
-        let unread = if is_clean { None } else { self.unread(Instant::now()) };
-        {
-            let mut state = self.lock();
-            let more_room = self.take_out(&mut state, unread)?;
-            if !state.behind.is_due(more_room) {
-                return Ok(());
-            }
-            let change = self.bring_up_to_date(&mut state)?;
-            if change.attachments > 0 {
-                state.last_change = Some(change);
-            }
+        let is_clean = !self.lock().maps().has_unreferenced();
+        let unread = if is_clean { None } else { unread_since(&self.kernel(), Instant::now()) };
+        if self.lock().go_on(unread, self.sources(), &self.kernel())? {
+            return self.begin_due();
         }
-        self.begin_due()
+        Ok(())
     }
 
     /// Goes on with the pass over the flow table, where there can be flows. `true` when it is at its end.
@@ -282,13 +117,11 @@ impl Enforcer {
         if !whole {
             return Ok(false);
         }
-        let (isolated, strangers) = {
+        let (isolated, has_unknown) = {
             let state = self.lock();
-            let assigned = state.programmed.endpoints.iter();
-            let isolated = assigned.filter(|(_, assigned)| **assigned != PolicyIds::default());
-            (isolated.map(|(id, _)| *id).collect::<Vec<u32>>(), state.strangers)
+            (state.maps().isolated(), state.maps().has_unknown_attachments())
         };
-        if isolated.is_empty() && !strangers {
+        if isolated.is_empty() && !has_unknown {
             self.flows.nothing_isolated();
         }
         let mut live = self.flows.census().unwrap_or_default().by_attachment;
@@ -299,56 +132,221 @@ impl Enforcer {
         Ok(true)
     }
 
+    /// Looks after the table in the node's packet filter that judges what the node routes.
+    ///
+    /// # Errors
+    /// The node cannot be looked at, or a map not be written.
+    pub fn keep_routed(&self, changes: &Changes) -> Result<(), EnforceError> {
+        let put_back = || {
+            self.programs.count_put_back();
+            tracing::warn!(
+                table = netlink::GUARD_TABLE,
+                "somebody changed the table in the node's packet filter; put back"
+            );
+        };
+        if self.routed.keep(changes, put_back)? {
+            if let Some(why) = self.routed.missing() {
+                tracing::error!(why, "what the node routes is judged before its translation of addresses");
+            }
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    /// The attachments of the fast path.
+    pub fn fast_paths(&self) -> &Arc<FastPaths> {
+        &self.fast
+    }
+
+    /// The flow table.
+    pub fn flows(&self) -> &FlowTable {
+        &self.flows
+    }
+
+    /// Whether what the node routes is to be judged behind its translation of addresses.
+    pub fn judges_routed(&self) -> bool {
+        self.options.network_policy
+    }
+
+    pub(super) fn dataplane(&self) -> &Dataplane {
+        &self.dataplane
+    }
+
+    pub(super) fn programs(&self) -> &AttachedPrograms {
+        &self.programs
+    }
+
+    pub(super) fn routed(&self) -> &Routed {
+        &self.routed
+    }
+
+    pub(super) fn defaults(&self) -> NodeDefaults {
+        self.defaults
+    }
+
+    pub(super) fn requirement(&self) -> EnforcementRequirement {
+        self.requirement
+    }
+
+    /// What policies are compiled from, besides the attachments.
+    pub(super) fn sources(&self) -> Sources<'_> {
+        Sources {
+            source: self.source.as_ref(),
+            options: &self.options,
+            behind_translation: self.routed.stands(),
+        }
+    }
+
+    /// The maps of policies.
+    pub(super) fn kernel(&self) -> KernelMaps<'_> {
+        KernelMaps { dataplane: &self.dataplane, flows: &self.flows }
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic between two writes leaves a state that the next comparison repairs.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// Runs the programs on the loopback of a namespace that nobody uses.
-///
-/// The kernel leaves its traffic control hooks out of the packet path until the first program is attached, and
-/// takes them out again after the last: by patching its own code on all processors, in the middle of an ADD or a
-/// DEL. With one pair of programs always there, no pod pays for that.
-fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
-    let netns = Netns::private()?;
-    let mut handle = Handle::open_in(&netns)?;
-    let loopback = handle.link("lo")?;
-    node_end::on(loopback.index).attach(AttachMode::Clsact, dataplane.programs(), &mut handle)?;
-    Ok(netns)
+    /// Writes the record of an attachment.
+    pub(super) fn put_record(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
+        if attachment.point.is_nowhere() {
+            // Policies of others name its addresses; no packet is ever asked about.
+            return Ok(());
+        }
+        Ok(self.dataplane.attachments().put(attachment.id, &self.record(attachment))?)
+    }
+
+    /// The record of an attachment, as the dataplane gets it.
+    pub(super) fn record(&self, attachment: &EnforcedAttachment) -> bpf::Attachment {
+        self.defaults.applied_to(&attachment.attachment, attachment.bandwidth())
+    }
+
+    /// Has a device send at a pace, where there is one and the kernel can.
+    pub(super) fn ensure_paced(
+        &self,
+        index: u32,
+        pace: Option<Pace>,
+        handle: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        match pace.filter(|_| self.defaults.paced) {
+            Some(pace) => Ok(handle.ensure_paced(index, &pace)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Has an attachment wait for a policy, which it may be under already.
+    pub(super) fn defer(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
+        self.lock().deferred_mut().wait(attachment);
+        self.begin_if_due(attachment.id).map(drop)
+    }
+
+    /// Runs the programs of attachments that waited for the policy that they are under now.
+    ///
+    /// # Errors
+    /// The first that failed; the others run. What failed is tried again.
+    fn begin_due(&self) -> Result<(), EnforceError> {
+        let due = {
+            let state = self.lock();
+            state.deferred().all_due(state.maps())
+        };
+        let began: Vec<_> = due.into_iter().map(|id| self.begin_if_due(id).map(drop)).collect();
+        began.into_iter().collect()
+    }
+
+    /// Runs the programs of an attachment if it waits for them and is to be under them, and says whether it did.
+    pub(super) fn begin_if_due(&self, id: u32) -> Result<bool, EnforceError> {
+        let _turn = self.programs.take_turn();
+        let due = {
+            let state = self.lock();
+            state.deferred().due(id, state.maps()).cloned()
+        };
+        // It may have ended, and its number may be another's.
+        let Some(attachment) = due else { return Ok(false) };
+        match self.programs.attach(&attachment, &mut Handle::open()?) {
+            // Its pod is going, or has deleted the device.
+            Err(error) if error.is_of_a_device_that_is_gone() => return Ok(false),
+            other => other?,
+        }
+        self.lock().deferred_mut().remove(id);
+        tracing::info!(attachment = attachment.whose, "programs run from now on: a policy selects it");
+        Ok(true)
+    }
 }
 
 impl Enforce for Enforcer {
-    fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError> {
-        Self::attach(self, guarded, host, pod)
+    /// Record, policy, device, and last the programs. A policy that does not fit is not an error: the attachment is isolated
+    /// completely and a condition says so.
+    fn attach(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+        pod: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        self.put_record(attachment)?;
+        self.ensure_paced(attachment.host_index(), attachment.host_pace(), host)?;
+        self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)?;
+        self.lock().enter(attachment, self.sources(), &self.kernel())?;
+        self.routed.guard(attachment, host)?;
+        if self.programs.attach_to_parent(attachment, host, pod)? {
+            return Ok(());
+        }
+        if let HookPoint::NodeEnd(device) = attachment.point {
+            self.programs.bind(attachment, device)?;
+            if attachment.is_delegated() {
+                // Never on the fast path, and its device is no uplink either.
+                self.fast.admit(attachment.member());
+            }
+        }
+        if attachment.when == When::Selected {
+            return self.begin_if_due(attachment.id).map(drop);
+        }
+        self.programs.attach(attachment, host)?;
+        if !attachment.is_delegated() {
+            self.fast.admit(attachment.member());
+        }
+        Ok(())
     }
 
+    /// Its links are gone. Its flows go first, while the record says whose they are: the next attachment that has its addresses
+    /// must not find them.
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
-        Self::detach(self, id)
+        self.fast.forget(id)?;
+        self.routed.forget(id)?;
+        self.flows.purge(self.dataplane.attachments().hosts(id)?)?;
+        let nothing_in_pod = self.lock().end(id);
+        if !nothing_in_pod {
+            self.programs.detach_in_pod(id)?;
+        }
+        self.programs.detach(id)?;
+        self.lock().leave(id, self.sources(), &self.kernel())
     }
 
     fn retire(&self, id: u32) -> Result<(), EnforceError> {
         Ok(self.fast.retire(id)?)
     }
 
-    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError> {
-        Self::adopt(self, attachments, all)
+    fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError> {
+        self.take_over(attachments, all)
     }
 
     fn recorded(&self) -> Vec<u32> {
         self.dataplane.attachments().records().into_keys().collect()
     }
 
-    fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError> {
-        Self::verify(self, guarded, host)
+    fn verify(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<Option<String>, EnforceError> {
+        self.difference(attachment, host)
     }
 
-    fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError> {
-        Self::restore(self, guarded, host)
+    fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError> {
+        self.put_programs_back(attachment, host)
     }
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
-        Self::verify_shared(self)
+        Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
     }
 
     fn permit(
@@ -357,11 +355,11 @@ impl Enforce for Enforcer {
         attachment: &AttachmentPlan,
         vantage: Option<&Vantage>,
     ) -> Result<(), Unenforceable> {
-        let asked = admission::demand(&self.source.snapshot(), attachment, self.demand)?;
+        let required = admission::requirement(&self.source.snapshot(), attachment, self.requirement)?;
         match vantage {
             Some(vantage) => {
                 let enforcement = self.enforcement(pod, vantage);
-                admission::permit(enforcement, asked, self.selecting(pod, attachment))
+                admission::permit(enforcement, required, self.selecting(pod, attachment))
             }
             None => Ok(()),
         }

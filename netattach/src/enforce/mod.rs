@@ -1,28 +1,34 @@
 //! Keeps the kernel's policies equal to what is compiled, and attachments under them from their first packet.
 //!
-//! The [`enforcer`] owns the dataplane. An [`attachment`] comes under its policies with what the node says of all of them
-//! ([`node_defaults`]); how far they hold is its [`level`], and [`admission`] refuses a pod where that is not far enough.
-//! [`policies`] writes what was compiled into the maps, [`adoption`] takes over what an earlier agent left, [`deferred`] runs
-//! programs in pods once a policy selects them, [`routed`] judges what the node translates, [`verify`] looks whether all of it is
-//! still so, and [`queries`] shows it. What goes wrong is an [`error`].
+//! The [`enforcer`] composes the parts. An [`attachment`] comes under its policies with the settings that hold for all of them
+//! ([`node_defaults`]) and with its `bandwidth`; how far policies hold is its [`level`], and [`admission`] refuses a pod where
+//! that is not far enough. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred` until a
+//! policy selects them, and the [`policies`], which decide what the `policy_maps` are to hold. `programs` runs programs on
+//! devices, and `routed` judges what the node translates. `adoption` takes over what an earlier agent left, `verify` looks
+//! whether all of it is still so, and [`queries`] answers the rest of the agent. What goes wrong is an [`error`].
 
 pub mod admission;
-pub(crate) mod adoption;
+mod adoption;
 pub mod attachment;
-pub(crate) mod deferred;
+mod bandwidth;
+mod deferred;
 pub mod enforcer;
 pub mod error;
 pub mod level;
 pub mod node_defaults;
 pub mod policies;
+mod policy_maps;
+mod programs;
 pub mod queries;
-pub(crate) mod routed;
-pub(crate) mod verify;
+mod roster;
+mod routed;
+mod state;
+mod verify;
 
 use std::fmt;
 
 use admission::Unenforceable;
-use attachment::Guarded;
+use attachment::EnforcedAttachment;
 use error::EnforceError;
 
 use crate::netlink::Handle;
@@ -38,7 +44,12 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused a map, a program or a queue; whatever was done, [`Enforce::detach`] and the end of the link
     /// take back.
-    fn attach(&self, guarded: &Guarded, host: &mut Handle, pod: &mut Handle) -> Result<(), EnforceError>;
+    fn attach(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+        pod: &mut Handle,
+    ) -> Result<(), EnforceError>;
     /// The dataplane knows the attachment with this number no more, or never did.
     ///
     /// # Errors
@@ -50,19 +61,23 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// The kernel refused. Calling again is safe.
     fn retire(&self, id: u32) -> Result<(), EnforceError>;
     /// These attachments exist, and no others when these are `all`. Says what is wrong with which.
-    fn adopt(&self, attachments: &[Guarded], all: bool) -> Vec<EnforceError>;
+    fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError>;
     /// The numbers of the attachments that the dataplane has records of.
     fn recorded(&self) -> Vec<u32>;
     /// What is missing of the attachment's enforcement, in words: record, addresses, policy or programs.
     ///
     /// # Errors
     /// It could not be looked at.
-    fn verify(&self, guarded: &Guarded, host: &mut Handle) -> Result<Option<String>, EnforceError>;
+    fn verify(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<Option<String>, EnforceError>;
     /// Puts the programs back where somebody has taken them off the attachment's device, and says whether it did.
     ///
     /// # Errors
     /// The kernel refused a program.
-    fn restore(&self, guarded: &Guarded, host: &mut Handle) -> Result<bool, EnforceError>;
+    fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError>;
     /// What is missing of what all attachments share, in words.
     ///
     /// # Errors

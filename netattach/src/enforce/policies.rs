@@ -1,4 +1,4 @@
-//! Brings the maps from what they hold to what shall be in force.
+//! Brings the maps from what they hold to what the objects ask for.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,29 +6,27 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::enforcer::{Enforcer, State};
 use super::error::EnforceError;
+use super::policy_maps::{Kernel, PolicyMaps, Refused, unread_since};
 use crate::bpf::{BpfError, PolicyIds};
 use crate::netlink::Handle;
 use crate::objects::policy::{PolicyName, Severity};
 use crate::plan::addressing::GATEWAY_V4;
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
-use crate::policy::diff::DENY_ALL;
-use crate::policy::diff::{PolicyId, Writes, diff};
-use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
+use crate::policy::lookup::CompiledPolicy;
+use crate::policy::incremental::Compiler;
+use crate::policy::diff::{DENY_ALL, PolicyId, Writes};
+use crate::policy::index::Endpoint;
 use crate::report::Chain;
+use crate::source::Source;
 
-/// How long entries that nothing refers to are kept where the kernel does not tell when they are read no more: longer than
-/// any packet can be in the middle of reading them.
-const GRACE: Duration = Duration::from_secs(1);
-
-/// What a change of the objects took, from the manifests to the maps.
+/// How long a change of the objects took, from the manifests to the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Change {
     /// Reading what changed of the source.
     pub read: Duration,
-    /// Compiling whom it concerns.
+    /// Compiling the policies of the attachments that it concerns.
     pub compiled: Duration,
     /// Writing new policies into the maps.
     pub written: Duration,
@@ -40,24 +38,32 @@ pub struct Change {
     pub attachments: usize,
 }
 
-/// Policies that are not in the maps, and why.
-type Refused = BTreeMap<PolicyId, Arc<BpfError>>;
+/// What policies are compiled from, besides the attachments.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    /// Objects.
+    pub(super) source: &'a dyn Source,
+    /// Settings.
+    pub(super) options: &'a Options,
+    /// Whether what the node routes is judged behind its translation of addresses.
+    pub(super) behind_translation: bool,
+}
 
-/// What is left to come back for.
+/// What the last change left undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Behind {
-    /// Nothing: what shall be in force is.
+enum Behind {
+    /// Nothing: the maps hold what is desired.
     #[default]
     Nothing,
     /// Policies wait for room.
     Room,
-    /// Something failed, or has not ended.
+    /// A write failed, or the change has not ended.
     Failed,
 }
 
 impl Behind {
-    /// Whether another attempt can come to something, now that there is more room or not.
-    pub(super) fn is_due(self, more_room: bool) -> bool {
+    /// Whether another attempt can succeed, depending on whether there is more room.
+    fn is_due(self, more_room: bool) -> bool {
         match self {
             Self::Nothing => false,
             Self::Room => more_room,
@@ -66,7 +72,7 @@ impl Behind {
     }
 }
 
-/// What becomes of attachments whose policies are not in the maps.
+/// What attachments are put under while their policies are not in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
     /// They stay as they are.
@@ -75,263 +81,239 @@ enum Until {
     Held(OnOverflow),
 }
 
-impl Enforcer {
-    /// Compiles what the source and the attachments are now, writes what is new, and switches whom it concerns.
-    ///
-    /// Where new content does not fit beside the old, its attachments are isolated, the old content goes, and the new takes its
-    /// place: isolated for the moment, and for as long as it does not fit even then.
+/// The policies that are desired, and the maps that are brought to hold them.
+#[derive(Default)]
+pub(super) struct Policies {
+    compiler: Compiler,
+    maps: PolicyMaps,
+    desired: Desired,
+    /// Policies that do not fit.
+    over_capacity: Vec<Condition>,
+    behind: Behind,
+    last_change: Option<Change>,
+}
+
+impl Policies {
+    /// With the number of a policy that was given last.
+    pub(super) fn new(last_id: PolicyId) -> Self {
+        Self { maps: PolicyMaps::new(last_id), ..Self::default() }
+    }
+
+    /// What the maps hold.
+    pub(super) fn maps(&self) -> &PolicyMaps {
+        &self.maps
+    }
+
+    /// The same, to be changed.
+    pub(super) fn maps_mut(&mut self) -> &mut PolicyMaps {
+        &mut self.maps
+    }
+
+    /// What was compiled last.
+    pub(super) fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// What authors of policies should know.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        self.desired.conditions.iter().chain(&self.over_capacity).cloned().collect()
+    }
+
+    /// What the last change took that made a difference to any attachment; `None` before the first.
+    pub(super) fn last_change(&self) -> Option<Change> {
+        self.last_change
+    }
+
+    /// Remembers a change, if it made a difference to any attachment.
+    pub(super) fn note(&mut self, change: Change) {
+        if change.attachments > 0 {
+            self.last_change = Some(change);
+        }
+    }
+
+    /// Takes over the policies of an earlier agent that are what is desired.
+    pub(super) fn recognise(
+        &mut self,
+        sources: Sources<'_>,
+        endpoints: &BTreeMap<u32, Endpoint>,
+        kernel: &impl Kernel,
+    ) -> Result<(), EnforceError> {
+        let desired = self.compile(sources, endpoints)?;
+        Ok(self.maps.recognise(&desired, kernel)?)
+    }
+
+    /// Compiles what the source and the attachments are now, writes what is new, and switches the attachments that it concerns.
     ///
     /// # Errors
-    /// The first thing that failed; what does not depend on it is done. [`State::behind`] says that there is more to do.
-    pub(super) fn bring_up_to_date(&self, state: &mut State) -> Result<Change, EnforceError> {
-        state.behind = Behind::Failed;
+    /// The first failure; what does not depend on it is done. [`Policies::go_on`] does the rest.
+    pub(super) fn bring_up_to_date(
+        &mut self,
+        sources: Sources<'_>,
+        endpoints: &BTreeMap<u32, Endpoint>,
+        kernel: &impl Kernel,
+    ) -> Result<Change, EnforceError> {
+        self.behind = Behind::Failed;
+        let began = Instant::now();
+        let desired = self.compile(sources, endpoints)?;
+        Ok(self.write(desired, sources.options.on_overflow, began, kernel)?)
+    }
+
+    /// Removes what no packet reads any more ([`unread_since`]), and goes on with what the last change left undone: policies for
+    /// which there is room now, and what failed. Says whether it did.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub(super) fn go_on(
+        &mut self,
+        unread: Option<Instant>,
+        sources: Sources<'_>,
+        endpoints: &BTreeMap<u32, Endpoint>,
+        kernel: &impl Kernel,
+    ) -> Result<bool, EnforceError> {
+        let more_room = self.maps.remove_unread(unread, kernel)?;
+        if !self.behind.is_due(more_room) {
+            return Ok(false);
+        }
+        let change = self.bring_up_to_date(sources, endpoints, kernel)?;
+        self.note(change);
+        Ok(true)
+    }
+
+    fn compile(
+        &mut self,
+        sources: Sources<'_>,
+        endpoints: &BTreeMap<u32, Endpoint>,
+    ) -> Result<Desired, EnforceError> {
+        let objects = sources.source.snapshot();
+        let none = objects.policies.is_empty()
+            && (objects.network_policies.is_empty() || !sources.options.network_policy);
+        if none {
+            // Without policies nothing is isolated, and looking at every pod would be part of every ADD.
+            let open = endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
+            return Ok(Desired { endpoints: open.collect(), ..Desired::default() });
+        }
+        Ok(self.compiler.update(&objects, endpoints, options(sources)?.as_ref()))
+    }
+
+    /// Where new content does not fit beside the old, its attachments are isolated, the old content goes, and the new takes its
+    /// place: isolated for the moment, and for as long as it does not fit even then.
+    fn write(
+        &mut self,
+        desired: Desired,
+        on_overflow: OnOverflow,
+        mut began: Instant,
+        kernel: &impl Kernel,
+    ) -> Result<Change, BpfError> {
         let mut change = Change::default();
-        let mut began = Instant::now();
         let mut lap = || {
             let now = Instant::now();
             now.duration_since(std::mem::replace(&mut began, now))
         };
-        let desired = self.desired(state)?;
-        let writes = diff(&desired, &state.programmed);
+        let writes = self.maps.writes(&desired);
         change.compiled = lap();
         change.policies = writes.install.len();
-        let mut refused = self.install(state, &writes.install, writes.install.keys().copied());
+        let mut refused = self.maps.install(&writes.install, writes.install.keys().copied(), kernel);
         change.written = lap();
-        let mut first = self.switch(state, &writes, &refused, Until::Later, &mut change);
-        for until in [Until::Later, Until::Held(self.options.on_overflow)] {
+        let mut first = self.switch(&writes, &refused, Until::Later, &mut change, kernel);
+        for until in [Until::Later, Until::Held(on_overflow)] {
             if refused.is_empty() {
                 break;
             }
-            first = first.and(self.switch(state, &writes, &refused, until, &mut change));
-            match self.make_room(state) {
-                Ok(true) => refused = self.install(state, &writes.install, refused.into_keys()),
+            first = first.and(self.switch(&writes, &refused, until, &mut change, kernel));
+            match self.make_room(kernel) {
+                Ok(true) => refused = self.maps.install(&writes.install, refused.into_keys(), kernel),
                 Ok(false) => {}
                 Err(error) => first = first.and(Err(error)),
             }
-            first = first.and(self.switch(state, &writes, &refused, until, &mut change));
+            first = first.and(self.switch(&writes, &refused, until, &mut change, kernel));
         }
         change.switched = lap();
-        self.tell_refused(state, &desired, &writes.install, &refused);
-        state.desired = desired;
+        self.report(&desired, &writes.install, &refused, on_overflow);
+        self.desired = desired;
         first?;
         if refused.is_empty() {
-            state.behind = Behind::Nothing;
+            self.behind = Behind::Nothing;
         } else if refused.values().all(|error| matches!(**error, BpfError::OverCapacity { .. })) {
-            state.behind = Behind::Room;
+            self.behind = Behind::Room;
         }
         Ok(change)
     }
 
-    fn desired(&self, state: &mut State) -> Result<Desired, EnforceError> {
-        let objects = self.source.snapshot();
-        let none = objects.policies.is_empty()
-            && (objects.network_policies.is_empty() || !self.options.network_policy);
-        if none {
-            // Without policies nothing is isolated, and looking at every pod would be part of every ADD.
-            let open = state.endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
-            return Ok(Desired { endpoints: open.collect(), ..Desired::default() });
-        }
-        Ok(state.compiler.update(&objects, &state.endpoints, self.options()?.as_ref()))
-    }
-
-    /// The options with what the node is now.
-    fn options(&self) -> Result<Cow<'_, Options>, EnforceError> {
-        if !self.options.network_policy {
-            return Ok(Cow::Borrowed(&self.options));
-        }
-        let addresses = Handle::open()?.all_addresses()?.into_iter().map(|address| address.addr());
-        // By that one the node speaks to pods on routed links, whether one is there yet or not.
-        let on_links = IpAddr::V4(GATEWAY_V4);
-        let node = addresses.filter(|address| is_global(*address)).chain([on_links]).collect();
-        let untold = !self.routed.stands();
-        Ok(Cow::Owned(Options { node, node_may_lead_elsewhere: untold, ..self.options.clone() }))
-    }
-
-    /// Takes over the policies of an earlier agent that are what shall be in force: nothing has to be written, nor has its room
-    /// twice, and who is under them stays so.
-    pub(super) fn recognise(&self, state: &mut State) -> Result<(), EnforceError> {
-        let desired = self.desired(state)?;
-        let mut candidates: BTreeMap<PolicyId, Vec<Arc<CompiledPolicy>>> = BTreeMap::new();
-        for (endpoint, policy) in &desired.endpoints {
-            let found = state.programmed.endpoints.get(endpoint).copied().unwrap_or_default();
-            for (id, wanted) in [(found.ingress, &policy.ingress), (found.egress, &policy.egress)] {
-                let Some(wanted) = wanted.as_ref().filter(|_| id != 0 && id != DENY_ALL) else { continue };
-                let known = candidates.entry(id).or_default();
-                if !known.iter().any(|known| Arc::ptr_eq(known, wanted)) {
-                    known.push(Arc::clone(wanted));
-                }
-            }
-        }
-        // A number with several contents to be is asked about the first: the others are written as ever.
-        let first: Vec<(PolicyId, &Arc<CompiledPolicy>)> =
-            candidates.iter().filter_map(|(id, known)| Some((*id, known.first()?))).collect();
-        let asked: Vec<(PolicyId, &CompiledPolicy)> = first.iter().map(|(id, it)| (*id, &***it)).collect();
-        let held = self.dataplane.policies().holding(&asked)?;
-        let held = first.into_iter().filter(|(id, _)| held.contains(id));
-        let held: Vec<_> = held.map(|(id, policy)| (id, Arc::clone(policy))).collect();
-        state.programmed.policies.extend(held);
-        Ok(())
-    }
-
-    /// Writes policies that are new, all at once. Those that are not in the maps afterwards are returned: what does not fit, or
-    /// cannot be written.
-    fn install(
-        &self,
-        state: &mut State,
-        new: &BTreeMap<PolicyId, Arc<CompiledPolicy>>,
-        ids: impl IntoIterator<Item = PolicyId>,
-    ) -> Refused {
-        let some: Vec<(PolicyId, &CompiledPolicy)> =
-            ids.into_iter().filter_map(|id| Some((id, new.get(&id)?.as_ref()))).collect();
-        let Some(last) = some.iter().map(|(id, _)| *id).max() else { return Refused::new() };
-        let written = self.dataplane.policies().use_up(last).and_then(|()| {
-            // Used up in the kernel's memory too, so that no later agent gives them again, whatever becomes of what follows.
-            state.programmed.last_id = last;
-            self.dataplane.policies().install(&some)
-        });
-        let refused: Refused = match written {
-            Ok(refused) => refused.into_iter().map(|(id, error)| (id, Arc::new(error))).collect(),
-            Err(error) => {
-                let error = Arc::new(error);
-                some.iter().map(|(id, _)| (*id, Arc::clone(&error))).collect()
-            }
-        };
-        let known = some.iter().filter(|(id, _)| !refused.contains_key(id));
-        let known: Vec<PolicyId> = known.map(|(id, _)| *id).collect();
-        for id in known {
-            if let Some(policy) = new.get(&id) {
-                state.programmed.policies.insert(id, Arc::clone(policy));
-            }
-        }
-        refused
-    }
-
-    /// Switches the attachments that are not under what they shall be under, as far as it is in the maps, and notes what nothing
-    /// refers to any more.
+    /// Switches the attachments that are not under what is desired, as far as the maps hold it, and notes what nothing refers to
+    /// any more.
     fn switch(
-        &self,
-        state: &mut State,
+        &mut self,
         writes: &Writes,
         refused: &Refused,
         until: Until,
         change: &mut Change,
-    ) -> Result<(), EnforceError> {
+        kernel: &impl Kernel,
+    ) -> Result<(), BpfError> {
         let mut first = Ok(());
-        for (endpoint, wanted) in &writes.assign {
-            let known = state.programmed.endpoints.get(endpoint).copied();
+        for (attachment, wanted) in &writes.assign {
+            let known = self.maps.assigned(*attachment);
             let Some(now) = possible(refused, *wanted, known, until).filter(|now| known != Some(*now)) else {
                 continue;
             };
-            match self.assign(state, *endpoint, now) {
+            match self.maps.assign(*attachment, now, kernel) {
                 Ok(()) => change.attachments += 1,
                 Err(error) => first = first.and(Err(error)),
             }
         }
-        self.retire(state, writes);
+        self.maps.retire(&writes.remove, kernel);
         first
     }
 
-    /// Notes the policies that nothing refers to any more.
-    fn retire(&self, state: &mut State, writes: &Writes) {
-        for id in &writes.remove {
-            let used = state.programmed.endpoints.values().any(|a| a.ingress == *id || a.egress == *id);
-            if !used && state.programmed.policies.remove(id).is_some() {
-                state.unreferenced.entry(*id).or_insert_with(Instant::now);
-            }
-        }
-        if !state.strangers {
-            self.note_leftovers(state);
-        }
-    }
-
-    /// Takes out what nobody reads any more, and says whether anything was.
-    fn make_room(&self, state: &mut State) -> Result<bool, EnforceError> {
-        if state.unreferenced.is_empty() {
+    /// Removes what no packet reads any more, and says whether there was anything.
+    fn make_room(&mut self, kernel: &impl Kernel) -> Result<bool, BpfError> {
+        if !self.maps.has_unreferenced() {
             return Ok(false);
         }
-        let unread = self.unread(Instant::now());
-        Ok(self.take_out(state, unread)?)
+        let unread = unread_since(kernel, Instant::now());
+        self.maps.remove_unread(unread, kernel)
     }
 
-    /// Says which policies are not in the maps, to who asks and, once, in the log; and in the log what is new of what is wrong with
-    /// them otherwise.
-    fn tell_refused(
-        &self,
-        state: &mut State,
+    /// Reports the policies that are not in the maps, and logs them once; and logs other problems of policies that are new.
+    fn report(
+        &mut self,
         desired: &Desired,
         new: &BTreeMap<PolicyId, Arc<CompiledPolicy>>,
         refused: &Refused,
+        then: OnOverflow,
     ) {
-        let before = std::mem::take(&mut state.over_capacity);
-        let then = self.options.on_overflow;
-        let told =
+        let before = std::mem::take(&mut self.over_capacity);
+        let reported =
             refused.iter().filter_map(|(id, why)| Some(over_capacity(desired, new.get(id)?, then, why)));
-        let told: BTreeSet<Condition> = told.flatten().collect();
-        for condition in told.iter().filter(|condition| !before.contains(condition)) {
+        let reported: BTreeSet<Condition> = reported.flatten().collect();
+        for condition in reported.iter().filter(|condition| !before.contains(condition)) {
             tracing::error!(object = %condition.object, problem = condition.message, "policy not in force");
         }
-        state.over_capacity = told.into_iter().collect();
+        self.over_capacity = reported.into_iter().collect();
         let is_new = |condition: &&Condition| {
             // Sorted, as the compiler has them.
-            condition.severity == Severity::Error
-                && state.desired.conditions.binary_search(condition).is_err()
+            condition.severity == Severity::Error && self.desired.conditions.binary_search(condition).is_err()
         };
         for condition in desired.conditions.iter().filter(is_new) {
             tracing::warn!(object = %condition.object, problem = condition.message, "not in force as written");
         }
     }
-
-    /// Switches an attachment, both directions at once.
-    pub(super) fn assign(
-        &self,
-        state: &mut State,
-        endpoint: u32,
-        assignment: PolicyIds,
-    ) -> Result<(), EnforceError> {
-        let before = state.programmed.endpoints.get(&endpoint).copied().unwrap_or_default();
-        if before != PolicyIds::default() || assignment != PolicyIds::default() {
-            self.flows.expect_flows();
-        }
-        self.dataplane.policies().set(endpoint, assignment)?;
-        state.programmed.endpoints.insert(endpoint, assignment);
-        Ok(())
-    }
-
-    /// Entries of an earlier agent whose content nobody knows any more.
-    fn note_leftovers(&self, state: &mut State) {
-        let referenced: BTreeSet<PolicyId> =
-            state.programmed.endpoints.values().flat_map(|a| [a.ingress, a.egress]).collect();
-        for id in self.dataplane.policies().installed() {
-            if !state.programmed.policies.contains_key(&id) && !referenced.contains(&id) {
-                state.unreferenced.entry(id).or_insert_with(Instant::now);
-            }
-        }
-    }
-
-    /// Until when policies must have been without references for no packet to be in the middle of reading them.
-    pub(super) fn unread(&self, now: Instant) -> Option<Instant> {
-        match self.dataplane.wait_for_readers() {
-            Ok(()) => Some(now),
-            Err(error) => {
-                tracing::debug!(error = %Chain(&error), "policies are kept for a while instead");
-                now.checked_sub(GRACE)
-            }
-        }
-    }
-
-    /// Removes what nothing has referred to since then, and says whether there was anything.
-    pub(super) fn take_out(&self, state: &mut State, unread: Option<Instant>) -> Result<bool, BpfError> {
-        let is_due = |since: &Instant| unread.is_some_and(|unread| *since <= unread);
-        let due = state.unreferenced.iter().filter(|(_, since)| is_due(since));
-        let due: BTreeSet<PolicyId> = due.map(|(id, _)| *id).collect();
-        self.dataplane.policies().remove(&due)?;
-        state.unreferenced.retain(|id, _| !due.contains(id));
-        Ok(!due.is_empty())
-    }
 }
 
-/// What an attachment can be under while policies are not in the maps; `None`: it has to wait. Nobody is left open to whom it
-/// should be closed, and with [`OnOverflow::Keep`] those that were isolated stay under what isolated them.
+/// The options with what the node is now.
+fn options(sources: Sources<'_>) -> Result<Cow<'_, Options>, EnforceError> {
+    if !sources.options.network_policy {
+        return Ok(Cow::Borrowed(sources.options));
+    }
+    let addresses = Handle::open()?.all_addresses()?.into_iter().map(|address| address.addr());
+    // By that address the node speaks to pods on routed links, whether one is there yet or not.
+    let on_links = IpAddr::V4(GATEWAY_V4);
+    let node = addresses.filter(|address| is_global(*address)).chain([on_links]).collect();
+    let node_may_lead_elsewhere = !sources.behind_translation;
+    Ok(Cow::Owned(Options { node, node_may_lead_elsewhere, ..sources.options.clone() }))
+}
+
+/// What an attachment can be under while policies are not in the maps; `None`: it has to wait. An attachment that should be
+/// isolated is never left open, and with [`OnOverflow::Keep`] one that was isolated stays under the policy that isolated it.
 fn possible(
     refused: &Refused,
     wanted: PolicyIds,
@@ -363,7 +345,7 @@ fn is_global(address: IpAddr) -> bool {
     }
 }
 
-/// Tells the policies that take part in one that does not fit.
+/// The conditions of the policies that take part in one that does not fit.
 fn over_capacity(
     desired: &Desired,
     refused: &Arc<CompiledPolicy>,
@@ -387,7 +369,9 @@ fn over_capacity(
 
 #[cfg(test)]
 mod tests {
-    use crate::enforce::policies::*;
+    use super::super::policy_maps::fake::FakeKernel;
+    use super::*;
+    use crate::objects::ObjectName;
 
     #[test]
     fn an_attachment_without_room_for_its_policy_is_isolated_or_keeps_what_isolates_it() {
@@ -418,5 +402,73 @@ mod tests {
         assert_eq!(due(Behind::Nothing), [false, false]);
         assert_eq!(due(Behind::Room), [false, true]);
         assert_eq!(due(Behind::Failed), [true, true]);
+    }
+
+    /// Attachments that are isolated for what comes in, each by a content of its own.
+    fn isolated(attachments: &[(u32, &Arc<CompiledPolicy>)]) -> Desired {
+        let one = |policy: &Arc<CompiledPolicy>| EndpointPolicy {
+            ingress: Some(Arc::clone(policy)),
+            policies: vec![PolicyName::multi(ObjectName::new("shop", "rules"))],
+            ..EndpointPolicy::default()
+        };
+        let endpoints = attachments.iter().map(|(id, policy)| (*id, one(policy))).collect();
+        Desired { endpoints, ..Desired::default() }
+    }
+
+    fn write(policies: &mut Policies, desired: Desired, kernel: &FakeKernel) -> Result<Change, BpfError> {
+        policies.write(desired, OnOverflow::Deny, Instant::now(), kernel)
+    }
+
+    fn ingress(policies: &Policies, attachment: u32) -> Option<PolicyId> {
+        Some(policies.maps().assigned(attachment)?.ingress)
+    }
+
+    #[test]
+    fn new_content_takes_the_place_of_old_where_both_do_not_fit() {
+        let (old, new) = (Arc::default(), Arc::default());
+        let kernel = FakeKernel::with_room(1);
+        let mut policies = Policies::default();
+        write(&mut policies, isolated(&[(9, &old)]), &kernel).unwrap();
+        assert_eq!((ingress(&policies, 9), policies.behind), (Some(1), Behind::Nothing));
+        write(&mut policies, isolated(&[(9, &new)]), &kernel).unwrap();
+        assert_eq!((ingress(&policies, 9), policies.behind), (Some(2), Behind::Nothing));
+        assert_eq!(kernel.installed(), [2].into());
+        assert_eq!(policies.conditions(), []);
+    }
+
+    #[test]
+    fn a_policy_without_room_isolates_its_attachment_and_is_reported_until_it_fits() {
+        let (first, second) = (Arc::default(), Arc::default());
+        let kernel = FakeKernel::with_room(1);
+        let mut policies = Policies::default();
+        write(&mut policies, isolated(&[(8, &first), (9, &second)]), &kernel).unwrap();
+        assert_eq!((ingress(&policies, 8), ingress(&policies, 9)), (Some(1), Some(DENY_ALL)));
+        assert_eq!(policies.behind, Behind::Room);
+        let reported: Vec<String> = policies.conditions().into_iter().map(|it| it.message).collect();
+        let expected = "does not fit into the kernel's tables: its attachments are isolated, until it does: ";
+        assert!(reported.len() == 1 && reported[0].starts_with(expected), "{reported:?}");
+
+        write(&mut policies, isolated(&[(9, &second)]), &kernel).unwrap();
+        assert_eq!(policies.behind, Behind::Room, "the other attachment is still under its policy");
+        policies.maps_mut().forget(8);
+        kernel.assigned.borrow_mut().remove(&8);
+        write(&mut policies, isolated(&[(9, &second)]), &kernel).unwrap();
+        assert_eq!((ingress(&policies, 9), policies.behind), (Some(4), Behind::Nothing));
+        assert_eq!(policies.conditions(), []);
+    }
+
+    #[test]
+    fn a_failure_leaves_what_is_in_force_and_is_tried_again() {
+        let (old, new) = (Arc::default(), Arc::default());
+        let kernel = FakeKernel::with_room(2);
+        let mut policies = Policies::default();
+        write(&mut policies, isolated(&[(9, &old)]), &kernel).unwrap();
+        kernel.broken.set(true);
+        policies.behind = Behind::Failed;
+        write(&mut policies, isolated(&[(9, &new)]), &kernel).unwrap_err();
+        assert_eq!((ingress(&policies, 9), policies.behind), (Some(1), Behind::Failed));
+        kernel.broken.set(false);
+        write(&mut policies, isolated(&[(9, &new)]), &kernel).unwrap();
+        assert_eq!((ingress(&policies, 9), policies.behind), (Some(2), Behind::Nothing));
     }
 }

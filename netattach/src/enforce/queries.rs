@@ -1,23 +1,27 @@
-//! What is in force, as the rest of the agent shows it: policies, counters, and why traffic passes or does not.
+//! What the rest of the agent asks: policies, counters, and why traffic passes or does not. Nothing is changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::admission;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
 use super::policies::Change;
-use crate::bpf::{self, FlowTable, PolicyIds, Records};
+use crate::bpf::{self, Records};
 use crate::hooks::AttachModes;
-use crate::objects::ObjectName;
 use crate::objects::policy::PolicyName;
+use crate::objects::{ObjectName, Objects};
 use crate::plan::{AttachmentPlan, PodRef};
-use crate::policy::desired::Condition;
-use crate::policy::diff::PolicyId;
+use crate::policy::desired::{Condition, Desired};
+use crate::policy::lookup::{CompiledPolicy, RuleFlows, RuleId};
+use crate::policy::diff::{PolicyId, Programmed};
 use crate::policy::dump::{Dump, dump};
 use crate::policy::explain::{End, Path, Question, View, explain};
 use crate::policy::index::Endpoint;
-use crate::policy::level::Level;
-use crate::policy::lookup::RuleFlows;
+use crate::policy::level::{Enforcement, Level};
+use crate::step::Vantage;
 
-/// One row of a report.
+/// The policies of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InForce {
     /// Number of the attachment.
@@ -36,20 +40,15 @@ impl Enforcer {
     /// # Errors
     /// The map could not be read.
     pub fn stats(&self, id: u32) -> Result<bpf::Stats, EnforceError> {
-        Ok(self.dataplane.stats(id)?)
+        Ok(self.dataplane().stats(id)?)
     }
 
-    /// What the programs tell about packets.
+    /// The records of packets that the programs write.
     ///
     /// # Errors
     /// The map could not be opened.
     pub fn records(&self) -> Result<Records, EnforceError> {
-        Ok(self.dataplane.records()?)
-    }
-
-    /// The flow table.
-    pub fn flows(&self) -> &FlowTable {
-        &self.flows
+        Ok(self.dataplane().records()?)
     }
 
     /// How many flows each rule in force has allowed.
@@ -57,100 +56,137 @@ impl Enforcer {
     /// # Errors
     /// The map could not be read.
     pub fn rule_flows(&self) -> Result<Vec<RuleFlows>, EnforceError> {
-        let policies = self.lock().programmed.policies.clone();
-        let counted = self.dataplane.policies().rule_flows()?;
-        let mut rows = Vec::new();
-        for (policy, compiled) in policies {
-            let flows_of =
-                |rule| counted.get(&policy).and_then(|rules| rules.get(rule)).copied().unwrap_or(0);
-            rows.extend(compiled.rules.iter().map(|(rule, text)| RuleFlows {
-                policy,
-                rule: *rule,
-                text: text.to_string(),
-                flows: flows_of(rule),
-            }));
-        }
-        Ok(rows)
+        let policies = self.lock().maps().programmed().policies.clone();
+        Ok(rule_flows(policies, &self.dataplane().policies().rule_flows()?))
     }
 
     /// How programs are attached.
     pub fn attach_modes(&self) -> AttachModes {
-        self.modes
+        self.programs().modes()
     }
 
-    /// What is in force.
+    /// How often programs were put back since the agent's start.
+    pub fn put_back(&self) -> u64 {
+        self.programs().put_back()
+    }
+
+    /// Why what the node routes is not judged behind its translation of addresses, although it should be.
+    pub fn routed_unjudged(&self) -> Option<String> {
+        self.routed().missing()
+    }
+
+    /// Whether an attachment's programs wait for a policy.
+    pub fn is_waiting(&self, id: u32) -> bool {
+        self.lock().deferred().waits(id)
+    }
+
+    /// The policies of each attachment.
     pub fn in_force(&self) -> Vec<InForce> {
         let state = self.lock();
-        let some = |id: PolicyId| Some(id).filter(|id| *id != 0);
-        let row = |(id, assignment): (&u32, &PolicyIds)| InForce {
-            id: *id,
-            ingress: some(assignment.ingress),
-            egress: some(assignment.egress),
-            policies: state
-                .desired
-                .endpoints
-                .get(id)
-                .map(|policy| policy.policies.clone())
-                .unwrap_or_default(),
-        };
-        state.programmed.endpoints.iter().map(row).collect()
+        in_force(state.maps().programmed(), state.policies().desired())
     }
 
     /// What the last change took that made a difference to any attachment; `None` before the first.
     pub fn last_change(&self) -> Option<Change> {
-        self.lock().last_change
+        self.lock().policies().last_change()
     }
 
     /// The policies that select an attachment.
     pub fn selecting(&self, pod: Option<&PodRef>, attachment: &AttachmentPlan) -> Vec<PolicyName> {
-        admission::selected(&self.source.snapshot(), self.options.network_policy, pod, attachment)
+        let sources = self.sources();
+        admission::selected(&sources.source.snapshot(), sources.options.network_policy, pod, attachment)
     }
 
     /// The lowest level that is accepted where a policy selects an attachment.
     pub fn least(&self, attachment: &AttachmentPlan) -> Level {
-        let demand = admission::demand(&self.source.snapshot(), attachment, self.demand);
-        // A word that there is not has failed the ADD, or was written since.
-        demand.map_or(Level::None, |(demand, _)| demand.least())
+        let objects = self.sources().source.snapshot();
+        let requirement = admission::requirement(&objects, attachment, self.requirement());
+        // An annotation that is not understood has failed the ADD, or was written since.
+        requirement.map_or(Level::None, |(requirement, _)| requirement.least())
+    }
+
+    /// How far policies hold for an attachment of that pod.
+    pub fn enforcement(&self, pod: Option<&PodRef>, vantage: &Vantage) -> Enforcement {
+        self.enforcement_in(&self.sources().source.snapshot(), pod.map(|pod| &pod.name), vantage)
+    }
+
+    fn enforcement_in(&self, objects: &Objects, pod: Option<&ObjectName>, vantage: &Vantage) -> Enforcement {
+        let pod = pod.and_then(|pod| objects.pods.get(pod));
+        self.programs().enforcement(pod.map(AsRef::as_ref), vantage)
     }
 
     /// What authors of policies should know.
     pub fn conditions(&self) -> Vec<Condition> {
-        let state = self.lock();
-        state.desired.conditions.iter().chain(&state.over_capacity).cloned().collect()
+        self.lock().policies().conditions()
     }
 
     /// Why traffic passes or does not.
     pub fn explain(&self, question: &Question) -> Vec<Path> {
         let state = self.lock();
-        let endpoints: Vec<Endpoint> = state.endpoints.values().cloned().collect();
-        let objects = self.source.snapshot();
-        let limited = self.limited(&objects, &state).into_iter().collect();
+        let endpoints: Vec<Endpoint> = state.roster().endpoints().values().cloned().collect();
+        let sources = self.sources();
+        let objects = sources.source.snapshot();
+        let placed = state.roster().placed().map(|(endpoint, point)| {
+            (endpoint.id, self.enforcement_in(&objects, Some(&endpoint.pod), &point.vantage()))
+        });
+        let limited = placed.filter(|(_, enforcement)| enforcement.level != Level::Full).collect();
         let view = View {
             objects: &objects,
             limited: &limited,
             endpoints: &endpoints,
-            programmed: &state.programmed,
-            desired: &state.desired,
-            node: self.passage.rules(),
-            behind_translation: self.routed.stands(),
+            programmed: state.maps().programmed(),
+            desired: state.policies().desired(),
+            node: self.defaults().rules(),
+            behind_translation: sources.behind_translation,
         };
         explain(&view, question)
     }
 
-    /// The pods of a question that nobody knows: neither attachments of this node nor objects of the source.
+    /// The pods of a question that are neither attached to this node nor in the source.
     pub fn unknown_pods(&self, question: &Question) -> Vec<ObjectName> {
         let pods = [&question.from, &question.to].into_iter().filter_map(|end| match end {
             End::Pod(name) => Some(name),
             End::Address(_) => None,
         });
-        let (state, objects) = (self.lock(), self.source.snapshot());
-        let is_attached = |name: &ObjectName| state.endpoints.values().any(|endpoint| endpoint.pod == *name);
-        pods.filter(|name| !is_attached(name) && !objects.pods.contains_key(name)).cloned().collect()
+        let (state, objects) = (self.lock(), self.sources().source.snapshot());
+        pods.filter(|name| !state.roster().has_pod(name) && !objects.pods.contains_key(name))
+            .cloned()
+            .collect()
     }
 
     /// Compiled policies as they are in the maps; see [`dump`].
     pub fn dump(&self, wanted: Option<&str>) -> Vec<Dump> {
         let state = self.lock();
-        dump(&state.programmed, &state.desired, wanted)
+        dump(state.maps().programmed(), state.policies().desired(), wanted)
     }
+}
+
+fn in_force(programmed: &Programmed, desired: &Desired) -> Vec<InForce> {
+    let some = |id: PolicyId| Some(id).filter(|id| *id != 0);
+    let policies = |id| desired.endpoints.get(id).map(|policy| policy.policies.clone()).unwrap_or_default();
+    let each = programmed.endpoints.iter().map(|(id, assigned)| InForce {
+        id: *id,
+        ingress: some(assigned.ingress),
+        egress: some(assigned.egress),
+        policies: policies(id),
+    });
+    each.collect()
+}
+
+/// Each rule with what was `counted` of it.
+fn rule_flows(
+    policies: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
+    counted: &BTreeMap<PolicyId, BTreeMap<RuleId, u64>>,
+) -> Vec<RuleFlows> {
+    let mut rows = Vec::new();
+    for (policy, compiled) in policies {
+        let flows_of = |rule| counted.get(&policy).and_then(|rules| rules.get(rule)).copied().unwrap_or(0);
+        rows.extend(compiled.rules.iter().map(|(rule, text)| RuleFlows {
+            policy,
+            rule: *rule,
+            text: text.to_string(),
+            flows: flows_of(rule),
+        }));
+    }
+    rows
 }

@@ -8,8 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::attachment::Guarded;
-use super::enforcer::Enforcer;
+use super::attachment::EnforcedAttachment;
 use super::error::EnforceError;
 use crate::bpf::{self, Gate};
 use crate::hooks::HookPoint;
@@ -100,18 +99,22 @@ impl Routed {
     }
 
     /// What the node routes from and to an attachment is judged behind its translation, if it is its pod's default network.
-    pub(super) fn guard(&self, guarded: &Guarded, host: &mut Handle) -> Result<(), EnforceError> {
+    pub(super) fn guard(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
         let mut state = self.lock();
-        let is_default = guarded.endpoint.as_ref().is_some_and(|it| it.at.contains(&Place::Default));
-        if !state.wanted || !is_default || guarded.point.is_nowhere() {
+        let is_default = attachment.endpoint.as_ref().is_some_and(|it| it.at.contains(&Place::Default));
+        if !state.wanted || !is_default || attachment.point.is_nowhere() {
             return Ok(());
         }
-        state.maps.guard(guarded.id, &guarded.attachment.addresses)?;
+        state.maps.guard(attachment.id, &attachment.attachment.addresses)?;
         // Only there is it known how packets come to the node.
-        if let (HookPoint::NodeEnd(device), false) = (&guarded.point, guarded.is_delegated()) {
-            let gateway = Gateway::find(*device, guarded.routed, host)?;
-            state.gateways.insert(guarded.id, gateway);
-            state.set_gate(guarded.id)?;
+        if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
+            let gateway = Gateway::find(*device, attachment.routed, host)?;
+            state.gateways.insert(attachment.id, gateway);
+            state.set_gate(attachment.id)?;
         }
         Ok(())
     }
@@ -131,7 +134,7 @@ impl Routed {
 
     /// Looks after the table and at the links that may have changed. `true`: whether the table is in place has changed, and so
     /// what policies may say. `put_back` is called when it was gone.
-    fn keep(&self, changes: &Changes, put_back: impl FnOnce()) -> Result<bool, EnforceError> {
+    pub(super) fn keep(&self, changes: &Changes, put_back: impl FnOnce()) -> Result<bool, EnforceError> {
         let mut state = self.lock();
         if !state.wanted {
             return Ok(false);
@@ -218,39 +221,6 @@ impl Gateway {
 /// Whether bridges show what they forward to the packet filter, of each family.
 fn bridged() -> [bool; 2] {
     ["iptables", "ip6tables"].map(netlink::bridges_call)
-}
-
-impl Enforcer {
-    /// Looks after the judging of what the node routes.
-    ///
-    /// # Errors
-    /// The node cannot be looked at, or a map not be written.
-    pub fn keep_routed(&self, changes: &Changes) -> Result<(), EnforceError> {
-        let put_back = || {
-            self.count_put_back();
-            tracing::warn!(
-                table = netlink::GUARD_TABLE,
-                "somebody changed the table in the node's packet filter; put back"
-            );
-        };
-        if self.routed.keep(changes, put_back)? {
-            if let Some(why) = self.routed.missing() {
-                tracing::error!(why, "what the node routes is judged before its translation of addresses");
-            }
-            self.sync()?;
-        }
-        Ok(())
-    }
-
-    /// Whether there is anything to look after.
-    pub fn judges_routed(&self) -> bool {
-        self.options.network_policy
-    }
-
-    /// Why what the node routes is not judged behind its translation of addresses, although it should be.
-    pub fn routed_unjudged(&self) -> Option<String> {
-        self.routed.missing()
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,273 @@
+//! The programs of attachments on their devices: which run where, and putting back those that were taken off.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::attachment::EnforcedAttachment;
+use super::error::EnforceError;
+use super::level::{Means, enforcement};
+use crate::bpf::{self, Dataplane};
+use crate::hooks::node_end::{self, Found};
+use crate::hooks::parent::Parents;
+use crate::hooks::{AttachMode, AttachModes, HookError, HookPoint, PodDevice, pod};
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::objects::Pod;
+use crate::policy::level::Enforcement;
+use crate::report::Chain;
+use crate::step::{Vantage, When};
+
+/// Runs programs on devices, and knows how.
+pub(super) struct AttachedPrograms {
+    dataplane: Arc<Dataplane>,
+    parents: Parents,
+    modes: AttachModes,
+    /// Whether programs can tell from which namespace's socket a frame came.
+    knows_senders: bool,
+    turn: Mutex<()>,
+    /// How often programs were put back.
+    put_back: AtomicU64,
+    /// See [`keep_hooks_on`].
+    _hooks_on: Option<Netns>,
+}
+
+/// The turn to run programs on the device of an attachment or to take them off: an attachment that ends meanwhile gets none.
+/// Taken before the enforcer's lock.
+pub(super) type Turn<'a> = MutexGuard<'a, ()>;
+
+/// What became of the programs of an attachment of an earlier agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Adopted {
+    /// They run, or the pod or its device is gone.
+    Done,
+    /// They did not run, and need not before a policy selects the attachment.
+    Deferred,
+}
+
+impl AttachedPrograms {
+    /// `strangers`: frames of macvlans that are no attachment's pass on parents.
+    pub(super) fn new(dataplane: Arc<Dataplane>, modes: AttachModes, strangers: bool) -> Self {
+        let hooks_on = keep_hooks_on(&dataplane);
+        if let Err(error) = &hooks_on {
+            tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
+        }
+        Self {
+            dataplane,
+            parents: Parents::new(modes.attachments, strangers),
+            modes,
+            knows_senders: bpf::probe::has_netns_cookie(),
+            turn: Mutex::default(),
+            put_back: AtomicU64::default(),
+            _hooks_on: hooks_on.ok(),
+        }
+    }
+
+    /// How programs are attached.
+    pub(super) fn modes(&self) -> AttachModes {
+        self.modes
+    }
+
+    /// How far policies hold for an attachment of that pod.
+    pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: &Vantage) -> Enforcement {
+        enforcement(vantage, pod, Means { in_pod: self.modes.others, knows_senders: self.knows_senders })
+    }
+
+    /// Waits for the turn to change what runs on devices that are attachments' own.
+    pub(super) fn take_turn(&self) -> Turn<'_> {
+        // What a panic left half done, the next repeats.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a device of the node an attachment's. Until then its packets are dropped.
+    pub(super) fn bind(&self, attachment: &EnforcedAttachment, device: u32) -> Result<(), EnforceError> {
+        Ok(self.dataplane.attachments().bind(device, attachment.id)?)
+    }
+
+    /// Runs the programs on the device of an attachment that has one of its own.
+    pub(super) fn attach(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        if let Some(device) = attachment.point.own_device(attachment.id)? {
+            device.attach(self.modes.at(&attachment.point), self.dataplane.programs(), host)?;
+        }
+        Ok(())
+    }
+
+    /// Puts an attachment whose point is a parent under the parent's programs; nothing otherwise. Says whether it did.
+    pub(super) fn attach_to_parent(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+        pod: &mut Handle,
+    ) -> Result<bool, EnforceError> {
+        let HookPoint::Parent { on, macvlan } = &attachment.point else { return Ok(false) };
+        self.parents.attach(&self.dataplane, attachment.id, on, macvlan, host, pod)?;
+        Ok(true)
+    }
+
+    /// The first program of an attachment that does not run, in words.
+    pub(super) fn missing(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<Option<String>, EnforceError> {
+        let missing = if let HookPoint::Parent { on, .. } = &attachment.point {
+            self.parents.missing(&self.dataplane, on.parent, host)?
+        } else if let Some(device) = attachment.point.own_device(attachment.id)? {
+            device.missing(self.modes.at(&attachment.point), self.dataplane.programs(), host)?
+        } else {
+            None
+        };
+        Ok(missing.map(|program| match attachment.host_index() {
+            0 => format!("program {program} is not attached in the pod"),
+            index => format!("program {program} is not attached to device {}", device_name(index, host)),
+        }))
+    }
+
+    /// Puts the programs of an attachment's parent back where one is missing, and says whether it did.
+    pub(super) fn restore_on_parent(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<bool, EnforceError> {
+        Ok(self.parents.restore(&self.dataplane, attachment.id, host)?)
+    }
+
+    /// Another process took a program off, and it was put back.
+    pub(super) fn count_put_back(&self) {
+        self.put_back.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often programs were put back.
+    pub(super) fn put_back(&self) -> u64 {
+        self.put_back.load(Ordering::Relaxed)
+    }
+
+    /// Takes the links off the device in the pod of an attachment that has ended, when programs that are being attached are.
+    pub(super) fn detach_in_pod(&self, id: u32) -> Result<(), EnforceError> {
+        let _turn = self.take_turn();
+        Ok(pod::unlink(id, self.dataplane.programs())?)
+    }
+
+    /// Takes an attachment's links and its record away; the programs leave a parent with its last attachment. A link on a device
+    /// that is still there would judge packets of no attachment, and drop them.
+    pub(super) fn detach(&self, id: u32) -> Result<(), EnforceError> {
+        for device in self.dataplane.attachments().devices_of(id) {
+            node_end::on(device).unlink(self.dataplane.programs())?;
+        }
+        Ok(self.parents.detach(&self.dataplane, id)?)
+    }
+
+    /// Looks at the node's ends of attachments, at all of them at once. Returns what is there with each device that is.
+    pub(super) fn find_node_ends<'a>(
+        &self,
+        attachments: Vec<(u32, &'a EnforcedAttachment)>,
+        host: &mut Handle,
+    ) -> Result<Vec<(u32, &'a EnforcedAttachment, Result<Option<Found>, HookError>)>, EnforceError> {
+        let devices: Vec<u32> = attachments.iter().map(|(index, _)| *index).collect();
+        let found = node_end::find_all(&devices, self.dataplane.programs(), host)?;
+        let each = attachments.into_iter().zip(found);
+        Ok(each.map(|((index, attachment), found)| (index, attachment, found)).collect())
+    }
+
+    /// Has a node's end run the programs in this agent's mode; `changed`: those that run may be other programs.
+    pub(super) fn adopt_node_end(
+        &self,
+        device: u32,
+        found: &Found,
+        changed: bool,
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        let (mode, programs) = (self.modes.attachments, self.dataplane.programs());
+        let hooks = node_end::on(device);
+        if changed || !found.is_whole(mode, programs, device, host)? {
+            hooks.attach(mode, programs, host)?;
+        }
+        // Last, so that every packet is judged by one of the two.
+        if found.has(mode.other()) {
+            hooks.detach(mode.other(), programs, host, false)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over the programs on a device in a pod; `changed` as above.
+    pub(super) fn adopt_in_pod(
+        &self,
+        attachment: &EnforcedAttachment,
+        device: &PodDevice,
+        changed: bool,
+        host: &mut Handle,
+    ) -> Result<Adopted, EnforceError> {
+        if device.namespace().is_none() {
+            // The pod is gone: its DEL is still to come.
+            return Ok(Adopted::Done);
+        }
+        let (mode, programs) = (self.modes.others, self.dataplane.programs());
+        let hooks = pod::on(attachment.id, device)?;
+        let runs = hooks.missing(mode, programs, host)?.is_none();
+        let may_wait = !runs && attachment.when == When::Selected;
+        if may_wait && hooks.missing(mode.other(), programs, host)?.is_some() {
+            return Ok(Adopted::Deferred);
+        }
+        if changed || !runs {
+            match hooks.attach(mode, programs, host) {
+                // The pod has deleted the device.
+                Err(error) if error.is_of_a_device_that_is_gone() => return Ok(Adopted::Done),
+                other => other.map(drop)?,
+            }
+        }
+        // Last, so that every packet is judged by one of the two.
+        hooks.detach(mode.other(), programs, host, false)?;
+        Ok(Adopted::Done)
+    }
+
+    /// Takes over an attachment whose point is a parent; nothing otherwise. `changed` as above.
+    pub(super) fn adopt_on_parent(
+        &self,
+        attachment: &EnforcedAttachment,
+        changed: bool,
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        let HookPoint::Parent { on, macvlan } = &attachment.point else { return Ok(()) };
+        Ok(self.parents.adopt(&self.dataplane, attachment.id, on, macvlan, changed, host)?)
+    }
+
+    /// After all attachments have been taken over: every parent runs this agent's programs, and when those attachments are
+    /// `all`, a parent that carries none runs none.
+    pub(super) fn adopt_parents(&self, all: bool) -> Vec<EnforceError> {
+        let adopted = Handle::open().map(|mut host| self.parents.adopt_all(&self.dataplane, all, &mut host));
+        match adopted {
+            Ok(failed) => failed.into_iter().map(EnforceError::from).collect(),
+            Err(error) => vec![error.into()],
+        }
+    }
+
+    /// Removes the links of attachments that are not `known`, and of devices that are no attachment's.
+    pub(super) fn sweep(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
+        let programs = self.dataplane.programs();
+        pod::sweep(programs, known)?;
+        let devices = self.dataplane.attachments().bound().into_keys().collect();
+        Ok(node_end::sweep(programs, &devices)?)
+    }
+}
+
+/// Runs the programs on the loopback of a namespace that is used for nothing else.
+///
+/// The kernel leaves its traffic control hooks out of the packet path until the first program is attached, and
+/// takes them out again after the last: by patching its own code on all processors, in the middle of an ADD or a
+/// DEL. With one pair of programs always there, no pod pays for that.
+fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
+    let netns = Netns::private()?;
+    let mut handle = Handle::open_in(&netns)?;
+    let loopback = handle.link("lo")?;
+    node_end::on(loopback.index).attach(AttachMode::Clsact, dataplane.programs(), &mut handle)?;
+    Ok(netns)
+}
+
+/// What a device is called, or its index if it is gone.
+pub(super) fn device_name(index: u32, host: &mut Handle) -> String {
+    host.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name)
+}

@@ -1,0 +1,161 @@
+//! What the enforcer's lock guards: the attachments, those that wait for their programs, and the policies of all.
+
+use std::time::Instant;
+
+use super::attachment::EnforcedAttachment;
+use super::deferred::Deferred;
+use super::error::EnforceError;
+use super::policies::{Change, Policies, Sources};
+use super::policy_maps::{Kernel, PolicyMaps};
+use super::roster::Roster;
+use crate::bpf::PolicyIds;
+use crate::policy::diff::{DENY_ALL, PolicyId};
+use crate::step::When;
+
+/// What is isolated completely.
+const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
+
+/// Components that change together.
+#[derive(Default)]
+pub(super) struct State {
+    roster: Roster,
+    deferred: Deferred,
+    policies: Policies,
+}
+
+impl State {
+    /// With the number of a policy that was given last.
+    pub(super) fn new(last_id: PolicyId) -> Self {
+        Self { policies: Policies::new(last_id), ..Self::default() }
+    }
+
+    /// The attachments.
+    pub(super) fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// Those that wait for their programs.
+    pub(super) fn deferred(&self) -> &Deferred {
+        &self.deferred
+    }
+
+    /// Changes which attachments wait.
+    pub(super) fn deferred_mut(&mut self) -> &mut Deferred {
+        &mut self.deferred
+    }
+
+    /// The policies.
+    pub(super) fn policies(&self) -> &Policies {
+        &self.policies
+    }
+
+    /// What the maps hold.
+    pub(super) fn maps(&self) -> &PolicyMaps {
+        self.policies.maps()
+    }
+
+    /// The same, to be changed without compiling anew.
+    pub(super) fn maps_mut(&mut self) -> &mut PolicyMaps {
+        self.policies.maps_mut()
+    }
+
+    /// See [`Policies::note`].
+    pub(super) fn note(&mut self, change: Change) {
+        self.policies.note(change);
+    }
+
+    /// Puts a new attachment under its policies, in the maps alone.
+    ///
+    /// # Errors
+    /// A map could not be written: the attachment must not come up.
+    pub(super) fn enter(
+        &mut self,
+        attachment: &EnforcedAttachment,
+        sources: Sources<'_>,
+        kernel: &impl Kernel,
+    ) -> Result<(), EnforceError> {
+        self.maps_mut().forget(attachment.id);
+        self.roster.enter(attachment);
+        if attachment.when == When::Selected && !attachment.point.is_nowhere() {
+            self.deferred.wait(attachment);
+        }
+        if attachment.endpoint.is_some() {
+            self.bring_up_to_date(sources, kernel)?;
+            // Its pod vanished from the source meanwhile: it is not known what selects it.
+            self.isolate_undecided(attachment, kernel)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over an attachment of an earlier agent.
+    pub(super) fn take_over(&mut self, attachment: &EnforcedAttachment) {
+        self.roster.enter(attachment);
+    }
+
+    /// See [`Policies::recognise`].
+    pub(super) fn recognise(
+        &mut self,
+        sources: Sources<'_>,
+        kernel: &impl Kernel,
+    ) -> Result<(), EnforceError> {
+        self.policies.recognise(sources, self.roster.endpoints(), kernel)
+    }
+
+    /// See [`Policies::bring_up_to_date`].
+    pub(super) fn bring_up_to_date(
+        &mut self,
+        sources: Sources<'_>,
+        kernel: &impl Kernel,
+    ) -> Result<Change, EnforceError> {
+        self.policies.bring_up_to_date(sources, self.roster.endpoints(), kernel)
+    }
+
+    /// See [`Policies::go_on`].
+    pub(super) fn go_on(
+        &mut self,
+        unread: Option<Instant>,
+        sources: Sources<'_>,
+        kernel: &impl Kernel,
+    ) -> Result<bool, EnforceError> {
+        self.policies.go_on(unread, sources, self.roster.endpoints(), kernel)
+    }
+
+    /// Isolates an attachment that policies could select while it is not known which do.
+    ///
+    /// # Errors
+    /// The map could not be written.
+    pub(super) fn isolate_undecided(
+        &mut self,
+        attachment: &EnforcedAttachment,
+        kernel: &impl Kernel,
+    ) -> Result<(), EnforceError> {
+        let maps = self.maps_mut();
+        if attachment.endpoint.is_some() && maps.assigned(attachment.id).is_none() {
+            maps.assign(attachment.id, ISOLATED, kernel)?;
+        }
+        Ok(())
+    }
+
+    /// From here on nothing is run for an attachment. See [`Roster::end`] for the answer.
+    pub(super) fn end(&mut self, id: u32) -> bool {
+        self.deferred.remove(id);
+        self.roster.end(id)
+    }
+
+    /// Forgets an attachment whose record is gone: policies that name its addresses change.
+    ///
+    /// # Errors
+    /// A map could not be written.
+    pub(super) fn leave(
+        &mut self,
+        id: u32,
+        sources: Sources<'_>,
+        kernel: &impl Kernel,
+    ) -> Result<(), EnforceError> {
+        self.maps_mut().forget(id);
+        if self.roster.leave(id) {
+            self.bring_up_to_date(sources, kernel)?;
+        }
+        Ok(())
+    }
+}
