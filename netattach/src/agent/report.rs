@@ -14,8 +14,7 @@ use crate::bpf::{self, FastStats, Segment, XdpMode};
 use crate::cni::code;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
-use crate::fast_path::Standing;
-use crate::fast_path::uplink::Wire;
+use crate::fast_path::{self, uplink};
 use crate::netlink::{Handle, LOOPBACK};
 use crate::objects::policy::PolicyName;
 use crate::observe::{Event, Observer};
@@ -72,7 +71,7 @@ impl Reporter {
                 enforcement: enforcement.level.into(),
                 enforcement_detail: enforcement.why,
                 programs_wait: row.id().is_some_and(|id| self.enforcer.is_waiting(id)),
-                fast_path: row.id().and_then(|id| self.enforcer.fast_paths().standing(id)).map(fast_path),
+                fast_path: row.id().and_then(|id| self.enforcer.fast_paths().status(id)).map(fast_path),
                 state: State::Attached,
             })
         })
@@ -113,7 +112,7 @@ impl Reporter {
     /// How many attachments stand how with the fast path; those on it first, then by name.
     fn fast_path(&self, engine: &Engine) -> Vec<FastPathCount> {
         let mut counts: BTreeMap<(bool, String, String), u64> = BTreeMap::new();
-        let standings = each(engine, |row| self.enforcer.fast_paths().standing(row.id()?));
+        let standings = each(engine, |row| self.enforcer.fast_paths().status(row.id()?));
         for FastPath { state, detail } in standings.into_iter().map(fast_path) {
             *counts.entry((state != ON, state, detail)).or_default() += 1;
         }
@@ -385,28 +384,30 @@ const FLOWS_AT_ONCE: usize = 1000;
 /// The state of an attachment on the fast path.
 const ON: &str = "on";
 
-fn uplink((wire, early): (Wire, Option<Result<XdpMode, String>>)) -> Uplink {
-    let leads_to = match wire.segment {
+fn uplink((found, xdp): (uplink::Uplink, Option<Result<XdpMode, String>>)) -> Uplink {
+    let leads_to = match found.segment {
         Segment::Bridge(_) => "bridge",
         Segment::Routed => "routes",
     };
-    let standing = fast_path(wire.standing.map_or_else(Standing::Off, |()| Standing::On));
-    let xdp = match early {
+    let standing = fast_path(found.status.map_or_else(fast_path::Status::Off, |()| fast_path::Status::On));
+    let xdp = match xdp {
         None => String::new(),
         Some(Ok(XdpMode::Native)) => "native".into(),
         Some(Ok(XdpMode::Generic)) => "generic".into(),
         Some(Err(error)) => error,
     };
-    Uplink { device: wire.name, leads_to: leads_to.into(), standing, xdp }
+    Uplink { device: found.name, leads_to: leads_to.into(), standing, xdp }
 }
 
-fn fast_path(standing: Standing) -> FastPath {
-    match standing {
-        Standing::On => FastPath { state: ON.into(), detail: String::new() },
-        Standing::Undecided => {
+fn fast_path(status: fast_path::Status) -> FastPath {
+    match status {
+        fast_path::Status::On => FastPath { state: ON.into(), detail: String::new() },
+        fast_path::Status::Undecided => {
             FastPath { state: "undecided".into(), detail: "the node has not been looked at yet".into() }
         }
-        Standing::Off(reason) => FastPath { state: reason.name().into(), detail: reason.to_string() },
+        fast_path::Status::Off(reason) => {
+            FastPath { state: reason.name().into(), detail: reason.to_string() }
+        }
     }
 }
 

@@ -69,7 +69,7 @@ pub struct Uplink {
     /// Packets may take the fast path by it.
     pub fast: bool,
     /// The drops at XDP, before the kernel has the packet.
-    pub early: Option<Early>,
+    pub xdp: Option<XdpDrops>,
     /// It is a bridge that the node routes by, from and to the attachments on it.
     pub gateway: bool,
     /// In bytes.
@@ -80,7 +80,7 @@ pub struct Uplink {
 
 /// The packets that the XDP program drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Early {
+pub enum XdpDrops {
     /// Frames from addresses of attachments.
     Spoofed,
     /// These, and packets that policies do not allow.
@@ -98,7 +98,7 @@ pub struct FastPath {
     until: Array<MapData, u64>,
     uplinks: HashMap<MapData, u32, common::Uplink>,
     locals: HashMap<MapData, LocalKey, u32>,
-    early: OwnedFd,
+    xdp: OwnedFd,
     links: Links,
     places: BTreeMap<u32, Place>,
     known_uplinks: BTreeMap<u32, Uplink>,
@@ -117,7 +117,7 @@ impl FastPath {
             until: pins.open(map_name::FAST_UNTIL)?,
             uplinks: pins.open(map_name::UPLINK)?,
             locals: pins.open(map_name::LOCAL)?,
-            early: open_early(pins)?,
+            xdp: open_xdp(pins)?,
             links,
             places: BTreeMap::new(),
             known_uplinks: BTreeMap::new(),
@@ -253,28 +253,28 @@ impl FastPath {
         Ok(())
     }
 
-    /// Has an uplink run the early program.
+    /// Has an uplink run the XDP program.
     ///
     /// # Errors
     /// [`BpfError::AttachLink`]: the driver cannot, or runs another's.
-    pub fn attach_early(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
-        self.links.ensure(LinkPlace::Early { ifindex, mode }, self.early.as_fd())
+    pub fn attach_xdp(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
+        self.links.ensure(LinkPlace::Xdp { ifindex, mode }, self.xdp.as_fd())
     }
 
-    /// An uplink does not run the early program in that mode. Idempotent.
+    /// An uplink does not run the XDP program in that mode. Idempotent.
     ///
     /// # Errors
     /// The pin cannot be removed.
-    pub fn detach_early(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
-        self.links.remove(LinkPlace::Early { ifindex, mode })
+    pub fn detach_xdp(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
+        self.links.remove(LinkPlace::Xdp { ifindex, mode })
     }
 
-    /// The devices that run the early program, or did before they went, with its mode.
+    /// The devices that run the XDP program, or did before they went, with its mode.
     ///
     /// # Errors
     /// The pins cannot be listed.
-    pub fn early_devices(&self) -> Result<BTreeSet<(u32, XdpMode)>, BpfError> {
-        self.links.early()
+    pub fn xdp_devices(&self) -> Result<BTreeSet<(u32, XdpMode)>, BpfError> {
+        self.links.xdp_devices()
     }
 
     /// The fast path may be taken for this long from now, unless this is called again.
@@ -337,8 +337,8 @@ impl std::fmt::Debug for FastPath {
 }
 
 /// aya would want to know more of the program than it can be asked here.
-fn open_early(pins: &Pins) -> Result<OwnedFd, BpfError> {
-    let path = pins.program(Program::Early);
+fn open_xdp(pins: &Pins) -> Result<OwnedFd, BpfError> {
+    let path = pins.program(Program::Xdp);
     sys::open_pin(&path).map_err(|source| BpfError::PinTree { action: "open the program", path, source })
 }
 
@@ -346,8 +346,8 @@ fn entry(uplink: &Uplink) -> common::Uplink {
     let flags = [
         (uplink.fast, flag::FAST),
         (uplink.gateway, flag::GATEWAY),
-        (uplink.early.is_some(), flag::SPOOFED),
-        (uplink.early == Some(Early::SpoofedAndDenied), flag::DENIED),
+        (uplink.xdp.is_some(), flag::SPOOFED),
+        (uplink.xdp == Some(XdpDrops::SpoofedAndDenied), flag::DENIED),
     ];
     common::Uplink {
         segment: uplink.leads_to.map_or(0, Segment::number),

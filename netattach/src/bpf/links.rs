@@ -23,7 +23,7 @@ const IN_POD: &str = "pod";
 
 /// Our programs that can be on one hook of a device, in the order in which packets meet them: an uplink passes on no
 /// packet that a parent drops.
-const IN_ORDER: [Program; 3] = [Program::Entry(Entry::InFrom), Program::Entry(Entry::InTo), Program::Wire];
+const IN_ORDER: [Program; 3] = [Program::Entry(Entry::InFrom), Program::Entry(Entry::InTo), Program::Uplink];
 
 /// Where a link runs a program of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum LinkPlace {
         program: Program,
     },
     /// By the driver of a device of the node, or by the kernel in its place.
-    Early {
+    Xdp {
         /// Index of the device.
         ifindex: u32,
         /// Who runs it.
@@ -58,14 +58,14 @@ impl LinkPlace {
     pub fn program(self) -> Program {
         match self {
             Self::Node { program, .. } => program,
-            Self::Early { .. } => Program::Early,
+            Self::Xdp { .. } => Program::Xdp,
             Self::Pod { side, .. } => Program::InPod(side),
         }
     }
 
     pub(super) fn ifindex(self) -> u32 {
         match self {
-            Self::Node { ifindex, .. } | Self::Early { ifindex, .. } | Self::Pod { ifindex, .. } => ifindex,
+            Self::Node { ifindex, .. } | Self::Xdp { ifindex, .. } | Self::Pod { ifindex, .. } => ifindex,
         }
     }
 
@@ -73,17 +73,17 @@ impl LinkPlace {
         let name = self.program().name();
         match self {
             Self::Node { ifindex, .. } => format!("{ifindex}_{name}"),
-            Self::Early { ifindex, mode } => format!("{ifindex}_{}", early_name(mode)),
+            Self::Xdp { ifindex, mode } => format!("{ifindex}_{}", xdp_name(mode)),
             Self::Pod { attachment, .. } => format!("{IN_POD}{attachment}_{name}"),
         }
     }
 }
 
-/// Every mode of the early program.
-const EARLY_MODES: [XdpMode; 2] = [XdpMode::Native, XdpMode::Generic];
+/// Every mode of the XDP program.
+const XDP_MODES: [XdpMode; 2] = [XdpMode::Native, XdpMode::Generic];
 
-/// How a link of the early program is pinned: the kernel does not tell a link's mode.
-fn early_name(mode: XdpMode) -> &'static str {
+/// How a link of the XDP program is pinned: the kernel does not tell a link's mode.
+fn xdp_name(mode: XdpMode) -> &'static str {
     match mode {
         XdpMode::Native => "na_xdp_native",
         XdpMode::Generic => "na_xdp_generic",
@@ -121,7 +121,7 @@ impl Links {
             .map_err(|source| BpfError::PinTree { action: "create", path: self.directory.clone(), source })?;
         // Until it is pinned the link lives in this process: one that is killed here leaves nothing.
         let link = match place {
-            LinkPlace::Early { mode, .. } => sys::xdp_attach(program, ifindex, mode),
+            LinkPlace::Xdp { mode, .. } => sys::xdp_attach(program, ifindex, mode),
             _ => {
                 let predecessor = self.predecessor(place)?;
                 let after = predecessor.as_ref().map(AsFd::as_fd);
@@ -195,9 +195,9 @@ impl Links {
         Ok(pinned.into_iter().filter(|(_, name)| is_one(name)).map(|(index, _)| index).collect())
     }
 
-    /// The devices that links of the early program are pinned for, with its mode.
-    pub(super) fn early(&self) -> Result<BTreeSet<(u32, XdpMode)>, BpfError> {
-        let mode = |name: &str| EARLY_MODES.into_iter().find(|mode| early_name(*mode) == name);
+    /// The devices that links of the XDP program are pinned for, with its mode.
+    pub(super) fn xdp_devices(&self) -> Result<BTreeSet<(u32, XdpMode)>, BpfError> {
+        let mode = |name: &str| XDP_MODES.into_iter().find(|mode| xdp_name(*mode) == name);
         Ok(self.pinned("")?.into_iter().filter_map(|(index, name)| Some((index, mode(&name)?))).collect())
     }
 

@@ -66,7 +66,7 @@ pub use attachments::{Attachment, Checks, pinned_attachments};
 pub use caches::{AttachmentMaps, ParentMap};
 pub use dataplane::{Config, Dataplane};
 pub use error::{BpfError, MapProperty};
-pub use fast::{Early, FastPath, Local, Place, Segment, Uplink};
+pub use fast::{FastPath, Local, Place, Segment, Uplink, XdpDrops};
 pub use flows::{Census, Ended, Ending, FlowEntry, FlowTable, Host};
 pub use links::LinkPlace;
 pub use netattach_common::{

@@ -16,14 +16,14 @@ pub enum Program {
     /// Attached to parents by tcx links.
     Entry(Entry),
     /// Attached to ingress of uplinks of the node.
-    Wire,
+    Uplink,
     /// Tail-called by the programs of devices in pods; in mode clsact attached there by filters.
     InPod(Side),
     /// Run by the drivers of uplinks (XDP).
-    Early,
+    Xdp,
     /// Run by a rule of the node's packet filter, after it has translated addresses.
     Routed,
-    /// Tail-called by [`Program::At`] of [`Side::FromPod`] and by [`Program::Wire`].
+    /// Tail-called by [`Program::At`] of [`Side::FromPod`] and by [`Program::Uplink`].
     Fast,
 }
 
@@ -31,8 +31,8 @@ impl Program {
     /// Programs that others tail-call come first.
     pub const ALL: [Self; 13] = [
         Self::Fast,
-        Self::Wire,
-        Self::Early,
+        Self::Uplink,
+        Self::Xdp,
         Self::Routed,
         Self::At(Side::FromPod),
         Self::At(Side::ToPod),
@@ -55,10 +55,10 @@ impl Program {
             Self::Entry(Entry::InFrom) => "na_par_in_from",
             Self::Entry(Entry::InTo) => "na_par_in_to",
             Self::Entry(Entry::Out) => "na_par_out",
-            Self::Wire => "na_wire",
+            Self::Uplink => "na_wire",
             Self::InPod(Side::FromPod) => "na_pod_from",
             Self::InPod(Side::ToPod) => "na_pod_to",
-            Self::Early => "na_xdp",
+            Self::Xdp => "na_xdp",
             Self::Routed => "na_routed",
             Self::Fast => "na_fast",
         }
@@ -72,7 +72,7 @@ impl Program {
             Self::At(Side::ToPod) | Self::InPod(Side::FromPod) => Direction::Egress,
             Self::Entry(Entry::InFrom | Entry::InTo) => Direction::Ingress,
             Self::Entry(Entry::Out) => Direction::Egress,
-            Self::OnParent(_) | Self::Wire | Self::Early | Self::Routed | Self::Fast => Direction::Ingress,
+            Self::OnParent(_) | Self::Uplink | Self::Xdp | Self::Routed | Self::Fast => Direction::Ingress,
         }
     }
 
@@ -84,7 +84,7 @@ impl Program {
             Self::InPod(Side::ToPod) => Some((map_name::IN_POD, 1)),
             Self::OnParent(Side::FromPod) => Some((map_name::ON_PARENT, 0)),
             Self::OnParent(Side::ToPod) => Some((map_name::ON_PARENT, 1)),
-            Self::At(_) | Self::Entry(_) | Self::Wire | Self::Early | Self::Routed => None,
+            Self::At(_) | Self::Entry(_) | Self::Uplink | Self::Xdp | Self::Routed => None,
         }
     }
 }

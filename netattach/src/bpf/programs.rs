@@ -45,7 +45,7 @@ impl Programs {
             on_parent: pair(Program::OnParent)?,
             entries: [open(first)?, open(second)?, open(third)?],
             in_pod: pair(Program::InPod)?,
-            uplink: open(Program::Wire)?,
+            uplink: open(Program::Uplink)?,
             pod_calls: sys::open_pin(&path).map_err(|source| BpfError::PinTree {
                 action: "open the map",
                 path,
@@ -68,8 +68,8 @@ impl Programs {
             Program::Entry(Entry::InFrom) => in_from,
             Program::Entry(Entry::InTo) => in_to,
             Program::Entry(Entry::Out) => out,
-            Program::Wire => &self.uplink,
-            Program::Early | Program::Routed | Program::Fast => {
+            Program::Uplink => &self.uplink,
+            Program::Xdp | Program::Routed | Program::Fast => {
                 return Err(BpfError::NoProgram(program.name()));
             }
         };

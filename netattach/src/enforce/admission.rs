@@ -1,4 +1,4 @@
-//! Attachments where policies do not hold, or not whatever happens, and the policies that mean them all the same.
+//! Refuses attachments that a policy selects where policies cannot be enforced as far as is required.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,10 +9,10 @@ use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::index::selecting;
 use crate::policy::level::{Enforcement, Level};
 
-/// Annotation of a NetworkAttachmentDefinition: a [`EnforcementRequirement`] for its attachments, in place of the agent's.
+/// Annotation of a NetworkAttachmentDefinition: an [`EnforcementRequirement`] for its attachments, in place of the agent's.
 pub const UNENFORCEABLE_ANNOTATION: &str = "netattach.dev/unenforceable";
 
-/// What becomes of an ADD whose pod a policy selects where policies do not hold.
+/// The result of an ADD whose pod a policy selects where policies do not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EnforcementRequirement {
@@ -21,7 +21,7 @@ pub enum EnforcementRequirement {
     /// It fails where nothing is enforced.
     #[default]
     Refuse,
-    /// It fails where a policy does not hold whatever the pod does.
+    /// It fails where the pod can bypass a policy.
     RefuseUnlessFull,
 }
 
@@ -63,9 +63,9 @@ pub enum Unenforceable {
     Refused {
         /// How far policies hold.
         enforcement: Enforcement,
-        /// What is asked.
+        /// The requirement.
         requirement: EnforcementRequirement,
-        /// Who asks.
+        /// Where the requirement comes from.
         by: Asker,
         /// The policies that select the pod there.
         policies: Vec<PolicyName>,
@@ -77,7 +77,7 @@ pub enum Unenforceable {
     Word(String),
 }
 
-/// Whose word a [`EnforcementRequirement`] is.
+/// The origin of an [`EnforcementRequirement`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
     /// The network's definition.
@@ -108,10 +108,10 @@ pub fn selected(
     selecting(objects, network_policy, pod, &at).map(|policy| policy.name.clone()).collect()
 }
 
-/// What is asked of the attachments of a network, and by whom.
+/// The requirement for the attachments of a network, and its origin.
 ///
 /// # Errors
-/// The definition asks for something that there is not.
+/// The annotation has a value that there is not.
 pub fn requirement(
     objects: &Objects,
     attachment: &AttachmentPlan,

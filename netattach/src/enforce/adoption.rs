@@ -1,7 +1,7 @@
 //! Taking over what an earlier agent attached.
 //!
-//! What runs on the devices enforces all the while, with the policies that it has. Therefore records and policies are brought
-//! up to date first, then the devices are looked at, and only those that are not as they should be are touched.
+//! Programs on the devices enforce all the while, with the policies in their maps. Therefore records and policies are brought up
+//! to date first; then the devices are looked at, and only those that are not as they should be are touched.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ impl Enforcer {
         let changed = is_new || self.dataplane().programs_changed().unwrap_or(true);
         let mut errors = self.take_over_records(attachments, all, is_new);
         if is_new && !errors.is_empty() {
-            // What runs on the devices goes on with the policies that it has; new programs would have none.
+            // Programs on the devices go on with the policies of their maps; new programs would have none.
             return errors;
         }
         errors.extend(self.guard_routed(attachments).err());
@@ -89,7 +89,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// What the node routes is judged for those that are here, and, where that has gone on without an agent, for no others.
+    /// Has packets that the node routes judged for these attachments and, where the maps are new, for no others.
     fn guard_routed(&self, attachments: &[EnforcedAttachment]) -> Result<(), EnforceError> {
         if !self.judges_routed() {
             return Ok(());
@@ -168,7 +168,8 @@ impl Enforcer {
         let macvlans = dataplane.parents().attachments();
         let entered = recorded.keys().chain(bound.values()).chain(&macvlans).copied();
         let strays: BTreeSet<u32> = entered.filter(|id| !known.contains(id)).collect();
-        let hosts = strays.iter().map(|id| dataplane.attachments().hosts(*id)).collect::<Result<Vec<_>, _>>()?;
+        let hosts =
+            strays.iter().map(|id| dataplane.attachments().hosts(*id)).collect::<Result<Vec<_>, _>>()?;
         self.flows().purge(hosts.into_iter().flatten())?;
         let addresses = dataplane.attachments().addresses();
         for id in strays {

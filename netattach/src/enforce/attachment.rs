@@ -41,7 +41,7 @@ pub struct EnforcedAttachment {
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
     bandwidth: Option<BandwidthLimit>,
-    /// What policies can select; `None` for an attachment that no policy can mean.
+    /// The attachment as policies select it; `None` where no policy can.
     pub(crate) endpoint: Option<Endpoint>,
     /// Whether the node's stack routes its packets.
     pub(crate) routed: bool,
@@ -74,7 +74,7 @@ impl EnforcedAttachment {
             (None, HookPoint::Nowhere(_)) => Mac([0; 6]),
             (None, _) => return Err(EnforceError::NoMac(attachment.ifname.clone())),
         };
-        // What other plugins gave no address may be given one by the pod itself.
+        // An interface of another plugin without an address may get one from the pod itself.
         let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
         let routed = attachment.link().is_some_and(Link::is_routed);
         let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
@@ -120,7 +120,7 @@ impl EnforcedAttachment {
         self.delegated
     }
 
-    /// What the fast path has to know of it.
+    /// The attachment as the fast path knows it.
     pub(crate) fn member(&self) -> Member {
         let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
         let addresses = self.attachment.addresses.clone();
@@ -175,7 +175,7 @@ fn on_link(leased: &Leased) -> Vec<Ipv6Net> {
     found
 }
 
-/// What an attachment's own configuration says about the fast path.
+/// Why an attachment's own configuration keeps it off the fast path.
 fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     if is_delegated(attachment) {
         return Some(Reason::Plugin(attachment.kind.clone()));

@@ -9,7 +9,7 @@ use crate::spec::Pace;
 /// How long a packet may wait where it is paced: what the reference plugin's queue holds.
 const LATENCY: Duration = Duration::from_millis(25);
 
-/// What is forgiven of packets that the pod's end has paced: they come in heaps when a processor was busy elsewhere.
+/// Tolerance for packets that the pod's end has paced: they come in bursts when a processor was busy elsewhere.
 const JITTER: Duration = Duration::from_millis(100);
 
 /// The least tolerance where nothing paces. A TCP sender that has to wait for its retransmission timer is silent for at
@@ -43,12 +43,12 @@ impl BandwidthLimit {
         self.paced_to_pod
     }
 
-    /// What the pod may receive.
+    /// The limit of what the pod receives.
     pub(super) fn received(&self) -> Option<DirectionLimit> {
         DirectionLimit::of(self.bandwidth.ingress_rate, self.bandwidth.ingress_burst, self.mtu)
     }
 
-    /// What the pod may send.
+    /// The limit of what the pod sends.
     pub(super) fn sent(&self) -> Option<DirectionLimit> {
         DirectionLimit::of(self.bandwidth.egress_rate, self.bandwidth.egress_burst, self.mtu)
     }
@@ -77,13 +77,13 @@ impl DirectionLimit {
         Pace { rate: self.rate, burst: bytes(self.burst), queue: bytes(queue) }
     }
 
-    /// What is dropped on its way to the pod. The program sees packets before they are paced: what it lets pass is what
-    /// the burst covers and what may wait, so that the queue behind it never overflows and every drop has a reason.
+    /// Packets to the pod above this are dropped. The program sees packets before they are paced: it lets pass what the burst
+    /// covers and what may wait, so that the queue behind it never overflows and every drop has a reason.
     pub(super) fn received(self, paced: bool) -> Rate {
         if paced { self.with(self.burst.saturating_add(self.during(LATENCY))) } else { self.unpaced() }
     }
 
-    /// What is dropped of what the pod sends. Its own end paces that, where the pod has not taken the pacing away.
+    /// Packets from the pod above this are dropped. Its own end paces them, where the pod has not taken the pacing away.
     pub(super) fn sent(self, paced: bool) -> Rate {
         let unpaced = self.unpaced();
         let paced_tolerance = self.with(self.burst.saturating_add(self.during(JITTER)));

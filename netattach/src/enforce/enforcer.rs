@@ -188,7 +188,7 @@ impl Enforcer {
         self.requirement
     }
 
-    /// What policies are compiled from, besides the attachments.
+    /// The inputs of policies besides the attachments.
     pub(super) fn sources(&self) -> Sources<'_> {
         Sources {
             source: self.source.as_ref(),

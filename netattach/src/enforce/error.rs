@@ -1,4 +1,4 @@
-//! Why policies are not in force.
+//! Errors of enforcement.
 
 use crate::bpf::BpfError;
 use crate::fast_path::KeepError;

@@ -5,7 +5,7 @@ use crate::objects::{Grant, Pod};
 use crate::policy::level::{Enforcement, Level};
 use crate::step::Vantage;
 
-/// What a level follows from besides the pod.
+/// The facts that a level follows from, besides the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Means {
     /// How programs are attached in pods.
@@ -42,7 +42,7 @@ pub fn enforcement(vantage: &Vantage, pod: Option<&Pod>, means: Means) -> Enforc
     }
 }
 
-/// Who in a pod has a capability, and how that is known; `None`: nobody.
+/// Which container of a pod has a capability, and how that is known; `None`: none has.
 fn whose(grant: Option<&Grant>) -> Option<String> {
     match grant {
         Some(Grant::No) => None,

@@ -35,36 +35,35 @@ use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::step::Vantage;
 
-/// What attaching and detaching ask of the dataplane. A trait so that executables without a dataplane do not
+/// The dataplane, as attaching and detaching use it. A trait so that executables without a dataplane do not
 /// carry its code and its BPF object.
 pub trait Enforce: fmt::Debug + Send + Sync {
-    /// The attachment has its policy, its counters and its programs, and its link its pace. `host` is in the node's
+    /// Gives an attachment its policy, its counters and its programs, and its link its pace. `host` is in the node's
     /// namespace, `pod` in the pod's.
     ///
     /// # Errors
-    /// The kernel refused a map, a program or a queue; whatever was done, [`Enforce::detach`] and the end of the link
-    /// take back.
+    /// The kernel refused a map, a program or a queue. [`Enforce::detach`] and the end of the link take back what was done.
     fn attach(
         &self,
         attachment: &EnforcedAttachment,
         host: &mut Handle,
         pod: &mut Handle,
     ) -> Result<(), EnforceError>;
-    /// The dataplane knows the attachment with this number no more, or never did.
+    /// Removes the attachment with this number from the dataplane, if it is there.
     ///
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn detach(&self, id: u32) -> Result<(), EnforceError>;
-    /// Packets reach the attachment by the node's stack only, from here on: its link is about to go.
+    /// Takes an attachment off the fast path: its link is about to go.
     ///
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn retire(&self, id: u32) -> Result<(), EnforceError>;
-    /// These attachments exist, and no others when these are `all`. Says what is wrong with which.
+    /// Takes over the attachments of an earlier agent; when they are `all`, others are removed. Returns what failed.
     fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError>;
     /// The numbers of the attachments that the dataplane has records of.
     fn recorded(&self) -> Vec<u32>;
-    /// What is missing of the attachment's enforcement, in words: record, addresses, policy or programs.
+    /// The first part of the attachment's enforcement that is missing, in words: record, addresses, policy or programs.
     ///
     /// # Errors
     /// It could not be looked at.
@@ -73,20 +72,21 @@ pub trait Enforce: fmt::Debug + Send + Sync {
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError>;
-    /// Puts the programs back where somebody has taken them off the attachment's device, and says whether it did.
+    /// Puts the programs back where another process has taken them off the attachment's device, and says whether it did.
     ///
     /// # Errors
     /// The kernel refused a program.
     fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError>;
-    /// What is missing of what all attachments share, in words.
+    /// The first shared pin that is missing, in words.
     ///
     /// # Errors
     /// It could not be looked at.
     fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
-    /// Policies hold for the attachment as far as is asked; `vantage` is where its frames are seen, as far as that is known.
+    /// Checks that policies hold for the attachment as far as is required; `vantage` is where its frames are seen, as far as that is
+    /// known.
     ///
     /// # Errors
-    /// They do not, and whose word it is.
+    /// They do not; the error names who requires it.
     fn permit(
         &self,
         pod: Option<&PodRef>,

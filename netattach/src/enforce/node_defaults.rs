@@ -5,7 +5,7 @@ use crate::bpf::{Attachment, Checks, Limits, Rate};
 use crate::fast_path;
 use crate::policy::explain::NodeRules;
 
-/// What applies to every attachment of this node.
+/// Settings that apply to every attachment of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeDefaults {
     /// Most new flows of one attachment per second; 0: no limit.
@@ -14,9 +14,9 @@ pub struct NodeDefaults {
     pub strict_connections: bool,
     /// Flows stay approved when their policy is replaced.
     pub keep_established: bool,
-    /// ICMP passes whatever the policy says.
+    /// ICMP passes under every policy.
     pub accept_icmp: bool,
-    /// ICMPv6 passes whatever the policy says.
+    /// ICMPv6 passes under every policy.
     pub accept_icmpv6: bool,
     /// The kernel can pace devices, so that what is too much waits before it is dropped.
     pub paced: bool,
@@ -29,7 +29,7 @@ pub struct NodeDefaults {
 }
 
 impl NodeDefaults {
-    /// What of it decides whether a packet passes.
+    /// The settings that decide whether a packet passes.
     pub(super) fn rules(self) -> NodeRules {
         let Self { strict_connections, accept_icmp, accept_icmpv6, .. } = self;
         NodeRules { strict_connections, accept_icmp, accept_icmpv6 }

@@ -13,11 +13,11 @@ use crate::netlink::Handle;
 use crate::objects::policy::{PolicyName, Severity};
 use crate::plan::addressing::GATEWAY_V4;
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
-use crate::policy::options::{OnOverflow, Options};
-use crate::policy::lookup::CompiledPolicy;
-use crate::policy::incremental::Compiler;
 use crate::policy::diff::{DENY_ALL, PolicyId, Writes};
+use crate::policy::incremental::Compiler;
 use crate::policy::index::Endpoint;
+use crate::policy::lookup::CompiledPolicy;
+use crate::policy::options::{OnOverflow, Options};
 use crate::report::Chain;
 use crate::source::Source;
 
@@ -38,7 +38,7 @@ pub struct Change {
     pub attachments: usize,
 }
 
-/// What policies are compiled from, besides the attachments.
+/// The inputs of policies besides the attachments.
 #[derive(Clone, Copy)]
 pub(super) struct Sources<'a> {
     /// Objects.
@@ -49,7 +49,7 @@ pub(super) struct Sources<'a> {
     pub(super) behind_translation: bool,
 }
 
-/// What the last change left undone.
+/// The work that the last change left undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Behind {
     /// Nothing: the maps hold what is desired.
@@ -72,7 +72,7 @@ impl Behind {
     }
 }
 
-/// What attachments are put under while their policies are not in the maps.
+/// The rule for attachments whose policies are not in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
     /// They stay as they are.
@@ -99,7 +99,7 @@ impl Policies {
         Self { maps: PolicyMaps::new(last_id), ..Self::default() }
     }
 
-    /// What the maps hold.
+    /// The contents of the maps.
     pub(super) fn maps(&self) -> &PolicyMaps {
         &self.maps
     }
@@ -109,17 +109,17 @@ impl Policies {
         &mut self.maps
     }
 
-    /// What was compiled last.
+    /// The policies that were compiled last.
     pub(super) fn desired(&self) -> &Desired {
         &self.desired
     }
 
-    /// What authors of policies should know.
+    /// Problems of policies, for their authors.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         self.desired.conditions.iter().chain(&self.over_capacity).cloned().collect()
     }
 
-    /// What the last change took that made a difference to any attachment; `None` before the first.
+    /// The times of the last change that made a difference to an attachment; `None` before the first.
     pub(super) fn last_change(&self) -> Option<Change> {
         self.last_change
     }
@@ -312,7 +312,7 @@ fn options(sources: Sources<'_>) -> Result<Cow<'_, Options>, EnforceError> {
     Ok(Cow::Owned(Options { node, node_may_lead_elsewhere, ..sources.options.clone() }))
 }
 
-/// What an attachment can be under while policies are not in the maps; `None`: it has to wait. An attachment that should be
+/// The assignment of an attachment while policies are not in the maps; `None`: it has to wait. An attachment that should be
 /// isolated is never left open, and with [`OnOverflow::Keep`] one that was isolated stays under the policy that isolated it.
 fn possible(
     refused: &Refused,

@@ -1,6 +1,6 @@
 //! Which policies the kernel's maps hold under which number, and which of them each attachment is under.
 //!
-//! Three rules hold whatever fails:
+//! Three rules hold even when a write fails:
 //! - a number is used up in the kernel's memory before anything is written under it, so that no later agent gives it again;
 //! - an attachment is put under a policy only when the maps hold it;
 //! - a policy's entries are removed only when no attachment is under it and no packet can be reading it any more.
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::bpf::{BpfError, Dataplane, FlowTable, PolicyIds};
 use crate::policy::desired::Desired;
-use crate::policy::lookup::CompiledPolicy;
 use crate::policy::diff::{DENY_ALL, PolicyId, Programmed, Writes, diff};
+use crate::policy::lookup::CompiledPolicy;
 use crate::report::Chain;
 
 /// How long entries that nothing refers to are kept where the kernel cannot tell when packets have stopped reading them: longer
@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Policies that could not be written, and why.
 pub(super) type Refused = BTreeMap<PolicyId, Arc<BpfError>>;
 
-/// What [`PolicyMaps`] asks of the kernel. A trait so that the rules can be tested without one.
+/// The kernel's side of [`PolicyMaps`]. A trait so that the rules can be tested without a kernel.
 pub(super) trait Kernel {
     /// See [`crate::bpf::PolicyMaps::use_up`].
     fn use_up(&self, last: PolicyId) -> Result<(), BpfError>;
@@ -108,7 +108,7 @@ pub(super) fn unread_since(kernel: &impl Kernel, now: Instant) -> Option<Instant
     }
 }
 
-/// What the maps hold.
+/// The contents of the maps.
 #[derive(Debug, Default)]
 pub(super) struct PolicyMaps {
     programmed: Programmed,
@@ -124,12 +124,12 @@ impl PolicyMaps {
         Self { programmed: Programmed { last_id, ..Programmed::default() }, ..Self::default() }
     }
 
-    /// What the maps hold, as far as this agent knows.
+    /// The contents of the maps, as far as this agent knows.
     pub(super) fn programmed(&self) -> &Programmed {
         &self.programmed
     }
 
-    /// What an attachment is under; `None`: nothing has been written for it.
+    /// The policies of an attachment; `None`: nothing has been written for it.
     pub(super) fn assigned(&self, attachment: u32) -> Option<PolicyIds> {
         self.programmed.endpoints.get(&attachment).copied()
     }
@@ -189,7 +189,7 @@ impl PolicyMaps {
         Ok(())
     }
 
-    /// What has to be written for the maps to hold what is desired.
+    /// The writes after which the maps hold what is desired.
     pub(super) fn writes(&self, desired: &Desired) -> Writes {
         diff(desired, &self.programmed)
     }
@@ -205,7 +205,7 @@ impl PolicyMaps {
             ids.into_iter().filter_map(|id| Some((id, new.get(&id)?))).collect();
         let Some(last) = some.iter().map(|(id, _)| *id).max() else { return Refused::new() };
         let written = kernel.use_up(last).and_then(|()| {
-            // Used up in the kernel's memory too, whatever becomes of what follows.
+            // Used up in the kernel's memory too, even if the writes that follow fail.
             self.programmed.last_id = last;
             let contents: Vec<_> = some.iter().map(|(id, policy)| (*id, policy.as_ref())).collect();
             kernel.install(&contents)

@@ -36,7 +36,7 @@ pub(super) struct AttachedPrograms {
 /// Taken before the enforcer's lock.
 pub(super) type Turn<'a> = MutexGuard<'a, ()>;
 
-/// What became of the programs of an attachment of an earlier agent.
+/// The programs of an attachment of an earlier agent, after adoption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Adopted {
     /// They run, or the pod or its device is gone.
@@ -75,7 +75,7 @@ impl AttachedPrograms {
 
     /// Waits for the turn to change what runs on devices that are attachments' own.
     pub(super) fn take_turn(&self) -> Turn<'_> {
-        // What a panic left half done, the next repeats.
+        // After a panic: the next attempt repeats what was left half done.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -267,7 +267,7 @@ fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
     Ok(netns)
 }
 
-/// What a device is called, or its index if it is gone.
+/// The name of a device, or its index if it is gone.
 pub(super) fn device_name(index: u32, host: &mut Handle) -> String {
     host.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name)
 }

@@ -1,4 +1,4 @@
-//! What the rest of the agent asks: policies, counters, and why traffic passes or does not. Nothing is changed.
+//! Answers to the rest of the agent: policies, counters, and why traffic passes or does not. Nothing is changed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::objects::policy::PolicyName;
 use crate::objects::{ObjectName, Objects};
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::desired::{Condition, Desired};
-use crate::policy::lookup::{CompiledPolicy, RuleFlows, RuleId};
 use crate::policy::diff::{PolicyId, Programmed};
 use crate::policy::dump::{Dump, dump};
 use crate::policy::explain::{End, Path, Question, View, explain};
 use crate::policy::index::Endpoint;
 use crate::policy::level::{Enforcement, Level};
+use crate::policy::lookup::{CompiledPolicy, RuleFlows, RuleId};
 use crate::step::Vantage;
 
 /// The policies of an attachment.
@@ -86,7 +86,7 @@ impl Enforcer {
         in_force(state.maps().programmed(), state.policies().desired())
     }
 
-    /// What the last change took that made a difference to any attachment; `None` before the first.
+    /// The times of the last change that made a difference to an attachment; `None` before the first.
     pub fn last_change(&self) -> Option<Change> {
         self.lock().policies().last_change()
     }
@@ -115,7 +115,7 @@ impl Enforcer {
         self.programs().enforcement(pod.map(AsRef::as_ref), vantage)
     }
 
-    /// What authors of policies should know.
+    /// Problems of policies, for their authors.
     pub fn conditions(&self) -> Vec<Condition> {
         self.lock().policies().conditions()
     }

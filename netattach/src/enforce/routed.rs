@@ -1,9 +1,9 @@
 //! Judging what the node routes behind its translation of addresses: the table in its packet filter, and whose devices leave
 //! their packets to it.
 //!
-//! A device leaves packets to the table only while that is in place. Whoever removes it is noticed within a second: then the
-//! devices judge everything, the table is put back, and only after that they leave packets to it again. Where it cannot be put
-//! back, no Service is reached from pods isolated for egress, and neither is their node, which may be leading elsewhere.
+//! A device leaves packets to the table only while that is in place. Its removal is noticed within a second: then the devices
+//! judge everything, the table is put back, and only after that they leave packets to it again. Where it cannot be put back, no
+//! Service is reached from pods isolated for egress, and neither is their node, which may be leading elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -98,7 +98,8 @@ impl Routed {
         self.lock().missing.clone()
     }
 
-    /// What the node routes from and to an attachment is judged behind its translation, if it is its pod's default network.
+    /// Has packets that the node routes from and to an attachment judged behind its translation of addresses, if the attachment
+    /// is its pod's default network.
     pub(super) fn guard(
         &self,
         attachment: &EnforcedAttachment,
@@ -154,7 +155,7 @@ impl Routed {
             } else {
                 state.missing = None;
             }
-            // What has changed since is looked at the next time.
+            // Changes since then are looked at the next time.
             state.seen = state.missing.is_none().then_some(generation);
         }
         state.bridged = bridged();

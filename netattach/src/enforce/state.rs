@@ -1,4 +1,4 @@
-//! What the enforcer's lock guards: the attachments, those that wait for their programs, and the policies of all.
+//! The state behind the enforcer's lock: the attachments, those that wait for their programs, and the policies of all.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::bpf::PolicyIds;
 use crate::policy::diff::{DENY_ALL, PolicyId};
 use crate::step::When;
 
-/// What is isolated completely.
+/// Under these an attachment is isolated completely.
 const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
 
 /// Components that change together.
@@ -49,7 +49,7 @@ impl State {
         &self.policies
     }
 
-    /// What the maps hold.
+    /// The contents of the maps.
     pub(super) fn maps(&self) -> &PolicyMaps {
         self.policies.maps()
     }

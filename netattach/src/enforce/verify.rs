@@ -9,7 +9,7 @@ use crate::hooks::HookPoint;
 use crate::netlink::Handle;
 
 impl Enforcer {
-    /// What is missing of an attachment's enforcement, in words.
+    /// The first part of an attachment's enforcement that is missing, in words.
     pub(super) fn difference(
         &self,
         attachment: &EnforcedAttachment,

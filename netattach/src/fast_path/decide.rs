@@ -1,4 +1,4 @@
-//! Who takes the fast path. Pure.
+//! Which attachments take the fast path. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,14 +10,14 @@ use crate::bpf::{Place, Segment};
 use crate::mac::Mac;
 use crate::netlink::ForwardingState;
 
-/// What a virtual device has instead of a queueing discipline.
+/// The qdisc of a virtual device that queues nothing.
 pub(super) const NO_DISCIPLINE: &str = "noqueue";
 
 /// When the fast path is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Where it makes no difference to anybody.
+    /// Where it makes no difference to other programs of the node.
     #[default]
     Auto,
     /// Also where packet filters and spanning trees of the node would see less.
@@ -50,11 +50,11 @@ pub struct Member {
     pub device: u32,
     /// Whether the node routes its packets; a bridge switches them otherwise.
     pub routed: bool,
-    /// What keeps it off whatever the node is like.
+    /// Why its configuration keeps it off the fast path.
     pub kept_off: Option<Reason>,
 }
 
-/// What the kernel shows.
+/// The node's links, filters, programs and routes, as the kernel shows them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Node {
     /// The node's ends of attachments, and their bridges, by index.
@@ -97,7 +97,7 @@ pub struct Filters {
     pub devices: BTreeSet<String>,
 }
 
-/// What becomes of each attachment.
+/// Decides about each attachment: its place on the fast path, or why it has none.
 pub fn decide(
     mode: Mode,
     members: &BTreeMap<u32, Member>,
@@ -114,7 +114,7 @@ pub fn decide(
     for member in members.values() {
         own(node.links.get(&member.device).and_then(|link| link.controller), Some(member.mac));
     }
-    // What is sent to a bridge's own address, or to one of its ports', is the node's.
+    // Frames to a bridge's own address, or to one of its ports', are the node's.
     for link in node.links.values() {
         own(link.bridge.map(|_| link.index).or(link.controller), link.mac);
     }
@@ -143,7 +143,7 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
     let bridge = node.links.get(&index).and_then(|controller| controller.bridge).ok_or(Reason::NoBridge)?;
     let port = link.port.ok_or(Reason::NoBridge)?;
     let filters = &node.filters;
-    // What the bridge itself would not do cannot be asked for.
+    // `on` cannot ask for what the bridge itself would not do.
     let always = [
         (!port.forwarding, Reason::PortState),
         (port.isolated || port.locked, Reason::PortRestricted),
@@ -199,7 +199,7 @@ impl Node {
             || self.stations.get(&station).is_some_and(|port| *port != member.device)
     }
 
-    /// Whether somebody else's programs run on what a device receives or sends.
+    /// Whether programs of others run on what a device receives or sends.
     pub(super) fn are_others_on(&self, link: &ForwardingState) -> bool {
         link.xdp || self.others.get(&link.index).is_some_and(|others| others.ingress || others.egress)
     }

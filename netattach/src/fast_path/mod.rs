@@ -1,4 +1,5 @@
-//! The fast path between pods of one node, and between pods and the wire: who takes it, and why others do not.
+//! The fast path between pods of one node, and between pods and the external network: which packets take it, and why others do
+//! not.
 //!
 //! The packet programs can move a packet from one pod's interface straight into another's, from an uplink of the node into a
 //! pod's, and from a pod's to an uplink, where nothing between the two would do anything else with it. Whether that is so is
@@ -6,7 +7,7 @@
 //! `reconciler` keeps maps and uplinks equal to it while the node changes. What is not certain takes the way through the node's
 //! network stack, where the same policies hold.
 //!
-//! Who is kept off has a `reason`; what drivers drop early is `xdp`'s.
+//! A `reason` says why an attachment or an uplink is kept off; `xdp` runs the program of uplinks' drivers.
 
 pub mod decide;
 mod node;
@@ -16,7 +17,7 @@ pub mod uplink;
 mod xdp;
 
 pub use decide::{Member, Mode};
-pub use node::LookError;
+pub use node::ObserveError;
 pub use reason::Reason;
-pub use reconciler::{FastPaths, KeepError, Standing};
+pub use reconciler::{FastPaths, KeepError, Status};
 pub use xdp::Xdp;

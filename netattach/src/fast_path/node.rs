@@ -1,4 +1,4 @@
-//! What the kernel shows of links, filters, programs and routes, kept up to date by looking at what has changed.
+//! The node as the kernel shows it: links, filters, programs and routes, kept up to date by looking at what has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,7 +22,7 @@ const CONTESTED: Duration = Duration::from_secs(300);
 
 /// Why the node could not be looked at.
 #[derive(Debug, thiserror::Error)]
-pub enum LookError {
+pub enum ObserveError {
     /// Links or filters.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
@@ -41,8 +41,8 @@ pub enum LookError {
 
 /// The node as it was looked at last.
 #[derive(Debug, Default)]
-pub(super) struct Look {
-    /// What is decided by.
+pub(super) struct Observation {
+    /// The facts that decisions follow from.
     pub(super) node: Node,
     /// The bridges of attachments, with all of their ports in `node`.
     bridges: BTreeSet<u32>,
@@ -57,7 +57,7 @@ pub(super) struct Look {
     programs: BTreeMap<u32, bool>,
 }
 
-impl Look {
+impl Observation {
     /// Looks at what may have changed of the links of `devices`, of their bridges with all ports, and of the devices of default
     /// routes, and forgets all others.
     pub(super) fn at_links(
@@ -65,7 +65,7 @@ impl Look {
         devices: &BTreeSet<u32>,
         changes: &Changes,
         host: &mut Handle,
-    ) -> Result<(), LookError> {
+    ) -> Result<(), ObserveError> {
         let node = &mut self.node;
         let mut stale: Option<BTreeSet<u32>> = match changes {
             Changes::Anything => None,
@@ -86,7 +86,7 @@ impl Look {
             devices.iter().filter_map(|device| links.get(device)?.controller).collect()
         };
         let mut bridges = bridges_of(&node.links);
-        // Ports of a bridge that was nobody's so far have not been kept.
+        // Ports of a bridge that had no attachments so far have not been kept.
         if stale.is_none() || !bridges.is_subset(&self.bridges) {
             stale = None;
             let all = host.forwarding_states()?;
@@ -114,12 +114,12 @@ impl Look {
     }
 
     /// Asks the bridges of `members` for the addresses that they were not asked for yet. What becomes of those that they were is
-    /// told by [`Look::follow`].
+    /// told by [`Observation::follow`].
     pub(super) fn at_stations<'a>(
         &mut self,
         members: impl Iterator<Item = &'a Member>,
         host: &mut Handle,
-    ) -> Result<(), LookError> {
+    ) -> Result<(), ObserveError> {
         let links = &self.node.links;
         let station = |member: &Member| {
             let bridge = links.get(&member.device)?.controller?;
@@ -168,13 +168,13 @@ impl Look {
         matters
     }
 
-    /// Asks for everything again that the kernel tells of, at the next look.
+    /// Has bridges asked for all stations again at the next observation.
     pub(super) fn forget_stations(&mut self) {
         self.asked.clear();
     }
 
-    /// Looks at tc programs and filters of others. The kernel tells of filters, and of nothing else.
-    pub(super) fn at_programs(&mut self, host: &mut Handle) -> Result<(), LookError> {
+    /// Looks at tc programs and filters of others. The kernel notifies of filters, and of nothing else.
+    pub(super) fn at_programs(&mut self, host: &mut Handle) -> Result<(), ObserveError> {
         let ours = Program::ALL.map(Program::name);
         self.node.others.clear();
         for index in self.node.links.keys() {
@@ -189,11 +189,11 @@ impl Look {
             for (direction, others) in
                 [(Direction::Ingress, &mut others.ingress), (Direction::Egress, &mut others.egress)]
             {
-                for id in sys::tcx_programs(*index, direction).map_err(LookError::Programs)? {
+                for id in sys::tcx_programs(*index, direction).map_err(ObserveError::Programs)? {
                     let is_ours = match self.programs.get(&id) {
                         Some(known) => *known,
                         None => {
-                            let name = sys::program_name(id).map_err(LookError::Programs)?;
+                            let name = sys::program_name(id).map_err(ObserveError::Programs)?;
                             name.is_some_and(|name| ours.contains(&name.as_str()))
                         }
                     };
@@ -211,7 +211,7 @@ fn look_at(
     links: &mut BTreeMap<u32, ForwardingState>,
     index: u32,
     host: &mut Handle,
-) -> Result<(), LookError> {
+) -> Result<(), ObserveError> {
     match host.forwarding_state(index)? {
         Some(link) => links.insert(index, link),
         None => links.remove(&index),
@@ -220,15 +220,15 @@ fn look_at(
 }
 
 impl Node {
-    /// Looks at IPsec policies. The kernel tells nobody of them without being asked to listen.
-    pub(super) fn look_at_ipsec(&mut self) -> Result<(), LookError> {
+    /// Looks at IPsec policies. The kernel notifies of them only a listener that asked for it.
+    pub(super) fn look_at_ipsec(&mut self) -> Result<(), ObserveError> {
         self.ipsec = has_ipsec_policies()?;
         Ok(())
     }
 
-    /// Looks at packet filters. The kernel tells nobody of sysctls and of the older tables.
+    /// Looks at packet filters. The kernel does not notify of sysctls and of the older tables.
     /// `routed`: there are links or uplinks whose packets meet those for IP packets without a bridge's doing.
-    pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), LookError> {
+    pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), ObserveError> {
         let one_calls_ip =
             self.links.values().filter_map(|link| link.bridge).any(|bridge| bridge.calls_iptables);
         let bridges_call_ip = is_on("/proc/sys/net/bridge/bridge-nf-call-iptables")?
@@ -265,15 +265,15 @@ fn has_old_ebtables() -> bool {
         .any(|module| Path::new("/sys/module").join(module).exists())
 }
 
-fn is_on(path: &'static str) -> Result<bool, LookError> {
+fn is_on(path: &'static str) -> Result<bool, ObserveError> {
     Ok(!matches!(contents(path)?.trim(), "" | "0"))
 }
 
 /// Empty when there is no such file: the kernel does not have, or has not loaded, what it is about.
-fn contents(path: &'static str) -> Result<String, LookError> {
+fn contents(path: &'static str) -> Result<String, ObserveError> {
     match std::fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        other => other.map_err(|source| LookError::Read { path, source }),
+        other => other.map_err(|source| ObserveError::Read { path, source }),
     }
 }
 
@@ -288,7 +288,7 @@ mod tests {
     const ANOTHER: u32 = 11;
     const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
-    /// Of two that send from one address a bridge knows the last: who has been seen elsewhere is not believed at once again.
+    /// Of two stations that send from one address a bridge knows the last: one that was seen elsewhere is not trusted at once.
     #[test]
     fn an_address_that_was_seen_elsewhere_is_contested_when_it_is_back_too() {
         let mut host = Handle::open().unwrap();
@@ -307,19 +307,19 @@ mod tests {
             bridge: None,
             port: None,
         };
-        let mut look = Look { asked: [((BRIDGE, MAC), OWN)].into(), ..Look::default() };
-        look.node.links.insert(OWN, port);
+        let mut observation = Observation { asked: [((BRIDGE, MAC), OWN)].into(), ..Observation::default() };
+        observation.node.links.insert(OWN, port);
         let mut after = |moved: Option<u32>| {
-            let matters = look.follow(Moves::Of(vec![Move { bridge: BRIDGE, mac: MAC, port: moved }]));
-            look.at_stations([&member].into_iter(), &mut host).unwrap();
-            (matters, look.node.contested.iter().copied().collect::<Vec<_>>())
+            let matters = observation.follow(Moves::Of(vec![Move { bridge: BRIDGE, mac: MAC, port: moved }]));
+            observation.at_stations([&member].into_iter(), &mut host).unwrap();
+            (matters, observation.node.contested.iter().copied().collect::<Vec<_>>())
         };
         assert_eq!(after(Some(OWN)), (false, vec![]));
         assert_eq!(after(Some(ANOTHER)), (true, vec![(BRIDGE, MAC)]));
         assert_eq!(after(Some(OWN)), (true, vec![(BRIDGE, MAC)]));
         assert_eq!(after(None), (false, vec![(BRIDGE, MAC)]));
-        look.seen_elsewhere.values_mut().for_each(|last| *last = last.checked_sub(CONTESTED).unwrap());
-        look.at_stations([&member].into_iter(), &mut host).unwrap();
-        assert!(look.node.contested.is_empty());
+        observation.seen_elsewhere.values_mut().for_each(|last| *last = last.checked_sub(CONTESTED).unwrap());
+        observation.at_stations([&member].into_iter(), &mut host).unwrap();
+        assert!(observation.node.contested.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! What keeps packets off the fast path, in words.
+//! Reasons why packets are kept off the fast path.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ pub enum Reason {
     NotEthernet,
     /// An uplink of no attachment that takes the fast path.
     Idle,
-    /// What it receives is shaped.
+    /// The device queues what it sends.
     Shaped(String),
     /// The bridge, one of its ports or another attachment has its address.
     SameMac,
@@ -92,7 +92,7 @@ impl Reason {
         }
     }
 
-    /// What a network's list of plugins says: the first after its own that might do something on the node's end.
+    /// The first plugin after the network's own that might do something on the node's end.
     pub fn of_plugins<'a>(chained: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let acts_on_node = |plugin: &&str| !INSIDE_THE_POD.contains(plugin);
         chained.into_iter().find(acts_on_node).map(|plugin| Self::Plugin(plugin.to_owned()))

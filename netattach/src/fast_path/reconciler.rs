@@ -10,9 +10,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::decide::{Member, Mode, decide};
-use super::node::{Look, LookError};
+use super::node::{Observation, ObserveError};
 use super::reason::Reason;
-use super::uplink::{self, Wire, Wires};
+use super::uplink::{self, Uplink, Uplinks};
 use super::xdp::{self, Xdp};
 use crate::bpf::{self, BpfError, Dataplane, FastStats, Place, Programs, Segment, XdpMode};
 use crate::hooks::{AttachMode, HookError, uplink as hook};
@@ -21,19 +21,19 @@ use crate::report::Chain;
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
 const GATHER: Duration = Duration::from_millis(50);
-/// How often filters are looked at, which nobody tells of.
+/// How often filters are looked at, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often all links are, in case a notification was missed.
 const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
-/// How long packets take the fast path after the last look: without an agent nobody notices when they no longer should.
+/// How long packets take the fast path after the last look: without an agent it is not noticed when they no longer should.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// How an attachment stands with the fast path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum Status {
     /// On it.
     On,
-    /// Nobody has looked yet.
+    /// The node has not been looked at yet.
     Undecided,
     /// Off it.
     Off(Reason),
@@ -54,14 +54,14 @@ struct State {
     maps: bpf::FastPath,
     members: BTreeMap<u32, Member>,
     off: BTreeMap<u32, Reason>,
-    wires: BTreeMap<u32, Wire>,
-    /// Where the program of uplinks runs; `None`: nobody has looked yet.
+    uplinks: BTreeMap<u32, Uplink>,
+    /// Where the program of uplinks runs; `None`: it has not been looked for yet.
     running: Option<BTreeSet<u32>>,
-    early: xdp::Standings,
+    xdp: xdp::XdpStates,
 }
 
 impl FastPaths {
-    /// With nobody on the fast path yet.
+    /// With no attachment on the fast path yet.
     ///
     /// # Errors
     /// The maps cannot be opened.
@@ -71,9 +71,9 @@ impl FastPaths {
             maps: dataplane.fast_path()?,
             members: BTreeMap::new(),
             off: BTreeMap::new(),
-            wires: BTreeMap::new(),
+            uplinks: BTreeMap::new(),
             running: None,
-            early: BTreeMap::new(),
+            xdp: BTreeMap::new(),
         };
         Ok(Self { mode, xdp, attach, programs, state: Mutex::new(state), admitted: Notify::new() })
     }
@@ -111,27 +111,27 @@ impl FastPaths {
         self.retire(id)?;
         let mut state = self.lock();
         state.maps.forget(id)?;
-        if state.members.is_empty() && !state.wires.is_empty() {
-            let mut host = Handle::open().map_err(LookError::from)?;
-            state.set_wires(self.attach, &self.programs, Wires::default(), &mut host)?;
+        if state.members.is_empty() && !state.uplinks.is_empty() {
+            let mut host = Handle::open().map_err(ObserveError::from)?;
+            state.set_uplinks(self.attach, &self.programs, Uplinks::default(), &mut host)?;
         }
         Ok(())
     }
 
-    /// The uplinks and how they stand; and those that are to drop early: how they do, or why they do not.
-    pub fn uplinks(&self) -> Vec<(Wire, Option<Result<XdpMode, String>>)> {
+    /// The uplinks and how they stand; and those that are to drop xdp: how they do, or why they do not.
+    pub fn uplinks(&self) -> Vec<(Uplink, Option<Result<XdpMode, String>>)> {
         let state = self.lock();
-        state.wires.iter().map(|(index, wire)| (wire.clone(), state.early.get(index).cloned())).collect()
+        state.uplinks.iter().map(|(index, uplink)| (uplink.clone(), state.xdp.get(index).cloned())).collect()
     }
 
     /// How an attachment stands; `None`: it is not known here.
-    pub fn standing(&self, id: u32) -> Option<Standing> {
+    pub fn status(&self, id: u32) -> Option<Status> {
         let state = self.lock();
         state.members.get(&id)?;
         Some(match state.off.get(&id) {
-            Some(reason) => Standing::Off(reason.clone()),
-            None if state.maps.places().contains_key(&id) => Standing::On,
-            None => Standing::Undecided,
+            Some(reason) => Status::Off(reason.clone()),
+            None if state.maps.places().contains_key(&id) => Status::On,
+            None => Status::Undecided,
         })
     }
 
@@ -152,7 +152,7 @@ impl FastPaths {
         let mut stations = stations.into_async()?;
         let mut tick = tokio::time::interval(LOOK_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut node = Look::default();
+        let mut node = Observation::default();
         let mut full_look: Option<Instant> = None;
         loop {
             // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
@@ -193,7 +193,7 @@ impl FastPaths {
                 (node, done)
             });
             // The join error is a panic, which the panic hook has reported; everything is looked at again.
-            let (seen, done) = looked.await.unwrap_or_else(|_| (Look::default(), Ok(())));
+            let (seen, done) = looked.await.unwrap_or_else(|_| (Observation::default(), Ok(())));
             node = seen;
             if let Err(error) = done {
                 tracing::warn!(error = %Chain(&error), "the fast path is not kept up to date");
@@ -203,31 +203,34 @@ impl FastPaths {
     }
 
     /// Looks at the node and brings the maps up to date.
-    fn look(&self, look: &mut Look, changes: &Changes) -> Result<(), KeepError> {
+    fn look(&self, observation: &mut Observation, changes: &Changes) -> Result<(), KeepError> {
         let members = self.lock().members.clone();
-        let early = self.xdp != Xdp::Off;
-        let matters = |member: &&Member| early || member.kept_off.is_none();
+        let xdp = self.xdp != Xdp::Off;
+        let matters = |member: &&Member| xdp || member.kept_off.is_none();
         let candidates: BTreeSet<u32> =
             members.values().filter(matters).map(|member| member.device).collect();
-        let mut host = Handle::open().map_err(LookError::from)?;
-        if (self.mode != Mode::Off || early) && !candidates.is_empty() {
-            look.at_links(&candidates, changes, &mut host)?;
+        let mut host = Handle::open().map_err(ObserveError::from)?;
+        if (self.mode != Mode::Off || xdp) && !candidates.is_empty() {
+            observation.at_links(&candidates, changes, &mut host)?;
             if *changes == Changes::Anything {
-                look.forget_stations();
+                observation.forget_stations();
             }
-            look.at_stations(members.values().filter(|member| !member.routed && matters(member)), &mut host)?;
-            look.node.look_at_ipsec()?;
+            observation.at_stations(
+                members.values().filter(|member| !member.routed && matters(member)),
+                &mut host,
+            )?;
+            observation.node.look_at_ipsec()?;
             if self.mode == Mode::Auto {
-                look.at_programs(&mut host)?;
+                observation.at_programs(&mut host)?;
             }
             if self.mode != Mode::Off {
                 let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
-                let routed = members.values().any(is_routed) || !look.node.default_routes.is_empty();
-                look.node.look_at_filters(routed)?;
+                let routed = members.values().any(is_routed) || !observation.node.default_routes.is_empty();
+                observation.node.look_at_filters(routed)?;
             }
         }
-        let decided = decide(self.mode, &members, &look.node);
-        let wires = uplink::decide(self.mode, self.xdp, &members, &decided, &look.node);
+        let decided = decide(self.mode, &members, &observation.node);
+        let uplinks = uplink::decide(self.mode, self.xdp, &members, &decided, &observation.node);
         for (id, decision) in &decided {
             if let Err(reason) = decision {
                 self.keep_off(&members[id], reason.clone())?;
@@ -242,7 +245,7 @@ impl FastPaths {
             let mut state = self.lock();
             // An attachment that went meanwhile may have been the last.
             if state.members == members {
-                state.set_wires(self.attach, &self.programs, wires, &mut host)?;
+                state.set_uplinks(self.attach, &self.programs, uplinks, &mut host)?;
             }
         }
         if !candidates.is_empty() {
@@ -268,8 +271,8 @@ impl FastPaths {
         if self.lock().maps.places().get(&member.id) == Some(&place) {
             return Ok(());
         }
-        // What passes the bridge by does not tell it where the pod is, and what comes from outside it would be flooded
-        // once it had forgotten.
+        // Packets that bypass the bridge do not teach it where the pod is: once it had forgotten, it would flood what comes from
+        // outside.
         if matches!(place.segment, Segment::Bridge(_))
             && let Err(error) = host.ensure_station(member.device, place.mac)
         {
@@ -293,14 +296,14 @@ impl FastPaths {
 
 impl State {
     /// Brings uplinks and what the programs know of them up to what was decided.
-    fn set_wires(
+    fn set_uplinks(
         &mut self,
         mode: AttachMode,
         programs: &Programs,
-        wires: Wires,
+        uplinks: Uplinks,
         host: &mut Handle,
     ) -> Result<(), HookError> {
-        let wanted = wires.running();
+        let wanted = uplinks.running();
         let first = self.running.is_none();
         let mut running = match self.running.take() {
             Some(running) => running,
@@ -309,14 +312,15 @@ impl State {
                 hook::running(programs, &own, host)?
             }
         };
-        for (index, wire) in &wires.uplinks {
-            if self.wires.get(index) != Some(wire) {
-                tracing::debug!(device = wire.name, standing = ?wire.standing, "uplink");
+        for (index, uplink) in &uplinks.uplinks {
+            if self.uplinks.get(index) != Some(uplink) {
+                tracing::debug!(device = uplink.name, status = ?uplink.status, "uplink");
             }
         }
-        let early = wires.early();
-        self.wires = wires.uplinks;
-        let changed = self.maps.set_uplinks(wires.entries).and_then(|()| self.maps.set_locals(wires.locals));
+        let xdp = uplinks.xdp();
+        self.uplinks = uplinks.uplinks;
+        let changed =
+            self.maps.set_uplinks(uplinks.entries).and_then(|()| self.maps.set_locals(uplinks.locals));
         let moved = changed.map_err(HookError::from).and_then(|()| {
             for device in running.difference(&wanted).copied().collect::<Vec<_>>() {
                 for mode in [AttachMode::Tcx, AttachMode::Clsact] {
@@ -338,17 +342,17 @@ impl State {
         });
         self.running = Some(running);
         moved?;
-        let early = xdp::keep(&self.maps, &early, first)?;
-        for (index, standing) in &early {
-            if let Err(error) = standing
-                && self.early.get(index) != Some(standing)
+        let xdp = xdp::keep(&self.maps, &xdp, first)?;
+        for (index, status) in &xdp {
+            if let Err(error) = status
+                && self.xdp.get(index) != Some(status)
             {
                 let device =
-                    self.wires.get(index).map_or_else(|| index.to_string(), |wire| wire.name.clone());
-                tracing::warn!(device, error, "an uplink does not drop early");
+                    self.uplinks.get(index).map_or_else(|| index.to_string(), |uplink| uplink.name.clone());
+                tracing::warn!(device, error, "an uplink does not drop xdp");
             }
         }
-        self.early = early;
+        self.xdp = xdp;
         Ok(())
     }
 }
@@ -356,15 +360,15 @@ impl State {
 /// Why the fast path is not as it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
-    /// What the kernel shows.
+    /// The node could not be looked at.
     #[error("look at the node")]
-    Look(#[from] LookError),
+    Observation(#[from] ObserveError),
     /// A map.
     #[error(transparent)]
     Maps(#[from] BpfError),
     /// An uplink.
     #[error(transparent)]
-    Wire(#[from] HookError),
+    Uplink(#[from] HookError),
 }
 
 impl fmt::Debug for FastPaths {

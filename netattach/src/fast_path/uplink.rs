@@ -1,8 +1,8 @@
 //! By which devices of the node packets come to attachments and leave them. Pure.
 //!
-//! A port of a bridge that is no attachment's is an uplink of that bridge; the device of a default route is one of what the node
-//! routes. A bridge with attachments is a gateway: the node may route from and to it. Only while attachments take the fast path,
-//! or uplinks are to drop early.
+//! A port of a bridge that is no attachment's is an uplink of that bridge; the device of a default route is an uplink of the
+//! node's routing. A bridge with attachments is a gateway: the node may route from and to it. There are uplinks only while
+//! attachments take the fast path, or uplinks are to run the XDP program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use netattach_common::uplink::SHOWN_EVERY;
 use super::decide::{Member, Mode, NO_DISCIPLINE, Node, first};
 use super::reason::Reason;
 use super::xdp::Xdp;
-use crate::bpf::{self, Early, Local, Place, Segment, XdpMode};
+use crate::bpf::{self, Local, Place, Segment, XdpDrops, XdpMode};
 use crate::mac::Mac;
 use crate::netlink::ForwardingState;
 use crate::spec::OWN_GROUPS;
@@ -23,125 +23,188 @@ const SHORTEST_AGEING: u32 = 3 * SHOWN_EVERY * 100;
 
 /// A device of the node, as the fast path uses it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wire {
+pub struct Uplink {
     /// Its name.
     pub name: String,
-    /// What it leads to: a bridge, or the node's routing.
+    /// Where it leads: to a bridge, or to the node's routing.
     pub segment: Segment,
     /// Whether packets take the fast path by it.
-    pub standing: Result<(), Reason>,
-    /// How it is to run the early program, if it is.
-    pub early: Option<XdpMode>,
+    pub status: Result<(), Reason>,
+    /// How it is to run the XDP program, if it is.
+    pub xdp: Option<XdpMode>,
 }
 
-/// What becomes of the node's devices.
+/// The decisions about the node's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Wires {
+pub struct Uplinks {
     /// The uplinks, by index.
-    pub uplinks: BTreeMap<u32, Wire>,
-    /// What the programs are to know of uplinks and gateways.
+    pub uplinks: BTreeMap<u32, Uplink>,
+    /// The entries of uplinks and gateways for the packet programs.
     pub entries: BTreeMap<u32, bpf::Uplink>,
     /// Addresses that uplinks lead to.
     pub locals: BTreeMap<Local, u32>,
 }
 
-impl Wires {
+impl Uplinks {
     /// The devices that the program of uplinks runs on.
     pub fn running(&self) -> BTreeSet<u32> {
-        let running = self.uplinks.iter().filter(|(_, wire)| wire.standing.is_ok());
+        let running = self.uplinks.iter().filter(|(_, uplink)| uplink.status.is_ok());
         running.map(|(index, _)| *index).collect()
     }
 
-    /// The devices that are to run the early program.
-    pub fn early(&self) -> BTreeMap<u32, XdpMode> {
-        self.uplinks.iter().filter_map(|(index, wire)| Some((*index, wire.early?))).collect()
+    /// The devices that are to run the XDP program.
+    pub fn xdp(&self) -> BTreeMap<u32, XdpMode> {
+        self.uplinks.iter().filter_map(|(index, uplink)| Some((*index, uplink.xdp?))).collect()
     }
 }
 
-/// Decides about all devices; `places`: what was decided about attachments.
+/// Decides about all devices; `places`: the decisions about attachments.
 pub fn decide(
     mode: Mode,
     xdp: Xdp,
     members: &BTreeMap<u32, Member>,
     places: &BTreeMap<u32, Result<Place, Reason>>,
     node: &Node,
-) -> Wires {
+) -> Uplinks {
     let on: BTreeMap<u32, Segment> =
         places.iter().filter_map(|(id, place)| Some((*id, place.as_ref().ok()?.segment))).collect();
-    let bridges: BTreeSet<u32> = on.values().filter_map(|segment| segment.bridge()).collect();
-    let attached = if xdp == Xdp::Off { on.clone() } else { segments(members, node) };
-    let switched: BTreeSet<u32> = attached.values().filter_map(|segment| segment.bridge()).collect();
-    // A pod's device must never be taken for one: its packets would pass by what the pod's policies say. The group tells from the
-    // moment that the device is there until it is gone; those of other plugins have none.
-    let own: BTreeSet<u32> = members.values().map(|member| member.device).collect();
-    let is_own = |link: &ForwardingState| own.contains(&link.index) || link.group & OWN_GROUPS != 0;
-    let mut wires = Wires::default();
-    for (index, link) in node.links.iter().filter(|(_, link)| !is_own(link)) {
-        if let Some(bridge) = link.controller.filter(|bridge| switched.contains(bridge)) {
-            let wire = Wire {
-                name: link.name.clone(),
-                segment: Segment::Bridge(bridge),
-                standing: if bridges.contains(&bridge) {
-                    port(mode, bridge, link, node)
-                } else {
-                    Err(Reason::Idle)
-                },
-                early: xdp.mode(link),
-            };
-            wires.uplinks.insert(*index, wire);
-        }
+    let connected = if xdp == Xdp::Off { on.clone() } else { segments(members, node) };
+    let view = View { mode, xdp, members, on, connected, node };
+    let mut uplinks = view.ports();
+    for (index, router) in view.routers() {
+        // A bridge's port with a default route of its own is the bridge's: what comes in by it never gets as far.
+        uplinks.entry(index).or_insert(router);
     }
-    if !attached.is_empty() {
-        for link in node.default_routes.iter().filter_map(|index| node.links.get(index)) {
-            let wire = Wire {
-                name: link.name.clone(),
-                segment: Segment::Routed,
-                standing: if on.is_empty() { Err(Reason::Idle) } else { router(mode, link, node) },
-                early: xdp.mode(link).filter(|_| link.mac.is_some()),
+    let gateways = view.gateways(&uplinks);
+    let entries = view.entries(&uplinks, &gateways);
+    let mut locals = view.routed_locals(&uplinks, &gateways);
+    locals.extend(view.xdp_locals(&uplinks));
+    Uplinks { uplinks, entries, locals }
+}
+
+/// The facts that decisions follow from.
+struct View<'a> {
+    mode: Mode,
+    xdp: Xdp,
+    members: &'a BTreeMap<u32, Member>,
+    /// The attachments that take the fast path.
+    on: BTreeMap<u32, Segment>,
+    /// The attachments that uplinks are looked for, by what they are connected to.
+    connected: BTreeMap<u32, Segment>,
+    node: &'a Node,
+}
+
+impl View<'_> {
+    /// The ports of attachments' bridges that are no attachment's.
+    fn ports(&self) -> BTreeMap<u32, Uplink> {
+        let (fast, switched) = (bridges(&self.on), bridges(&self.connected));
+        // A pod's device must never be taken for one: its packets would pass by what the pod's policies say. The group tells from
+        // the moment that the device is there until it is gone; those of other plugins have none.
+        let own: BTreeSet<u32> = self.members.values().map(|member| member.device).collect();
+        let is_own = |link: &ForwardingState| own.contains(&link.index) || link.group & OWN_GROUPS != 0;
+        let uplink = |link: &ForwardingState| {
+            let bridge = link.controller.filter(|bridge| switched.contains(bridge))?;
+            let status = match fast.contains(&bridge) {
+                true => port(self.mode, bridge, link, self.node),
+                false => Err(Reason::Idle),
             };
-            // A bridge's port with a default route of its own is the bridge's: what comes in by it never gets as far.
-            wires.uplinks.entry(link.index).or_insert(wire);
-        }
+            let (name, segment) = (link.name.clone(), Segment::Bridge(bridge));
+            Some(Uplink { name, segment, status, xdp: self.xdp.mode(link) })
+        };
+        let links = self.node.links.iter().filter(|(_, link)| !is_own(link));
+        links.filter_map(|(index, link)| Some((*index, uplink(link)?))).collect()
     }
-    let routes = wires.uplinks.values().any(|wire| wire.segment == Segment::Routed && wire.standing.is_ok());
-    let gateways: BTreeSet<u32> =
-        bridges.into_iter().filter(|bridge| routes && is_gateway(mode, *bridge, node)).collect();
-    for index in wires.uplinks.keys().chain(&gateways) {
-        let wire = wires.uplinks.get(index).filter(|wire| wire.standing.is_ok() || wire.early.is_some());
-        let gateway = gateways.contains(index);
-        if let Some(link) = node.links.get(index).filter(|_| gateway || wire.is_some()) {
+
+    /// The devices of default routes.
+    fn routers(&self) -> BTreeMap<u32, Uplink> {
+        if self.connected.is_empty() {
+            return BTreeMap::new();
+        }
+        let links = self.node.default_routes.iter().filter_map(|index| self.node.links.get(index));
+        let uplink = |link: &ForwardingState| Uplink {
+            name: link.name.clone(),
+            segment: Segment::Routed,
+            status: if self.on.is_empty() { Err(Reason::Idle) } else { router(self.mode, link, self.node) },
+            xdp: self.xdp.mode(link).filter(|_| link.mac.is_some()),
+        };
+        links.map(|link| (link.index, uplink(link))).collect()
+    }
+
+    /// The bridges that the node routes from and to by the fast path.
+    fn gateways(&self, uplinks: &BTreeMap<u32, Uplink>) -> BTreeSet<u32> {
+        let routes = routes(uplinks);
+        let is_one = |bridge: &u32| routes && is_gateway(self.mode, *bridge, self.node);
+        bridges(&self.on).into_iter().filter(is_one).collect()
+    }
+
+    /// The entries of uplinks and gateways for the packet programs.
+    fn entries(
+        &self,
+        uplinks: &BTreeMap<u32, Uplink>,
+        gateways: &BTreeSet<u32>,
+    ) -> BTreeMap<u32, bpf::Uplink> {
+        let entry = |index: &u32| {
+            let gateway = gateways.contains(index);
+            let uplink = uplinks.get(index).filter(|uplink| uplink.status.is_ok() || uplink.xdp.is_some());
+            let link = self.node.links.get(index).filter(|_| gateway || uplink.is_some())?;
             let entry = bpf::Uplink {
-                leads_to: wire.map(|wire| wire.segment),
-                fast: wire.is_some_and(|wire| wire.standing.is_ok()),
-                early: wire.and_then(Wire::dropped),
+                leads_to: uplink.map(|uplink| uplink.segment),
+                fast: uplink.is_some_and(|uplink| uplink.status.is_ok()),
+                xdp: uplink.and_then(Uplink::dropped),
                 gateway,
                 mtu: link.mtu,
                 mac: link.mac.unwrap_or(Mac([0; 6])),
             };
-            wires.entries.insert(*index, entry);
+            Some((*index, entry))
+        };
+        uplinks.keys().chain(gateways).filter_map(entry).collect()
+    }
+
+    /// The addresses that the node routes to by the fast path.
+    fn routed_locals(
+        &self,
+        uplinks: &BTreeMap<u32, Uplink>,
+        gateways: &BTreeSet<u32>,
+    ) -> BTreeMap<Local, u32> {
+        let routes = routes(uplinks);
+        let is_routed = |id: &u32| match self.on.get(id) {
+            Some(Segment::Routed) => routes,
+            Some(Segment::Bridge(bridge)) => gateways.contains(bridge),
+            None => false,
+        };
+        let mut locals = BTreeMap::new();
+        for (id, member) in self.members.iter().filter(|(id, _)| is_routed(id)) {
+            locals.extend(member.addresses.iter().map(|address| ((Segment::Routed, *address), *id)));
         }
+        locals
     }
-    let is_routed = |id: &u32| match on.get(id) {
-        Some(Segment::Routed) => routes,
-        Some(Segment::Bridge(bridge)) => gateways.contains(bridge),
-        None => false,
-    };
-    for (id, member) in members.iter().filter(|(id, _)| is_routed(id)) {
-        wires.locals.extend(member.addresses.iter().map(|address| ((Segment::Routed, *address), *id)));
+
+    /// The addresses behind uplinks that run the XDP program.
+    fn xdp_locals(&self, uplinks: &BTreeMap<u32, Uplink>) -> BTreeMap<Local, u32> {
+        let by_xdp: BTreeSet<Segment> =
+            uplinks.values().filter(|uplink| uplink.xdp.is_some()).map(|uplink| uplink.segment).collect();
+        let mut locals = BTreeMap::new();
+        for (id, segment) in self.connected.iter().filter(|(_, segment)| by_xdp.contains(segment)) {
+            let Some(member) = self.members.get(id) else { continue };
+            locals.extend(member.addresses.iter().map(|address| ((*segment, *address), *id)));
+            // An Ethernet address stands as the link-local address that follows from it, which is the pod's as well.
+            let by_mac = link_local(netattach_common::Mac { octets: member.mac.0 });
+            locals.insert((*segment, IpAddr::V6(by_mac.into())), *id);
+        }
+        locals
     }
-    let early: BTreeSet<Segment> =
-        wires.uplinks.values().filter(|wire| wire.early.is_some()).map(|wire| wire.segment).collect();
-    for (id, segment) in attached.into_iter().filter(|(_, segment)| early.contains(segment)) {
-        let Some(member) = members.get(&id) else { continue };
-        wires.locals.extend(member.addresses.iter().map(|address| ((segment, *address), id)));
-        // An Ethernet address stands as the link-local address that follows from it, which is the pod's as well.
-        let by_mac = link_local(netattach_common::Mac { octets: member.mac.0 });
-        wires.locals.insert((segment, IpAddr::V6(by_mac.into())), id);
-    }
-    wires
 }
 
-/// What attachments are connected to, whether they take the fast path or not.
+fn bridges(segments: &BTreeMap<u32, Segment>) -> BTreeSet<u32> {
+    segments.values().filter_map(|segment| segment.bridge()).collect()
+}
+
+/// Whether the node routes by an uplink on the fast path.
+fn routes(uplinks: &BTreeMap<u32, Uplink>) -> bool {
+    uplinks.values().any(|uplink| uplink.segment == Segment::Routed && uplink.status.is_ok())
+}
+
+/// The segments of attachments, whether they take the fast path or not.
 fn segments(members: &BTreeMap<u32, Member>, node: &Node) -> BTreeMap<u32, Segment> {
     let segment = |member: &Member| {
         let link = node.links.get(&member.device)?;
@@ -152,13 +215,13 @@ fn segments(members: &BTreeMap<u32, Member>, node: &Node) -> BTreeMap<u32, Segme
     members.iter().filter_map(|(id, member)| Some((*id, segment(member)?))).collect()
 }
 
-impl Wire {
-    /// What is dropped early. That a policy does not allow a frame is certain only where nothing on its way to the pod would
+impl Uplink {
+    /// What the XDP program drops. That a policy does not allow a frame is certain only where nothing on its way to the pod would
     /// make another of it.
-    fn dropped(&self) -> Option<Early> {
-        self.early?;
-        let certain = self.standing.is_ok() && self.segment != Segment::Routed;
-        Some(if certain { Early::SpoofedAndDenied } else { Early::Spoofed })
+    fn dropped(&self) -> Option<XdpDrops> {
+        self.xdp?;
+        let certain = self.status.is_ok() && self.segment != Segment::Routed;
+        Some(if certain { XdpDrops::SpoofedAndDenied } else { XdpDrops::Spoofed })
     }
 }
 
@@ -187,8 +250,8 @@ fn router(mode: Mode, link: &ForwardingState, node: &Node) -> Result<(), Reason>
     first(mode, [(node.filters.ip, Reason::IpRules), rules, programs], always)
 }
 
-/// What others do with what a device receives, behind our program. What it sends they see in any case, and XDP programs what
-/// it receives.
+/// Rules and programs of others for the packets that a device receives, behind our program. Packets that it sends they see in
+/// any case, and XDP programs see those that it receives.
 fn received(link: &ForwardingState, node: &Node) -> [(bool, Reason); 2] {
     let programs = node.others.get(&link.index).is_some_and(|others| others.ingress);
     [(node.filters.are_on(link), Reason::DeviceRules), (programs, Reason::Programs)]
@@ -212,7 +275,7 @@ mod tests {
     use crate::netlink::{BridgeState, PortState};
 
     const BRIDGE: u32 = 3;
-    const WIRE: u32 = 4;
+    const PORT: u32 = 4;
     const ROUTER: u32 = 5;
     const SWITCHED: u32 = 10;
     const ROUTED: u32 = 11;
@@ -239,12 +302,12 @@ mod tests {
         ForwardingState { controller: Some(bridge), port: Some(port), ..link(index) }
     }
 
-    /// A bridge with an attachment and a wire, a routed attachment, and a device with the default route.
+    /// A bridge with an attachment and a uplink, a routed attachment, and a device with the default route.
     fn node() -> Node {
         let bridge = BridgeState { ageing: 30_000, ..BridgeState::default() };
         let links = [
             ForwardingState { bridge: Some(bridge), ..link(BRIDGE) },
-            port_of(WIRE, BRIDGE),
+            port_of(PORT, BRIDGE),
             ForwardingState { discipline: "fq_codel".into(), ..link(ROUTER) },
             port_of(SWITCHED, BRIDGE),
             link(ROUTED),
@@ -261,11 +324,11 @@ mod tests {
         [(1, member(1, SWITCHED, false)), (2, member(2, ROUTED, true))].into()
     }
 
-    fn wires(mode: Mode, members: &BTreeMap<u32, Member>, node: &Node) -> Wires {
+    fn uplinks(mode: Mode, members: &BTreeMap<u32, Member>, node: &Node) -> Uplinks {
         with_xdp(mode, Xdp::Off, members, node)
     }
 
-    fn with_xdp(mode: Mode, xdp: Xdp, members: &BTreeMap<u32, Member>, node: &Node) -> Wires {
+    fn with_xdp(mode: Mode, xdp: Xdp, members: &BTreeMap<u32, Member>, node: &Node) -> Uplinks {
         crate::fast_path::uplink::decide(mode, xdp, members, &decide::decide(mode, members, node), node)
     }
 
@@ -275,36 +338,36 @@ mod tests {
 
     fn entry(leads_to: impl Into<Option<Segment>>, gateway: bool) -> bpf::Uplink {
         let leads_to = leads_to.into();
-        bpf::Uplink { leads_to, fast: leads_to.is_some(), early: None, gateway, mtu: 1500, mac: MAC }
+        bpf::Uplink { leads_to, fast: leads_to.is_some(), xdp: None, gateway, mtu: 1500, mac: MAC }
     }
 
     #[test]
     fn a_foreign_port_and_the_default_route_are_uplinks_and_the_bridge_is_a_gateway() {
-        let wire = |index, segment| {
-            (index, Wire { name: format!("dev{index}"), segment, standing: Ok(()), early: None })
+        let uplink = |index, segment| {
+            (index, Uplink { name: format!("dev{index}"), segment, status: Ok(()), xdp: None })
         };
-        let expected = Wires {
-            uplinks: [wire(WIRE, Segment::Bridge(BRIDGE)), wire(ROUTER, Segment::Routed)].into(),
+        let expected = Uplinks {
+            uplinks: [uplink(PORT, Segment::Bridge(BRIDGE)), uplink(ROUTER, Segment::Routed)].into(),
             entries: [
                 (BRIDGE, entry(None, true)),
-                (WIRE, entry(Segment::Bridge(BRIDGE), false)),
+                (PORT, entry(Segment::Bridge(BRIDGE), false)),
                 (ROUTER, entry(Segment::Routed, false)),
             ]
             .into(),
             locals: [local(1), local(2)].into(),
         };
-        assert_eq!(wires(Mode::Auto, &members(), &node()), expected);
-        assert_eq!(wires(Mode::On, &members(), &node()), expected);
-        assert_eq!(expected.running(), [WIRE, ROUTER].into());
+        assert_eq!(uplinks(Mode::Auto, &members(), &node()), expected);
+        assert_eq!(uplinks(Mode::On, &members(), &node()), expected);
+        assert_eq!(expected.running(), [PORT, ROUTER].into());
     }
 
     #[test]
     fn without_attachments_on_the_fast_path_there_are_none() {
-        assert_eq!(wires(Mode::Off, &members(), &node()), Wires::default());
-        assert_eq!(wires(Mode::Auto, &BTreeMap::new(), &node()), Wires::default());
+        assert_eq!(uplinks(Mode::Off, &members(), &node()), Uplinks::default());
+        assert_eq!(uplinks(Mode::Auto, &BTreeMap::new(), &node()), Uplinks::default());
         let mut only_routed = members();
         only_routed.remove(&1);
-        let found = wires(Mode::Auto, &only_routed, &node());
+        let found = uplinks(Mode::Auto, &only_routed, &node());
         // The port of the other attachment is none of this one's.
         assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&ROUTER]);
         assert_eq!(found.locals, [local(2)].into());
@@ -314,28 +377,28 @@ mod tests {
     fn a_port_of_a_pod_that_comes_or_goes_is_none() {
         let mut node = node();
         node.links.insert(99, ForwardingState { group: OWN_GROUPS | 7, ..port_of(99, BRIDGE) });
-        let found = wires(Mode::Auto, &members(), &node);
-        assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&WIRE, &ROUTER]);
+        let found = uplinks(Mode::Auto, &members(), &node);
+        assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&PORT, &ROUTER]);
     }
 
     #[test]
     fn a_bridge_with_the_default_route_leads_out_and_is_a_gateway() {
         let mut node = node();
         node.default_routes = [BRIDGE].into();
-        let found = wires(Mode::Auto, &members(), &node);
+        let found = uplinks(Mode::Auto, &members(), &node);
         assert_eq!(found.entries[&BRIDGE], entry(Segment::Routed, true));
-        assert_eq!(found.running(), [BRIDGE, WIRE].into());
+        assert_eq!(found.running(), [BRIDGE, PORT].into());
     }
 
-    /// How the bridge's wire and the router stand with `auto` and with `on`, after a change.
+    /// How the bridge's uplink and the router stand with `auto` and with `on`, after a change.
     fn with(change: impl FnOnce(&mut Node)) -> [[Option<&'static str>; 2]; 2] {
         let mut node = node();
         change(&mut node);
-        [WIRE, ROUTER].map(|index| {
+        [PORT, ROUTER].map(|index| {
             [Mode::Auto, Mode::On].map(|mode| {
-                let found = wires(mode, &members(), &node);
+                let found = uplinks(mode, &members(), &node);
                 assert_eq!(found.entries.contains_key(&index), found.running().contains(&index));
-                found.uplinks[&index].standing.as_ref().err().map(Reason::name)
+                found.uplinks[&index].status.as_ref().err().map(Reason::name)
             })
         })
     }
@@ -348,7 +411,7 @@ mod tests {
         let put = |node: &mut Node, link: ForwardingState| drop(node.links.insert(link.index, link));
         let port = |change: fn(&mut PortState)| {
             with(|node| {
-                let mut link = of(node, WIRE);
+                let mut link = of(node, PORT);
                 change(link.port.as_mut().unwrap());
                 put(node, link);
             })
@@ -382,28 +445,28 @@ mod tests {
         let fine = [None; 2];
         assert_eq!(with(|node| node.filters.ip = true), [fine, unless_on("ip-rules")]);
         for (index, expected) in
-            [(WIRE, [unless_on("device-rules"), fine]), (ROUTER, [fine, unless_on("device-rules")])]
+            [(PORT, [unless_on("device-rules"), fine]), (ROUTER, [fine, unless_on("device-rules")])]
         {
             assert_eq!(with(|node| node.filters.devices = [format!("dev{index}")].into()), expected);
         }
         let ingress = Others { ingress: true, egress: false };
         for (index, expected) in
-            [(WIRE, [unless_on("programs"), fine]), (ROUTER, [fine, unless_on("programs")])]
+            [(PORT, [unless_on("programs"), fine]), (ROUTER, [fine, unless_on("programs")])]
         {
             assert_eq!(with(|node| node.others = [(index, ingress)].into()), expected);
         }
         // What is sent meets them in any case.
         let egress = Others { ingress: false, egress: true };
-        assert_eq!(with(|node| node.others = [(WIRE, egress), (ROUTER, egress)].into()), [fine; 2]);
+        assert_eq!(with(|node| node.others = [(PORT, egress), (ROUTER, egress)].into()), [fine; 2]);
     }
 
     #[test]
     fn uplinks_that_drop_early_know_all_attachments_that_they_lead_to() {
         let bridge = Segment::Bridge(BRIDGE);
         let found = with_xdp(Mode::Auto, Xdp::Native, &members(), &node());
-        assert_eq!(found.early(), [(WIRE, XdpMode::Native), (ROUTER, XdpMode::Native)].into());
-        let early = |index: u32| found.entries[&index].early;
-        assert_eq!([early(WIRE), early(ROUTER)], [Some(Early::SpoofedAndDenied), Some(Early::Spoofed)]);
+        assert_eq!(found.xdp(), [(PORT, XdpMode::Native), (ROUTER, XdpMode::Native)].into());
+        let xdp = |index: u32| found.entries[&index].xdp;
+        assert_eq!([xdp(PORT), xdp(ROUTER)], [Some(XdpDrops::SpoofedAndDenied), Some(XdpDrops::Spoofed)]);
         let by_mac =
             |segment, id: u8| ((segment, format!("fe80::ff:fe00:{id:x}").parse().unwrap()), id.into());
         let expected =
@@ -413,26 +476,26 @@ mod tests {
         // Off the fast path only what claims to be a pod is certain.
         let found = with_xdp(Mode::Off, Xdp::Generic, &members(), &node());
         assert_eq!(found.running(), BTreeSet::new());
-        assert!(found.uplinks.values().all(|wire| wire.standing == Err(Reason::Idle)));
-        assert_eq!(found.entries[&WIRE].early, Some(Early::Spoofed));
-        assert!(!found.entries[&WIRE].fast && !found.entries.contains_key(&BRIDGE));
-        assert_eq!(found.early(), [(WIRE, XdpMode::Generic), (ROUTER, XdpMode::Generic)].into());
+        assert!(found.uplinks.values().all(|uplink| uplink.status == Err(Reason::Idle)));
+        assert_eq!(found.entries[&PORT].xdp, Some(XdpDrops::Spoofed));
+        assert!(!found.entries[&PORT].fast && !found.entries.contains_key(&BRIDGE));
+        assert_eq!(found.xdp(), [(PORT, XdpMode::Generic), (ROUTER, XdpMode::Generic)].into());
     }
 
     #[test]
     fn by_itself_no_veth_drops_early() {
         let mut node = node();
-        node.links.get_mut(&WIRE).unwrap().kind = "veth".into();
+        node.links.get_mut(&PORT).unwrap().kind = "veth".into();
         let found = with_xdp(Mode::Auto, Xdp::Auto, &members(), &node);
-        assert_eq!(found.early(), [(ROUTER, XdpMode::Native)].into());
+        assert_eq!(found.xdp(), [(ROUTER, XdpMode::Native)].into());
     }
 
     #[test]
     fn a_bridge_that_others_look_at_is_no_gateway_and_stays_a_switch() {
         let others = Others { ingress: false, egress: true };
         let node = Node { others: [(BRIDGE, others)].into(), ..node() };
-        let found = wires(Mode::Auto, &members(), &node);
+        let found = uplinks(Mode::Auto, &members(), &node);
         assert!(!found.entries.contains_key(&BRIDGE));
-        assert_eq!((found.running(), found.locals), ([WIRE, ROUTER].into(), [local(2)].into()));
+        assert_eq!((found.running(), found.locals), ([PORT, ROUTER].into(), [local(2)].into()));
     }
 }

@@ -1,4 +1,4 @@
-//! The early program, which drivers of uplinks run (XDP).
+//! The XDP program, which drivers of uplinks run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,9 +36,9 @@ impl Xdp {
 }
 
 /// How the uplinks run the program that should, by index: the mode, or why they do not.
-pub(super) type Standings = BTreeMap<u32, Result<XdpMode, String>>;
+pub(super) type XdpStates = BTreeMap<u32, Result<XdpMode, String>>;
 
-/// Has these devices run the program, and no others. `first`: whatever runs may be another agent's. A device that cannot is no
+/// Has these devices run the program, and no others. `first`: programs that run may be another agent's. A device that cannot is no
 /// reason to stop.
 ///
 /// # Errors
@@ -47,14 +47,14 @@ pub(super) fn keep(
     maps: &bpf::FastPath,
     wanted: &BTreeMap<u32, XdpMode>,
     first: bool,
-) -> Result<Standings, BpfError> {
-    let running: BTreeSet<(u32, XdpMode)> = maps.early_devices()?;
+) -> Result<XdpStates, BpfError> {
+    let running: BTreeSet<(u32, XdpMode)> = maps.xdp_devices()?;
     for (index, mode) in running.iter().filter(|(index, mode)| wanted.get(index) != Some(mode)) {
-        maps.detach_early(*index, *mode)?;
+        maps.detach_xdp(*index, *mode)?;
     }
     let keep_one = |(index, mode): (&u32, &XdpMode)| {
         let attached = if first || !running.contains(&(*index, *mode)) {
-            maps.attach_early(*index, *mode)
+            maps.attach_xdp(*index, *mode)
         } else {
             Ok(())
         };

@@ -28,7 +28,7 @@ pub(super) struct HookProgram {
     pub(super) hook: Hook,
     /// Number of the filter that runs it.
     pub(super) number: u32,
-    /// What the filter tells it (`tc_classid`).
+    /// The class that the filter passes to it (`tc_classid`).
     pub(super) class: u16,
     /// The program that the filter runs.
     pub(super) program: Program,

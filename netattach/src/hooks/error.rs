@@ -1,4 +1,4 @@
-//! Why programs do not run where they should.
+//! Errors of attaching programs.
 
 use crate::bpf::BpfError;
 use crate::netlink;

@@ -29,7 +29,7 @@ pub enum AttachBy {
     Auto,
     /// By clsact filters: 70 us.
     Clsact,
-    /// By tcx links (Linux 6.6), which nobody removes by accident: two grace periods for each device.
+    /// By tcx links (Linux 6.6), which are not removed by accident: two grace periods for each device.
     Tcx,
 }
 
@@ -51,7 +51,7 @@ impl AttachMode {
         }
     }
 
-    /// As status shows it.
+    /// Its name in `netattachctl status`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Clsact => "clsact",
@@ -109,7 +109,7 @@ pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, N
 
 /// The same for all devices. Uplinks have tcx where there is a choice: a device drops what it is about to send in the moment in
 /// which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then, an uplink is in use, and
-/// nobody waits for its programs. A parent is in use too, but an ADD waits for its programs: three links would take it ten
+/// no request waits for its programs. A parent is in use too, but an ADD waits for its programs: three links would take it ten
 /// times as long as everything else. Devices in pods have links because the pod takes clsact off as it likes, and a link it
 /// cannot.
 ///

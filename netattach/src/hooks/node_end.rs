@@ -24,7 +24,7 @@ pub(crate) fn on(ifindex: u32) -> DeviceHooks<'static> {
     DeviceHooks { index: ifindex, pod: None, programs: programs.into(), first: true }
 }
 
-/// What earlier agents left on a device, in either mode.
+/// The programs that earlier agents left on a device, in either mode.
 #[derive(Debug)]
 pub(crate) struct Found {
     filters: DevicePrograms,

@@ -157,7 +157,7 @@ impl Parents {
         on(parent).missing(self.mode, dataplane.programs(), host)
     }
 
-    /// Puts the programs of an attachment's parent back where somebody has taken one off, and says whether it did. An
+    /// Puts the programs of an attachment's parent back where one is missing, and says whether it did. An
     /// attachment that is going may have been the last that needed them.
     pub(crate) fn restore(
         &self,
@@ -184,7 +184,7 @@ impl Parents {
             card: host.link_by_index(parent)?.kind.is_empty(),
             strangers: self.strangers,
             own_clsact: match self.mode {
-                // Until it is known: one that is left over would be nobody's.
+                // Until it is known: one that is left over would never be removed.
                 AttachMode::Clsact => known.is_none_or(|known| known.own_clsact),
                 AttachMode::Tcx => had_own_clsact,
             },
@@ -202,12 +202,12 @@ impl Parents {
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        // What a panic left half done, the next repeats.
+        // After a panic: the next attempt repeats what was left half done.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Takes the programs off a parent, in whatever mode they were attached.
+/// Takes the programs off a parent, in either mode.
 fn uncover(dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {
     let own_clsact = dataplane.parents().covered().get(&parent).is_some_and(|covered| covered.own_clsact);
     for mode in [AttachMode::Tcx, AttachMode::Clsact] {

@@ -13,7 +13,7 @@ pub(crate) enum HookPoint {
     NodeEnd(u32),
     /// On the parent of its macvlan; copies of group frames are judged on the macvlan itself.
     Parent {
-        /// What is its own on the parent.
+        /// Its entry in the map of parents.
         on: OnParent,
         /// The macvlan.
         macvlan: PodDevice,

@@ -15,7 +15,7 @@ const NUMBERS: [u32; 2] = [UPLINK_OWN_CLSACT, UPLINK_FOREIGN_CLSACT];
 
 /// The program on an uplink, with the filter of this number.
 fn on(ifindex: u32, number: u32) -> DeviceHooks<'static> {
-    let program = Program::Wire;
+    let program = Program::Uplink;
     let link = Some(LinkPlace::Node { ifindex, program });
     let programs = vec![HookProgram { hook: Hook::Ingress, number, class: 0, program, link }];
     DeviceHooks { index: ifindex, pod: None, programs, first: false }
@@ -36,7 +36,7 @@ pub(crate) fn attach(
     if let Some(number) = found.first() {
         return attach_as(*number).map(drop);
     }
-    // Until it is known, the clsact counts as ours: one that is left over would belong to nobody.
+    // Until it is known, the clsact counts as ours: one that is left over would never be removed.
     if attach_as(UPLINK_OWN_CLSACT)? {
         return Ok(());
     }
@@ -79,7 +79,7 @@ pub(crate) fn running(
     attachments: &BTreeSet<u32>,
     host: &mut Handle,
 ) -> Result<BTreeSet<u32>, HookError> {
-    let mut running = programs.linked_devices(&[Program::Wire])?;
+    let mut running = programs.linked_devices(&[Program::Uplink])?;
     let links = host.forwarding_states()?.into_iter();
     for link in links.filter(|link| !attachments.contains(&link.index)) {
         if !numbers(link.index, host)?.is_empty() {

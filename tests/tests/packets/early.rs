@@ -1,6 +1,6 @@
 //! What an uplink's driver drops.
 
-use netattach::bpf::{Early, Place, Segment, Uplink};
+use netattach::bpf::{Place, Segment, Uplink, XdpDrops};
 use netattach_common::attachment::link_local;
 use netattach_tests::other_programs::run_xdp;
 
@@ -16,12 +16,12 @@ struct EarlyRig(FastRig);
 
 impl EarlyRig {
     /// The loopback device is an uplink that leads to the peer.
-    fn new(leads_to: Segment, early: Option<Early>) -> Self {
+    fn new(leads_to: Segment, xdp: Option<XdpDrops>) -> Self {
         let mut rig = FastRig::new();
         rig.rig.dataplane.attachments().unbind(DEVICE).unwrap();
         rig.fast.put(PEER, Place { segment: leads_to, mtu: 1500, mac: PEER_MAC }).unwrap();
         let mac = Mac([0; 6]);
-        let uplink = Uplink { leads_to: Some(leads_to), fast: true, early, gateway: false, mtu: 1500, mac };
+        let uplink = Uplink { leads_to: Some(leads_to), fast: true, xdp, gateway: false, mtu: 1500, mac };
         rig.fast.set_uplinks([(DEVICE, uplink)].into()).unwrap();
         let by_mac = IpAddr::V6(link_local(netattach_common::Mac { octets: PEER_MAC.0 }).into());
         let addresses = [PEER_V4.parse().unwrap(), PEER_V6.parse().unwrap(), by_mac];
@@ -31,7 +31,7 @@ impl EarlyRig {
 
     /// On the peer's bridge, and the peer may be reached by UDP on port 80 from one host.
     fn isolated() -> Self {
-        let rig = Self::new(Segment::Bridge(BRIDGE), Some(Early::SpoofedAndDenied));
+        let rig = Self::new(Segment::Bridge(BRIDGE), Some(XdpDrops::SpoofedAndDenied));
         let from_one = policy(&[("10.0.0.9/32", 1), ("fd00::9/128", 1)], &[(1, port(17, 80))]);
         let ingress = rig.0.rig.install(&from_one);
         rig.0.rig.dataplane.policies().set(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
@@ -71,7 +71,7 @@ fn outside6() -> Packet {
 
 #[test]
 fn what_claims_to_be_an_attachment_is_dropped() {
-    let rig = EarlyRig::new(Segment::Bridge(BRIDGE), Some(Early::Spoofed));
+    let rig = EarlyRig::new(Segment::Bridge(BRIDGE), Some(XdpDrops::Spoofed));
     let link_local = link_local(netattach_common::Mac { octets: PEER_MAC.0 });
     for packet in [
         outside().from_mac(PEER_MAC).udp(1, 2),
@@ -147,7 +147,7 @@ fn without_a_policy_in_force_or_off_the_bridge_nothing_is_refused() {
     assert_eq!(rig.receive(&refused), None);
 
     let spoofed = Packet::between(PEER_V4, "10.0.0.1").from_mac(OUTSIDE).udp(1, 2);
-    let routed = EarlyRig::new(Segment::Routed, Some(Early::Spoofed));
+    let routed = EarlyRig::new(Segment::Routed, Some(XdpDrops::Spoofed));
     assert_eq!(routed.receive(&spoofed), Some(DropReason::WireSource));
     assert_eq!(routed.receive(&refused), None);
     let none = EarlyRig::new(Segment::Bridge(BRIDGE), None);

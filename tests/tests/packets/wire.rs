@@ -39,7 +39,7 @@ impl WireRig {
         let mut rig = FastRig::new();
         rig.rig.dataplane.attachments().unbind(DEVICE).unwrap();
         let uplink =
-            Uplink { leads_to: Some(leads_to), fast: true, early: None, gateway: false, mtu: 1500, mac: OWN };
+            Uplink { leads_to: Some(leads_to), fast: true, xdp: None, gateway: false, mtu: 1500, mac: OWN };
         rig.fast.set_uplinks([(DEVICE, uplink)].into()).unwrap();
         let locals = [PEER_V4, PEER_V6].map(|address| ((Segment::Routed, address.parse().unwrap()), PEER));
         rig.fast.set_locals(locals.into()).unwrap();
