@@ -166,6 +166,16 @@ impl Link {
         }
     }
 
+    /// How it shares its parent, in words: links that share a parent in different ways cannot be on it together. `None`: it
+    /// has no parent.
+    pub fn sharing(&self) -> Option<&'static str> {
+        match self {
+            Self::Veth(_) => None,
+            Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) => Some("a macvlan in mode passthru"),
+            Self::Macvlan(_) => Some("macvlans"),
+        }
+    }
+
     /// Name of the end in the node's namespace, where it has one.
     pub fn node_end(&self) -> Option<&str> {
         match self.tie() {

@@ -119,8 +119,7 @@ impl Executor<'_> {
     fn effect(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<Output, StepError> {
         match step {
             Step::EnsureBridge(bridge) => self.bridge(bridge),
-            Step::CreateLink(spec::Link::Veth(veth)) => self.veth(at, attachment, veth),
-            Step::CreateLink(spec::Link::Macvlan(macvlan)) => self.macvlan(attachment, macvlan),
+            Step::CreateLink(link) => self.create_link(at, attachment, link),
             Step::RaiseLoopback => self.loopback(),
             Step::Lease(config) => timing::part("lease", || self.lease(at, attachment, config)),
             Step::Delegate(delegate) => timing::part("plugin", || self.delegate(at, attachment, delegate)),
@@ -168,6 +167,24 @@ impl Executor<'_> {
         Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made: ensured.created }))
     }
 
+    fn create_link(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        link: &spec::Link,
+    ) -> Result<Output, StepError> {
+        if let Some(wanted) = link.sharing() {
+            let parent = self.parent(link.parent())?;
+            let shared = self.node.occupied.share(parent.index, wanted, self.sandbox, attachment);
+            shared.map_err(|present| StepError::ParentShared { parent: parent.name, present, wanted })?;
+        }
+        let created = match link {
+            spec::Link::Veth(veth) => self.veth(at, attachment, veth),
+            spec::Link::Macvlan(macvlan) => self.macvlan(attachment, macvlan),
+        };
+        created.map_err(|error| not_created(link, error))
+    }
+
     fn veth(
         &mut self,
         at: StepRef,
@@ -205,9 +222,7 @@ impl Executor<'_> {
 
     fn macvlan(&mut self, attachment: &AttachmentPlan, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
         let parent = self.parent(macvlan.parent.as_deref())?;
-        if let Some(mtu) = macvlan.mtu.filter(|mtu| *mtu > parent.mtu) {
-            return Err(StepError::Mtu { mtu, max: parent.mtu });
-        }
+        check_mtu(macvlan.mtu, &parent)?;
         // One that takes its parent over has its parent's address, whatever is asked for.
         let shares = macvlan.mode != spec::MacvlanMode::Passthru;
         if let Some(mac) = macvlan.mac.filter(|_| shares) {
@@ -480,6 +495,25 @@ impl Executor<'_> {
     /// The ends of the attachment's link.
     fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
         result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
+    }
+}
+
+/// A link has no larger MTU than its parent.
+fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), StepError> {
+    match mtu.filter(|mtu| *mtu > parent.mtu) {
+        Some(mtu) => Err(StepError::Mtu { mtu, max: parent.mtu }),
+        None => Ok(()),
+    }
+}
+
+/// What the kernel's refusal of a new link means.
+fn not_created(link: &spec::Link, error: StepError) -> StepError {
+    use rustix::io::Errno;
+    let StepError::Netlink(source) = error else { return error };
+    match (source.errno(), link.sharing()) {
+        (Some(Errno::OPNOTSUPP), _) => StepError::NoDriver { kind: link.kind(), source },
+        (Some(Errno::BUSY), Some(wanted)) => StepError::ParentBusy { wanted, source },
+        _ => StepError::Netlink(source),
     }
 }
 

@@ -157,13 +157,41 @@ pub enum StepError {
     /// The interface is there already.
     #[error("the pod has an interface named {0} already")]
     NameTaken(String),
-    /// A macvlan's MTU is larger than its parent's.
+    /// A link's MTU is larger than its parent's.
     #[error("mtu {mtu} is larger than {max}, the MTU of the parent")]
     Mtu {
         /// Asked for, in bytes.
         mtu: u32,
         /// The parent's, in bytes.
         max: u32,
+    },
+    /// The parent carries links that another one cannot be beside.
+    #[error("the parent {parent} carries {present}, and {wanted} cannot be on it beside them")]
+    ParentShared {
+        /// Name of the parent.
+        parent: String,
+        /// What it carries.
+        present: &'static str,
+        /// What was to come.
+        wanted: &'static str,
+    },
+    /// Something else has the parent.
+    #[error("the parent cannot carry {wanted}: a bridge, a bond or links of another kind have it already")]
+    ParentBusy {
+        /// What was to come.
+        wanted: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: netlink::Error,
+    },
+    /// The kernel has no driver for links of that kind.
+    #[error("the kernel of this node has no driver for links of kind {kind}")]
+    NoDriver {
+        /// Which kind.
+        kind: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: netlink::Error,
     },
     /// The address that was asked for is somebody else's.
     #[error("{address} is taken: {holder}")]
@@ -371,6 +399,8 @@ fn step_code(error: &StepError) -> u32 {
         StepError::Mtu { .. }
         | StepError::AddressTaken { .. }
         | StepError::SmallMtu(_)
+        | StepError::ParentShared { .. }
+        | StepError::ParentBusy { .. }
         | StepError::Unenforceable(_)
         | StepError::GatewayConflict { .. }
         | StepError::Gateway { .. }
@@ -379,6 +409,7 @@ fn step_code(error: &StepError) -> u32 {
             netlink::Error::NoSuchLink(_) | netlink::Error::WrongKind { .. } | netlink::Error::NoDefaultRoute,
         ) => code::INVALID_CONFIG,
         StepError::Lease(error) => lease_code(error),
+        StepError::NoDriver { .. } => code::NOT_AVAILABLE,
         StepError::Netlink(error) if error.errno().is_some() => errno_code(error),
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,

@@ -14,7 +14,7 @@ use crate::ipam::Owner;
 use crate::mac::Mac;
 use crate::netlink::{Handle, Station};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
-use crate::spec::Tie;
+use crate::spec::{Link, Tie};
 use crate::step::{Brought, Output};
 
 /// An address that only one may have on a segment.
@@ -86,7 +86,14 @@ impl fmt::Display for Holder {
 /// The addresses of attachments, and those of them that are being made.
 #[derive(Debug, Default)]
 pub struct Occupied {
-    held: Mutex<BTreeMap<(Segment, Address), Held>>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    held: BTreeMap<(Segment, Address), Held>,
+    /// How the links of each parent share it ([`Link::sharing`]), and whose they are.
+    shared: BTreeMap<Segment, Vec<(Owner, &'static str)>>,
 }
 
 #[derive(Debug, Clone)]
@@ -109,7 +116,7 @@ impl Occupied {
         attachment: &AttachmentPlan,
     ) -> Result<(), StepError> {
         let owner = owner(sandbox, attachment);
-        match self.lock().entry((segment, address)) {
+        match self.lock().held.entry((segment, address)) {
             Entry::Occupied(held) if held.get().owner == owner => Ok(()),
             Entry::Occupied(held) => {
                 let Held { owner, who } = held.get().clone();
@@ -130,6 +137,30 @@ impl Occupied {
         }
     }
 
+    /// A link of the attachment is on the parent from here on, until [`Occupied::release`], and shares it in that way. The kernel
+    /// would let a later ipvlan change the mode of all that are there.
+    ///
+    /// # Errors
+    /// The parent carries links that share it in another way: which.
+    pub(super) fn share(
+        &self,
+        parent: Segment,
+        how: &'static str,
+        sandbox: &Sandbox,
+        attachment: &AttachmentPlan,
+    ) -> Result<(), &'static str> {
+        let owner = owner(sandbox, attachment);
+        let mut inner = self.lock();
+        let links = inner.shared.entry(parent).or_default();
+        if let Some((_, other)) = links.iter().find(|(of, other)| *of != owner && *other != how) {
+            return Err(other);
+        }
+        if !links.iter().any(|(of, _)| *of == owner) {
+            links.push((owner, how));
+        }
+        Ok(())
+    }
+
     /// What an attached sandbox has. Of two that have the same, which they have from before this was looked at, one is kept.
     pub fn adopt(&self, attached: &Attached) {
         let Attached { plan, outputs, .. } = attached;
@@ -137,6 +168,10 @@ impl Occupied {
             // Numbers fit: see `Plan::steps`.
             let number = number as u16;
             let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
+            if let Some(how) = attachment.link().and_then(Link::sharing) {
+                // Of two that cannot be beside each other the kernel has let both.
+                let _ = self.share(segment, how, &plan.sandbox, attachment);
+            }
             let mac = result::ends(outputs.of(number)).and_then(|ends| ends.pod.mac).map(Address::Mac);
             let leased = result::leased(attachment, outputs.of(number)).unwrap_or_default();
             let addresses = leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr()));
@@ -151,12 +186,17 @@ impl Occupied {
     pub fn release(&self, plan: &Plan) {
         let owners: Vec<Owner> =
             plan.attachments.iter().map(|attachment| owner(&plan.sandbox, attachment)).collect();
-        self.lock().retain(|_, held| !owners.contains(&held.owner));
+        let mut inner = self.lock();
+        inner.held.retain(|_, held| !owners.contains(&held.owner));
+        inner.shared.retain(|_, links| {
+            links.retain(|(owner, _)| !owners.contains(owner));
+            !links.is_empty()
+        });
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Segment, Address), Held>> {
-        // Every change is one.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every change is complete before anything that could panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -273,5 +313,20 @@ mod tests {
         }
         occupied.release(&a);
         assert_eq!(claim(7, mac, &b), Ok(()));
+    }
+    #[test]
+    fn links_that_share_a_parent_in_different_ways_are_not_on_it_together() {
+        let occupied = Occupied::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let share =
+            |parent, how, plan: &Plan| occupied.share(parent, how, &plan.sandbox, &plan.attachments[0]);
+        assert_eq!(share(7, "macvlans", &a), Ok(()));
+        assert_eq!(share(7, "macvlans", &a), Ok(()), "the same again");
+        assert_eq!(share(7, "macvlans", &b), Ok(()));
+        assert_eq!(share(8, "a macvlan in mode passthru", &b), Ok(()), "elsewhere");
+        occupied.release(&b);
+        assert_eq!(share(7, "a macvlan in mode passthru", &b), Err("macvlans"));
+        occupied.release(&a);
+        assert_eq!(share(7, "a macvlan in mode passthru", &b), Ok(()));
     }
 }

@@ -301,7 +301,7 @@ impl Enforce for Enforcer {
             return self.begin_if_due(attachment.id).map(drop);
         }
         self.programs.attach(attachment, host)?;
-        if !attachment.is_delegated() {
+        if let (HookPoint::NodeEnd(_), false) = (&attachment.point, attachment.is_delegated()) {
             self.fast.admit(attachment.member());
         }
         Ok(())

@@ -40,7 +40,7 @@ impl Roster {
     /// From here on nothing is run for an attachment. Says whether nothing can be running on a device in its pod: programs run
     /// there only where another plugin made the interface, and of an unknown attachment everything is possible.
     pub(super) fn end(&mut self, id: u32) -> bool {
-        self.points.remove(&id).is_some_and(|known| !known.delegated)
+        self.points.remove(&id).is_some_and(|known| !known.delegated && !matches!(known.point, HookPoint::Pod(_)))
     }
 
     /// Policies do not see an attachment any more. Says whether they did.
