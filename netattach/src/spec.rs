@@ -90,6 +90,36 @@ pub enum MacvlanMode {
     Passthru,
 }
 
+/// An ipvlan, created in the pod's namespace on a parent in the node's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ipvlan {
+    /// Name in the pod's namespace.
+    pub pod_name: String,
+    /// The parent; the interface of the node's default route when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Where packets are routed; the same for all ipvlans of one parent.
+    pub mode: IpvlanMode,
+    /// In bytes, at most the parent's; the parent's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// Link group: links of one group are deleted by one request.
+    pub group: u32,
+}
+
+/// Where the packets of the ipvlans of one parent are routed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IpvlanMode {
+    /// In the pod, which also resolves its neighbours' addresses.
+    #[default]
+    L2,
+    /// By the node; the pod has no neighbours.
+    L3,
+    /// As in [`IpvlanMode::L3`], through the node's netfilter hooks.
+    L3s,
+}
+
 /// A link that a step makes in the pod's namespace. Written as the step itself: `{"step": "create-veth", ...}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step")]
@@ -100,6 +130,9 @@ pub enum Link {
     /// A macvlan in the pod.
     #[serde(rename = "create-macvlan")]
     Macvlan(Macvlan),
+    /// An ipvlan in the pod.
+    #[serde(rename = "create-ipvlan")]
+    Ipvlan(Ipvlan),
 }
 
 /// What ties a link in a pod to the node.
@@ -126,17 +159,20 @@ pub enum Tie<'l> {
 pub enum LinkMode {
     /// Of a macvlan.
     Macvlan(MacvlanMode),
+    /// Of an ipvlan.
+    Ipvlan(IpvlanMode),
 }
 
 impl Link {
     /// Values of `step` in the written form.
-    pub const STEPS: [&str; 2] = ["create-veth", "create-macvlan"];
+    pub const STEPS: [&str; 3] = ["create-veth", "create-macvlan", "create-ipvlan"];
 
     /// The kernel's name of its kind.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Veth(_) => "veth",
             Self::Macvlan(_) => "macvlan",
+            Self::Ipvlan(_) => "ipvlan",
         }
     }
 
@@ -145,6 +181,7 @@ impl Link {
         match self {
             Self::Veth(veth) => &veth.pod_name,
             Self::Macvlan(macvlan) => &macvlan.pod_name,
+            Self::Ipvlan(ipvlan) => &ipvlan.pod_name,
         }
     }
 
@@ -155,6 +192,7 @@ impl Link {
             Self::Macvlan(macvlan) => {
                 Tie::Parent { name: macvlan.parent.as_deref(), siblings: macvlan.mode == MacvlanMode::Bridge }
             }
+            Self::Ipvlan(ipvlan) => Tie::Parent { name: ipvlan.parent.as_deref(), siblings: true },
         }
     }
 
@@ -163,6 +201,7 @@ impl Link {
         match self {
             Self::Veth(_) => None,
             Self::Macvlan(macvlan) => Some(LinkMode::Macvlan(macvlan.mode)),
+            Self::Ipvlan(ipvlan) => Some(LinkMode::Ipvlan(ipvlan.mode)),
         }
     }
 
@@ -173,6 +212,10 @@ impl Link {
             Self::Veth(_) => None,
             Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) => Some("a macvlan in mode passthru"),
             Self::Macvlan(_) => Some("macvlans"),
+            // The mode is the parent's: the last one that is made gives it to all.
+            Self::Ipvlan(Ipvlan { mode: IpvlanMode::L2, .. }) => Some("ipvlans in mode l2"),
+            Self::Ipvlan(Ipvlan { mode: IpvlanMode::L3, .. }) => Some("ipvlans in mode l3"),
+            Self::Ipvlan(Ipvlan { mode: IpvlanMode::L3s, .. }) => Some("ipvlans in mode l3s"),
         }
     }
 

@@ -181,6 +181,7 @@ impl Executor<'_> {
         let created = match link {
             spec::Link::Veth(veth) => self.veth(at, attachment, veth),
             spec::Link::Macvlan(macvlan) => self.macvlan(attachment, macvlan),
+            spec::Link::Ipvlan(ipvlan) => self.ipvlan(ipvlan),
         };
         created.map_err(|error| not_created(link, error))
     }
@@ -233,6 +234,14 @@ impl Executor<'_> {
         if let Some(mac) = pod.mac.filter(|_| shares) {
             self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
         }
+        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
+    }
+
+    fn ipvlan(&mut self, ipvlan: &spec::Ipvlan) -> Result<Output, StepError> {
+        let parent = self.parent(ipvlan.parent.as_deref())?;
+        check_mtu(ipvlan.mtu, &parent)?;
+        let pod = self.host.create_ipvlan(ipvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
         let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
         Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
     }

@@ -3,9 +3,10 @@
 //! A [`Driver`] turns its plugin's configuration into steps; what it cannot carry out it refuses by name. The
 //! same drivers serve the agent and the plain CNI executables.
 //!
-//! Drivers: `bridge`, `veth`, `macvlan`, `loopback`.
+//! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`.
 
 mod bridge;
+mod ipvlan;
 mod loopback;
 mod macvlan;
 mod veth;
@@ -46,7 +47,8 @@ pub trait Driver: Sync {
     fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
 
-static DRIVERS: [&dyn Driver; 4] = [&bridge::Bridge, &loopback::Loopback, &macvlan::Macvlan, &veth::Veth];
+static DRIVERS: [&dyn Driver; 5] =
+    [&bridge::Bridge, &ipvlan::Ipvlan, &loopback::Loopback, &macvlan::Macvlan, &veth::Veth];
 
 /// The driver of a plugin type, if netattach has one.
 pub fn driver(kind: &str) -> Option<&'static dyn Driver> {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoBridgePort, InfoData, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, LinkAttribute, LinkExtentMask,
-    LinkFlags, LinkInfo, LinkMessage, MacVlanMode, State,
+    InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, IpVlanMode,
+    LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, State,
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
@@ -234,6 +234,33 @@ impl Handle {
         self.socket.request(RouteNetlinkMessage::NewLink(chosen.build(link)), CREATE | EXCL).map(drop)
     }
 
+    /// Creates an ipvlan on `parent` directly in `pod`, down: under a temporary name, as the node may have a link of the final
+    /// one, see [`Handle::create_macvlan`]. It has its parent's address.
+    pub fn create_ipvlan(
+        &mut self,
+        ipvlan: &spec::Ipvlan,
+        parent: &LinkState,
+        pod: BorrowedFd<'_>,
+        pod_handle: &mut Handle,
+    ) -> Result<LinkState, Error> {
+        let name = ipvlan.pod_name.as_str();
+        let temporary = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(name.as_bytes()));
+        let data = InfoData::IpVlan(vec![InfoIpVlan::Mode(kernel_ipvlan_mode(ipvlan.mode))]);
+        let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::IpVlan)
+            .name(temporary.clone())
+            .link(parent.index)
+            .setns_by_fd(pod.as_raw_fd())
+            .link_group(ipvlan.group)
+            .mtu(ipvlan.mtu.unwrap_or(parent.mtu))
+            .set_info_data(data)
+            .build();
+        self.socket.request(RouteNetlinkMessage::NewLink(link), CREATE | EXCL)?;
+        let index = pod_handle.link(&temporary)?.index;
+        let rename = LinkUnspec::new_with_index(index).name(name).build();
+        pod_handle.socket.request(RouteNetlinkMessage::SetLink(rename), 0)?;
+        pod_handle.link(name)
+    }
+
     /// The bridge of that name, up; made when it is missing. Properties of an existing bridge are left alone
     /// except `promiscuous`, which is switched on when asked for.
     ///
@@ -426,6 +453,23 @@ fn kernel_mode(mode: spec::MacvlanMode) -> MacVlanMode {
     }
 }
 
+fn kernel_ipvlan_mode(mode: spec::IpvlanMode) -> IpVlanMode {
+    match mode {
+        spec::IpvlanMode::L2 => IpVlanMode::L2,
+        spec::IpvlanMode::L3 => IpVlanMode::L3,
+        spec::IpvlanMode::L3s => IpVlanMode::L3S,
+    }
+}
+
+fn observed_ipvlan_mode(mode: &IpVlanMode) -> Option<spec::IpvlanMode> {
+    Some(match mode {
+        IpVlanMode::L2 => spec::IpvlanMode::L2,
+        IpVlanMode::L3 => spec::IpvlanMode::L3,
+        IpVlanMode::L3S => spec::IpvlanMode::L3s,
+        _ => return None,
+    })
+}
+
 fn observed_mode(mode: &MacVlanMode) -> Option<spec::MacvlanMode> {
     Some(match mode {
         MacVlanMode::Bridge => spec::MacvlanMode::Bridge,
@@ -481,6 +525,14 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
                         LinkInfo::Data(InfoData::MacVlan(data)) => {
                             state.mode = data.iter().find_map(|datum| match datum {
                                 InfoMacVlan::Mode(mode) => observed_mode(mode).map(spec::LinkMode::Macvlan),
+                                _ => None,
+                            });
+                        }
+                        LinkInfo::Data(InfoData::IpVlan(data)) => {
+                            state.mode = data.iter().find_map(|datum| match datum {
+                                InfoIpVlan::Mode(mode) => {
+                                    observed_ipvlan_mode(mode).map(spec::LinkMode::Ipvlan)
+                                }
                                 _ => None,
                             });
                         }

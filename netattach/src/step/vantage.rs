@@ -26,6 +26,7 @@ impl Vantage {
         match link {
             spec::Link::Veth(_) => Self::Node,
             spec::Link::Macvlan(_) => Self::Parent,
+            spec::Link::Ipvlan(_) => Self::Pod,
         }
     }
 }

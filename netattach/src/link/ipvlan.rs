@@ -1,0 +1,87 @@
+//! `ipvlan`: an interface of the pod with the Ethernet address of its parent on the node, told from its siblings by IP address.
+//!
+//! The keys are those of the plugin of the same name in containernetworking/plugins, without `linkInContainer`, and `bandwidth`.
+//! Policy is enforced on the interface in the pod: frames between siblings never come to the parent, and on the parent
+//! all have its address. In mode l3s, packets reach the pod at the node's netfilter hook and pass no program on the interface
+//! (`drivers/net/ipvlan/ipvlan_l3s.c`): such an interface is not judged, and a pod that a policy selects is refused it.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{Driver, PlanError, Request, check_link_name, check_mtu};
+use crate::spec;
+use crate::step::{Configure, Step, Style};
+
+pub(super) struct Ipvlan;
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    #[serde(default)]
+    master: Option<String>,
+    #[serde(default)]
+    mode: Option<String>,
+    #[serde(default)]
+    mtu: Option<u32>,
+}
+
+impl Driver for Ipvlan {
+    fn kind(&self) -> &'static str {
+        "ipvlan"
+    }
+
+    fn is_judged(&self, config: &Map<String, Value>) -> bool {
+        config.get("mode").and_then(Value::as_str) != Some("l3s")
+    }
+
+    fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
+        request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
+        if !self.is_judged(request.config) {
+            request.refuse(self.kind(), &[("bandwidth", json!({}))])?;
+        }
+        if request.mac()?.is_some() {
+            let reason = "an ipvlan has the address of its parent".to_owned();
+            return Err(PlanError::Value { key: "mac", reason });
+        }
+        let config: Config = request.read()?;
+        let parent = config.master.filter(|name| !name.is_empty());
+        if let Some(parent) = &parent {
+            check_link_name("master", parent)?;
+        }
+        // Nothing but its addresses leads to it.
+        let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("an ipvlan"))?;
+        let ipvlan = spec::Ipvlan {
+            pod_name: request.ifname.to_owned(),
+            parent,
+            mode: mode(config.mode.as_deref())?,
+            mtu: check_mtu(config.mtu)?,
+            group: request.group,
+        };
+        let mut steps = vec![Step::CreateLink(spec::Link::Ipvlan(ipvlan)), ipam];
+        let configure = Configure { style: Style::Subnet, default_route: false, dns: request.dns()? };
+        steps.extend(request.finish(true, configure)?);
+        Ok(steps)
+    }
+
+    fn remains(&self, request: &Request<'_>) -> Vec<Step> {
+        let made = spec::Ipvlan {
+            pod_name: request.ifname.to_owned(),
+            parent: None,
+            mode: spec::IpvlanMode::default(),
+            mtu: None,
+            group: request.group,
+        };
+        std::iter::once(Step::CreateLink(spec::Link::Ipvlan(made))).chain(request.ipam_remains()).collect()
+    }
+}
+
+fn mode(name: Option<&str>) -> Result<spec::IpvlanMode, PlanError> {
+    Ok(match name.unwrap_or_default() {
+        "" | "l2" => spec::IpvlanMode::L2,
+        "l3" => spec::IpvlanMode::L3,
+        "l3s" => spec::IpvlanMode::L3s,
+        other => {
+            let reason = format!("{other:?} is not one of l2, l3, l3s");
+            return Err(PlanError::Value { key: "mode", reason });
+        }
+    })
+}
