@@ -48,8 +48,8 @@ fn mistakes_are_named() {
             "cniConf.name: \"../x.conflist\" is not a file name that ends in .conflist",
         ),
         (
-            "delegation: {exec: [bridge, ipvlan]}",
-            "delegation.exec[1]: \"ipvlan\" is not built in, hence executed anyway; built in are bridge, loopback, macvlan, veth, host-local, static",
+            "delegation: {exec: [bridge, vlan]}",
+            "delegation.exec[1]: \"vlan\" is not built in, hence executed anyway; built in are bridge, ipvlan, loopback, macvlan, veth, host-local, static",
         ),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),
     ];

@@ -259,6 +259,29 @@ fn the_last_of_four_places_gives_the_ethernet_address() {
 }
 
 #[test]
+fn an_ipvlan_is_made_before_its_addresses_are_leased() {
+    let made = |parent: Option<&str>, mode, mtu| {
+        let pod_name = "net1".to_owned();
+        let ipvlan = spec::Ipvlan { pod_name, parent: parent.map(str::to_owned), mode, mtu, group: GROUP };
+        Step::CreateLink(spec::Link::Ipvlan(ipvlan))
+    };
+    let end = [lease("ipvlan"), configure(Style::Subnet, false)];
+    let steps = plan("ipvlan", json!({"ipam": pool()}));
+    assert_eq!(steps, [&[made(None, spec::IpvlanMode::L2, None)], &end[..]].concat());
+    for (mode, expected) in
+        [("l2", spec::IpvlanMode::L2), ("l3", spec::IpvlanMode::L3), ("l3s", spec::IpvlanMode::L3s)]
+    {
+        let steps = plan("ipvlan", json!({"master": "eth1", "mode": mode, "mtu": 1400, "ipam": pool()}));
+        assert_eq!(steps[0], made(Some("eth1"), expected, Some(1400)));
+        let judged = driver("ipvlan").unwrap().is_judged(&object(json!({"mode": mode})));
+        assert_eq!(judged, mode != "l3s", "{mode}");
+    }
+    let written = json!({"step": "create-ipvlan", "pod_name": "net1", "mode": "l2", "group": GROUP});
+    assert_eq!(serde_json::to_value(&steps[0]).unwrap(), written);
+    assert_eq!(serde_json::from_value::<Step>(written).unwrap(), steps[0]);
+}
+
+#[test]
 fn dns_of_the_configuration_counts_when_a_member_is_set() {
     let dns_of = |dns: Value| match plan("macvlan", json!({"dns": dns})).pop() {
         Some(Step::Configure(configure)) => configure.dns,
@@ -308,6 +331,8 @@ fn what_is_not_carried_out_is_refused_with_key_and_value() {
         ("bridge", "portIsolation", json!(true)),
         ("veth", "ipMasq", json!(true)),
         ("macvlan", "linkInContainer", json!(true)),
+        ("ipvlan", "linkInContainer", json!(true)),
+        ("ipvlan", "fastPath", json!(true)),
     ] {
         let mut config = json!({"ipam": pool()});
         config[key] = value.clone();
@@ -360,6 +385,14 @@ fn what_means_nothing_is_refused_with_its_key() {
         ("macvlan", json!({"master": ["eth1"]}), "key master: invalid type: sequence, expected a string"),
         ("macvlan", json!({"bcqueuelen": "9"}), "key bcqueuelen: invalid type: string \"9\", expected u32"),
         ("veth", json!({}), "key ipam: missing, and a routed veth needs addresses"),
+        ("ipvlan", json!({}), "key ipam: missing, and an ipvlan needs addresses"),
+        (
+            "ipvlan",
+            json!({"mode": "bridge", "ipam": pool()}),
+            "key mode: \"bridge\" is not one of l2, l3, l3s",
+        ),
+        ("ipvlan", json!({"mac": MAC, "ipam": pool()}), "key mac: an ipvlan has the address of its parent"),
+        ("ipvlan", json!({"mtu": 67, "ipam": pool()}), "key mtu: 67 is not between 68 and 65535"),
         (
             "macvlan",
             json!({"ipam": {"subnet": "10.1.0.0/24"}}),
@@ -403,9 +436,9 @@ fn what_means_nothing_is_refused_with_its_key() {
 
 #[test]
 fn every_kind_has_a_driver_and_no_other_name_has() {
-    assert_eq!(kinds().collect::<Vec<_>>(), ["bridge", "loopback", "macvlan", "veth"]);
+    assert_eq!(kinds().collect::<Vec<_>>(), ["bridge", "ipvlan", "loopback", "macvlan", "veth"]);
     assert!(kinds().all(|kind| driver(kind).is_some_and(|driver| driver.kind() == kind)));
-    assert!(["", "host-local", "ipvlan", "Bridge"].iter().all(|name| driver(name).is_none()));
+    assert!(["", "host-local", "vlan", "Bridge"].iter().all(|name| driver(name).is_none()));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `policy_live` | policies and anti-spoofing between attached pods |
 //! | `services` | policies beside Services, where the node translates addresses |
-//! | `macvlan`, `in_pod` | the same on macvlans and on interfaces that other plugins make |
+//! | `macvlan`, `ipvlan`, `in_pod` | the same on macvlans, ipvlans and interfaces that other plugins make |
 //! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
 //! | `hooks` | where programs are attached, beside the programs of others |
 //! | `flows`, `bandwidth` | flow records; limits, measured by transfers |
@@ -17,6 +17,7 @@ mod flows;
 mod hooks;
 mod impostor;
 mod in_pod;
+mod ipvlan;
 mod macvlan;
 mod map_space;
 mod policy_live;

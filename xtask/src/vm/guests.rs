@@ -60,11 +60,11 @@ const OLDEST: Guest = Guest {
     ],
 };
 
-/// Two network cards with SR-IOV (Intel 82576) on one wire, and a kernel with tcx links: for VFs.
+/// Two network cards with SR-IOV (Intel 82576) on one wire, and a kernel with tcx links and ipvlan: for VFs and ipvlans.
 const SRIOV: Guest = Guest {
     suite: "trixie",
     kernel: "linux-image-amd64",
-    modules: &["igb", "igbvf"],
+    modules: &["igb", "igbvf", "ipvlan"],
     devices: &[
         "-device",
         "pcie-root-port,id=port1,chassis=1,slot=1",
@@ -81,7 +81,7 @@ const SRIOV: Guest = Guest {
     ],
     plugins: &["host-device", "host-local"],
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
-    tests: &[("policy", &["in_pod::sriov::"])],
+    tests: &[("policy", &["in_pod::sriov::", "ipvlan::"])],
 };
 
 /// The modules that attachments, policies and the tests' own links use.

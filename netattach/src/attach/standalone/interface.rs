@@ -1,4 +1,4 @@
-//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`.
+//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`, `ipvlan`.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-const PLUGINS: [&str; 6] = ["bridge", "loopback", "macvlan", "veth", "host-local", "static"];
+const PLUGINS: [&str; 7] = ["bridge", "ipvlan", "loopback", "macvlan", "veth", "host-local", "static"];
 const MAC: &str = "02:00:00:00:00:07";
 
 /// A node with the plugins installed and a parent for macvlans, and one pod.

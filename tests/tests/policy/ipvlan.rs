@@ -1,0 +1,215 @@
+//! Policies on ipvlans of one parent, which is all that a kernel without the driver leaves out: there, an ADD says so.
+//!
+//! `cargo xtask vm` runs these in the virtual machine whose kernel has the driver.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use netattach::netlink::Handle;
+use netattach::spec::{IpvlanMode, LinkMode};
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::tools::report_skipped;
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
+use netattach_tests::{Namespace, Node, Pod};
+use serde_json::{Value, json};
+
+/// Host numbers on the network 10.52.0.0/24, in the order of the ADDs; [`OUTSIDE`] is beyond the parent.
+const SERVER: u8 = 2;
+const CLIENT: u8 = 3;
+const OTHER: u8 = 4;
+const OUTSIDE: u8 = 9;
+
+/// Whether the kernel has the driver.
+fn has_driver() -> bool {
+    let namespace = Namespace::new().unwrap();
+    ip(&namespace, &["link", "add", "parent", "type", "veth", "peer", "name", "other"]).unwrap();
+    ip(&namespace, &["link", "add", "link", "parent", "name", "probe", "type", "ipvlan"]).is_ok()
+}
+
+fn config(node: &Node, kind: &str, mode: &str) -> Value {
+    json!({
+        "cniVersion": "1.0.0", "type": kind, "master": WIRE, "mode": mode,
+        "ipam": node.host_local(&["10.52.0.0/24"])
+    })
+}
+
+/// A node with a wire, whose far end is in the second namespace.
+fn node(mode: &str) -> (Node, Namespace) {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    node.write("lan", &network(NAMESPACE, "lan", &config(&node, "ipvlan", mode))).unwrap();
+    let outside = Namespace::new().unwrap();
+    // `ip` takes a task for the namespace that it is in.
+    let task = outside.path().ancestors().nth(2).and_then(Path::file_name).unwrap().to_str().unwrap();
+    ip(&node.namespace, &["link", "set", "wire1", "netns", task]).unwrap();
+    ip(&outside, &["addr", "add", &format!("10.52.0.{OUTSIDE}/24"), "dev", "wire1"]).unwrap();
+    ip(&outside, &["link", "set", "wire1", "up"]).unwrap();
+    node.start().unwrap();
+    (node, outside)
+}
+
+fn add(node: &Node, name: &str, network: &str) -> Pod {
+    node.write(name, &pod(name, &json!({"app": name}), &json!(network))).unwrap();
+    Pod::new(name).unwrap()
+}
+
+fn at(host: u8, port: u16) -> SocketAddr {
+    format!("10.52.0.{host}:{port}").parse().unwrap()
+}
+
+/// The server takes the client's and the outside's connections to port 80 only; the other may reach the client and no more.
+fn write_policies(node: &Node) {
+    let ingress = json!({
+        "podSelector": {"matchLabels": {"app": "server"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{
+            "from": [
+                {"podSelector": {"matchLabels": {"app": "client"}}},
+                {"ipBlock": {"cidr": format!("10.52.0.{OUTSIDE}/32")}}
+            ],
+            "ports": [{"protocol": "TCP", "port": 80}]
+        }]
+    });
+    let egress = json!({
+        "podSelector": {"matchLabels": {"app": "other"}},
+        "policyTypes": ["Egress"],
+        "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]
+    });
+    node.write("policy-server", &policy("server", "lan", &ingress)).unwrap();
+    node.write("policy-other", &policy("other", "lan", &egress)).unwrap();
+}
+
+/// Every pair of these over TCP, against what the policies say; what differs.
+fn surprises(namespaces: &[(u8, &Namespace)]) -> Vec<String> {
+    let ports = [80, 81];
+    let serve = |(host, namespace): &(u8, &Namespace)| {
+        ports.map(|port| Echo::serve(namespace, at(*host, port)).unwrap())
+    };
+    let _servers: Vec<_> = namespaces.iter().map(serve).collect();
+    let mut surprises = Vec::new();
+    for (from, namespace) in namespaces {
+        for (to, _) in namespaces.iter().filter(|(to, _)| to != from) {
+            for port in ports {
+                let taken = *to != SERVER || (port == 80 && (*from == CLIENT || *from == OUTSIDE));
+                let expected = taken && (*from != OTHER || *to == CLIENT);
+                let patience = if expected { PATIENCE } else { SILENCE };
+                if connects(namespace, at(*to, port), patience) != expected {
+                    surprises.push(format!("{from} to {to}:{port}: expected {expected}"));
+                }
+            }
+        }
+    }
+    surprises
+}
+
+fn policies_hold_in(mode: &str, expected: IpvlanMode) {
+    let (node, outside) = node(mode);
+    write_policies(&node);
+    let pods = ["server", "client", "other"].map(|name| {
+        let pod = add(&node, name, "lan");
+        node.add(&pod).success();
+        pod
+    });
+    let [server, client, other] = pods.each_ref().map(|pod| &pod.namespace);
+    let mut namespaces = vec![(SERVER, server), (CLIENT, client), (OTHER, other)];
+    // In mode l3 nobody answers for the pods on the wire.
+    if expected == IpvlanMode::L2 {
+        namespaces.push((OUTSIDE, &outside));
+    }
+    assert_eq!(surprises(&namespaces), Vec::<String>::new());
+    for pod in &pods {
+        node.check(pod).success();
+        let found = Handle::open_in(pod.namespace.netns()).unwrap().link("net1").unwrap();
+        assert_eq!((found.kind.as_str(), found.mode), ("ipvlan", Some(LinkMode::Ipvlan(expected))));
+    }
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let lan: Vec<&Value> =
+        rows.as_array().unwrap().iter().filter(|row| row["network"] == "shop/lan").collect();
+    assert_eq!(lan.len(), 3);
+    for row in lan {
+        assert_eq!((&row["kind"], &row["host_interface"]), (&json!("ipvlan"), &json!(WIRE)));
+        assert_eq!(row["enforcement"], "full-unless-privileged");
+    }
+    for pod in &pods {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &pods.each_ref()).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: C17.
+#[test]
+fn policies_hold_between_ipvlans_of_one_parent_and_with_the_world() {
+    if !has_driver() {
+        return report_skipped("policies_hold_between_ipvlans", "the kernel has no ipvlan");
+    }
+    policies_hold_in("l2", IpvlanMode::L2);
+}
+
+#[test]
+fn policies_hold_between_ipvlans_in_mode_l3() {
+    if !has_driver() {
+        return report_skipped("policies_hold_between_ipvlans_in_mode_l3", "the kernel has no ipvlan");
+    }
+    policies_hold_in("l3", IpvlanMode::L3);
+}
+
+#[test]
+fn an_ipvlan_in_mode_l3s_is_refused_to_a_pod_that_a_policy_selects() {
+    if !has_driver() {
+        return report_skipped("an_ipvlan_in_mode_l3s_is_refused", "the kernel has no ipvlan");
+    }
+    let (node, _outside) = node("l3s");
+    write_policies(&node);
+    let [server, client] = ["server", "client"].map(|name| add(&node, name, "lan"));
+    let (code, message) = node.add(&server).failure();
+    assert_eq!(code, 7);
+    assert!(
+        message.contains("enforcement there is none (interfaces of this kind are not judged)"),
+        "{message}"
+    );
+    node.add(&client).success();
+    node.del(&client).success();
+    Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn links_that_cannot_be_beside_an_ipvlan_are_refused_by_name() {
+    if !has_driver() {
+        return report_skipped("links_that_cannot_be_beside_an_ipvlan", "the kernel has no ipvlan");
+    }
+    let (node, _outside) = node("l2");
+    node.write("routed", &network(NAMESPACE, "routed", &config(&node, "ipvlan", "l3"))).unwrap();
+    node.write("mac", &network(NAMESPACE, "mac", &config(&node, "macvlan", "bridge"))).unwrap();
+    let first = add(&node, "first", "lan");
+    node.add(&first).success();
+    for (name, network, wanted) in [("routed", "routed", "ipvlans in mode l3"), ("mac", "mac", "macvlans")] {
+        let pod = add(&node, name, network);
+        let (code, message) = node.add(&pod).failure();
+        assert_eq!(code, 7, "{message}");
+        let expected =
+            format!("the parent {WIRE} carries ipvlans in mode l2, and {wanted} cannot be on it beside them");
+        assert!(message.ends_with(&expected), "{message}");
+    }
+    // What somebody else has made there is the kernel's to refuse.
+    node.del(&first).success();
+    ip(&node.namespace, &["link", "add", "link", WIRE, "name", "theirs", "type", "macvlan"]).unwrap();
+    let (code, message) = node.add(&first).failure();
+    assert_eq!(code, 7, "{message}");
+    assert!(message.contains("the parent cannot carry ipvlans in mode l2: "), "{message}");
+}
+
+/// Runs where the others are left out.
+#[test]
+fn a_kernel_without_the_driver_is_named_at_add_and_nothing_is_left() {
+    if has_driver() {
+        return;
+    }
+    let (node, _outside) = node("l2");
+    let pod = add(&node, "server", "lan");
+    let (code, message) = node.add(&pod).failure();
+    assert_eq!(code, 50);
+    assert!(message.contains("the kernel of this node has no driver for links of kind ipvlan"), "{message}");
+    Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
+}
