@@ -155,7 +155,7 @@ fn planned(networks: &[Network]) -> Result<(), String> {
         selections: others.iter().map(|network| (selection.clone(), network.clone())).collect(),
         warnings: Vec::new(),
     };
-    said(resolve(sandbox, &request, &intent, &Options::default(), None))
+    said(resolve(sandbox, &request, &intent, (&Options::default(), &crate::link::Facts::default()), None))
 }
 
 #[test]

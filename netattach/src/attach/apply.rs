@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::bridges::Entered;
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
-use super::{AttachError, Doing, Node, Progress, StepError, device_info};
+use super::{AttachError, Doing, Node, Progress, StepError, device_info, facts};
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::attachment::EnforcedAttachment;
@@ -252,13 +252,7 @@ impl Executor<'_> {
         if let Some((_, parent)) = self.parents.iter().find(|(of, _)| of.as_deref() == name) {
             return Ok(parent.clone());
         }
-        let parent = match name {
-            Some(name) => self.host.link(name)?,
-            None => {
-                let index = self.host.default_route_interface()?;
-                self.host.link_by_index(index)?
-            }
-        };
+        let parent = facts::parent(&mut self.host, name)?;
         self.parents.push((name.map(str::to_owned), parent.clone()));
         Ok(parent)
     }

@@ -5,13 +5,13 @@
 //! CHECK looks at it too and whose DEL takes it back first.
 
 use super::engine::Engine;
-use super::{AttachError, Attached};
+use super::{AttachError, Attached, facts};
 use crate::cni::{self, CniError, Value, code};
 use crate::journal::{JournalKey, Loaded, Record};
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::npwg::{self, Selection};
-use crate::plan::resolve::{Network, one_more};
+use crate::plan::resolve::{Network, one_more, wishes};
 use crate::plan::{Dynamic, Sandbox};
 
 impl Engine {
@@ -33,7 +33,9 @@ impl Engine {
         let of_pod = self.registry.with_dynamic(sandbox);
         let held = of_pod.iter().map(|attached| attached.plan.attachments.len()).sum();
         let mut numbers = self.registry.reserve_more(held);
-        let plan = one_more(named, dynamic, wanted, &self.options, self.numbers(&mut numbers))?;
+        let facts = facts::gather(&wishes([&wanted.1], &self.options))?;
+        let given = (&self.options, &facts);
+        let plan = one_more(named, dynamic, wanted, given, self.numbers(&mut numbers))?;
         let key = JournalKey { container_id: sandbox.container_id.clone(), ifname };
         self.carry_out(key, plan, numbers, &netns, cni::Version::LATEST)
     }

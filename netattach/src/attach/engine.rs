@@ -10,7 +10,7 @@ use super::check::check;
 use super::guard::guards;
 use super::registry::{Attached, Reservation};
 use super::undo::undo;
-use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError};
+use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts};
 use serde_json::Value;
 
 use crate::cni;
@@ -19,7 +19,7 @@ use crate::journal::{JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
-use crate::plan::resolve::{Intent, Numbers, Options, resolve};
+use crate::plan::resolve::{Intent, Numbers, Options, resolve, wishes};
 use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
 use crate::report::Chain;
 use crate::step::Step;
@@ -134,8 +134,9 @@ impl Engine {
             Loaded::Whole(record) => self.take_back(*record)?,
         }
         let mut numbers = self.registry.reserve();
-        let numbered = self.numbers(&mut numbers);
-        let plan = timing::part("planning", || resolve(sandbox, request, intent, &self.options, numbered))?;
+        let facts = facts::gather(&wishes(intent.networks(), &self.options))?;
+        let (given, numbered) = ((&self.options, &facts), self.numbers(&mut numbers));
+        let plan = timing::part("planning", || resolve(sandbox, request, intent, given, numbered))?;
         self.carry_out(key, plan, numbers, &netns, request.version)
     }
 

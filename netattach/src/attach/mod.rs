@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `weight` | how much memory an ADD takes, before it begins |
 //! | `intent`, `default_network`, `conf_dir` | from a request to what the pod wants |
-//! | `engine` | one function per CNI verb |
+//! | `engine`, `facts` | one function per CNI verb; what planning has to know of the node |
 //! | `repeated`, `occupied` | an ADD for a sandbox that is attached; addresses that are somebody else's |
 //! | [`apply`], `bridges`, `device_info`, `routing`, `guard` | the effects of steps: bridges, device information, default routes, enforcement |
 //! | [`undo`], `plugin_del` | inverses, and those of other plugins |
@@ -30,6 +30,7 @@ mod device_info;
 mod dynamic;
 mod engine;
 mod error;
+mod facts;
 mod gc;
 mod guard;
 mod inherited;

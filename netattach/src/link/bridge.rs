@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, check_link_name, check_mtu};
+use super::{Driver, PlanError, Request, Wanted, check_link_name, check_mtu};
 use crate::cni::json::null_is_default;
 use crate::spec;
 use crate::step::{Configure, Step, Style};
@@ -45,6 +45,10 @@ impl Driver for Bridge {
 
     fn is_judged(&self, _: &Map<String, Value>) -> bool {
         true
+    }
+
+    fn wants(&self, _: &Map<String, Value>) -> Vec<Wanted> {
+        Vec::new()
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {

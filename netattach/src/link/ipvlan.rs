@@ -8,7 +8,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, check_link_name, check_mtu};
+use super::{Driver, PlanError, Request, Wanted, check_link_name, parent_for_mtu};
 use crate::spec;
 use crate::step::{Configure, Step, Style};
 
@@ -33,6 +33,10 @@ impl Driver for Ipvlan {
         config.get("mode").and_then(Value::as_str) != Some("l3s")
     }
 
+    fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted> {
+        parent_for_mtu(config)
+    }
+
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
         if !self.is_judged(request.config) {
@@ -49,11 +53,12 @@ impl Driver for Ipvlan {
         }
         // Nothing but its addresses leads to it.
         let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("an ipvlan"))?;
+        let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;
         let ipvlan = spec::Ipvlan {
             pod_name: request.ifname.to_owned(),
             parent,
             mode: mode(config.mode.as_deref())?,
-            mtu: check_mtu(config.mtu)?,
+            mtu,
             group: request.group,
         };
         let mut steps = vec![Step::CreateLink(spec::Link::Ipvlan(ipvlan)), ipam];

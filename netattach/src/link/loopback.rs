@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Driver, PlanError, Request};
+use super::{Driver, PlanError, Request, Wanted};
 use crate::step::Step;
 
 pub(super) struct Loopback;
@@ -14,6 +14,10 @@ impl Driver for Loopback {
 
     fn is_judged(&self, _: &Map<String, Value>) -> bool {
         false
+    }
+
+    fn wants(&self, _: &Map<String, Value>) -> Vec<Wanted> {
+        Vec::new()
     }
 
     fn plan(&self, _request: &Request<'_>) -> Result<Vec<Step>, PlanError> {

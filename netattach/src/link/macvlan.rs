@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, check_link_name, check_mtu};
+use super::{Driver, PlanError, Request, Wanted, check_link_name, parent_for_mtu};
 use crate::spec;
 use crate::step::{Configure, Step, Style};
 
@@ -34,6 +34,10 @@ impl Driver for Macvlan {
         config.get("mode").and_then(Value::as_str) != Some("passthru")
     }
 
+    fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted> {
+        parent_for_mtu(config)
+    }
+
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
         if !self.is_judged(request.config) {
@@ -44,11 +48,12 @@ impl Driver for Macvlan {
         if let Some(parent) = &parent {
             check_link_name("master", parent)?;
         }
+        let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;
         let mut steps = vec![Step::CreateLink(spec::Link::Macvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),
             parent,
             mode: mode(config.mode.as_deref())?,
-            mtu: check_mtu(config.mtu)?,
+            mtu,
             mac: request.mac()?,
             group: request.group,
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),

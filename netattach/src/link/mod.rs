@@ -6,6 +6,7 @@
 //! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`.
 
 mod bridge;
+pub mod facts;
 mod ipvlan;
 mod loopback;
 mod macvlan;
@@ -26,6 +27,8 @@ use crate::npwg::selection::Bandwidth;
 use crate::report::Chain;
 use crate::spec;
 use crate::step::{Configure, Delegate, Protect, Role, Step};
+use facts::Parent;
+pub use facts::{Facts, Wanted, Wishes};
 
 /// A kind of interface that netattach makes itself.
 pub trait Driver: Sync {
@@ -34,6 +37,10 @@ pub trait Driver: Sync {
 
     /// Whether the dataplane can judge what an interface of this configuration sends and receives.
     fn is_judged(&self, config: &Map<String, Value>) -> bool;
+
+    /// What [`Driver::plan`] has to know of the node for this configuration. What the configuration does not say, or says wrongly,
+    /// is no fact that it needs.
+    fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted>;
 
     /// The steps that attach one interface.
     ///
@@ -77,6 +84,8 @@ pub struct Request<'a> {
     pub exec: &'a [String],
     /// Numbers for the dataplane; absent where there is none.
     pub protect: Option<&'a Protect>,
+    /// What [`Driver::wants`] has asked for, as far as the node has it.
+    pub facts: &'a Facts,
 }
 
 /// Why an interface cannot be planned.
@@ -342,6 +351,18 @@ impl Request<'_> {
         Ok(protect.into_iter().chain([Step::Configure(configure)]))
     }
 
+    /// `mtu` of a link on that parent: at most the parent's.
+    fn mtu_on(&self, parent: Option<&str>, mtu: Option<u32>) -> Result<Option<u32>, PlanError> {
+        let mtu = check_mtu(mtu)?;
+        match (mtu, self.facts.parent(parent)) {
+            (Some(mtu), Some(Parent { name, mtu: most })) if mtu > *most => {
+                let reason = format!("{mtu} is larger than {most}, the MTU of the parent {name}");
+                Err(PlanError::Value { key: "mtu", reason })
+            }
+            _ => Ok(mtu),
+        }
+    }
+
     /// Name of the node's end of the pod's veth: the same for the same container and interface, so that it can
     /// be found again when the pod's namespace is gone.
     fn host_name(&self) -> String {
@@ -367,6 +388,13 @@ pub fn host_name(container_id: &str, ifname: &str) -> String {
 fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
     crate::cni::identifier::check_ifname(name)
         .map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
+}
+
+/// The parent that a configuration names by `master`, where its MTU matters: the configuration has one of its own.
+fn parent_for_mtu(config: &Map<String, Value>) -> Vec<Wanted> {
+    let has_mtu = config.get("mtu").and_then(Value::as_u64).is_some_and(|mtu| mtu != 0);
+    let master = config.get("master").and_then(Value::as_str).filter(|name| !name.is_empty());
+    has_mtu.then(|| Wanted::Parent(master.map(str::to_owned))).into_iter().collect()
 }
 
 /// Bounds of an MTU that both address families can live with below, and that a packet length can express.

@@ -1,5 +1,7 @@
 //! Configurations and the exact steps, or the exact refusals, that they become.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -10,6 +12,7 @@ use crate::plan::{AttachmentPlan, Sandbox};
 use crate::step::Style;
 
 const GROUP: u32 = 77;
+static NOTHING_KNOWN: Facts = Facts { parents: BTreeMap::new() };
 const MAC: &str = "02:00:00:00:00:07";
 
 fn object(value: Value) -> Map<String, Value> {
@@ -17,7 +20,16 @@ fn object(value: Value) -> Map<String, Value> {
 }
 
 fn request<'a>(config: &'a Map<String, Value>, cni_args: &'a CniArgs) -> Request<'a> {
-    Request { container_id: "c1", ifname: "net1", config, group: GROUP, cni_args, exec: &[], protect: None }
+    Request {
+        container_id: "c1",
+        ifname: "net1",
+        config,
+        group: GROUP,
+        cni_args,
+        exec: &[],
+        protect: None,
+        facts: &NOTHING_KNOWN,
+    }
 }
 
 fn plan_with(kind: &str, config: &Value, cni_args: &str) -> Result<Vec<Step>, PlanError> {
@@ -279,6 +291,27 @@ fn an_ipvlan_is_made_before_its_addresses_are_leased() {
     let written = json!({"step": "create-ipvlan", "pod_name": "net1", "mode": "l2", "group": GROUP});
     assert_eq!(serde_json::to_value(&steps[0]).unwrap(), written);
     assert_eq!(serde_json::from_value::<Step>(written).unwrap(), steps[0]);
+}
+
+#[test]
+fn a_parents_mtu_is_asked_for_where_it_matters_and_is_the_most() {
+    let args = CniArgs::default();
+    for (kind, master) in [("macvlan", Some("eth1")), ("macvlan", None), ("ipvlan", Some("eth1"))] {
+        let whole =
+            object(json!({"name": "net", "type": kind, "master": master, "mtu": 1400, "ipam": pool()}));
+        let driver = driver(kind).unwrap();
+        let wanted = [Wanted::Parent(master.map(str::to_owned))];
+        assert_eq!(driver.wants(&whole), wanted);
+        let plan = |mtu| {
+            let parent = Parent { name: "eth1".into(), mtu };
+            let facts = Facts { parents: [(master.map(str::to_owned), parent)].into() };
+            driver.plan(&Request { facts: &facts, ..request(&whole, &args) }).map(drop)
+        };
+        plan(1400).unwrap();
+        let error = plan(1399).unwrap_err().to_string();
+        assert_eq!(error, "key mtu: 1400 is larger than 1399, the MTU of the parent eth1");
+        assert_eq!(driver.wants(&object(json!({"master": "eth1"}))), []);
+    }
 }
 
 #[test]

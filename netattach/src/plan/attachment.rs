@@ -7,7 +7,7 @@ use super::resolve::{Network, Numbers, Options};
 use super::{AttachmentPlan, Remembered, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
-use crate::link::{self, Driver, PlanError};
+use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes};
 use crate::npwg::{self, Selection, device_info};
 use crate::step::{Delegate, Protect, Role, Step, When};
 
@@ -29,6 +29,8 @@ pub(super) struct Wanted<'a> {
     pub(super) offered: Map<String, Value>,
     /// What the pod asks for.
     pub(super) asked: Option<&'a Selection>,
+    /// What its driver has to know of the node.
+    pub(super) facts: &'a Facts,
 }
 
 /// Plans one.
@@ -89,6 +91,7 @@ fn planned(
                 cni_args,
                 exec: &options.exec,
                 protect: protect.as_ref(),
+                facts: wanted.facts,
             })?);
         }
         None => {
@@ -186,6 +189,14 @@ impl Wanted<'_> {
         }
         Ok(config)
     }
+}
+
+/// What the driver of a network has to know of the node.
+pub(super) fn wishes(network: &Network, options: &Options) -> Wishes {
+    let asked = |plugin: &PluginConf| -> Vec<Fact> {
+        native(plugin.plugin_type(), options).map(|driver| driver.wants(plugin.raw())).unwrap_or_default()
+    };
+    network.list.plugins.first().map(asked).unwrap_or_default().into_iter().collect()
 }
 
 /// The driver of a type that is neither unknown to us nor to be executed all the same.

@@ -120,6 +120,7 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
                 cni_args: &CniArgs::default(),
                 exec,
                 protect: None,
+                facts: &link::Facts::default(),
             })),
             None => steps.push(Step::Delegate(Delegate {
                 plugin: plugin_type.to_owned(),

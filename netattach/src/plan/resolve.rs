@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::attachment::{Wanted, attachment};
+use super::attachment::{self, Wanted, attachment};
 use super::{AttachmentPlan, Dynamic, Plan, Remembered, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
-use crate::link::{self, Driver};
+use crate::link::{self, Driver, Facts, Wishes};
 use crate::npwg::{self, NetworkName, Selection};
 use crate::step::{Step, StepRef, When};
 
@@ -39,6 +39,13 @@ pub struct Intent {
     pub selections: Vec<(Selection, Network)>,
     /// What the pod's author should know although it stops nothing.
     pub warnings: Vec<Warning>,
+}
+
+impl Intent {
+    /// Its networks, the default network first.
+    pub fn networks(&self) -> impl Iterator<Item = &Network> {
+        std::iter::once(&self.default).chain(self.selections.iter().map(|(_, network)| network))
+    }
 }
 
 /// Something tolerated in a pod's selections.
@@ -74,6 +81,11 @@ pub trait Numbers {
     fn network(&mut self, name: &NetworkName) -> u32;
 }
 
+/// What has to be known of the node before attachments of these networks are planned.
+pub fn wishes<'n>(networks: impl IntoIterator<Item = &'n Network>, options: &Options) -> Wishes {
+    networks.into_iter().flat_map(|network| attachment::wishes(network, options)).collect()
+}
+
 /// Plans the attachments of a sandbox: the default network first, then the selections in order.
 ///
 /// # Errors
@@ -82,7 +94,7 @@ pub fn resolve(
     sandbox: Sandbox,
     request: &cni::Request,
     intent: &Intent,
-    options: &Options,
+    (options, facts): (&Options, &Facts),
     mut numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<Plan, CniError> {
     check_extent(intent)?;
@@ -91,13 +103,20 @@ pub fn resolve(
     let names = npwg::interface_names(&selections, &["lo", &request.ifname])
         .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
     let mut attachments =
-        vec![default_attachment(&sandbox, request, intent, options, numbers.as_deref_mut())?];
+        vec![default_attachment(&sandbox, request, intent, (options, facts), numbers.as_deref_mut())?];
     // Only the default network's result goes to the runtime.
     for default in &attachments {
         check_result_can_be_told(request.version, &default.steps)?;
     }
     for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
-        attachments.push(selected(&sandbox, selection, network, ifname, options, numbers.as_deref_mut())?);
+        attachments.push(selected(
+            &sandbox,
+            selection,
+            network,
+            ifname,
+            (options, facts),
+            numbers.as_deref_mut(),
+        )?);
     }
     for warning in &intent.warnings {
         let about = warning.selection.map_or(0, |selection| selection + 1);
@@ -111,8 +130,7 @@ pub fn resolve(
 
 /// Each attachment has the configuration of its network in the plan, however many are of one.
 fn check_extent(intent: &Intent) -> Result<(), CniError> {
-    let networks = [&intent.default].into_iter().chain(intent.selections.iter().map(|(_, network)| network));
-    let extents = networks.map(|network| network.list.extent());
+    let extents = intent.networks().map(|network| network.list.extent());
     let (values, bytes) = extents.fold((0, 0), |(values, bytes), (more, text)| (values + more, bytes + text));
     budget::POD_TEXT.check(bytes)?;
     Ok(budget::POD_VALUES.check(values)?)
@@ -152,6 +170,7 @@ pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Resu
         remembered: Remembered::Off,
         offered: Map::new(),
         asked: None,
+        facts: &Facts::default(),
     };
     attachment(sandbox, &wanted, &CniArgs::default(), options, None)
 }
@@ -164,7 +183,7 @@ pub fn one_more(
     sandbox: Sandbox,
     dynamic: Dynamic,
     (selection, network): &(Selection, Network),
-    options: &Options,
+    (options, facts): (&Options, &Facts),
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<Plan, CniError> {
     if selection.default_route.is_some() {
@@ -175,7 +194,7 @@ pub fn one_more(
         );
         return Err(CniError::new(code::UNSUPPORTED_FIELD, msg));
     }
-    let attachment = selected(&sandbox, selection, network, &sandbox.ifname, options, numbers)?;
+    let attachment = selected(&sandbox, selection, network, &sandbox.ifname, (options, facts), numbers)?;
     Ok(Plan { sandbox, attachments: vec![attachment], dynamic: Some(dynamic) })
 }
 
@@ -184,7 +203,7 @@ fn selected(
     selection: &Selection,
     network: &Network,
     ifname: &str,
-    options: &Options,
+    (options, facts): (&Options, &Facts),
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
     let wanted = Wanted {
@@ -194,6 +213,7 @@ fn selected(
         remembered: options.remembered,
         offered: Map::new(),
         asked: Some(selection),
+        facts,
     };
     attachment(sandbox, &wanted, &CniArgs::default(), options, numbers)
 }
@@ -204,7 +224,7 @@ fn default_attachment(
     sandbox: &Sandbox,
     request: &cni::Request,
     intent: &Intent,
-    options: &Options,
+    (options, facts): (&Options, &Facts),
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
     let (network, ifname) = (&intent.default, &request.ifname);
@@ -226,6 +246,7 @@ fn default_attachment(
         remembered: if network.list.name == request.name { Remembered::Off } else { options.remembered },
         offered: offered.unwrap_or_default(),
         asked: chosen,
+        facts,
     };
     attachment(sandbox, &wanted, &request.args, options, numbers)
 }
@@ -238,8 +259,9 @@ pub fn one(
     sandbox: &Sandbox,
     driver: &dyn Driver,
     request: &cni::Request,
+    facts: &Facts,
 ) -> Result<AttachmentPlan, CniError> {
-    let steps = driver.plan(&plain(sandbox, request))?;
+    let steps = driver.plan(&plain(sandbox, request, facts))?;
     check_result_can_be_told(request.version, &steps)?;
     Ok(alone(driver, request, steps))
 }
@@ -247,10 +269,10 @@ pub fn one(
 /// What [`one`] may have left behind, as a plan whose inverses take it back. There is always one, whatever
 /// became of the configuration.
 pub fn remains_of_one(sandbox: &Sandbox, driver: &dyn Driver, request: &cni::Request) -> AttachmentPlan {
-    alone(driver, request, driver.remains(&plain(sandbox, request)))
+    alone(driver, request, driver.remains(&plain(sandbox, request, &Facts::default())))
 }
 
-fn plain<'a>(sandbox: &'a Sandbox, request: &'a cni::Request) -> link::Request<'a> {
+fn plain<'a>(sandbox: &'a Sandbox, request: &'a cni::Request, facts: &'a Facts) -> link::Request<'a> {
     link::Request {
         container_id: &request.container_id,
         ifname: &request.ifname,
@@ -259,6 +281,7 @@ fn plain<'a>(sandbox: &'a Sandbox, request: &'a cni::Request) -> link::Request<'
         cni_args: &request.args,
         exec: &[],
         protect: None,
+        facts,
     }
 }
 

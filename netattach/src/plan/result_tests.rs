@@ -38,7 +38,7 @@ fn planned(kind: &str, keys: &Value) -> AttachmentPlan {
     ];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     let request = Request::parse(&env, config.to_string().as_bytes()).unwrap();
-    one(&sandbox(), link::driver(kind).unwrap(), &request).unwrap()
+    one(&sandbox(), link::driver(kind).unwrap(), &request, &link::Facts::default()).unwrap()
 }
 
 fn made(name: &str, mac: &str) -> Interface {

@@ -8,10 +8,10 @@ use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::available::{check_node, lease_error};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::undo::undo;
-use crate::attach::{AttachError, Doing, Node, StepError};
+use crate::attach::{AttachError, Doing, Node, StepError, facts};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::ipam::{self, Owner};
-use crate::link::Driver;
+use crate::link::{Driver, Facts};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::expect::expected;
@@ -61,7 +61,7 @@ impl Interface<'_> {
             Place::Own(path) => return Err(AttachError::HostNetns { path }.into()),
         };
         let sandbox = sandbox(request, netns.id());
-        let attachment = one(&sandbox, self.driver, request)?;
+        let attachment = one(&sandbox, self.driver, request, &self.facts()?)?;
         self.check_args(&attachment)?;
         let is_loopback = self.driver.kind() == "loopback";
         if previous.is_some() && !is_loopback {
@@ -95,9 +95,14 @@ impl Interface<'_> {
         })
     }
 
+    /// What the driver has to know of the node.
+    fn facts(&self) -> Result<Facts, AttachError> {
+        facts::gather(&self.driver.wants(&self.request.config).into_iter().collect())
+    }
+
     /// Whether ADD would take the configuration.
     pub(super) fn is_supported(&self) -> bool {
-        one(&sandbox(self.request, NOWHERE), self.driver, self.request).is_ok()
+        one(&sandbox(self.request, NOWHERE), self.driver, self.request, &Facts::default()).is_ok()
     }
 
     pub(super) fn del(&self) -> Result<(), CniError> {
@@ -157,7 +162,7 @@ impl Interface<'_> {
         };
         let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
         let sandbox = sandbox(request, netns.id());
-        let attachment = one(&sandbox, self.driver, request)?;
+        let attachment = one(&sandbox, self.driver, request, &self.facts()?)?;
         let outputs = result::read_back(&attachment, &last)?;
         let want = expected(&attachment, outputs.of(0), &last, &sandbox.netns)?;
         if want.pod.is_none() && !want.loopback {
@@ -197,7 +202,7 @@ impl Interface<'_> {
         let mut request = self.request.clone();
         // Any will do; STATUS is about no interface.
         request.ifname = "eth0".into();
-        let attachment = match one(&sandbox, self.driver, &request) {
+        let attachment = match one(&sandbox, self.driver, &request, &Facts::default()) {
             Err(_) if ipam::is_completed_at_add(&self.request.config) => return Ok(()),
             planned => planned?,
         };
