@@ -21,7 +21,9 @@ use crate::plan::undo::inverse;
 use crate::plan::vantage::{self, Sight};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, remember, result, routing};
 use crate::spec;
-use crate::step::{Bridge, Delegate, Interface, MadeBy, Output, Parent, Protect, Role, Step, StepRef, Style};
+use crate::step::{
+    Bridge, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role, Step, StepRef, Style,
+};
 use crate::sysctl;
 use crate::timing;
 use crate::waits::{self, Resource};
@@ -306,7 +308,7 @@ impl Executor<'_> {
             let addresses = added.result.ips.iter().map(|ip| ip.address.addr());
             self.occupy(at, attachment, addresses, true)?;
         }
-        Ok(Output::Delegate { result: added.raw })
+        Ok(Output::Delegate { result: Printed::new(added.raw, added.result) })
     }
 
     fn gateway(

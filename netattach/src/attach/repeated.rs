@@ -7,6 +7,7 @@ use super::registry::protected;
 use super::{AttachError, Attached};
 use crate::cni::{self, CniError, Value};
 use crate::journal::Record;
+use crate::link::Facts;
 use crate::netns::Netns;
 use crate::npwg::NetworkName;
 use crate::plan::compare::difference;
@@ -41,7 +42,7 @@ impl Engine {
         }
         let mut numbers = Recorded::of(&record.plan);
         let numbers = self.node.enforcer.is_some().then_some(&mut numbers as &mut dyn Numbers);
-        let asked = resolve(sandbox, request, intent, &self.options, numbers)?;
+        let asked = resolve(sandbox, request, intent, (&self.options, &Facts::default()), numbers)?;
         if let Some(what) = difference(&record.plan, &asked) {
             return Err(AttachError::AttachedOtherwise { key, what });
         }

@@ -32,7 +32,7 @@ fn write_record(store: &Store) -> Record {
     for step in 0..3 {
         record.begin(StepRef(0, step)).unwrap();
         record
-            .done(StepRef(0, step), Output::Delegate { result: json!({"text": "a\nb", "n": step}) })
+            .done(StepRef(0, step), Output::Delegate { result: json!({"text": "a\nb", "n": step}).into() })
             .unwrap();
     }
     record.begin(StepRef(0, 3)).unwrap();

@@ -27,13 +27,13 @@ pub fn result(
         let Some(output) = outputs.step(index) else { break };
         match (step, output) {
             (Step::Delegate(delegate), Output::Delegate { result: printed }) => {
-                let printed = CniResult::parse(printed, attachment.version)?;
+                let printed = printed.read(attachment.version)?;
                 match delegate.role {
-                    Role::Plugin => result = printed,
+                    Role::Plugin => result = printed.clone(),
                     Role::Ipam => {
                         add_ips(&mut result, pod, printed.ips.iter().map(|ip| (ip.address, ip.gateway)));
-                        result.routes.extend(printed.routes);
-                        result.dns = printed.dns;
+                        result.routes.extend(printed.routes.iter().cloned());
+                        result.dns = printed.dns.clone();
                     }
                 }
             }
@@ -109,7 +109,7 @@ pub fn told(sandbox: &Sandbox, attachment: &AttachmentPlan, outputs: Brought<'_>
     });
     match printed {
         Some(Output::Delegate { result: printed }) => {
-            let mut printed = cni::result::in_version(printed, attachment.version)?;
+            let mut printed = cni::result::in_version(printed.raw(), attachment.version)?;
             if !routing::moved(attachment.yields_to, outputs.all()).is_empty() {
                 let settled = result(sandbox, attachment, outputs)?.to_value(attachment.version)?;
                 replace_routes(&mut printed, &settled);
@@ -179,7 +179,7 @@ pub fn read_back(attachment: &AttachmentPlan, result: &CniResult) -> Result<Outp
                     routes: result.routes.clone(),
                     ..CniResult::default()
                 };
-                Some(Output::Delegate { result: brought.to_value(attachment.version)? })
+                Some(Output::Delegate { result: brought.to_value(attachment.version)?.into() })
             }
             Step::Gateway { .. }
             | Step::EnsureForwarding
@@ -260,13 +260,13 @@ pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Lease
                 return Ok(Leased { addresses: addresses.clone(), routes: routes.clone() });
             }
             (Step::Delegate(delegate), Some(Output::Delegate { result })) if delegate.role == Role::Ipam => {
-                let printed = CniResult::parse(result, attachment.version)?;
+                let printed = result.read(attachment.version)?;
                 let addresses = printed
                     .ips
                     .iter()
                     .map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway })
                     .collect();
-                return Ok(Leased { addresses, routes: printed.routes });
+                return Ok(Leased { addresses, routes: printed.routes.clone() });
             }
             _ => {}
         }
@@ -281,14 +281,14 @@ fn brought(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, 
         _ => None,
     });
     let Some(Output::Delegate { result }) = printed else { return Ok(Leased::default()) };
-    let printed = CniResult::parse(result, attachment.version)?;
+    let printed = result.read(attachment.version)?;
     let is_its = |ip: &&cni::IpConfig| match ip.interface.map(|index| printed.interfaces.get(index)) {
         None => true,
         Some(of) => of.is_some_and(|of| of.sandbox.is_some() && of.name == attachment.ifname),
     };
     let addresses = printed.ips.iter().filter(is_its);
     let addresses = addresses.map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway }).collect();
-    Ok(Leased { addresses, routes: printed.routes })
+    Ok(Leased { addresses, routes: printed.routes.clone() })
 }
 
 fn add_ips(

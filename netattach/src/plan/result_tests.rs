@@ -69,7 +69,7 @@ fn outputs(attachment: &AttachmentPlan) -> Outputs {
             dns: cni::Dns { nameservers: vec!["10.0.0.53".into()], ..cni::Dns::default() },
             routes: vec![cni::Route::new("10.9.0.0/16".parse().unwrap(), None)],
         },
-        Step::Delegate(_) => Output::Delegate { result: json!({"ips": [{"address": "10.7.0.2/24"}]}) },
+        Step::Delegate(_) => Output::Delegate { result: json!({"ips": [{"address": "10.7.0.2/24"}]}).into() },
         _ => Output::Nothing,
     };
     let all = attachment.steps.iter().enumerate();
@@ -178,7 +178,7 @@ fn delegated() -> (AttachmentPlan, Outputs) {
                 {"address": "fd00:7::2/64"},
             ],
         });
-        Output::Delegate { result }
+        Output::Delegate { result: result.into() }
     };
     let outputs = Outputs::from_iter([
         (StepRef(0, 0), printed("10.7.0.2/24")),

@@ -18,7 +18,7 @@ use crate::cni::json::Text;
 use crate::ipam;
 pub use crate::ipam::LeasedAddress;
 use crate::spec;
-pub use output::{Bridge, Brought, Interface, Output, Outputs, Parent, SourceRouting};
+pub use output::{Bridge, Brought, Interface, Output, Outputs, Parent, Printed, SourceRouting};
 pub use vantage::{ENFORCE_ANNOTATION, Unseen, Vantage, When};
 
 /// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::{StepRef, Vantage};
-use crate::cni;
+use crate::cni::{self, CniError, CniResult, Version};
 use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
@@ -139,8 +140,66 @@ pub enum Output {
     /// What a plugin printed, in the version it was printed in.
     Delegate {
         /// The result object.
-        result: Value,
+        result: Printed,
     },
+}
+
+/// The result that a plugin printed: written as it was printed, read once.
+#[derive(Debug, Default)]
+pub struct Printed {
+    raw: Value,
+    read: OnceLock<Result<CniResult, CniError>>,
+}
+
+impl Printed {
+    /// One that has been read already.
+    pub fn new(raw: Value, read: CniResult) -> Self {
+        Self { raw, read: OnceLock::from(Ok(read)) }
+    }
+
+    /// As it was printed.
+    pub fn raw(&self) -> &Value {
+        &self.raw
+    }
+
+    /// The result. `version` is that of its attachment's configuration, always the same.
+    ///
+    /// # Errors
+    /// It is no result of that version.
+    pub fn read(&self, version: Version) -> Result<&CniResult, CniError> {
+        self.read.get_or_init(|| CniResult::parse(&self.raw, version)).as_ref().map_err(Clone::clone)
+    }
+}
+
+impl From<Value> for Printed {
+    fn from(raw: Value) -> Self {
+        Self { raw, read: OnceLock::new() }
+    }
+}
+
+/// Without what was read: copies are kept as long as the attachment, and seldom asked.
+impl Clone for Printed {
+    fn clone(&self) -> Self {
+        self.raw.clone().into()
+    }
+}
+
+impl PartialEq for Printed {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw == other.raw
+    }
+}
+
+impl Serialize for Printed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.raw.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Printed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Value::deserialize(deserializer).map(Self::from)
+    }
 }
 
 /// An interface that a step made or found.

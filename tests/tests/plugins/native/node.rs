@@ -53,7 +53,7 @@ fn what_the_node_does_not_have_is_refused() {
         ),
         (
             config("1.0.0", "macvlan", &json!({"master": "uplink", "mtu": 1501, "ipam": ipam})),
-            "mtu 1501 is larger than 1500, the MTU of the parent",
+            "key mtu: 1501 is larger than 1500, the MTU of the parent uplink",
         ),
     ];
     for (config, message) in table {
