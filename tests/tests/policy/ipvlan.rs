@@ -39,7 +39,11 @@ fn config(node: &Node, kind: &str, mode: &str) -> Value {
 fn node(mode: &str) -> (Node, Namespace) {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
-    node.write("lan", &network(NAMESPACE, "lan", &config(&node, "ipvlan", mode))).unwrap();
+    for (name, kind, mode) in
+        [("lan", "ipvlan", mode), ("routed", "ipvlan", "l3"), ("mac", "macvlan", "bridge")]
+    {
+        node.write(name, &network(NAMESPACE, name, &config(&node, kind, mode))).unwrap();
+    }
     let outside = Namespace::new().unwrap();
     // `ip` takes a task for the namespace that it is in.
     let task = outside.path().ancestors().nth(2).and_then(Path::file_name).unwrap().to_str().unwrap();
@@ -180,8 +184,6 @@ fn links_that_cannot_be_beside_an_ipvlan_are_refused_by_name() {
         return report_skipped("links_that_cannot_be_beside_an_ipvlan", "the kernel has no ipvlan");
     }
     let (node, _outside) = node("l2");
-    node.write("routed", &network(NAMESPACE, "routed", &config(&node, "ipvlan", "l3"))).unwrap();
-    node.write("mac", &network(NAMESPACE, "mac", &config(&node, "macvlan", "bridge"))).unwrap();
     let first = add(&node, "first", "lan");
     node.add(&first).success();
     for (name, network, wanted) in [("routed", "routed", "ipvlans in mode l3"), ("mac", "mac", "macvlans")] {
