@@ -142,7 +142,6 @@ fn policies_hold_in(mode: &str, expected: IpvlanMode) {
     Snapshot::take(&node, &pods.each_ref()).unwrap().assert_nothing_is_left();
 }
 
-/// Rows: C17.
 #[test]
 fn policies_hold_between_ipvlans_of_one_parent_and_with_the_world() {
     if !has_driver() {
