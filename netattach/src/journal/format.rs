@@ -17,16 +17,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::plan::Plan;
+use crate::spec::Link;
 use crate::step::{Output, Step, StepRef};
 
 /// The versions that are written: see [`version_of`]. They differ in nothing else.
 const WRITTEN: [u32; 2] = [2, 3];
 
 /// The version in which a plan is written: the lowest that has words for all of it, so that an agent of that version reads
-/// it, and an older one says which version it would need. Version 3 has leases of other kinds than `host-local`.
+/// it, and an older one says which version it would need. Version 3 has leases of other kinds than `host-local`, and ipvlans.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let is_tagged = |step: &Step| matches!(step, Step::Lease(config) if config.is_tagged());
-    if plan.steps().any(|(_, _, step)| is_tagged(step)) { WRITTEN[1] } else { WRITTEN[0] }
+    let is_new = |step: &Step| match step {
+        Step::Lease(config) => config.is_tagged(),
+        Step::CreateLink(link) => match link {
+            Link::Veth(_) | Link::Macvlan(_) => false,
+            Link::Ipvlan(_) => true,
+        },
+        _ => false,
+    };
+    if plan.steps().any(|(_, _, step)| is_new(step)) { WRITTEN[1] } else { WRITTEN[0] }
 }
 
 /// One thing that happened.

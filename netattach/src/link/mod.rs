@@ -3,7 +3,7 @@
 //! A [`Driver`] turns its plugin's configuration into steps; what it cannot carry out it refuses by name. The
 //! same drivers serve the agent and the plain CNI executables.
 //!
-//! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`.
+//! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`. What they ask of the node before they plan is [`facts`].
 
 mod bridge;
 pub mod facts;
