@@ -38,9 +38,11 @@ impl Roster {
     }
 
     /// From here on nothing is run for an attachment. Says whether nothing can be running on a device in its pod: programs run
-    /// there only where another plugin made the interface, and of an unknown attachment everything is possible.
+    /// there where another plugin made the interface or the link has its hook point there; of an unknown one, everything is possible.
     pub(super) fn end(&mut self, id: u32) -> bool {
-        self.points.remove(&id).is_some_and(|known| !known.delegated && !matches!(known.point, HookPoint::Pod(_)))
+        self.points
+            .remove(&id)
+            .is_some_and(|known| !known.delegated && !matches!(known.point, HookPoint::Pod(_)))
     }
 
     /// Policies do not see an attachment any more. Says whether they did.
