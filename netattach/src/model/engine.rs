@@ -12,6 +12,7 @@ use crate::cni::{AttachmentId, Version};
 use crate::ipam::Pool;
 use crate::journal::Store;
 use crate::netns::Netns;
+use crate::npwg::{NetworkName, NetworkRef};
 use crate::plan::resolve::Numbers;
 use crate::step::{Step, StepRef};
 use crate::sync::{Arc, thread};
@@ -71,7 +72,7 @@ impl Scene {
 fn add(engine: &Engine, directory: &Path, container: &str) {
     let mut numbers = engine.registry().reserve();
     let id = numbers.attachment().unwrap();
-    numbers.network("shop/net");
+    numbers.network(&NetworkName::Definition(NetworkRef::new("shop", "net")));
     let plan = rig::plan(directory, container, id);
     engine
         .carry_out(rig::key(container), plan, numbers, &Netns::current().unwrap(), Version::LATEST)
@@ -169,7 +170,7 @@ fn numbers(in_two_steps: bool) {
             drop(reserved);
             registry.hold_numbers([id]);
         } else {
-            reserved.network("shop/net");
+            reserved.network(&NetworkName::Definition(NetworkRef::new("shop", "net")));
             reserved.keep();
         }
         assert!(crate::sync::locked(held).insert(id), "{id} is given out twice");
