@@ -45,6 +45,9 @@ pub(super) enum Adopted {
     Deferred,
 }
 
+/// A node's end by its index, its attachment, and the programs found there; `None`: the device is gone.
+pub(super) type FoundNodeEnd<'a> = (u32, &'a EnforcedAttachment, Result<Option<Found>, HookError>);
+
 impl AttachedPrograms {
     /// `strangers`: frames of macvlans that are no attachment's pass on parents.
     pub(super) fn new(dataplane: Arc<Dataplane>, modes: AttachModes, strangers: bool) -> Self {
@@ -166,7 +169,7 @@ impl AttachedPrograms {
         &self,
         attachments: Vec<(u32, &'a EnforcedAttachment)>,
         host: &mut Handle,
-    ) -> Result<Vec<(u32, &'a EnforcedAttachment, Result<Option<Found>, HookError>)>, EnforceError> {
+    ) -> Result<Vec<FoundNodeEnd<'a>>, EnforceError> {
         let devices: Vec<u32> = attachments.iter().map(|(index, _)| *index).collect();
         let found = node_end::find_all(&devices, self.dataplane.programs(), host)?;
         let each = attachments.into_iter().zip(found);
