@@ -226,7 +226,8 @@ mod tests {
             })
         };
         let own = [("10.1.0.7/24", None), ("fd00:1::7/64", Some("fd00:1::1"))];
-        let table: [(Value, Value, &str, &[(&str, Option<&str>)]); 6] = [
+        type Expected<'a> = &'a [(&'a str, Option<&'a str>)];
+        let table: [(Value, Value, &str, Expected<'_>); 6] = [
             (json!(null), json!(null), "", &own),
             (json!([]), json!([]), "IP=;GATEWAY=", &own),
             (
