@@ -24,7 +24,7 @@ fn both(budget: &Budget, of: impl Fn(usize) -> Result<(), String>) {
 }
 
 fn said<T, E: std::error::Error + 'static>(result: Result<T, E>) -> Result<(), String> {
-    result.map(drop).map_err(|error| crate::report::Chain(&error).to_string())
+    result.map(drop).map_err(|error| crate::error_chain::Chain(&error).to_string())
 }
 
 fn many(count: usize, item: impl Fn(usize) -> Value) -> Value {

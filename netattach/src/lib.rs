@@ -22,7 +22,7 @@
 //! | [`publish`] | where the `network-status` of attached pods is published | files |
 //! | [`multus`] | what a node has of Multus: its configuration, its memory of pods | no |
 //! | [`observe`] | what the programs reported lately | no |
-//! | [`agent`], [`cli`], [`report`] | the daemon, the command line, error printing | |
+//! | [`agent`], [`cli`], [`error_chain`] | the daemon, the command line, error printing | |
 //! | [`moment`] | which of two things came first | clock |
 //! | [`timing`] | where the time of one operation goes | clock |
 //! | `sync` | locks and threads, by names that a model checker can stand behind | no |
@@ -46,6 +46,7 @@ pub mod delegate;
 mod descriptors;
 mod durable;
 pub mod enforce;
+pub mod error_chain;
 pub mod fast_path;
 mod file_version;
 pub mod hooks;
@@ -66,7 +67,6 @@ pub mod observe;
 pub mod plan;
 pub mod policy;
 pub mod publish;
-pub mod report;
 pub mod rpc;
 pub mod source;
 pub mod spec;

@@ -8,6 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
 
+/// A traffic-control hook of a device, as the node's stack sees it. Ordered as listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TcHook {
+    /// Packets that the device receives: those that a pod behind a veth sends.
+    Ingress,
+    /// Packets that the device sends: those that a pod behind a veth receives.
+    Egress,
+}
+
 /// The groups of links that an agent's plans make have this bit. Nobody else counts so high.
 pub const OWN_GROUPS: u32 = 1 << 31;
 

@@ -2,7 +2,7 @@
 //!
 //! Attaching and detaching is written as if nothing else ran. Where it goes to something that may hang, it says so
 //! ([`at`]), and before it has any effect it says where it will go ([`admit`]). In the agent both go to the lanes
-//! (`agent::serial`), by way of the thread's [`Place`]; on any other thread they do nothing.
+//! (`agent::scheduler`), by way of the thread's [`Place`]; on any other thread they do nothing.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -8,7 +8,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use netattach::bpf::sys::{self, Direction, Instruction};
+use netattach::bpf::sys::{self, Instruction};
+use netattach::spec::TcHook;
 
 use crate::Namespace;
 
@@ -106,8 +107,8 @@ pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &O
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn tcx_programs(namespace: &Namespace, device: u32, direction: Direction) -> Result<Vec<String>> {
-    let ids = namespace.run(|| sys::tcx_programs(device, direction))?;
+pub fn tcx_programs(namespace: &Namespace, device: u32, hook: TcHook) -> Result<Vec<String>> {
+    let ids = namespace.run(|| sys::tcx_programs(device, hook))?;
     // One that has gone meanwhile has no name.
     ids.into_iter().filter_map(|id| sys::program_name(id).transpose()).map(|name| Ok(name?)).collect()
 }

@@ -9,8 +9,9 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netattach::bpf::{self, Dataplane, PolicyIds};
 use netattach::mac::Mac;
-use netattach::netlink::{Handle, Hook};
+use netattach::netlink::Handle;
 use netattach::netns::Netns;
+use netattach::spec::TcHook;
 
 use crate::node::{MAX_ATTACHMENTS, WIRE};
 use crate::{Namespace, Node, Pod};
@@ -60,7 +61,7 @@ pub struct Link {
     /// Without link-local ones of IPv6.
     pub addresses: BTreeSet<IpNet>,
     /// Names of our filters, by hook.
-    pub programs: BTreeSet<(Hook, String)>,
+    pub programs: BTreeSet<(TcHook, String)>,
 }
 
 /// The maps of the packet programs, without flows.
@@ -127,7 +128,7 @@ impl Snapshot {
         let left: Vec<_> = self.node.links.iter().filter(|(name, link)| !stays(name, &link.kind)).collect();
         assert!(left.is_empty(), "links on the node: {left:?}");
         let programs = self.node.links.values().flat_map(|link| &link.programs);
-        assert_eq!(programs.collect::<Vec<_>>(), Vec::<&(Hook, String)>::new(), "programs on the node");
+        assert_eq!(programs.collect::<Vec<_>>(), Vec::<&(TcHook, String)>::new(), "programs on the node");
         for (container, pod) in &self.pods {
             assert_eq!(pod.links.keys().collect::<Vec<_>>(), ["lo"], "links of {container}");
             assert_eq!(pod.routes, BTreeSet::new(), "routes of {container}");
@@ -158,7 +159,7 @@ impl Network {
             let addresses = handle.addresses(link.index)?;
             names.insert(link.index, link.name.clone());
             let mut programs = BTreeSet::new();
-            for hook in [Hook::Ingress, Hook::Egress] {
+            for hook in [TcHook::Ingress, TcHook::Egress] {
                 let found = handle.find_filters(link.index, hook)?;
                 programs.extend(found.into_iter().filter_map(|filter| Some((hook, filter.name?))));
             }

@@ -128,7 +128,7 @@ fn is_managed(content: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     fn conf(directory: &Path) -> CniConf {
         CniConf {

@@ -21,9 +21,9 @@ use crate::npwg::NetworkRef;
 use crate::npwg::network::is_label;
 use crate::npwg::status::Form;
 use crate::objects::access::{Isolation, Restrictions};
-use crate::plan::Remembered;
+use crate::plan::CachedResults;
 use crate::source::read::policy::CommonRulesError;
-use crate::step::When;
+use crate::step::EnforceWhen;
 
 /// Attaches pods to their networks.
 ///
@@ -163,11 +163,11 @@ pub struct Delegation {
     /// How long one call may take, in seconds.
     pub timeout_seconds: u64,
     /// Which attachments are told of in libcni's cache.
-    pub result_cache: Remembered,
+    pub result_cache: CachedResults,
     /// libcni's cache directory: the files are in `results` below it.
     pub cache_dir: PathBuf,
     /// When packet programs run on interfaces that other plugins make; definitions may say otherwise.
-    pub enforce: When,
+    pub enforce: EnforceWhen,
 }
 
 /// What an invalid selection annotation does (NPWG 4.1: ignored; Multus: fails the pod).
@@ -330,9 +330,9 @@ impl Default for Delegation {
         Self {
             exec: Vec::new(),
             timeout_seconds: 60,
-            result_cache: Remembered::default(),
+            result_cache: CachedResults::default(),
             cache_dir: DEFAULT_DIRECTORY.into(),
-            enforce: When::default(),
+            enforce: EnforceWhen::default(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Settings from file and command line, and the page that documents them.
 
 use super::*;
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 #[test]
 fn the_command_line_wins_over_the_file() {

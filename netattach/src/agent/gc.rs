@@ -8,10 +8,10 @@ use tokio::task::JoinSet;
 
 use super::handler::{Agent, blocking};
 use super::lanes::Class;
-use super::serial::Watch;
+use super::scheduler::Watch;
 use crate::attach::{AttachError, Census, Collected};
 use crate::cni::{self, CniError, code};
-use crate::plan::collect::{Holder, Place};
+use crate::plan::gc::{Holder, Place};
 use crate::waits::Resource;
 
 /// How long one plugin or pool is waited for that somebody stays at: long enough for what works, and not for what hangs.

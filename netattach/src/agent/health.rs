@@ -19,12 +19,12 @@ use super::cni_conf::CniConf;
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
+use crate::error_chain::Chain;
 use crate::netlink::FilterWatch;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::Identity;
-use crate::plan::collect::Defined;
+use crate::plan::gc::Defined;
 use crate::plan::resolve::Network;
-use crate::report::Chain;
 use crate::rpc::message::{Condition, Readiness};
 use crate::source::Source;
 

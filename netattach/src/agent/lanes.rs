@@ -1,4 +1,4 @@
-//! Who may go on, and who waits for what: decided here, from counts alone. No clock, no thread and no task: `serial`
+//! Who may go on, and who waits for what: decided here, from counts alone. No clock, no thread and no task: `scheduler`
 //! asks, wakes and puts to sleep.
 //!
 //! An operation works, which costs the machine's processors and the kernel's locks, or it stands at something that

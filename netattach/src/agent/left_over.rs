@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 
 use super::handler::Agent;
 use super::lanes::Class;
-use super::serial::{MOST_DELS, Turn, Turns};
+use super::scheduler::{MOST_DELS, Turn, Turns};
 use crate::cni;
+use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::moment::Moment;
-use crate::report::Chain;
 use crate::rpc::message::CniCall;
 use crate::rpc::pending::{self, Pending};
 

@@ -79,7 +79,7 @@ fn is_number(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     #[test]
     fn what_would_log_nothing_is_refused_by_the_name_of_the_variable() {

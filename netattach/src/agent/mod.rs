@@ -8,7 +8,7 @@
 //! | `cni_conf` | the file that tells a container runtime to call netattach |
 //! | `left_over` | finishes what an earlier agent had begun |
 //! | `handler`, `operation` | answers requests; carries one out, as often as it has to begin |
-//! | `turns`, `lanes`, `serial` | one operation at a time for a container; who may go on; puts to sleep and wakes |
+//! | `turns`, `lanes`, `scheduler` | one operation at a time for a container; who may go on; puts to sleep and wakes |
 //! | `dynamic`, `gc` | attachments of live pods; GC beside everything else |
 //! | `memory` | keeps the allocator small, and gives back after a burst |
 //! | `failure`, `flow` | the log's line about a failed request; records of packets in words |
@@ -34,7 +34,7 @@ mod policy_settings;
 mod privileges;
 mod report;
 mod run;
-mod serial;
+mod scheduler;
 mod settings_file;
 mod signals;
 mod trouble;

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::serial::{Slot, Turns};
+use super::scheduler::{Slot, Turns};
 use crate::waits::{Crowded, Footprint, Place, Resource};
 
 /// How long an operation waits for other containers altogether: as long as for the lock of a pool.

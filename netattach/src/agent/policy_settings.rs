@@ -107,7 +107,7 @@ fn common(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
     use serde_json::json;
 
     fn settings(ingress: Value) -> Settings {

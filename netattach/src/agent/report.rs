@@ -14,14 +14,14 @@ use crate::bpf::{self, FastStats, Segment, XdpMode};
 use crate::cni::code;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
+use crate::error_chain::Chain;
 use crate::fast_path::{self, uplink};
 use crate::netlink::{Handle, LOOPBACK};
 use crate::objects::policy::PolicyName;
 use crate::observe::{Event, Observer};
-use crate::plan::{AttachmentPlan, Sandbox, result, vantage};
+use crate::plan::{AttachmentPlan, Sandbox, hook_kind, result};
 use crate::policy::desired::Subject;
 use crate::policy::level::{Enforcement, Level};
-use crate::report::Chain;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Dump, Failure, FastPath,
     FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, Path, PolicyChange,
@@ -101,7 +101,7 @@ impl Reporter {
 
     /// How far policies hold for an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
-        let vantage = vantage::of(row.plan, row.attached.outputs.of(row.number));
+        let vantage = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
         self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage)
     }
 

@@ -19,7 +19,7 @@ use super::log::{self, LogError};
 use super::owned::{self, Owned, OwnedError};
 use super::privileges::{self, Unprivileged};
 use super::report::Reporter;
-use super::serial;
+use super::scheduler;
 use super::signals::Signals;
 use super::trouble::Troubles;
 use crate::attach::{
@@ -31,6 +31,7 @@ use crate::descriptors;
 use crate::enforce::Enforce;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
+use crate::error_chain::Chain;
 use crate::hooks::{AttachModes, NoHook, choose_all};
 use crate::ipam;
 use crate::journal::{JournalError, Store};
@@ -39,7 +40,6 @@ use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
 use crate::publish::{PublishError, StatusFiles};
-use crate::report::Chain;
 use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
@@ -159,7 +159,7 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
 /// Threads that may block: for operations, GC with the looks and the upkeep of policies, questions, statuses.
 const fn most_threads(parallel_adds: usize) -> usize {
     const UPKEEP: usize = 16;
-    serial::most_threads(parallel_adds) + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
+    scheduler::most_threads(parallel_adds) + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
 }
 
 async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {

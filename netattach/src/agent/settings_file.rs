@@ -133,7 +133,7 @@ fn nearest_hint(nearest: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     #[test]
     fn a_file_without_content_is_all_defaults() {

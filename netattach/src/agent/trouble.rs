@@ -14,12 +14,12 @@ use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
 use super::health::{NOT_IN_FORCE, lock, note, tell_new};
 use crate::attach::{Engine, IntentReader};
 use crate::enforce::enforcer::Enforcer;
+use crate::error_chain::Chain;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Requirement;
 use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
 use crate::objects::{Identity, NAMESPACE_NAME_LABEL, ObjectName, Objects};
 use crate::policy::desired::{Condition as PolicyCondition, Subject};
-use crate::report::Chain;
 use crate::rpc::message::Condition;
 use crate::source::Source;
 

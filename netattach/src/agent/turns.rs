@@ -1,5 +1,5 @@
 //! Whose turn it is with a container: one operation at a time, in the order of asking. No clock, no thread and no task:
-//! `serial` asks, wakes and puts to sleep.
+//! `scheduler` asks, wakes and puts to sleep.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -17,9 +17,9 @@ use crate::enforce::attachment::EnforcedAttachment;
 use crate::ipam::{self, Lease, Lessee, Owner};
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
+use crate::plan::hook_kind::{self, FoundDevice};
 use crate::plan::undo::inverse;
-use crate::plan::vantage::{self, Sight};
-use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, remember, result, routing};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
 use crate::spec;
 use crate::step::{
     Bridge, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role, Step, StepRef, Style,
@@ -132,7 +132,7 @@ impl Executor<'_> {
             Step::Protect(protect) => timing::part("policy", || self.protect(at, attachment, protect)),
             Step::Remember(remember) => {
                 let entry =
-                    remember::entry(self.sandbox, attachment, remember, self.progress.outputs().of(at.0))
+                    result_cache::entry(self.sandbox, attachment, remember, self.progress.outputs().of(at.0))
                         .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
                 waits::at(&Resource::Cache, || self.node.cache.write(&entry))?;
                 Ok(Output::Nothing)
@@ -289,7 +289,7 @@ impl Executor<'_> {
         let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
         let before = match delegate.role {
             Role::Plugin if !attachment.is_made_at(at.1.into()) => {
-                let so_far = result::told(self.sandbox, attachment, self.progress.outputs().of(at.0));
+                let so_far = result::as_reported(self.sandbox, attachment, self.progress.outputs().of(at.0));
                 Some(so_far.map_err(unreadable)?)
             }
             _ => None,
@@ -366,10 +366,10 @@ impl Executor<'_> {
         if let (Some(bridge), Some(mac)) = (bridge, pod.as_ref().and_then(|pod| pod.mac)) {
             self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
         }
-        let sight = Sight {
+        let sight = FoundDevice {
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
-            device: vantage::device_info(self.progress.outputs().of(at.0)),
+            device: hook_kind::device_info(self.progress.outputs().of(at.0)),
         };
         Ok(sight.output())
     }
@@ -384,7 +384,7 @@ impl Executor<'_> {
         let leased = self.leased(at, attachment)?;
         let outputs = self.progress.outputs();
         let ends = result::ends(outputs.of(at.0));
-        let vantage = vantage::of(attachment, outputs.of(at.0));
+        let vantage = hook_kind::of(attachment, outputs.of(at.0));
         if attachment.vantage().is_none() {
             enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
         }

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::{AttachError, Doing, Node, StepError, guard, routing};
+use super::{AttachError, Doing, Node, StepError, enforcement, routing};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
-use crate::plan::expect::{Expected, expected};
+use crate::plan::check::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Sandbox, result};
 use crate::spec::{Link, Route};
@@ -34,9 +34,13 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         let want = expected(attachment, record.outputs.of(number), &last, &sandbox.netns)?;
         let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod, netns);
         let looked = looked.and_then(|difference| match (difference, &node.enforcer) {
-            (None, Some(enforcer)) => {
-                guard::difference(enforcer.as_ref(), &record.plan, &record.outputs, attachment, &mut host)
-            }
+            (None, Some(enforcer)) => enforcement::difference(
+                enforcer.as_ref(),
+                &record.plan,
+                &record.outputs,
+                attachment,
+                &mut host,
+            ),
             (difference, _) => Ok(difference),
         });
         if let Some(what) = looked
@@ -49,7 +53,7 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
             });
         }
         if attachment.version.has_check() {
-            let told = result::told(sandbox, attachment, record.outputs.of(number))?;
+            let told = result::as_reported(sandbox, attachment, record.outputs.of(number))?;
             check_delegates(node, sandbox, attachment, Some(&told))?;
         }
     }

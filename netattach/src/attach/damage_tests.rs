@@ -10,10 +10,10 @@ use serde_json::json;
 
 use super::Engine;
 use super::rig::{self, Maps};
+use crate::error_chain::Chain;
 use crate::ipam::Pool;
 use crate::journal::{Loaded, RecordState, Store};
 use crate::plan::resolve::Numbers;
-use crate::report::Chain;
 use crate::step::{Output, StepRef};
 use crate::sync::Arc;
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::conf_dir;
 use super::intent::{IntentError, Network};
 use crate::cni::load::{self, Directory};
+use crate::error_chain::Chain;
 use crate::npwg::{NetworkName, NetworkRef};
-use crate::report::Chain;
 
 /// Where the node's default network is described.
 #[derive(Debug, Clone, PartialEq, Eq)]

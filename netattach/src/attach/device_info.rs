@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::StepError;
+use crate::error_chain::Chain;
 use crate::npwg::device_info;
-use crate::report::Chain;
 use crate::step::{DeviceInfoFiles, Output};
 use crate::{bounded, budget};
 

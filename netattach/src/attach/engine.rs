@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Inheritance;
 use super::apply::apply;
 use super::check::check;
-use super::guard::guards;
+use super::enforcement::guards;
 use super::registry::{Attached, Reservation};
 use super::undo::undo;
 use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts};
@@ -15,13 +15,13 @@ use serde_json::Value;
 
 use crate::cni;
 use crate::enforce::attachment::EnforcedAttachment;
+use crate::error_chain::Chain;
 use crate::journal::{JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::resolve::{Intent, Numbers, Options, resolve, wishes};
 use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
-use crate::report::Chain;
 use crate::step::Step;
 use crate::timing;
 use crate::waits::{self, Resource};
@@ -230,7 +230,7 @@ impl Engine {
         let default = plan
             .attachments
             .first()
-            .map(|attachment| result::told(&plan.sandbox, attachment, record.outputs.of(0)));
+            .map(|attachment| result::as_reported(&plan.sandbox, attachment, record.outputs.of(0)));
         let result = default.transpose()?.unwrap_or_default();
         // A version that cannot express the result fails here, while everything can still be taken back.
         let reply = cni::result::in_version(&result, version)?;

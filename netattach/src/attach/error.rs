@@ -8,13 +8,13 @@ use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::error::EnforceError;
+use crate::error_chain::Chain;
 use crate::ipam::{self, Failure};
 use crate::journal::{JournalError, JournalKey};
 use crate::netlink;
 use crate::netns::NetnsError;
 use crate::plan::AttachmentPlan;
 use crate::plan::routing::NotOnLink;
-use crate::report::Chain;
 use crate::sysctl::SysctlError;
 use crate::waits::Crowded;
 

@@ -1,9 +1,9 @@
 //! Reads from the kernel what drivers have to know of the node before they plan.
 
 use super::AttachError;
+use crate::error_chain::Chain;
 use crate::link::facts::{Facts, Parent, Wanted, Wishes};
 use crate::netlink::{self, Handle, LinkState};
-use crate::report::Chain;
 
 /// The facts that drivers ask for. What the node does not have is left out: the step that needs it says so.
 ///

@@ -15,11 +15,11 @@ use super::{AttachError, Engine, StepError};
 use crate::cni::outgoing::insert_in_use;
 use crate::cni::{self, AttachmentId, CniError, Command, Value};
 use crate::delegate::{self, Call, DelegateError};
+use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::journal::{JournalKey, Loaded};
-use crate::plan::collect::{Defined, Holder, Place, holders, in_use};
+use crate::plan::gc::{Defined, Holder, Place, holders, in_use};
 use crate::plan::{Plan, PodRef};
-use crate::report::Chain;
 use crate::step::Delegate;
 
 /// What GC came to. What could be taken back is gone whatever else failed.

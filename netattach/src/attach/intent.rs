@@ -9,6 +9,7 @@ use super::conf_dir;
 use super::default_network::{self, DefaultNetwork};
 use crate::cni::load::{self, LoadError};
 use crate::cni::{self, CniError, ConfigError, NetworkList, Value, code};
+use crate::error_chain::Chain;
 use crate::npwg::{
     self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkName, NetworkRef, Parsed,
     RESOURCE_ANNOTATION, Selection, SelectionError, SelectionWarning,
@@ -16,15 +17,14 @@ use crate::npwg::{
 use crate::objects::Pod;
 use crate::objects::access::{Forbidden, Restrictions};
 use crate::objects::{ObjectName, Objects};
-use crate::plan::collect::Defined;
 use crate::plan::ethertypes::{self, ETHERTYPES_ANNOTATION, InvalidEthertypes};
+use crate::plan::gc::Defined;
 pub(super) use crate::plan::resolve::Network;
 use crate::plan::resolve::{Intent, Warning};
 use crate::plan::{PodRef, pools};
-use crate::report::Chain;
 use crate::source::{NotSynced, Source, WantedPod};
 use crate::step::ENFORCE_ANNOTATION;
-use crate::step::When;
+use crate::step::EnforceWhen;
 
 /// The plugin type by which runtimes call netattach.
 const OWN_TYPE: &str = "netattach";
@@ -467,7 +467,7 @@ impl IntentReader {
         let enforce = match definition.annotations.get(ENFORCE_ANNOTATION) {
             None => None,
             Some(word) => Some(
-                When::named(word)
+                EnforceWhen::named(word)
                     .ok_or_else(|| IntentError::Enforce { network: reference.clone(), word: word.clone() })?,
             ),
         };

@@ -9,17 +9,16 @@
 //! | `weight` | how much memory an ADD takes, before it begins |
 //! | `intent`, `default_network`, `conf_dir` | from a request to what the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; what planning has to know of the node |
-//! | `repeated`, `occupied` | an ADD for a sandbox that is attached; addresses that are somebody else's |
-//! | [`apply`], `bridges`, `device_info`, `routing`, `guard` | the effects of steps: bridges, device information, default routes, enforcement |
+//! | `repeated_add`, `occupied` | an ADD for a sandbox that is attached; addresses that are somebody else's |
+//! | [`apply`], `bridges`, `device_info`, `routing`, `enforcement` | the effects of steps: bridges, device information, default routes, enforcement |
 //! | [`undo`], `plugin_del` | inverses, and those of other plugins |
-//! | `check`, `available`, `gc` | the verbs CHECK, STATUS and GC |
-//! | `dynamic`, `inherited` | attachments of live pods; pods that Multus attached |
+//! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
+//! | `dynamic`, `multus_del` | attachments of live pods; pods that Multus attached |
 //! | `registry`, `network_status` | what is attached, in memory; what is published of it |
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | what goes wrong, and its CNI code |
 
 pub mod apply;
-mod available;
 mod bridges;
 mod check;
 mod conf_dir;
@@ -28,22 +27,23 @@ mod damage_tests;
 mod default_network;
 mod device_info;
 mod dynamic;
+mod enforcement;
 mod engine;
 mod error;
 mod facts;
 mod gc;
-mod guard;
-mod inherited;
 mod intent;
+mod multus_del;
 mod network_status;
 mod occupied;
 mod plugin_del;
 mod registry;
-mod repeated;
+mod repeated_add;
 #[cfg(test)]
 pub(crate) mod rig;
 mod routing;
 pub mod standalone;
+mod status_verb;
 pub mod undo;
 mod weight;
 
@@ -52,12 +52,12 @@ pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
 pub use gc::{Census, Collected, Stale};
-pub use inherited::{Inheritance, InheritanceError};
 pub use intent::{IntentError, IntentReader};
+pub use multus_del::{Inheritance, InheritanceError};
 pub use network_status::network_status;
 pub use occupied::{Address, Holder, Occupied};
 pub use registry::{Attached, Registry};
-pub use repeated::RepeatedAdd;
+pub use repeated_add::RepeatedAdd;
 
 use std::sync::Arc;
 

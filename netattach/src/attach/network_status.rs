@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Attached;
 use crate::npwg::status::{self, Form, StatusEntry};
-use crate::plan::{AttachmentPlan, PodRef, result, routing, vantage};
+use crate::plan::{AttachmentPlan, PodRef, hook_kind, result, routing};
 use crate::step::Brought;
 
 /// The status of a pod's sandbox: what its ADD attached, and what came later. `None`: nothing is attached, or nobody knows to
@@ -29,7 +29,7 @@ fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
             ifname: attachment.ifname.clone(),
             result: result.unwrap_or_default(),
             default_route: default_route(attachment, attached.outputs.of(number)),
-            device_info: vantage::device_info(attached.outputs.of(number)).cloned(),
+            device_info: hook_kind::device_info(attached.outputs.of(number)).cloned(),
             warnings: attachment.warnings.clone(),
             dynamic: dynamic.clone(),
         };

@@ -56,7 +56,7 @@ impl PluginDel<'_> {
             plugin = self.delegate.plugin,
             ifname = self.attachment.ifname,
             pci = gone,
-            error = %crate::report::Chain(&refused),
+            error = %crate::error_chain::Chain(&refused),
             "the plugin's device is gone: what needs none is cleaned up"
         );
         if let Some(ipam) = address_management(self.delegate) {
@@ -94,7 +94,7 @@ impl PluginDel<'_> {
         if !known || !attachment.version.has_prev_result_at_del() {
             return Ok(None);
         }
-        let told = result::told(&plan.sandbox, attachment, outputs.of(at.0));
+        let told = result::as_reported(&plan.sandbox, attachment, outputs.of(at.0));
         told.map(Some).map_err(|source| StepError::Result { plugin: delegate.plugin.clone(), source })
     }
 

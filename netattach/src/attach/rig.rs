@@ -16,8 +16,8 @@ use crate::ipam;
 use crate::journal::{JournalKey, Store};
 use crate::netlink::Handle;
 use crate::plan::resolve::Options;
-use crate::plan::{AttachmentPlan, Plan, PodRef, Remembered};
-use crate::step::{Step, Vantage, When};
+use crate::plan::{AttachmentPlan, CachedResults, Plan, PodRef};
+use crate::step::{EnforceWhen, HookKind, Step};
 use crate::sync::{Arc, Mutex, locked};
 
 /// Attachment numbers are below this.
@@ -85,7 +85,7 @@ impl Enforce for Maps {
         &self,
         _: Option<&PodRef>,
         _: &AttachmentPlan,
-        _: Option<&Vantage>,
+        _: Option<&HookKind>,
     ) -> Result<(), Unenforceable> {
         Ok(())
     }
@@ -107,9 +107,9 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
     };
     let options = Options {
         exec: Vec::new(),
-        remembered: Remembered::default(),
+        remembered: CachedResults::default(),
         device_info_dir: directory.join("devices"),
-        enforce: When::Never,
+        enforce: EnforceWhen::Never,
     };
     let inheritance = Inheritance::new(directory.join("multus"));
     Engine::new(node, journal, LIMIT, options, inheritance, RepeatedAdd::Refuse).unwrap()
@@ -186,7 +186,7 @@ pub(crate) fn recover(engine: &Engine) -> super::Recovery {
     for key in std::mem::take(&mut recovery.unfinished) {
         recovery
             .failed
-            .extend(engine.finish(&key).err().map(|error| crate::report::Chain(&error).to_string()));
+            .extend(engine.finish(&key).err().map(|error| crate::error_chain::Chain(&error).to_string()));
     }
     recovery
 }

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::StepError;
 use crate::netlink::{Handle, RouteState, Rule};
-use crate::plan::expect::Expected;
+use crate::plan::check::Expected;
 use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, interface_of, metric};
 use crate::spec::Route;
 use crate::step::SourceRouting;

@@ -6,7 +6,7 @@ use crate::ipam::Lessee;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
-use crate::plan::{AttachmentPlan, Plan, remember};
+use crate::plan::{AttachmentPlan, Plan, result_cache};
 use crate::step::StepRef;
 use crate::waits::{self, Resource};
 
@@ -49,7 +49,7 @@ pub fn undo(
     if errors.is_empty() {
         for begun in of(Stage::Cache) {
             crate::crash_point!("forget", begun.at);
-            let key = remember::key(&plan.sandbox, begun.attachment);
+            let key = result_cache::key(&plan.sandbox, begun.attachment);
             let removed = waits::at(&Resource::Cache, || node.cache.remove(&key));
             errors.extend(removed.map_err(|it| begun.failed("remove it from libcni's cache", it)).err());
         }

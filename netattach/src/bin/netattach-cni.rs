@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use netattach::attach::standalone::install::{InstallError, Installed, install};
 use netattach::attach::standalone::{is_plugin, names, run};
-use netattach::report::Chain;
+use netattach::error_chain::Chain;
 use netattach::rpc::shim;
 
 fn main() -> ExitCode {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use netattach::cli::{self, Arguments};
-use netattach::report::Chain;
+use netattach::error_chain::Chain;
 
 fn main() -> ExitCode {
     match cli::run(&Arguments::parse(), &mut io::stdout().lock()) {

@@ -9,7 +9,7 @@ use aya::maps::MapError;
 use aya::pin::PinError;
 use aya::programs::ProgramError;
 
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 /// Failure of one action on programs, maps or pins.
 #[derive(Debug, thiserror::Error)]

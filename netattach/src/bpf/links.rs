@@ -125,7 +125,7 @@ impl Links {
             _ => {
                 let predecessor = self.predecessor(place)?;
                 let after = predecessor.as_ref().map(AsFd::as_fd);
-                sys::tcx_attach(program, ifindex, place.program().direction(), after)
+                sys::tcx_attach(program, ifindex, place.program().tc_hook(), after)
             }
         };
         let link = match link {

@@ -3,7 +3,7 @@
 use netattach_common::Side;
 
 use super::map_table::map_name;
-use super::sys::Direction;
+use crate::spec::TcHook;
 
 /// A program of the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,14 +65,14 @@ impl Program {
     }
 
     /// The hook of the device that links are on.
-    pub(super) const fn direction(self) -> Direction {
+    pub(super) const fn tc_hook(self) -> TcHook {
         match self {
             // Packets from a pod come in by the node's end, and go out by the pod's end.
-            Self::At(Side::FromPod) | Self::InPod(Side::ToPod) => Direction::Ingress,
-            Self::At(Side::ToPod) | Self::InPod(Side::FromPod) => Direction::Egress,
-            Self::Entry(Entry::InFrom | Entry::InTo) => Direction::Ingress,
-            Self::Entry(Entry::Out) => Direction::Egress,
-            Self::OnParent(_) | Self::Uplink | Self::Xdp | Self::Routed | Self::Fast => Direction::Ingress,
+            Self::At(Side::FromPod) | Self::InPod(Side::ToPod) => TcHook::Ingress,
+            Self::At(Side::ToPod) | Self::InPod(Side::FromPod) => TcHook::Egress,
+            Self::Entry(Entry::InFrom | Entry::InTo) => TcHook::Ingress,
+            Self::Entry(Entry::Out) => TcHook::Egress,
+            Self::OnParent(_) | Self::Uplink | Self::Xdp | Self::Routed | Self::Fast => TcHook::Ingress,
         }
     }
 

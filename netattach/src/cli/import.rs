@@ -112,7 +112,7 @@ mod tests {
 
     use super::super::{Arguments, CliError, run};
     use crate::agent::config as agent;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
     use crate::{bounded, budget};
 
     fn run_with(words: &[&str]) -> (String, Result<(), CliError>) {

@@ -342,7 +342,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
     use crate::rpc::frame;
     use crate::rpc::message::{AttachmentStats, Hello, Traffic};
 

@@ -194,7 +194,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     fn entry() -> Entry {
         Entry {

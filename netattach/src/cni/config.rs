@@ -8,7 +8,7 @@ use super::error::{CniError, code};
 use super::json::{self, KeyError, Map, Value};
 use super::version::{Number, Version, VersionError};
 use crate::budget::{self, Exceeded};
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 /// A network: a name, a version and the plugins that set it up in order.
 #[derive(Debug, Clone, PartialEq)]

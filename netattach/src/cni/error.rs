@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::json::{self, Value};
 use super::version::Version;
 use crate::budget::Exceeded;
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 /// The codes of the specification (SPEC, section "Error"), and the two that only its Go library defines.
 pub mod code {

@@ -156,7 +156,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     #[derive(Debug, serde::Deserialize)]
     struct Outer {

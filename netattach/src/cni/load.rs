@@ -182,7 +182,7 @@ fn list_skipped(skipped: &[Skipped]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     fn directory(files: &[(&str, &str)]) -> Directory {
         files.iter().map(|(file, text)| ((*file).to_owned(), text.as_bytes().to_vec())).collect()

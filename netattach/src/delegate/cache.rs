@@ -132,7 +132,7 @@ impl ResultCache {
             Err(CacheError::Format { source: CacheFormatError::Kind(_), .. }) => Ok(None),
             Err(error @ CacheError::Format { .. }) => {
                 let aside = self.set_aside(&path)?;
-                tracing::warn!(error = %crate::report::Chain(&error), aside = %aside.display(), "set aside");
+                tracing::warn!(error = %crate::error_chain::Chain(&error), aside = %aside.display(), "set aside");
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -344,7 +344,7 @@ mod tests {
         fs::write(&path, &content).unwrap();
         let refused = cache.read(&entry.key).unwrap_err();
         assert_eq!(
-            crate::report::Chain(&refused).to_string(),
+            crate::error_chain::Chain(&refused).to_string(),
             format!("read cached attachment {}: longer than {most} bytes", path.display())
         );
         assert_eq!(cache.list("c1").unwrap().unreadable.len(), 1);

@@ -11,7 +11,7 @@ use crate::budget;
 use crate::cni::json::count_values;
 use crate::cni::version::VersionError;
 use crate::cni::{CniError, Command, Value, code};
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 /// How much of an unreadable stdout is quoted, in bytes.
 const EXCERPT: usize = 256;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{Call, Delegate, DelegateError, VersionReplyError};
 use crate::cni::version::Number;
 use crate::cni::{Command, NetworkList, Value, Version, json};
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 /// The plugins of a network that cannot serve it. Displayed as one bracketed line with every cause.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     /// Rows: VER-09.
     #[test]

@@ -13,7 +13,7 @@ use super::state::State;
 use crate::hooks::HookPoint;
 use crate::hooks::node_end::Found;
 use crate::netlink::Handle;
-use crate::step::When;
+use crate::step::EnforceWhen;
 
 impl Enforcer {
     /// Takes over the attachments that were there at start and, when they are `all`, removes what belongs to none of
@@ -149,7 +149,7 @@ impl Enforcer {
             // Never on the fast path, and its device is no uplink either.
             self.fast_paths().admit(attachment.member());
         }
-        if attachment.when == When::Selected && !found.anything() {
+        if attachment.when == EnforceWhen::Selected && !found.anything() {
             return self.defer(attachment);
         }
         // The pod's own end is left as the pod has it.

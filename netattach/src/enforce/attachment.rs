@@ -15,7 +15,7 @@ use crate::plan::result::{Ends, Leased};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox};
 use crate::policy::index::{Endpoint, Place};
 use crate::spec::{Link, Pace, Tie};
-use crate::step::{MadeBy, Protect, Role, Step, Vantage, When};
+use crate::step::{EnforceWhen, HookKind, MadeBy, Protect, Role, Step};
 
 /// Most records of new flows of one attachment, per second.
 const FLOW_RECORDS: u64 = 1000;
@@ -37,7 +37,7 @@ pub struct EnforcedAttachment {
     /// Whether another plugin made its interface.
     delegated: bool,
     /// When its programs run.
-    pub(crate) when: When,
+    pub(crate) when: EnforceWhen,
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
     bandwidth: Option<BandwidthLimit>,
@@ -62,7 +62,7 @@ impl EnforcedAttachment {
         sandbox: &Sandbox,
         attachment: &AttachmentPlan,
         leased: &Leased,
-        vantage: Vantage,
+        vantage: HookKind,
         ends: Option<&Ends>,
     ) -> Result<Self, EnforceError> {
         let point = point(sandbox, attachment, vantage, ends)
@@ -198,7 +198,7 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
 fn point(
     sandbox: &Sandbox,
     attachment: &AttachmentPlan,
-    vantage: Vantage,
+    vantage: HookKind,
     ends: Option<&Ends>,
 ) -> Option<HookPoint> {
     let siblings = match attachment.link().map(Link::tie) {
@@ -211,14 +211,14 @@ fn point(
         index: ends.pod.index,
     };
     match vantage {
-        Vantage::Node => Some(HookPoint::NodeEnd(ends?.host.as_ref()?.index)),
-        Vantage::Parent => {
+        HookKind::Node => Some(HookPoint::NodeEnd(ends?.host.as_ref()?.index)),
+        HookKind::Parent => {
             let (macvlan, parent) = (in_pod(ends?), ends?.parent.as_ref()?);
             let on = OnParent { parent: parent.device.index, siblings, netns_cookie: parent.netns_cookie };
             Some(HookPoint::Parent { on, macvlan })
         }
-        Vantage::Pod => ends.map(|ends| HookPoint::Pod(in_pod(ends))),
-        Vantage::Nowhere(why) => Some(HookPoint::Nowhere(why)),
+        HookKind::Pod => ends.map(|ends| HookPoint::Pod(in_pod(ends))),
+        HookKind::Nowhere(why) => Some(HookPoint::Nowhere(why)),
     }
 }
 
@@ -273,7 +273,7 @@ pub(super) mod tests {
             },
             point: HookPoint::NodeEnd(7),
             delegated: false,
-            when: When::Always,
+            when: EnforceWhen::Always,
             pod_index: 2,
             bandwidth: None,
             endpoint: Some(Endpoint {
@@ -291,6 +291,6 @@ pub(super) mod tests {
 
     /// The same of another plugin, under its policies once one selects it.
     pub(in crate::enforce) fn delegated(id: u32) -> EnforcedAttachment {
-        EnforcedAttachment { delegated: true, when: When::Selected, ..attachment(id) }
+        EnforcedAttachment { delegated: true, when: EnforceWhen::Selected, ..attachment(id) }
     }
 }

@@ -25,7 +25,7 @@ use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::options::Options;
 use crate::source::Source;
 use crate::spec::Pace;
-use crate::step::{Vantage, When};
+use crate::step::{EnforceWhen, HookKind};
 
 /// The dataplane, the policies in it, and the attachments under them.
 pub struct Enforcer {
@@ -297,7 +297,7 @@ impl Enforce for Enforcer {
                 self.fast.admit(attachment.member());
             }
         }
-        if attachment.when == When::Selected {
+        if attachment.when == EnforceWhen::Selected {
             return self.begin_if_due(attachment.id).map(drop);
         }
         self.programs.attach(attachment, host)?;
@@ -353,7 +353,7 @@ impl Enforce for Enforcer {
         &self,
         pod: Option<&PodRef>,
         attachment: &AttachmentPlan,
-        vantage: Option<&Vantage>,
+        vantage: Option<&HookKind>,
     ) -> Result<(), Unenforceable> {
         let required = admission::requirement(&self.source.snapshot(), attachment, self.requirement)?;
         match vantage {

@@ -3,7 +3,7 @@
 use crate::hooks::AttachMode;
 use crate::objects::{Grant, Pod};
 use crate::policy::level::{Enforcement, Level};
-use crate::step::Vantage;
+use crate::step::HookKind;
 
 /// The facts that a level follows from, besides the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Means {
 }
 
 /// How far policies hold for an attachment of that pod. A pod that is not known may have every privilege.
-pub fn enforcement(vantage: &Vantage, pod: Option<&Pod>, means: Means) -> Enforcement {
+pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enforcement {
     let lower = |level, why: String| Enforcement { level, why };
     let privileged = |place: &str, capability: &str, who: String| {
         lower(Level::FullUnlessPrivileged, format!("programs run {place}, and {who} {capability}"))
@@ -23,18 +23,18 @@ pub fn enforcement(vantage: &Vantage, pod: Option<&Pod>, means: Means) -> Enforc
     let admin = || whose(pod.map(|pod| &pod.powers.admin));
     let raw = || whose(pod.map(|pod| &pod.powers.raw));
     match vantage {
-        Vantage::Nowhere(why) => lower(Level::None, why.to_string()),
-        Vantage::Node => lower(Level::Full, String::new()),
-        Vantage::Parent => match (admin(), raw().filter(|_| !means.knows_senders)) {
+        HookKind::Nowhere(why) => lower(Level::None, why.to_string()),
+        HookKind::Node => lower(Level::Full, String::new()),
+        HookKind::Parent => match (admin(), raw().filter(|_| !means.knows_senders)) {
             (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
             (None, Some(who)) => privileged("on the parent", "CAP_NET_RAW", who),
             (None, None) => lower(Level::Full, String::new()),
         },
-        Vantage::Pod if means.in_pod == AttachMode::Clsact => {
+        HookKind::Pod if means.in_pod == AttachMode::Clsact => {
             let why = "programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6";
             lower(Level::Advisory, why.to_owned())
         }
-        Vantage::Pod => match (admin(), raw()) {
+        HookKind::Pod => match (admin(), raw()) {
             (Some(who), _) => privileged("in the pod", "CAP_NET_ADMIN", who),
             (None, Some(who)) => privileged("in the pod", "CAP_NET_RAW", who),
             (None, None) => lower(Level::Full, String::new()),
@@ -58,7 +58,7 @@ mod tests {
 
     use crate::enforce::level::*;
     use crate::objects::{ObjectName, Phase, Powers};
-    use crate::step::Unseen;
+    use crate::step::NotObservable;
 
     fn pod(admin: Grant, raw: Grant) -> Pod {
         Pod {
@@ -80,43 +80,43 @@ mod tests {
         let to = || Grant::To("app".to_owned());
         let (bare, raw, admin) = (pod(Grant::No, Grant::No), pod(Grant::No, to()), pod(to(), Grant::No));
         let table = [
-            (Vantage::Node, None, LINKS, "full"),
-            (Vantage::Node, Some(&admin), FILTERS, "full"),
-            (Vantage::Parent, Some(&bare), FILTERS, "full"),
-            (Vantage::Parent, Some(&raw), LINKS, "full"),
+            (HookKind::Node, None, LINKS, "full"),
+            (HookKind::Node, Some(&admin), FILTERS, "full"),
+            (HookKind::Parent, Some(&bare), FILTERS, "full"),
+            (HookKind::Parent, Some(&raw), LINKS, "full"),
             (
-                Vantage::Parent,
+                HookKind::Parent,
                 Some(&raw),
                 FILTERS,
                 "full-unless-privileged (programs run on the parent, and its container app has CAP_NET_RAW)",
             ),
             (
-                Vantage::Parent,
+                HookKind::Parent,
                 None,
                 LINKS,
                 "full-unless-privileged (programs run on the parent, and it has no manifest: it may have CAP_NET_ADMIN)",
             ),
-            (Vantage::Pod, Some(&bare), LINKS, "full"),
+            (HookKind::Pod, Some(&bare), LINKS, "full"),
             (
-                Vantage::Pod,
+                HookKind::Pod,
                 Some(&raw),
                 LINKS,
                 "full-unless-privileged (programs run in the pod, and its container app has CAP_NET_RAW)",
             ),
             (
-                Vantage::Pod,
+                HookKind::Pod,
                 Some(&admin),
                 LINKS,
                 "full-unless-privileged (programs run in the pod, and its container app has CAP_NET_ADMIN)",
             ),
             (
-                Vantage::Pod,
+                HookKind::Pod,
                 Some(&bare),
                 FILTERS,
                 "advisory (programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6)",
             ),
             (
-                Vantage::Nowhere(Unseen::NoInterface),
+                HookKind::Nowhere(NotObservable::NoInterface),
                 Some(&bare),
                 LINKS,
                 "none (the pod has no interface of that name)",

@@ -33,7 +33,7 @@ use error::EnforceError;
 
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, PodRef};
-use crate::step::Vantage;
+use crate::step::HookKind;
 
 /// The dataplane, as attaching and detaching use it. A trait so that executables without a dataplane do not
 /// carry its code and its BPF object.
@@ -91,6 +91,6 @@ pub trait Enforce: fmt::Debug + Send + Sync {
         &self,
         pod: Option<&PodRef>,
         attachment: &AttachmentPlan,
-        vantage: Option<&Vantage>,
+        vantage: Option<&HookKind>,
     ) -> Result<(), Unenforceable>;
 }

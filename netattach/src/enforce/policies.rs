@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::error::EnforceError;
 use super::policy_maps::{Kernel, PolicyMaps, Refused, unread_since};
 use crate::bpf::{BpfError, PolicyIds};
+use crate::error_chain::Chain;
 use crate::netlink::Handle;
 use crate::objects::policy::{PolicyName, Severity};
 use crate::plan::addressing::GATEWAY_V4;
@@ -18,7 +19,6 @@ use crate::policy::incremental::Compiler;
 use crate::policy::index::Endpoint;
 use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
-use crate::report::Chain;
 use crate::source::Source;
 
 /// How long a change of the objects took, from the manifests to the maps.

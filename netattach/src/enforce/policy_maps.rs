@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bpf::{BpfError, Dataplane, FlowTable, PolicyIds};
+use crate::error_chain::Chain;
 use crate::policy::desired::Desired;
 use crate::policy::diff::{DENY_ALL, PolicyId, Programmed, Writes, diff};
 use crate::policy::lookup::CompiledPolicy;
-use crate::report::Chain;
 
 /// How long entries that nothing refers to are kept where the kernel cannot tell when packets have stopped reading them: longer
 /// than any packet takes.

@@ -8,6 +8,7 @@ use super::attachment::EnforcedAttachment;
 use super::error::EnforceError;
 use super::level::{Means, enforcement};
 use crate::bpf::{self, Dataplane};
+use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
 use crate::hooks::parent::Parents;
 use crate::hooks::{AttachMode, AttachModes, HookError, HookPoint, PodDevice, pod};
@@ -15,8 +16,7 @@ use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::objects::Pod;
 use crate::policy::level::Enforcement;
-use crate::report::Chain;
-use crate::step::{Vantage, When};
+use crate::step::{EnforceWhen, HookKind};
 
 /// Runs programs on devices, and knows how.
 pub(super) struct AttachedPrograms {
@@ -72,7 +72,7 @@ impl AttachedPrograms {
     }
 
     /// How far policies hold for an attachment of that pod.
-    pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: &Vantage) -> Enforcement {
+    pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: &HookKind) -> Enforcement {
         enforcement(vantage, pod, Means { in_pod: self.modes.others, knows_senders: self.knows_senders })
     }
 
@@ -211,7 +211,7 @@ impl AttachedPrograms {
         let (mode, programs) = (self.modes.others, self.dataplane.programs());
         let hooks = pod::on(attachment.id, device)?;
         let runs = hooks.missing(mode, programs, host)?.is_none();
-        let may_wait = !runs && attachment.when == When::Selected;
+        let may_wait = !runs && attachment.when == EnforceWhen::Selected;
         if may_wait && hooks.missing(mode.other(), programs, host)?.is_some() {
             return Ok(Adopted::Deferred);
         }

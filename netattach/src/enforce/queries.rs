@@ -19,7 +19,7 @@ use crate::policy::explain::{End, Path, Question, View, explain};
 use crate::policy::index::Endpoint;
 use crate::policy::level::{Enforcement, Level};
 use crate::policy::lookup::{CompiledPolicy, RuleFlows, RuleId};
-use crate::step::Vantage;
+use crate::step::HookKind;
 
 /// The policies of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,11 +106,11 @@ impl Enforcer {
     }
 
     /// How far policies hold for an attachment of that pod.
-    pub fn enforcement(&self, pod: Option<&PodRef>, vantage: &Vantage) -> Enforcement {
+    pub fn enforcement(&self, pod: Option<&PodRef>, vantage: &HookKind) -> Enforcement {
         self.enforcement_in(&self.sources().source.snapshot(), pod.map(|pod| &pod.name), vantage)
     }
 
-    fn enforcement_in(&self, objects: &Objects, pod: Option<&ObjectName>, vantage: &Vantage) -> Enforcement {
+    fn enforcement_in(&self, objects: &Objects, pod: Option<&ObjectName>, vantage: &HookKind) -> Enforcement {
         let pod = pod.and_then(|pod| objects.pods.get(pod));
         self.programs().enforcement(pod.map(AsRef::as_ref), vantage)
     }

@@ -11,11 +11,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::attachment::EnforcedAttachment;
 use super::error::EnforceError;
 use crate::bpf::{self, Gate};
+use crate::error_chain::Chain;
 use crate::hooks::HookPoint;
 use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
 use crate::policy::index::Place;
-use crate::report::Chain;
 
 /// The table and the attachments that it is about.
 pub(super) struct Routed(Mutex<State>);

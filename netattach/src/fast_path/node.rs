@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::decide::{Filters, Member, Node, Others};
 use crate::bpf::Program;
-use crate::bpf::sys::{self, Direction};
+use crate::bpf::sys;
 use crate::mac::Mac;
 use crate::netlink::{
     self, Changes, Family, ForwardingState, Handle, Moves, has_ipsec_policies, hooked_chains,
 };
+use crate::spec::TcHook;
 
 /// From here on all links are listed instead of asked for one by one.
 const MANY: usize = 64;
@@ -181,13 +182,13 @@ impl Observation {
             let mut others = match self.filters.get(index) {
                 Some(known) => *known,
                 None => Others {
-                    ingress: host.has_other_filters(*index, netlink::Hook::Ingress, &ours)?,
-                    egress: host.has_other_filters(*index, netlink::Hook::Egress, &ours)?,
+                    ingress: host.has_other_filters(*index, TcHook::Ingress, &ours)?,
+                    egress: host.has_other_filters(*index, TcHook::Egress, &ours)?,
                 },
             };
             self.filters.insert(*index, others);
             for (direction, others) in
-                [(Direction::Ingress, &mut others.ingress), (Direction::Egress, &mut others.egress)]
+                [(TcHook::Ingress, &mut others.ingress), (TcHook::Egress, &mut others.egress)]
             {
                 for id in sys::tcx_programs(*index, direction).map_err(ObserveError::Programs)? {
                     let is_ours = match self.programs.get(&id) {

@@ -15,9 +15,9 @@ use super::reason::Reason;
 use super::uplink::{self, Uplink, Uplinks};
 use super::xdp::{self, Xdp};
 use crate::bpf::{self, BpfError, Dataplane, FastStats, Place, Programs, Segment, XdpMode};
+use crate::error_chain::Chain;
 use crate::hooks::{AttachMode, HookError, uplink as hook};
 use crate::netlink::{Changes, Handle, LinkWatch, Moves, StationWatch};
-use crate::report::Chain;
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
 const GATHER: Duration = Duration::from_millis(50);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::bpf::{self, BpfError, XdpMode};
+use crate::error_chain::Chain;
 use crate::netlink::ForwardingState;
-use crate::report::Chain;
 
 /// Whether uplinks drop what they can before it is a packet of the kernel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

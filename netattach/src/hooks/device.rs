@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use super::{AttachMode, HookError, PodDevice};
 use crate::bpf::{LinkPlace, Program, Programs};
-use crate::netlink::{Filter, Handle, Hook};
+use crate::netlink::{Filter, Handle};
 use crate::netns::within;
+use crate::spec::TcHook;
 
 /// A device and the programs that run there. What differs from place to place is made by [`node_end`](super::node_end),
 /// [`parent`](super::parent), [`pod`](super::pod) and [`uplink`](super::uplink).
@@ -25,7 +26,7 @@ pub(crate) struct DeviceHooks<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HookProgram {
     /// For what the device receives, or sends.
-    pub(super) hook: Hook,
+    pub(super) hook: TcHook,
     /// Number of the filter that runs it.
     pub(super) number: u32,
     /// The class that the filter passes to it (`tc_classid`).

@@ -6,11 +6,12 @@ use super::device::{DeviceHooks, HookProgram};
 use super::numbers::NODE_END;
 use super::{AttachMode, HookError};
 use crate::bpf::{LinkPlace, Program, Programs, Side};
-use crate::netlink::{DevicePrograms, Handle, Hook};
+use crate::netlink::{DevicePrograms, Handle};
+use crate::spec::TcHook;
 
 /// The node receives what the pod sends, and sends what the pod receives.
-const PROGRAMS: [(Hook, Program); 2] =
-    [(Hook::Ingress, Program::At(Side::FromPod)), (Hook::Egress, Program::At(Side::ToPod))];
+const PROGRAMS: [(TcHook, Program); 2] =
+    [(TcHook::Ingress, Program::At(Side::FromPod)), (TcHook::Egress, Program::At(Side::ToPod))];
 
 /// The programs of an attachment on this device.
 pub(crate) fn on(ifindex: u32) -> DeviceHooks<'static> {

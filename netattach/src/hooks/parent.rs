@@ -14,13 +14,14 @@ use super::numbers::{FROM, TO};
 use super::pod::class;
 use super::{AttachMode, HookError, PodDevice};
 use crate::bpf::{Dataplane, Entry, LinkPlace, OnParent, Parent, Program, Side};
-use crate::netlink::{Handle, Hook};
+use crate::netlink::Handle;
+use crate::spec::TcHook;
 
 /// The programs on a parent: a filter tells its program by the class where it is, and a link has a program for each place.
-const ON_PARENT: [(Hook, u32, Side, u16, Entry); 3] = [
-    (Hook::Ingress, FROM, Side::FromPod, place::INGRESS, Entry::InFrom),
-    (Hook::Ingress, TO, Side::ToPod, place::INGRESS, Entry::InTo),
-    (Hook::Egress, FROM, Side::FromPod, place::EGRESS, Entry::Out),
+const ON_PARENT: [(TcHook, u32, Side, u16, Entry); 3] = [
+    (TcHook::Ingress, FROM, Side::FromPod, place::INGRESS, Entry::InFrom),
+    (TcHook::Ingress, TO, Side::ToPod, place::INGRESS, Entry::InTo),
+    (TcHook::Egress, FROM, Side::FromPod, place::EGRESS, Entry::Out),
 ];
 
 /// The programs on a parent.
@@ -41,7 +42,7 @@ fn copies<'a>(attachment: u32, index: u32, pod: Option<&'a PodDevice>) -> Result
     // Numbers of attachments are below `place::INGRESS`: the settings bound them.
     let class = class(attachment)?;
     let programs = [(FROM, Side::FromPod), (TO, Side::ToPod)].map(|(number, side)| HookProgram {
-        hook: Hook::Ingress,
+        hook: TcHook::Ingress,
         number,
         class,
         program: Program::OnParent(side),

@@ -7,12 +7,12 @@ use super::HookError;
 use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{POD_FROM, POD_TO};
 use crate::bpf::{LinkPlace, Program, Programs, Side};
-use crate::netlink::Hook;
 use crate::netns::{Netns, NetnsId};
+use crate::spec::TcHook;
 
 /// The device sends what the pod sends, and receives what the pod receives.
-const PROGRAMS: [(Hook, u32, Side); 2] =
-    [(Hook::Egress, POD_FROM, Side::FromPod), (Hook::Ingress, POD_TO, Side::ToPod)];
+const PROGRAMS: [(TcHook, u32, Side); 2] =
+    [(TcHook::Egress, POD_FROM, Side::FromPod), (TcHook::Ingress, POD_TO, Side::ToPod)];
 
 /// A device in its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::device::DeviceHooks;
 use super::{HookError, PodDevice, node_end, pod};
 use crate::bpf::{Device, OnParent};
 use crate::netlink::Handle;
-use crate::step::{Unseen, Vantage};
+use crate::step::{HookKind, NotObservable};
 
 /// Where the programs of an attachment run: where all that it sends and receives passes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,17 +21,17 @@ pub(crate) enum HookPoint {
     /// On its device in the pod.
     Pod(PodDevice),
     /// Nowhere, and why.
-    Nowhere(Unseen),
+    Nowhere(NotObservable),
 }
 
 impl HookPoint {
     /// The same for people.
-    pub(crate) fn vantage(&self) -> Vantage {
+    pub(crate) fn vantage(&self) -> HookKind {
         match self {
-            Self::NodeEnd(_) => Vantage::Node,
-            Self::Parent { .. } => Vantage::Parent,
-            Self::Pod(_) => Vantage::Pod,
-            Self::Nowhere(why) => Vantage::Nowhere(why.clone()),
+            Self::NodeEnd(_) => HookKind::Node,
+            Self::Parent { .. } => HookKind::Parent,
+            Self::Pod(_) => HookKind::Pod,
+            Self::Nowhere(why) => HookKind::Nowhere(why.clone()),
         }
     }
 

@@ -9,7 +9,8 @@ use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{UPLINK_FOREIGN_CLSACT, UPLINK_OWN_CLSACT};
 use super::{AttachMode, HookError};
 use crate::bpf::{LinkPlace, Program, Programs};
-use crate::netlink::{Handle, Hook};
+use crate::netlink::Handle;
+use crate::spec::TcHook;
 
 const NUMBERS: [u32; 2] = [UPLINK_OWN_CLSACT, UPLINK_FOREIGN_CLSACT];
 
@@ -17,7 +18,7 @@ const NUMBERS: [u32; 2] = [UPLINK_OWN_CLSACT, UPLINK_FOREIGN_CLSACT];
 fn on(ifindex: u32, number: u32) -> DeviceHooks<'static> {
     let program = Program::Uplink;
     let link = Some(LinkPlace::Node { ifindex, program });
-    let programs = vec![HookProgram { hook: Hook::Ingress, number, class: 0, program, link }];
+    let programs = vec![HookProgram { hook: TcHook::Ingress, number, class: 0, program, link }];
     DeviceHooks { index: ifindex, pod: None, programs, first: false }
 }
 
@@ -91,7 +92,7 @@ pub(crate) fn running(
 
 /// Numbers of our filters on a device.
 fn numbers(device: u32, host: &mut Handle) -> Result<Vec<u32>, HookError> {
-    let found = host.find_filters(device, Hook::Ingress).map_err(HookError::from).map_err(of(device))?;
+    let found = host.find_filters(device, TcHook::Ingress).map_err(HookError::from).map_err(of(device))?;
     Ok(found.into_iter().map(|filter| filter.handle).filter(|number| NUMBERS.contains(number)).collect())
 }
 

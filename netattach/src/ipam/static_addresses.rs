@@ -206,7 +206,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     fn parse(config: &Value, args: &str) -> Result<Config, String> {
         let args = CniArgs::parse(args).unwrap();

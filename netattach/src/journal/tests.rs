@@ -8,8 +8,8 @@ use serde_json::json;
 use super::files::OnDisk;
 use super::format::{Verdict, judge};
 use super::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
+use crate::error_chain::Chain;
 use crate::plan::Plan;
-use crate::report::Chain;
 use crate::step::{Output, StepRef};
 use crate::sync::Arc;
 

@@ -229,7 +229,7 @@ fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
         check_addresses: true,
         bandwidth: None,
         fast_path: true,
-        when: crate::step::When::Always,
+        when: crate::step::EnforceWhen::Always,
         ethertypes: Vec::new(),
     };
     let args = CniArgs::default();
@@ -592,7 +592,7 @@ proptest! {
     #[test]
     fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
         let args = CniArgs::default();
-        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true, when: crate::step::When::Always, ethertypes: Vec::new() };
+        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, ethertypes: Vec::new() };
         let (driver, sandbox) = (driver(kind).unwrap(), sandbox());
         // Whatever the configuration is, DEL has something to go by.
         let remains = attachment(kind, driver.remains(&request(&config, &args)));

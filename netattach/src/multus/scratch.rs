@@ -126,7 +126,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     fn delegate(config: &Value, keys: Value) -> Value {
         let mut delegate = json!({

@@ -11,6 +11,7 @@ use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHan
 
 use super::socket::{CREATE, EXCL, Reply, Request};
 use super::{Error, Handle};
+use crate::spec::TcHook;
 
 /// Priority of our filters: the first that a packet meets, so that no other filter passes it on before it was judged.
 const PRIORITY: u32 = 1;
@@ -24,20 +25,11 @@ const TCA_BPF_CLASSID: u16 = 3;
 /// `linux/rtnetlink.h`.
 const TCA_INGRESS_BLOCK: u16 = 13;
 
-/// A direction of a device, seen from the node's stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Hook {
-    /// Frames that the device receives: what a pod behind a veth sends.
-    Ingress,
-    /// Frames that the device sends: what a pod behind a veth receives.
-    Egress,
-}
-
 /// One of our filters.
 #[derive(Debug, Clone, Copy)]
 pub struct Filter<'a> {
     /// Which packets.
-    pub hook: Hook,
+    pub hook: TcHook,
     /// Its number among the filters of our priority.
     pub handle: u32,
     /// The number that the program reads in `tc_classid`.
@@ -54,9 +46,9 @@ const DEVICES_AT_ONCE: usize = 32;
 /// The names of the programs that filters of one number run on a device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DevicePrograms {
-    /// On [`Hook::Ingress`].
+    /// On [`TcHook::Ingress`].
     pub ingress: Option<String>,
-    /// On [`Hook::Egress`].
+    /// On [`TcHook::Egress`].
     pub egress: Option<String>,
 }
 
@@ -98,7 +90,7 @@ impl Handle {
     pub fn ensure_filters_absent(
         &mut self,
         index: u32,
-        filters: &[(Hook, u32)],
+        filters: &[(TcHook, u32)],
         clsact_too: bool,
     ) -> Result<(), Error> {
         let requests = filters.iter().map(|(hook, handle)| {
@@ -111,7 +103,7 @@ impl Handle {
         if !clsact_too {
             return Ok(());
         }
-        for hook in [Hook::Ingress, Hook::Egress] {
+        for hook in [TcHook::Ingress, TcHook::Egress] {
             if !self.dump_filters(index, hook)?.is_empty() {
                 return Ok(());
             }
@@ -130,7 +122,7 @@ impl Handle {
         let mut attached = Vec::with_capacity(devices.len());
         for some in devices.chunks(DEVICES_AT_ONCE) {
             let wanted = some.iter().flat_map(|index| {
-                [Hook::Ingress, Hook::Egress].map(|hook| {
+                [TcHook::Ingress, TcHook::Egress].map(|hook| {
                     let filter = address(*index, hook, number);
                     Request::new(RouteNetlinkMessage::GetTrafficFilter(filter), 0)
                 })
@@ -156,12 +148,12 @@ impl Handle {
     }
 
     /// The filters of our priority on that hook of the device, in the order in which packets meet them.
-    pub fn find_filters(&mut self, index: u32, hook: Hook) -> Result<Vec<FilterState>, Error> {
+    pub fn find_filters(&mut self, index: u32, hook: TcHook) -> Result<Vec<FilterState>, Error> {
         Ok(self.dump_filters(index, hook)?.into_iter().filter_map(observed).collect())
     }
 
     /// Whether another program has a filter on that hook of the device: any but ours by these names.
-    pub fn has_other_filters(&mut self, index: u32, hook: Hook, ours: &[&str]) -> Result<bool, Error> {
+    pub fn has_other_filters(&mut self, index: u32, hook: TcHook, ours: &[&str]) -> Result<bool, Error> {
         let is_others = |message| {
             let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return false };
             if filter.header.info != OUR_INFO {
@@ -177,7 +169,7 @@ impl Handle {
         Ok(self.dump_filters(index, hook)?.into_iter().any(is_others))
     }
 
-    fn dump_filters(&mut self, index: u32, hook: Hook) -> Result<Vec<RouteNetlinkMessage>, Error> {
+    fn dump_filters(&mut self, index: u32, hook: TcHook) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let mut request = TcMessage::with_index(index_of(index));
         request.header.parent = parent(hook);
         match self.socket.dump(RouteNetlinkMessage::GetTrafficFilter(request)) {
@@ -213,7 +205,7 @@ fn filter(index: u32, filter: &Filter<'_>) -> TcMessage {
     message
 }
 
-fn address(index: u32, hook: Hook, handle: u32) -> TcMessage {
+fn address(index: u32, hook: TcHook, handle: u32) -> TcMessage {
     let mut message = TcMessage::with_index(index_of(index));
     message.header.handle = TcHandle::from(handle);
     message.header.parent = parent(hook);
@@ -247,10 +239,10 @@ fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-fn parent(hook: Hook) -> TcHandle {
+fn parent(hook: TcHook) -> TcHandle {
     let minor = match hook {
-        Hook::Ingress => TcHandle::MIN_INGRESS,
-        Hook::Egress => TcHandle::MIN_EGRESS,
+        TcHook::Ingress => TcHandle::MIN_INGRESS,
+        TcHook::Egress => TcHandle::MIN_EGRESS,
     };
     TcHandle { major: 0xffff, minor }
 }

@@ -181,8 +181,8 @@ fn name(text: &str) -> Result<String, AllowedNamespacesError> {
 
 #[cfg(test)]
 mod tests {
+    use crate::error_chain::Chain;
     use crate::objects::access::*;
-    use crate::report::Chain;
 
     fn lan(allowed: Option<&str>) -> Definition {
         let annotations = allowed.map(|text| (ALLOWED_NAMESPACES_ANNOTATION.to_owned(), text.to_owned()));

@@ -4,12 +4,12 @@ use serde_json::{Map, Value};
 
 use super::device::Device;
 use super::resolve::{Network, Numbers, Options};
-use super::{AttachmentPlan, Remembered, Sandbox};
+use super::{AttachmentPlan, CachedResults, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes};
 use crate::npwg::{self, Selection, device_info};
-use crate::step::{Delegate, Protect, Role, Step, When};
+use crate::step::{Delegate, EnforceWhen, Protect, Role, Step};
 
 /// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
 /// promise broken in silence.
@@ -24,7 +24,7 @@ pub(super) struct Wanted<'a> {
     pub(super) network: &'a Network,
     pub(super) ifname: &'a str,
     pub(super) default: bool,
-    pub(super) remembered: Remembered,
+    pub(super) remembered: CachedResults,
     /// What the runtime has for the plugins that declare a capability for it.
     pub(super) offered: Map<String, Value>,
     /// What the pod asks for.
@@ -82,7 +82,8 @@ fn planned(
         Some(driver) => {
             check_carried_out(driver, config)?;
             let numbers = numbers.filter(|_| driver.is_judged(config));
-            let protect = numbers.map(|numbers| protect(network, numbers, true, When::Always)).transpose()?;
+            let protect =
+                numbers.map(|numbers| protect(network, numbers, true, EnforceWhen::Always)).transpose()?;
             steps.extend(driver.plan(&link::Request {
                 container_id: &sandbox.container_id,
                 ifname,
@@ -214,7 +215,7 @@ fn protect(
     network: &Network,
     numbers: &mut (dyn Numbers + '_),
     fast_path: bool,
-    when: When,
+    when: EnforceWhen,
 ) -> Result<Protect, CniError> {
     Ok(Protect {
         id: numbers.attachment()?,

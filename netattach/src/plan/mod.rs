@@ -7,27 +7,27 @@
 //! | module | what it decides |
 //! |---|---|
 //! | [`resolve`], `attachment` | from a pod's networks to a plan; from one network's configuration to steps |
-//! | `device`, [`ethertypes`], [`pools`], [`vantage`] | which device; which ethertypes pass; which pool; where programs see the frames |
+//! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
 //! | [`addressing`], [`routing`] | what stands on both ends of a link; which attachment has the default routes |
-//! | [`result`], [`remember`] | the CNI result; what libcni's cache is told |
-//! | [`compare`], [`expect`] | whether an ADD is repeated; what CHECK should find |
-//! | [`undo`], [`collect`] | the inverse of each step; what GC has to look at |
+//! | [`result`], [`result_cache`] | the CNI result; what libcni's cache is told |
+//! | [`compare`], [`check`] | whether an ADD is repeated; what CHECK should find |
+//! | [`undo`], [`gc`] | the inverse of each step; what GC has to look at |
 
-use crate::step::{MadeBy, Protect, Stage, Step, StepRef, Unseen, Vantage, When};
+use crate::step::{EnforceWhen, HookKind, MadeBy, NotObservable, Protect, Stage, Step, StepRef};
 pub mod addressing;
 mod attachment;
-pub mod collect;
+pub mod check;
 pub mod compare;
 mod device;
 pub mod ethertypes;
-pub mod expect;
+pub mod gc;
+pub mod hook_kind;
 pub mod pools;
-pub mod remember;
 pub mod resolve;
 pub mod result;
+pub mod result_cache;
 pub mod routing;
 pub mod undo;
-pub mod vantage;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ use crate::npwg::NetworkName;
 use crate::objects::ObjectName;
 use crate::spec;
 pub use device::pci_address;
-pub use remember::Remembered;
+pub use result_cache::CachedResults;
 
 /// Everything that one ADD will do to one sandbox. Written to the journal before the first step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -195,12 +195,14 @@ impl Plan {
 impl AttachmentPlan {
     /// Where programs see what the interface sends and receives, as far as that follows from the plan; `None`: that is
     /// found out once the interface is there.
-    pub fn vantage(&self) -> Option<Vantage> {
+    pub fn vantage(&self) -> Option<HookKind> {
         match (self.protect(), self.made_by()) {
-            (None, _) => Some(Vantage::Nowhere(Unseen::NotJudged)),
-            (Some(Protect { when: When::Never, .. }), _) => Some(Vantage::Nowhere(Unseen::LeftAlone)),
-            (Some(_), MadeBy::Link(link)) => Some(Vantage::of_link(link)),
-            (Some(_), MadeBy::Kernel) => Some(Vantage::Nowhere(Unseen::NotJudged)),
+            (None, _) => Some(HookKind::Nowhere(NotObservable::NotJudged)),
+            (Some(Protect { when: EnforceWhen::Never, .. }), _) => {
+                Some(HookKind::Nowhere(NotObservable::LeftAlone))
+            }
+            (Some(_), MadeBy::Link(link)) => Some(HookKind::of_link(link)),
+            (Some(_), MadeBy::Kernel) => Some(HookKind::Nowhere(NotObservable::NotJudged)),
             (Some(_), MadeBy::Plugin) => None,
         }
     }
@@ -283,10 +285,10 @@ mod tests {
         }
         let row = |network: &str, made: &str, vantage| (network.to_owned(), made.to_owned(), vantage);
         let expected = [
-            row("kube-system/default", "veth na23821816dea4a to eth0", Some(Vantage::Node)),
-            row("shop/storage", "veth na962405c9c53b4 to net1", Some(Vantage::Node)),
-            row("shop/lan", "macvlan net2 on wire0", Some(Vantage::Parent)),
-            row("kube-system/default", "veth na23821816dea4a to eth0", Some(Vantage::Node)),
+            row("kube-system/default", "veth na23821816dea4a to eth0", Some(HookKind::Node)),
+            row("shop/storage", "veth na962405c9c53b4 to net1", Some(HookKind::Node)),
+            row("shop/lan", "macvlan net2 on wire0", Some(HookKind::Parent)),
+            row("kube-system/default", "veth na23821816dea4a to eth0", Some(HookKind::Node)),
             row("shop/odd", "plugin", None),
         ];
         assert_eq!(found, expected);

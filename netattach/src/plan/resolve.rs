@@ -6,12 +6,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::attachment::{self, Wanted, attachment};
-use super::{AttachmentPlan, Dynamic, Plan, Remembered, Sandbox};
+use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
 use crate::link::{self, Driver, Facts, Wishes};
 use crate::npwg::{self, NetworkName, Selection};
-use crate::step::{Step, StepRef, When};
+use crate::step::{EnforceWhen, Step, StepRef};
 
 /// A network that a pod is to be attached to.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub struct Network {
     /// The extended resource that its devices are of ([`npwg::RESOURCE_ANNOTATION`]).
     pub resource: Option<String>,
     /// When the programs of its attachments run, where its definition says so: of those that other plugins make.
-    pub enforce: Option<When>,
+    pub enforce: Option<EnforceWhen>,
     /// Ethertypes that its attachments may exchange besides IP and ARP.
     pub ethertypes: Vec<u16>,
 }
@@ -63,11 +63,11 @@ pub struct Options {
     /// Plugin types that are always executed although netattach carries them itself (`delegation.exec`).
     pub exec: Vec<String>,
     /// Which attachments are told of in libcni's cache (`delegation.resultCache`).
-    pub remembered: Remembered,
+    pub remembered: CachedResults,
     /// Directory of device information (`deviceInfoDir`).
     pub device_info_dir: PathBuf,
     /// When the programs of attachments run that other plugins make (`delegation.enforce`).
-    pub enforce: When,
+    pub enforce: EnforceWhen,
 }
 
 /// Hands out numbers to attachments and networks. Absent where there is no dataplane.
@@ -167,7 +167,7 @@ pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Resu
         network,
         ifname: &sandbox.ifname,
         default: true,
-        remembered: Remembered::Off,
+        remembered: CachedResults::Off,
         offered: Map::new(),
         asked: None,
         facts: &Facts::default(),
@@ -243,7 +243,7 @@ fn default_attachment(
         ifname,
         default: true,
         // The runtime itself writes the file that is named after its own configuration.
-        remembered: if network.list.name == request.name { Remembered::Off } else { options.remembered },
+        remembered: if network.list.name == request.name { CachedResults::Off } else { options.remembered },
         offered: offered.unwrap_or_default(),
         asked: chosen,
         facts,

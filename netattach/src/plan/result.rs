@@ -102,7 +102,11 @@ fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAdd
 ///
 /// # Errors
 /// A plugin's result cannot be read, or cannot be expressed in that version.
-pub fn told(sandbox: &Sandbox, attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Value, CniError> {
+pub fn as_reported(
+    sandbox: &Sandbox,
+    attachment: &AttachmentPlan,
+    outputs: Brought<'_>,
+) -> Result<Value, CniError> {
     let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
         Step::Delegate(delegate) if delegate.role == Role::Plugin => outputs.step(index),
         _ => None,
@@ -136,7 +140,7 @@ fn replace_routes(result: &mut Value, settled: &Value) {
 ///
 /// # Errors
 /// The result cannot be expressed in the attachment's version.
-pub fn read_back(attachment: &AttachmentPlan, result: &CniResult) -> Result<Outputs, CniError> {
+pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Result<Outputs, CniError> {
     // Whatever it was asked for as.
     let name =
         if attachment.steps.contains(&Step::RaiseLoopback) { "lo" } else { attachment.ifname.as_str() };

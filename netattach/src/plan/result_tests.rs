@@ -6,10 +6,10 @@ use super::*;
 use crate::cni::{Request, Version};
 use crate::link;
 use crate::netns::NetnsId;
+use crate::plan::hook_kind;
 use crate::plan::resolve::one;
-use crate::plan::vantage;
+use crate::step::{EnforceWhen, HookKind, NotObservable};
 use crate::step::{Outputs, Protect};
-use crate::step::{Unseen, Vantage, When};
 
 const POD: &str = "/run/netns/c1";
 
@@ -146,7 +146,7 @@ fn a_result_read_back_and_told_again_is_the_same() {
     ] {
         let attachment = planned(kind, &keys);
         let told = told(&attachment);
-        let back = read_back(&attachment, &told).unwrap();
+        let back = from_prev_result(&attachment, &told).unwrap();
         assert_eq!(back.keys().count(), attachment.steps.len(), "{kind} {keys}");
         assert_eq!(result(&sandbox(), &attachment, back.of(0)).unwrap(), told, "{kind} {keys}");
     }
@@ -157,7 +157,7 @@ fn a_link_that_a_result_does_not_list_has_no_output() {
     let attachment = planned("bridge", &json!({"bridge": "br0"}));
     let mut told = told(&attachment);
     told.interfaces.pop();
-    let back = read_back(&attachment, &told).unwrap();
+    let back = from_prev_result(&attachment, &told).unwrap();
     assert_eq!(back.keys().copied().collect::<Vec<_>>(), [StepRef(0, 0), StepRef(0, 2)]);
 }
 
@@ -186,7 +186,7 @@ fn delegated() -> (AttachmentPlan, Outputs) {
         (
             StepRef(0, 2),
             Output::Device {
-                vantage: Vantage::Pod,
+                vantage: HookKind::Pod,
                 host: None,
                 pod: Some(made("eth0", "02:00:00:00:00:03")),
             },
@@ -209,18 +209,18 @@ fn an_interface_of_other_plugins_is_where_it_was_found() {
     let pod = made("eth0", "02:00:00:00:00:03");
     assert_eq!(link(outputs.of(0)), Some((None, pod)));
     // Nothing is protected: whatever was found, it is left alone.
-    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Nowhere(Unseen::NotJudged));
+    assert_eq!(hook_kind::of(&attachment, outputs.of(0)), HookKind::Nowhere(NotObservable::NotJudged));
     let mut attachment = attachment;
-    attachment.steps.push(Step::Protect(protect(When::Selected)));
-    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Pod);
+    attachment.steps.push(Step::Protect(protect(EnforceWhen::Selected)));
+    assert_eq!(hook_kind::of(&attachment, outputs.of(0)), HookKind::Pod);
     outputs.remove(&StepRef(0, 2));
-    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Nowhere(Unseen::NoInterface));
+    assert_eq!(hook_kind::of(&attachment, outputs.of(0)), HookKind::Nowhere(NotObservable::NoInterface));
     attachment.steps.pop();
-    attachment.steps.push(Step::Protect(protect(When::Never)));
-    assert_eq!(vantage::of(&attachment, outputs.of(0)), Vantage::Nowhere(Unseen::LeftAlone));
+    attachment.steps.push(Step::Protect(protect(EnforceWhen::Never)));
+    assert_eq!(hook_kind::of(&attachment, outputs.of(0)), HookKind::Nowhere(NotObservable::LeftAlone));
 }
 
-fn protect(when: When) -> Protect {
+fn protect(when: EnforceWhen) -> Protect {
     Protect {
         id: 1,
         zone: 1,

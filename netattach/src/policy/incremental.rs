@@ -471,9 +471,9 @@ pub(super) fn compile(objects: &Objects, endpoints: &[Endpoint], options: &Optio
 }
 
 #[cfg(test)]
-#[path = "compile_tests.rs"]
+#[path = "incremental_tests.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "compile_properties.rs"]
+#[path = "incremental_properties.rs"]
 mod properties;

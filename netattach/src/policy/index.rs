@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::desired::{Condition, Subject};
+use crate::error_chain::Chain;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION, StatusEntry, status};
 use crate::objects::access::Restrictions;
 use crate::objects::labels::Labels;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::policy::{Peer, Policy, PolicyKind, Severity};
 use crate::objects::{ObjectName, Objects, Pod};
-use crate::report::Chain;
 
 /// One attachment of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use tokio_util::codec::Decoder;
 
 use super::frame::{self, FrameError, Frames};
 use super::message::{Hello, PROTOCOL, Request, Response};
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
 const BACKLOG: i32 = 1024;

@@ -19,7 +19,7 @@ use super::pending::{self, PendingError};
 use super::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
 use crate::cni::CniError;
 use crate::cni::identifier::{check_container_id, check_ifname};
-use crate::report::Chain;
+use crate::error_chain::Chain;
 
 /// Longest standard input in bytes.
 pub const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;

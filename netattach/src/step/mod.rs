@@ -1,10 +1,10 @@
 //! The words of a plan: steps, and what they bring. Data, read and written as the journal has it.
 //!
 //! A [`Step`] is one effect; an [`Output`] (`output`) is what it brought. Where programs see an attachment's frames is its
-//! [`Vantage`] (`vantage`). Drivers and plans put steps together, `attach` carries them out.
+//! [`HookKind`] (`hook_kind`). Drivers and plans put steps together, `attach` carries them out.
 
+mod hook_kind;
 mod output;
-mod vantage;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ use crate::cni::json::Text;
 use crate::ipam;
 pub use crate::ipam::LeasedAddress;
 use crate::spec;
+pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
 pub use output::{Bridge, Brought, Interface, Output, Outputs, Parent, Printed, SourceRouting};
-pub use vantage::{ENFORCE_ANNOTATION, Unseen, Vantage, When};
 
 /// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -141,8 +141,8 @@ pub struct Protect {
     #[serde(default = "yes")]
     pub fast_path: bool,
     /// When its programs run.
-    #[serde(default = "When::always")]
-    pub when: When,
+    #[serde(default = "EnforceWhen::always")]
+    pub when: EnforceWhen,
     /// Ethertypes that pass besides IP and ARP, whatever the policies say.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ethertypes: Vec<u16>,

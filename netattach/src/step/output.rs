@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::{StepRef, Vantage};
+use super::{HookKind, StepRef};
 use crate::cni::{self, CniError, CniResult, Version};
 use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
@@ -98,7 +98,7 @@ pub enum Output {
     /// What the interface that other plugins made is to the dataplane.
     Device {
         /// Where programs see what it sends and receives.
-        vantage: Vantage,
+        vantage: HookKind,
         /// The node's end, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<Interface>,

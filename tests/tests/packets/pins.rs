@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use netattach::bpf::Program;
-use netattach::bpf::sys::Direction;
+use netattach::spec::TcHook;
 use netattach_tests::tools::report_skipped;
 
 use super::*;
@@ -97,14 +97,14 @@ fn a_tcx_link_outlives_its_maker_and_takes_new_programs() {
         let link = sys::tcx_attach(
             rig.dataplane.programs().get(Program::At(hook)).unwrap(),
             DEVICE,
-            Direction::Ingress,
+            TcHook::Ingress,
             None,
         )
         .unwrap();
         let twice = sys::tcx_attach(
             rig.dataplane.programs().get(Program::At(hook)).unwrap(),
             DEVICE,
-            Direction::Ingress,
+            TcHook::Ingress,
             None,
         )
         .unwrap_err();

@@ -28,7 +28,7 @@ pub(super) struct Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         let removed =
-            remove_all_pins(&self.root).map_err(|error| netattach::report::Chain(&error).to_string());
+            remove_all_pins(&self.root).map_err(|error| netattach::error_chain::Chain(&error).to_string());
         // A second panic would hide the first.
         if !std::thread::panicking() {
             assert_eq!(removed, Ok(()));

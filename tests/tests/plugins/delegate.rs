@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use netattach::cni::{CniError, Command, NetworkList, Version};
 use netattach::delegate::{Call, Delegate, DelegateError, STDERR_LIMIT, STDOUT_LIMIT};
-use netattach::report::Chain;
+use netattach::error_chain::Chain;
 use serde_json::{Value, json};
 
 /// Far more than any of these plugins needs when it behaves.

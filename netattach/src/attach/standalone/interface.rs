@@ -5,19 +5,19 @@ use std::path::PathBuf;
 
 use super::Memory;
 use crate::attach::apply::{DelegateCall, apply};
-use crate::attach::available::{check_node, lease_error};
 use crate::attach::check::{check_delegates, compare};
+use crate::attach::status_verb::{check_node, lease_error};
 use crate::attach::undo::undo;
 use crate::attach::{AttachError, Doing, Node, StepError, facts};
 use crate::cni::{self, CniError, Command, code, json};
+use crate::error_chain::Chain;
 use crate::ipam::{self, Owner};
 use crate::link::{Driver, Facts};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
-use crate::plan::expect::expected;
+use crate::plan::check::expected;
 use crate::plan::resolve::{one, remains_of_one};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
-use crate::report::Chain;
 use crate::step::{Output, Outputs, Step};
 
 pub(super) struct Interface<'a> {
@@ -135,7 +135,7 @@ impl Interface<'_> {
         netns: &Netns,
     ) -> Result<Outputs, CniError> {
         let previous = self.request.prev_result().ok().flatten();
-        let known = previous.and_then(|previous| result::read_back(attachment, &previous).ok());
+        let known = previous.and_then(|previous| result::from_prev_result(attachment, &previous).ok());
         let Some(mut outputs) = known else { return Ok(Outputs::default()) };
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
         let failed = |error| {
@@ -163,7 +163,7 @@ impl Interface<'_> {
         let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
         let sandbox = sandbox(request, netns.id());
         let attachment = one(&sandbox, self.driver, request, &self.facts()?)?;
-        let outputs = result::read_back(&attachment, &last)?;
+        let outputs = result::from_prev_result(&attachment, &last)?;
         let want = expected(&attachment, outputs.of(0), &last, &sandbox.netns)?;
         if want.pod.is_none() && !want.loopback {
             let msg = format!("key prevResult.interfaces: {} is not there with a sandbox", request.ifname);

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::attach::apply::lease;
-use crate::attach::available::{lease_error, no_room, step_error};
+use crate::attach::status_verb::{lease_error, no_room, step_error};
 use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::ipam::{self, Config, Kind, LeasedAddress, Leases, Lessee, Owner};
 use crate::step::Output;

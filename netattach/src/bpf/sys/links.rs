@@ -5,15 +5,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{Command, InfoByFd, bpf, bpf_fd, raw};
-
-/// A hook of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// Packets that come in by the device.
-    Ingress,
-    /// Packets that go out by it.
-    Egress,
-}
+use crate::spec::TcHook;
 
 /// Attaches a program to a device by tcx (Linux 6.6): right after a link that is there, or before all others. The link
 /// lives as long as its descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
@@ -25,7 +17,7 @@ pub enum Direction {
 pub fn tcx_attach(
     program: BorrowedFd<'_>,
     ifindex: u32,
-    direction: Direction,
+    hook: TcHook,
     after: Option<BorrowedFd<'_>>,
 ) -> io::Result<OwnedFd> {
     #[repr(C)]
@@ -47,7 +39,7 @@ pub fn tcx_attach(
     let attributes = LinkCreate {
         prog_fd: raw(program),
         target_ifindex: ifindex,
-        attach_type: attach_type(direction),
+        attach_type: attach_type(hook),
         flags: if after.is_some() { BPF_F_AFTER | BPF_F_LINK } else { BPF_F_BEFORE },
         relative_fd: after.map_or(0, raw),
         ..LinkCreate::default()
@@ -148,14 +140,14 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
 
 /// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None
 /// before Linux 6.6, and none where the device is gone.
-pub fn tcx_programs(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
+pub fn tcx_programs(ifindex: u32, hook: TcHook) -> io::Result<Vec<u32>> {
     /// `BPF_MPROG_MAX`.
     const MOST: usize = 64;
     let mut ids = [0_u32; MOST];
     let query = UnsafeCell::new(Query {
         prog_ids: ids.as_mut_ptr() as u64,
         count: MOST as u32,
-        ..Query::of(ifindex, attach_type(direction))
+        ..Query::of(ifindex, attach_type(hook))
     });
     // SAFETY: the `query` member of `union bpf_attr`; `prog_ids` has room for `count` numbers and is not otherwise used
     // during the call. The kernel writes into the member and not beyond, which the cell allows.
@@ -196,9 +188,9 @@ impl Query {
 }
 
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
-fn attach_type(direction: Direction) -> u32 {
-    match direction {
-        Direction::Ingress => 46,
-        Direction::Egress => 47,
+fn attach_type(hook: TcHook) -> u32 {
+    match hook {
+        TcHook::Ingress => 46,
+        TcHook::Egress => 47,
     }
 }

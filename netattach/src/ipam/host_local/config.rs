@@ -280,7 +280,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     fn parse(value: Value, cni_args_ip: Option<&str>) -> Result<Config, ConfigError> {
         Config::parse(value.as_object().unwrap(), cni_args_ip)

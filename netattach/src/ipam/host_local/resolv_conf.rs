@@ -71,7 +71,7 @@ mod tests {
         let most = budget::RESOLV_CONF.most;
         let read_padded = |bytes: usize| {
             std::fs::write(&path, bounded::padded("nameserver 192.0.2.1\n", bytes)).unwrap();
-            read(&path).map_err(|error| crate::report::Chain(&error).to_string())
+            read(&path).map_err(|error| crate::error_chain::Chain(&error).to_string())
         };
         let dns = Dns { nameservers: vec!["192.0.2.1".to_owned()], ..Dns::default() };
         assert_eq!(read_padded(most), Ok(dns));

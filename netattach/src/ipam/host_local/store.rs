@@ -445,7 +445,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
 
     fn config(data_dir: &Path, ranges: serde_json::Value) -> Config {
         let value =

@@ -209,7 +209,7 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::budget::Budget;
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
     use crate::source::files::documents::*;
 
     #[test]

@@ -388,7 +388,7 @@ mod crd_tests;
 
 #[cfg(test)]
 pub(in crate::source) mod tests {
-    use crate::report::Chain;
+    use crate::error_chain::Chain;
     use crate::source::files::documents::{self, yaml_documents};
     use crate::source::read::manifest::*;
 

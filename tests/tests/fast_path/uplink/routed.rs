@@ -2,8 +2,8 @@
 
 use std::net::UdpSocket;
 
-use netattach::bpf::sys::Direction;
 use netattach::mac::Mac;
+use netattach::spec::TcHook;
 use netattach_tests::other_programs::{Verdict, attach_filter, tc, tcx_programs};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
@@ -145,7 +145,7 @@ fn an_uplink_that_is_a_parent_judges_macvlans_before_it_passes_on() {
     let scene = scene(&[("attach", json!("tcx"))], links);
     scene.await_fast(0);
     let index = index_of(&scene.node.namespace, WIRE).unwrap();
-    let programs = || tcx_programs(&scene.node.namespace, index, Direction::Ingress).unwrap();
+    let programs = || tcx_programs(&scene.node.namespace, index, TcHook::Ingress).unwrap();
     assert_eq!(programs(), ["na_wire"]);
     let neighbour = scene.add_neighbour();
     const ALL: [&str; 3] = ["na_par_in_from", "na_par_in_to", "na_wire"];

@@ -3,7 +3,8 @@
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
-use netattach::bpf::sys::{self, Direction};
+use netattach::bpf::sys;
+use netattach::spec::TcHook;
 use netattach_tests::privilege::load_pass_everything;
 
 use super::*;
@@ -48,10 +49,7 @@ fn devices_and_filters_of_the_pods_own_open_no_way_out() {
             let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;
             let index = rustix::net::netdevice::name_to_index(&socket, device)?;
             let attach = |direction| Ok(sys::tcx_attach(program.as_fd(), index, direction, None)?);
-            [Direction::Ingress, Direction::Egress]
-                .map(attach)
-                .into_iter()
-                .collect::<anyhow::Result<Vec<_>>>()
+            [TcHook::Ingress, TcHook::Egress].map(attach).into_iter().collect::<anyhow::Result<Vec<_>>>()
         });
         only_the_allowed_arrives(&scene, link, device, &denied(1007), 2007);
         drop(attached);

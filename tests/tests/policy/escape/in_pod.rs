@@ -3,7 +3,8 @@
 
 use std::os::fd::AsFd;
 
-use netattach::bpf::sys::{self, Direction};
+use netattach::bpf::sys;
+use netattach::spec::TcHook;
 use netattach_tests::privilege::load_pass_everything;
 use netattach_tests::wires::{BEYOND, Wires, install};
 use netattach_tests::{Namespace, tools};
@@ -123,7 +124,7 @@ fn take_precedence(namespace: &Namespace, kept: CapabilitySet) -> anyhow::Result
             let socket = std::net::UdpSocket::bind("[::]:0")?;
             let index = rustix::net::netdevice::name_to_index(&socket, DEVICE)?;
             let attach = |direction| Ok(sys::tcx_attach(program.as_fd(), index, direction, None)?);
-            [Direction::Egress, Direction::Ingress].map(attach).into_iter().collect()
+            [TcHook::Egress, TcHook::Ingress].map(attach).into_iter().collect()
         })
     })
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use netattach::bpf::sys::Direction;
-use netattach::netlink::{Handle, Hook};
+use netattach::netlink::Handle;
+use netattach::spec::TcHook;
 use netattach_tests::node::DEFAULT_NETWORK;
 use netattach_tests::other_programs::{index_of, tc, tcx_programs};
 use netattach_tests::traffic::Conversation;
@@ -27,11 +27,11 @@ impl Running {
     fn on(node: &Node, device: &str) -> Self {
         let index = index_of(&node.namespace, device).unwrap();
         let mut host = Handle::open_in(node.namespace.netns()).unwrap();
-        let filters = [Hook::Ingress, Hook::Egress].map(|hook| {
+        let filters = [TcHook::Ingress, TcHook::Egress].map(|hook| {
             let found = host.find_filters(index, hook).unwrap();
             found.into_iter().filter_map(|filter| filter.name).collect()
         });
-        let links = [Direction::Ingress, Direction::Egress]
+        let links = [TcHook::Ingress, TcHook::Egress]
             .map(|direction| tcx_programs(&node.namespace, index, direction).unwrap());
         Self { filters, links }
     }

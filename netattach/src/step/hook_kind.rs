@@ -9,7 +9,7 @@ use crate::spec;
 /// Where programs see what an interface sends and receives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Vantage {
+pub enum HookKind {
     /// On the node's end of its link.
     Node,
     /// On the parent of the macvlan.
@@ -17,10 +17,10 @@ pub enum Vantage {
     /// On the interface itself, in the pod.
     Pod,
     /// Nowhere.
-    Nowhere(Unseen),
+    Nowhere(NotObservable),
 }
 
-impl Vantage {
+impl HookKind {
     /// Where programs see what a link of netattach's own sends and receives.
     pub fn of_link(link: &spec::Link) -> Self {
         match link {
@@ -34,7 +34,7 @@ impl Vantage {
 /// Why no program sees what an interface sends and receives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Unseen {
+pub enum NotObservable {
     /// It is made so that netattach does not judge it: loopback, macvlan in mode passthru.
     NotJudged,
     /// The network's definition or the agent's settings say so.
@@ -49,14 +49,14 @@ pub enum Unseen {
     Rdma(String),
 }
 
-/// Annotation of a NetworkAttachmentDefinition: [`When`] programs run for its attachments, if other plugins make them; in
+/// Annotation of a NetworkAttachmentDefinition: [`EnforceWhen`] programs run for its attachments, if other plugins make them; in
 /// place of the agent's setting.
 pub const ENFORCE_ANNOTATION: &str = "netattach.dev/enforce";
 
 /// When the programs of an attachment run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum When {
+pub enum EnforceWhen {
     /// From the first policy on that selects the attachment, until its end.
     #[default]
     Selected,
@@ -66,7 +66,7 @@ pub enum When {
     Never,
 }
 
-impl When {
+impl EnforceWhen {
     /// By its word.
     pub fn named(word: &str) -> Option<Self> {
         let words = [("selected", Self::Selected), ("always", Self::Always), ("never", Self::Never)];
@@ -79,7 +79,7 @@ impl When {
     }
 }
 
-impl fmt::Display for Unseen {
+impl fmt::Display for NotObservable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotJudged => f.write_str("interfaces of this kind are not judged"),

@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::AttachmentPlan;
-use crate::step::{Brought, Interface, Output, Unseen, Vantage};
+use crate::step::{Brought, HookKind, Interface, NotObservable, Output};
 
 /// What was found of an interface that another plugin made.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sight<'a> {
+pub struct FoundDevice<'a> {
     /// The interface.
     pub pod: Option<Interface>,
     /// The other end of its link, if that is on the node.
@@ -16,46 +16,46 @@ pub struct Sight<'a> {
     pub device: Option<&'a Value>,
 }
 
-impl Sight<'_> {
+impl FoundDevice<'_> {
     /// What that is to the dataplane.
     pub fn output(self) -> Output {
         let vantage = match self.unseen() {
-            Some(unseen) => Vantage::Nowhere(unseen),
-            None if self.host.is_some() => Vantage::Node,
-            None => Vantage::Pod,
+            Some(unseen) => HookKind::Nowhere(unseen),
+            None if self.host.is_some() => HookKind::Node,
+            None => HookKind::Pod,
         };
         Output::Device { vantage, host: self.host, pod: self.pod }
     }
 
-    fn unseen(&self) -> Option<Unseen> {
+    fn unseen(&self) -> Option<NotObservable> {
         // The NPWG Device Information Specification, sections 3.1.3 to 3.1.6.
         let word = |path: &str| self.device?.pointer(path)?.as_str();
         match word("/type") {
-            Some(kind @ ("vhost-user" | "memif")) => return Some(Unseen::Userspace(kind.to_owned())),
+            Some(kind @ ("vhost-user" | "memif")) => return Some(NotObservable::Userspace(kind.to_owned())),
             Some("vdpa") if word("/vdpa/driver") == Some("vhost") => {
-                return Some(Unseen::Userspace("vdpa".to_owned()));
+                return Some(NotObservable::Userspace("vdpa".to_owned()));
             }
             _ => {}
         }
-        let Some(pod) = &self.pod else { return Some(Unseen::NoInterface) };
+        let Some(pod) = &self.pod else { return Some(NotObservable::NoInterface) };
         if let Some(rdma) = word("/pci/rdma-device") {
-            return Some(Unseen::Rdma(rdma.to_owned()));
+            return Some(NotObservable::Rdma(rdma.to_owned()));
         }
         // Of loopback and tunnels, which have none or only zeros.
         let is_ethernet = pod.mac.is_some_and(|mac| mac.0 != [0; 6]);
-        (!is_ethernet).then_some(Unseen::NotEthernet)
+        (!is_ethernet).then_some(NotObservable::NotEthernet)
     }
 }
 
 /// Where programs see what an attachment's interface sends and receives, once its steps have been carried out.
-pub fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Vantage {
+pub fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> HookKind {
     let found = || {
         outputs.iter().find_map(|output| match output {
             Output::Device { vantage, .. } => Some(vantage.clone()),
             _ => None,
         })
     };
-    attachment.vantage().or_else(found).unwrap_or(Vantage::Nowhere(Unseen::NoInterface))
+    attachment.vantage().or_else(found).unwrap_or(HookKind::Nowhere(NotObservable::NoInterface))
 }
 
 /// What an attachment's device information says, once it has been read.
@@ -76,8 +76,8 @@ mod tests {
         Interface { name: "net1".into(), index: 3, mac: mac.map(crate::mac::Mac), mtu: 1500 }
     }
 
-    fn vantage(pod: Option<Interface>, host: Option<Interface>, device: Option<&Value>) -> Vantage {
-        match (Sight { pod, host, device }).output() {
+    fn vantage(pod: Option<Interface>, host: Option<Interface>, device: Option<&Value>) -> HookKind {
+        match (FoundDevice { pod, host, device }).output() {
             Output::Device { vantage, .. } => vantage,
             other => panic!("{other:?}"),
         }
@@ -86,34 +86,34 @@ mod tests {
     #[test]
     fn an_interface_is_judged_on_the_node_if_it_can_be_else_in_the_pod() {
         let ethernet = || Some(interface(Some([2, 0, 0, 0, 0, 1])));
-        assert_eq!(vantage(ethernet(), ethernet(), None), Vantage::Node);
+        assert_eq!(vantage(ethernet(), ethernet(), None), HookKind::Node);
         let device = json!({"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:00:01.0"}});
-        assert_eq!(vantage(ethernet(), None, Some(&device)), Vantage::Pod);
+        assert_eq!(vantage(ethernet(), None, Some(&device)), HookKind::Pod);
         let device = json!({"type": "vdpa", "vdpa": {"driver": "virtio"}});
-        assert_eq!(vantage(ethernet(), None, Some(&device)), Vantage::Pod);
+        assert_eq!(vantage(ethernet(), None, Some(&device)), HookKind::Pod);
     }
 
     #[test]
     fn what_passes_the_kernel_by_is_judged_nowhere() {
         let ethernet = || Some(interface(Some([2, 0, 0, 0, 0, 1])));
-        let userspace = |kind: &str| Unseen::Userspace(kind.to_owned());
+        let userspace = |kind: &str| NotObservable::Userspace(kind.to_owned());
         let table = [
-            (None, json!({}), Unseen::NoInterface),
-            (None, json!({"type": "pci", "pci": {"rdma-device": "mlx5_1"}}), Unseen::NoInterface),
+            (None, json!({}), NotObservable::NoInterface),
+            (None, json!({"type": "pci", "pci": {"rdma-device": "mlx5_1"}}), NotObservable::NoInterface),
             (
                 ethernet(),
                 json!({"type": "pci", "pci": {"rdma-device": "mlx5_1"}}),
-                Unseen::Rdma("mlx5_1".into()),
+                NotObservable::Rdma("mlx5_1".into()),
             ),
             (ethernet(), json!({"type": "vdpa", "vdpa": {"driver": "vhost"}}), userspace("vdpa")),
             (None, json!({"type": "vhost-user"}), userspace("vhost-user")),
             (ethernet(), json!({"type": "memif"}), userspace("memif")),
-            (Some(interface(None)), json!({}), Unseen::NotEthernet),
-            (Some(interface(Some([0; 6]))), json!({}), Unseen::NotEthernet),
+            (Some(interface(None)), json!({}), NotObservable::NotEthernet),
+            (Some(interface(Some([0; 6]))), json!({}), NotObservable::NotEthernet),
         ];
         for (pod, device, unseen) in table {
             let what = format!("{pod:?} {device}");
-            assert_eq!(vantage(pod, None, Some(&device)), Vantage::Nowhere(unseen), "{what}");
+            assert_eq!(vantage(pod, None, Some(&device)), HookKind::Nowhere(unseen), "{what}");
         }
     }
 }

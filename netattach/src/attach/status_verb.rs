@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::apply::runner;
-use super::{AttachError, Doing, Engine, Node, StepError, guard};
+use super::{AttachError, Doing, Engine, Node, StepError, enforcement};
 use crate::cni::{CniError, Command, Value, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;
+use crate::error_chain::Chain;
 use crate::ipam;
 use crate::netlink::Handle;
 use crate::netns::NetnsId;
 use crate::plan::resolve::{Network, rehearse};
 use crate::plan::{AttachmentPlan, Sandbox};
-use crate::report::Chain;
 use crate::spec::Link;
 use crate::step::Step;
 
@@ -78,7 +78,7 @@ impl Engine {
     /// They could not be looked at.
     pub fn restore_attachments(&self) -> Result<Vec<(String, String)>, EnforceError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(Vec::new()) };
-        guard::restore(enforcer.as_ref(), &self.registry.all())
+        enforcement::restore(enforcer.as_ref(), &self.registry.all())
     }
 
     /// Whether STATUS of the network means asking other plugins.

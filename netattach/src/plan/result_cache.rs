@@ -11,7 +11,7 @@ use crate::step::{Brought, Remember, Step};
 /// Which attachments are told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Remembered {
+pub enum CachedResults {
     /// Every one.
     All,
     /// Those for which another plugin runs: their owners may look for what it answered.
@@ -21,7 +21,7 @@ pub enum Remembered {
     Off,
 }
 
-impl Remembered {
+impl CachedResults {
     /// The last step of an attachment, where there has to be one.
     pub(super) fn step(
         self,
@@ -63,6 +63,6 @@ pub fn entry(
         netns: Some(sandbox.netns.clone()),
         args: CniArgs::from(sandbox.cni_args.clone()).pairs().to_vec(),
         capability_args: remember.capability_args.clone(),
-        result: Some(result::told(sandbox, attachment, outputs)?),
+        result: Some(result::as_reported(sandbox, attachment, outputs)?),
     })
 }

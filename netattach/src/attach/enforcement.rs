@@ -4,9 +4,9 @@ use super::{Attached, StepError};
 use crate::enforce::Enforce;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
+use crate::error_chain::Chain;
 use crate::netlink::Handle;
-use crate::plan::{AttachmentPlan, Plan, result, vantage};
-use crate::report::Chain;
+use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
 use crate::step::{Outputs, Step};
 
 /// What the dataplane has to know of a sandbox: one for each attachment that it judges.
@@ -18,7 +18,7 @@ pub(super) fn guards<'p>(
         let Step::Protect(protect) = step else { return None };
         let leased = result::leased(attachment, outputs.of(at.0)).unwrap_or_default();
         let ends = result::ends(outputs.of(at.0));
-        let vantage = vantage::of(attachment, outputs.of(at.0));
+        let vantage = hook_kind::of(attachment, outputs.of(at.0));
         let guarded =
             EnforcedAttachment::new(protect, &plan.sandbox, attachment, &leased, vantage, ends.as_ref())
                 .ok()?;
