@@ -73,6 +73,7 @@ impl Rig {
         let extra = match kind {
             "bridge" => json!({"bridge": "br0", "isDefaultGateway": true, "ipam": ipam}),
             "macvlan" => json!({"master": "uplink", "mode": "bridge", "ipam": ipam}),
+            "ipvlan" => json!({"master": "uplink", "ipam": ipam}),
             "veth" => json!({"isDefaultGateway": true, "ipam": ipam}),
             "host-local" => json!({"ipam": ipam}),
             "static" => json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}}),
