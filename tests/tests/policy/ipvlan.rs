@@ -42,7 +42,8 @@ fn node(mode: &str) -> (Node, Namespace) {
     for (name, kind, mode) in
         [("lan", "ipvlan", mode), ("routed", "ipvlan", "l3"), ("mac", "macvlan", "bridge")]
     {
-        node.write(name, &network(NAMESPACE, name, &config(&node, kind, mode))).unwrap();
+        let definition = network(NAMESPACE, name, &config(&node, kind, mode));
+        node.write(&format!("net-{name}"), &definition).unwrap();
     }
     let outside = Namespace::new().unwrap();
     // `ip` takes a task for the namespace that it is in.
