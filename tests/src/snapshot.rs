@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -253,8 +254,13 @@ fn read_files(root: &Path, directory: &Path, files: &mut BTreeMap<String, String
         if path.is_dir() {
             read_files(root, &path, files)?;
         } else {
+            let content = match fs::read(&path) {
+                // The agent may have removed the file since the directory was listed.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                content => content?,
+            };
             let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
-            files.insert(name, String::from_utf8_lossy(&fs::read(&path)?).into_owned());
+            files.insert(name, String::from_utf8_lossy(&content).into_owned());
         }
     }
     Ok(())
