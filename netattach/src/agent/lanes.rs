@@ -1,28 +1,29 @@
-//! Who may go on, and who waits for what: decided here, from counts alone. No clock, no thread and no task: `scheduler`
-//! asks, wakes and puts to sleep.
+//! Admission of operations: decides from counts alone which operation may continue and what each waits for. It has no
+//! clock, thread or task: `scheduler` asks, wakes and suspends.
 //!
-//! An operation works, which costs the machine's processors and the kernel's locks, or it stands at something that
-//! others own and that may hang: a plugin of a network, a pool's lock. Only what works has one of the few places for
-//! work. What stands at a resource is counted there, and an operation that would need a crowded resource does not
-//! begin: it waits in the queue, where it costs no thread, and whoever needs nothing crowded goes past it. So however
-//! many operations stand at whatever hangs, one that needs none of that begins as if it were alone.
+//! An operation either works, which costs the machine's processors and the kernel's locks, or occupies a resource that
+//! belongs to others and may hang: a network's plugin, a pool's lock. Only working operations take one of the few work
+//! places. Operations at a resource are counted there, and an operation that needs a crowded resource does not begin:
+//! it waits in the queue, where it costs no thread, and operations that need no crowded resource overtake it. So
+//! however many operations are stuck at resources that hang, an operation that needs none of these begins as if it were
+//! alone.
 //!
-//! An operation says what it will need ([`Lanes::admit`]) after it has planned and before it has any effect. Where
-//! that is refused, it goes back to the queue and is begun again from its start.
+//! An operation declares its needs ([`Lanes::admit`]) after it has planned and before it has any effect. If admission
+//! is refused, it goes back to the queue and starts over.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use crate::waits::{Footprint, Resource};
 
-/// An operation, numbered in the order of asking.
+/// An operation, numbered in the order of arrival.
 pub(crate) type Ticket = u64;
 
-/// Kinds of operations that never wait for each other's places.
+/// Classes of operations; a class never waits for the work places of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// ADD, and what is attached to live sandboxes.
+    /// ADD, and attaching to live sandboxes.
     Add,
-    /// DEL, and whatever else takes back.
+    /// DEL, and other operations that detach.
     Del,
     /// CHECK.
     Check,
@@ -32,23 +33,23 @@ impl Class {
     pub(crate) const ALL: [Self; 3] = [Self::Add, Self::Del, Self::Check];
 }
 
-/// Bounds of one class.
+/// Limits of one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Operations that work at the same time.
+    /// Most operations that work at the same time.
     pub(crate) working: usize,
-    /// Operations that may stand at one resource before no further one begins that needs it. Those that have begun
-    /// by then may still come: those that work, and those that come from another resource.
+    /// Operations at one resource from which on no further operation begins that needs it. Operations that have already
+    /// begun may still join them: those that work, and those that come from another resource.
     pub(crate) standing: usize,
-    /// From this many begun operations on, only those begin whose resources nobody stands at.
+    /// Once this many operations have begun, another begins only if none of its resources is occupied.
     pub(crate) shared: usize,
-    /// Operations that have begun: each has a thread.
+    /// Most operations that have begun: each has a thread.
     pub(crate) begun: usize,
-    /// Operations that wait to begin; further ones are refused.
+    /// Most operations that wait to begin; further ones are refused.
     pub(crate) queued: usize,
 }
 
-/// There are too many that wait.
+/// The queue of the class is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full;
 
@@ -57,9 +58,9 @@ pub(crate) struct Full;
 enum At {
     Work,
     Resource(Resource),
-    /// Before a resource that is closed.
+    /// Waiting for a closed resource.
     Door(Resource),
-    /// Done with a resource, and waiting for a place to work in.
+    /// Done with a resource, and waiting for a work place.
     Return,
 }
 
@@ -75,7 +76,7 @@ struct Lane {
     working: usize,
     begun: usize,
     returning: VecDeque<Ticket>,
-    /// By ticket: one that goes back to the queue keeps its place among those that came after it.
+    /// By ticket: an operation that goes back to the queue keeps its place ahead of those that came after it.
     queue: BTreeMap<Ticket, Footprint>,
 }
 
@@ -90,18 +91,18 @@ pub(crate) struct Lanes {
     next: Ticket,
 }
 
-/// A resource that operations stand at or wait for.
+/// A resource that operations occupy or wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) resource: Resource,
-    /// Who stands at it.
+    /// Operations that occupy it.
     pub(crate) standing: Vec<Ticket>,
-    /// How many wait in the queue and need it.
+    /// Number of queued operations that need it.
     pub(crate) waiting: usize,
 }
 
 impl Lanes {
-    /// Empty ones; limits in the order of [`Class::ALL`].
+    /// Empty lanes; limits in the order of [`Class::ALL`].
     pub(crate) fn new(limits: [Limits; 3]) -> Self {
         Self {
             limits,
@@ -113,10 +114,10 @@ impl Lanes {
         }
     }
 
-    /// A new operation, of which nobody knows yet what it needs. It may begin when [`Lanes::advance`] says so.
+    /// Adds an operation whose needs are not known yet. It may begin when [`Lanes::advance`] returns it.
     ///
     /// # Errors
-    /// [`Full`]: it is not taken.
+    /// [`Full`]: the operation is refused.
     pub(crate) fn enter(&mut self, class: Class) -> Result<Ticket, Full> {
         let limits = self.limits[class as usize];
         let lane = &mut self.lanes[class as usize];
@@ -129,7 +130,7 @@ impl Lanes {
         Ok(ticket)
     }
 
-    /// The operations of the class that may go on from here: they have a place to work in. To be called after every
+    /// The operations of the class that may continue now: each has been given a work place. Must be called after every
     /// change.
     pub(crate) fn advance(&mut self, class: Class) -> Vec<Ticket> {
         let mut go_on = Vec::new();
@@ -145,7 +146,7 @@ impl Lanes {
         if lane.working >= limits.working {
             return None;
         }
-        // What has begun is nearest to its end.
+        // Begun operations go first: they are nearest to their end.
         if let Some(ticket) = lane.returning.pop_front() {
             lane.working += 1;
             if let Some(begun) = self.begun.get_mut(&ticket) {
@@ -168,7 +169,7 @@ impl Lanes {
         Some(ticket)
     }
 
-    /// Whether an operation that needs the resource does not begin, as one of that many.
+    /// Whether an operation that needs the resource must not begin when `begun` operations have begun.
     fn is_crowded(&self, class: Class, resource: &Resource, begun: usize) -> bool {
         let limits = self.limits[class as usize];
         let standing = self.standing.get(&(class, resource.clone())).copied().unwrap_or_default();
@@ -177,11 +178,12 @@ impl Lanes {
             || (standing > 0 && begun > limits.shared)
     }
 
-    /// An operation that works has planned and needs these, beside what it has said before. Where any of them is
-    /// crowded it is sent back to the queue: it may have no effect, and begins anew when [`Lanes::advance`] names it.
+    /// Declares what a working operation needs according to its plan, in addition to earlier declarations. If a
+    /// resource is crowded, the operation is sent back to the queue: it must not have any effect, and starts over when
+    /// [`Lanes::advance`] returns it.
     pub(crate) fn admit(&mut self, ticket: Ticket, needs: &Footprint) -> bool {
         let Some(begun) = self.begun.get(&ticket) else {
-            // Sent back already.
+            // It has been sent back already.
             for lane in &mut self.lanes {
                 if let Some(footprint) = lane.queue.get_mut(&ticket) {
                     footprint.extend(needs.iter().cloned());
@@ -205,8 +207,8 @@ impl Lanes {
         !crowded
     }
 
-    /// An operation that works goes to a resource. `false` while that is closed: it waits at the door, without a place
-    /// for work, until [`Lanes::open`] names it.
+    /// Moves a working operation to a resource. `false` while the resource is closed: the operation waits, without a
+    /// work place, until [`Lanes::open`] returns it.
     pub(crate) fn arrive(&mut self, ticket: Ticket, resource: &Resource) -> bool {
         let Some(begun) = self.begun.get_mut(&ticket).filter(|begun| begun.at == At::Work) else {
             return true;
@@ -222,8 +224,8 @@ impl Lanes {
         is_open
     }
 
-    /// An operation is done with its resource. `false` when there is no place to work in at once: then
-    /// [`Lanes::advance`] names it.
+    /// Moves an operation from its resource back to work. `false` if no work place is free: [`Lanes::advance`] returns
+    /// the operation later.
     pub(crate) fn depart(&mut self, ticket: Ticket) -> bool {
         let Some(Begun { class, at, .. }) = self.begun.get_mut(&ticket) else { return true };
         let class = *class;
@@ -245,7 +247,7 @@ impl Lanes {
         has_place
     }
 
-    /// An operation has ended, or is given up by who asked for it.
+    /// Removes an operation that has ended or that its caller has given up.
     pub(crate) fn leave(&mut self, ticket: Ticket) {
         let Some(Begun { class, at, .. }) = self.begun.remove(&ticket) else {
             for lane in &mut self.lanes {
@@ -263,17 +265,17 @@ impl Lanes {
         }
     }
 
-    /// Keeps everybody from a resource who does not stand at it yet. `false` when somebody else has closed it.
+    /// Closes a resource to operations that do not occupy it yet. `false` if it is closed already.
     pub(crate) fn close(&mut self, resource: &Resource) -> bool {
         self.closed.insert(resource.clone())
     }
 
-    /// Whether nobody stands at the resource.
+    /// Whether no operation occupies the resource.
     pub(crate) fn is_clear(&self, resource: &Resource) -> bool {
         Class::ALL.iter().all(|class| !self.standing.contains_key(&(*class, resource.clone())))
     }
 
-    /// Lets everybody to the resource again, and names those who waited at its door: they stand at it now.
+    /// Opens a resource, and returns the operations that waited for it: they occupy it now.
     pub(crate) fn open(&mut self, resource: &Resource) -> Vec<Ticket> {
         self.closed.remove(resource);
         let at_door: BTreeSet<Ticket> = self
@@ -292,12 +294,12 @@ impl Lanes {
         at_door.into_iter().collect()
     }
 
-    /// Whether an operation has begun and waits for nothing of this structure.
+    /// Whether an operation has begun and is waiting for neither a door nor a work place.
     pub(crate) fn goes_on(&self, ticket: Ticket) -> bool {
         self.begun.get(&ticket).is_some_and(|begun| matches!(begun.at, At::Work | At::Resource(_)))
     }
 
-    /// Every resource that somebody stands at or waits for, in order.
+    /// Every resource that operations occupy or wait for, in order.
     pub(crate) fn held(&self) -> Vec<Held> {
         let mut held: BTreeMap<&Resource, (Vec<Ticket>, usize)> = BTreeMap::new();
         for (ticket, begun) in &self.begun {
@@ -358,7 +360,7 @@ mod tests {
         (ticket, began == [ticket])
     }
 
-    /// An ADD that stands at a resource which hangs.
+    /// An ADD that occupies a resource that hangs.
     fn hang(lanes: &mut Lanes, name: &str) -> Ticket {
         let (ticket, began) = enter(lanes);
         assert!(began && lanes.admit(ticket, &needs(&["pool", name])), "{name}");

@@ -1,18 +1,21 @@
-//! The node agent: reads its configuration, brings the journal and the kernel together, serves the socket.
+//! The node agent: reads its configuration, reconciles the journal with the kernel, serves the socket.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `config`, `settings_file`, `policy_settings` | the command line and the settings |
-//! | `log`, `privileges`, `owned`, `signals` | the log; what the agent has to be allowed; directories that are its own; signals |
-//! | [`run`], `background` | from settings to a serving agent; what it does beside its requests |
-//! | `cni_conf` | the file that tells a container runtime to call netattach |
-//! | `left_over` | finishes what an earlier agent had begun |
-//! | `handler`, `operation` | answers requests; carries one out, as often as it has to begin |
-//! | `turns`, `lanes`, `scheduler` | one operation at a time for a container; who may go on; puts to sleep and wakes |
-//! | `dynamic`, `gc` | attachments of live pods; GC beside everything else |
-//! | `memory` | keeps the allocator small, and gives back after a burst |
-//! | `failure`, `flow` | the log's line about a failed request; records of packets in words |
-//! | `health`, `trouble`, `disk_look`, `report` | readiness; what is wrong with objects, and with definitions on disk; what the agent shows of itself |
+//! | `log`, `privileges`, `owned`, `signals` | the log; the capabilities the agent needs; locks on its directories;
+//! signals |
+//! | [`run`], `background` | startup and serving; background tasks |
+//! | `cni_conf` | the configuration file that makes a container runtime call netattach |
+//! | `left_over` | finishes operations that an earlier agent had begun |
+//! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
+//! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission of operations; suspends and wakes
+//! them |
+//! | `dynamic`, `gc` | attachments of live pods; GC, concurrently with other requests |
+//! | `memory` | limits the allocator, and returns freed memory after a burst |
+//! | `failure`, `flow` | the log line for a failed request; records of packets as text |
+//! | `health`, `trouble`, `disk_look`, `report` | readiness; problems with objects, and with definitions on disk; the
+//! agent's answers about itself |
 
 mod background;
 mod cni_conf;
@@ -43,7 +46,6 @@ mod turns;
 pub use config::{Arguments, Settings};
 pub use run::{AgentError, run};
 
-/// `netattachd`: reads the command line, logs to standard error, runs.
 pub fn main() -> std::process::ExitCode {
     memory::keep_small();
     run::main()

@@ -1,4 +1,4 @@
-//! From settings to a serving agent, in the order in which things have to be there.
+//! Starts the agent, each part after the parts it depends on, and serves.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -45,54 +45,54 @@ use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
 use crate::source::{Files, Source};
 
-/// How often records are taken in.
+/// How often the records of the packet programs are read.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How many records are taken in before others get their turn.
+/// Most records that are read before other tasks get their turn.
 const RECORDS_AT_ONCE: usize = 4096;
 
-/// How often the flow table is gone through.
+/// How often the flow table is scanned for ended flows.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
-/// The same while an attachment may soon need more places than it has.
+/// The interval while an attachment may soon need more flow entries than it has.
 const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Between the rounds of one pass over the flow table.
+/// Pause between the rounds of one pass over the flow table.
 const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often the table in the node's packet filter is looked at.
+/// How often the table in the node's packet filter is checked.
 const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often policies that nothing refers to are looked for.
+/// How often unreferenced policies are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What the directory of pins is called.
+/// How messages name the directory of pins.
 const PINS: &str = "pins in";
 
-/// Why the agent does not run.
+/// Reasons why the agent does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// The configuration is wrong.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The variable for the log has no meaning.
+    /// `NETATTACH_LOG` is invalid.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The agent may not do what it is for.
+    /// The process lacks privileges that the agent needs.
     #[error(transparent)]
     Unprivileged(#[from] Unprivileged),
-    /// Another agent has the records or the pins.
+    /// Another agent holds the state directory or the pins.
     #[error(transparent)]
     Owned(#[from] OwnedError),
-    /// The kernel's part could not be set up.
+    /// The dataplane could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
-    /// Programs cannot be attached as they are to be.
+    /// The kernel cannot attach programs in the way the settings require.
     #[error(transparent)]
     NoHook(#[from] NoHook),
-    /// Whether the kernel has clsact cannot be told.
+    /// The check whether the kernel has clsact failed.
     #[error("look for clsact")]
     Clsact(#[source] netlink::Error),
-    /// Policies could not be brought into force.
+    /// Policies could not be put into force.
     #[error("policies")]
     Enforce(#[from] EnforceError),
     /// The manifests cannot be read.
@@ -101,30 +101,30 @@ pub enum AgentError {
     /// The journal cannot be used.
     #[error("journal")]
     Journal(#[from] JournalError),
-    /// The journal and the machine could not be brought together.
+    /// The journal and the machine could not be reconciled.
     #[error("recover what was attached")]
     Recover(#[from] AttachError),
     /// The node's namespace cannot be identified.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// The requests that waited for the agent cannot be read.
+    /// The requests that were queued while no agent ran cannot be read.
     #[error("read requests that waited for the agent")]
     Pending(#[from] PendingError),
     /// The socket cannot be served.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Changes of links cannot be followed.
+    /// Link changes cannot be followed.
     #[error("listen for changes of links")]
     Watch(#[from] netlink::Error),
-    /// What the agent does beside its requests does not go on.
+    /// A background task ended early.
     #[error(transparent)]
     EndedEarly(#[from] EndedEarly),
-    /// No runtime, no signals.
+    /// The tokio runtime or the signal handlers could not be set up.
     #[error("start")]
     Start(#[from] std::io::Error),
 }
 
-/// `netattachd`: reads the command line, logs to standard error (see [`log`]), runs.
+/// Entry point of `netattachd`: reads the command line, logs to standard error (see [`log`]), runs.
 pub(super) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let started = log::start().map_err(AgentError::from).and_then(|()| Ok(Settings::read(arguments)?));
@@ -137,10 +137,10 @@ pub(super) fn main() -> ExitCode {
     }
 }
 
-/// Runs the agent until it is told to end (see [`Signals`]). Attachments, programs and maps stay as they are.
+/// Runs the agent until a signal ends it (see [`Signals`]). Attachments, programs and maps stay as they are.
 ///
 /// # Errors
-/// Why it could not start.
+/// The reason why it could not start.
 pub fn run(settings: Settings) -> Result<(), AgentError> {
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit of open files stays as it is");
@@ -151,12 +151,12 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     let ended = runtime.block_on(serve_until_told(settings));
-    // What still blocks ends with the process: the journal has what it did.
+    // Blocking work ends with the process: the journal records how far it came.
     runtime.shutdown_background();
     ended
 }
 
-/// Threads that may block: for operations, GC with the looks and the upkeep of policies, questions, statuses.
+/// Most blocking threads: for operations, GC with the looks and policy upkeep, questions, and status publishing.
 const fn most_threads(parallel_adds: usize) -> usize {
     const UPKEEP: usize = 16;
     scheduler::most_threads(parallel_adds) + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
@@ -170,18 +170,18 @@ async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
     served
 }
 
-/// Serves until a signal ends it, or says why it cannot.
+/// Serves until a signal ends it, or returns why it cannot serve.
 async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), AgentError> {
     let mut background = Background::default();
-    // Taken first, and answered on last.
+    // The socket is bound first, and requests are answered only when everything else is ready.
     let listener = Listener::bind(&settings.socket())?;
-    // Whoever has another socket may have the same records and pins.
+    // An agent with another socket may use the same records and pins.
     let _records = owned::own("state directory", &settings.state_dir)?;
 
     let settings = Arc::new(settings);
     let start_with = Arc::clone(&settings);
     let started = unless_told(signals.told(), move || start(&start_with)).await?;
-    // What was begun goes on at the next start.
+    // Unfinished operations continue at the next start.
     let Some(started) = started else { return Ok(()) };
     let Started { source, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins: _pins } =
         started?;
@@ -219,13 +219,13 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     let looked = unless_told(signals.told(), move || first_look.look_first(taken_over)).await?;
     let Some(()) = looked else { return Ok(()) };
     background.keep("policies", follow_policies(enforcer, source.changes()));
-    // Their turns are taken before anybody else can ask for one.
+    // Take the turns of these containers before any request can ask for one.
     let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
     agent.left_over.store(left_over.len(), Ordering::Relaxed);
     background.once("what earlier agents left", left_over.finish(Arc::clone(&agent)));
     let (stop, stopped) = oneshot::channel::<()>();
     let told_to_stop = async {
-        // A sender that is gone says the same.
+        // A dropped sender stops the server too.
         let _ = stopped.await;
     };
     let mut serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
@@ -237,13 +237,13 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
             say_it_ends(signal);
             None
         }
-        // Said when the agent ends, by its caller.
+        // The caller logs the error when the agent ends.
         early = background.ended_early() => Some(early),
     };
     drop(stop);
     let ended = tokio::select! {
         ended = &mut serving => ended,
-        // A second signal does not wait for operations in flight: the journal has what they did.
+        // A second signal does not wait for operations in flight: the journal has their progress.
         _ = signals.told() => {
             serving.abort();
             Ok(())
@@ -253,15 +253,15 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
         tracing::error!(%error, "the server ended badly");
     }
     drop(background);
-    // Of what is broken off no plugin is to go on.
+    // End the plugins of aborted operations.
     let _ = tokio::task::spawn_blocking(move || end_orphans(&owner)).await;
     early.map_or(Ok(()), |early| Err(early.into()))
 }
 
-/// Does what the agent does before it serves, and that may hang. `None`: it was told to end meanwhile.
+/// Runs startup work that may hang. `None`: a signal ended the agent meanwhile.
 ///
 /// # Errors
-/// A panic: whatever there is then, it is not to be served.
+/// A panic in the work: its partial result must not be served.
 async fn unless_told<T: Send + 'static>(
     told: impl Future<Output = &'static str>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -281,7 +281,7 @@ fn say_it_ends(signal: &str) {
     tracing::info!(signal, "ending; attachments stay as they are");
 }
 
-/// What there is before anything is served.
+/// State that exists before the first request is served.
 struct Started {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
@@ -291,16 +291,16 @@ struct Started {
     pending: Vec<Pending>,
     statuses: Statuses,
     conf: Option<CniConf>,
-    /// By which its plugins are known.
+    /// Identifies the plugins that this agent runs.
     owner: String,
     /// The lock of the pins.
     pins: Option<Owned>,
 }
 
-/// Makes all of it. Waits for the kernel and the disk, and for nothing else.
+/// Starts all parts. Waits only for the kernel and the disk.
 fn start(settings: &Settings) -> Result<Started, AgentError> {
     let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
-    // Where nothing was pinned yet there is nobody to take it from.
+    // If nothing is pinned yet, there are no pins of another agent to lock.
     let mut pins = settings.bpffs.exists().then(|| owned::lock(PINS, &settings.bpffs)).transpose()?;
     let enforcer = enforcer(settings, &source)?;
     if pins.is_none() {
@@ -310,7 +310,8 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
     let owner = owner(settings);
     let engine = engine(settings, journal, owner.clone(), &enforcer)?;
     let intents = Arc::new(intents(settings, &source)?);
-    // Before anything is taken back that they may still be making, and before anybody has what they may take back.
+    // End orphaned plugins before undoing what they may still be making, and before any container is given what they
+    // may still be undoing.
     for Orphan { pid, command, container_id, gone } in end_orphans(&owner) {
         tracing::warn!(
             pid,
@@ -331,7 +332,7 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
     Ok(Started { source, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins })
 }
 
-/// By which the agent's plugins are known: its state directory, which no two agents share.
+/// The mark that identifies the agent's plugins: its state directory, which no two agents share.
 fn owner(settings: &Settings) -> String {
     let path = std::fs::canonicalize(&settings.state_dir);
     path.unwrap_or_else(|_| settings.state_dir.clone()).to_string_lossy().into_owned()
@@ -349,7 +350,7 @@ fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforce
     Ok(Arc::new(Enforcer::new(dataplane, Arc::clone(source), options, passage, modes, demand)?))
 }
 
-/// What carries out what is written in the journal.
+/// Builds the engine that carries out the plans in the journal.
 fn engine(
     settings: &Settings,
     journal: Store,
@@ -392,7 +393,7 @@ fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader
     })
 }
 
-/// Adopts what is attached, and finds what was interrupted.
+/// Adopts existing attachments, and finds interrupted operations.
 fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     let recovery = engine.adopt()?;
     tracing::info!(adopted = recovery.adopted, unfinished = recovery.unfinished.len(), "journal read");
@@ -409,7 +410,7 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
 fn publish_again(statuses: &Statuses, engine: &Engine) -> Result<(), PublishError> {
     let Statuses { publisher, form } = statuses;
     let attached = engine.registry().all();
-    // A dynamic attachment is told of by the pod's own record.
+    // A dynamic attachment is reported in the entry of the pod's own record.
     for sandbox in attached.iter().filter(|attached| attached.plan.dynamic.is_none()) {
         if let Some((pod, entries)) = network_status(&engine.registry().with_dynamic(&sandbox.key), *form) {
             publisher.publish(&pod, &entries)?;
@@ -419,13 +420,13 @@ fn publish_again(statuses: &Statuses, engine: &Engine) -> Result<(), PublishErro
     publisher.withdraw_others(&pods.collect())
 }
 
-/// How programs are attached: what the settings ask for, if the kernel has it.
+/// How programs are attached: as the settings require, as far as the kernel supports it.
 fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentError> {
     let has_clsact = Handle::open().and_then(|mut node| node.has_clsact()).map_err(AgentError::Clsact)?;
     Ok(choose_all(settings.attach, has_clsact, bpf::probe::has_tcx(LOOPBACK)?)?)
 }
 
-/// Takes in what the programs tell, several times a second: they wake nobody.
+/// Reads the records of the packet programs several times a second, because the programs do not wake the reader.
 async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: bpf::Records) {
     let mut tick = tokio::time::interval(OBSERVE_INTERVAL);
     loop {
@@ -436,7 +437,7 @@ async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: 
     }
 }
 
-/// Takes ended flows out of the flow table, a bounded number of entries at a time.
+/// Removes ended flows from the flow table, a bounded number of entries at a time.
 async fn collect_flows(enforcer: Arc<Enforcer>) {
     loop {
         loop {
@@ -458,14 +459,14 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
     }
 }
 
-/// Looks after the judging of what the node routes: once a second, and when links change.
+/// Maintains the enforcement of traffic that the node routes: once a second, and when links change.
 async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Result<()> {
     let mut watch = watch.into_async()?;
     let mut tick = tokio::time::interval(ROUTED_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut looked = true;
     loop {
-        // Both may be dropped at any time: notifications stay in the socket, a tick comes again.
+        // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
         tokio::select! {
             ready = watch.readable_mut() => ready?.clear_ready(),
             _ = tick.tick() => {}
@@ -482,12 +483,11 @@ async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Resu
     }
 }
 
-/// Brings the kernel's policies up to date whenever the source changes, and takes out what no packet can be reading
-/// any more.
+/// Updates the kernel's policies whenever the source changes, and deletes those that no packet can still be reading.
 async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>) {
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
-        // Both may be dropped at any time: a change stays marked as unseen, a tick comes again.
+        // Both futures may be dropped at any time: a change stays marked as unseen, and the ticker ticks again.
         let changed = tokio::select! {
             changed = changes.changed() => match changed {
                 Ok(()) => true,

@@ -1,4 +1,4 @@
-//! Puts operations to sleep and wakes them, as [`turns`](super::turns) and [`lanes`](super::lanes) decide.
+//! Suspends and wakes operations, as [`turns`](super::turns) and [`lanes`](super::lanes) decide.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use super::turns::{Asker, Order};
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, locked};
 use crate::waits::{Crowded, Footprint, Place, Resource};
 
-/// How many DELs work at a time. They mostly wait for the kernel, and share its grace periods when they do so
-/// together, so there may be many; ADDs never wait for them.
+/// Most DELs that work at a time. They mostly wait for the kernel, and concurrent DELs share its grace periods, so
+/// there may be many; ADDs never wait for them.
 const PARALLEL_DELS: usize = 64;
 
-/// How many CHECKs work at a time.
+/// Most CHECKs that work at a time.
 const PARALLEL_CHECKS: usize = 4;
 
-/// The bounds of all operations: see docs/architecture.md, Threads and locks.
+/// The limits of all operations: see docs/architecture.md, Threads and locks.
 pub(super) const fn limits(parallel_adds: usize) -> [Limits; 3] {
     [
         Limits {
@@ -34,20 +34,20 @@ pub(super) const fn limits(parallel_adds: usize) -> [Limits; 3] {
     ]
 }
 
-/// How many ADDs may wait or run; a further one is answered at once.
+/// Most ADDs that may wait or run; further ones are refused at once.
 pub(super) const MOST_ADDS: usize = 512;
-/// How many DELs may.
+/// Most DELs that may wait or run.
 pub(super) const MOST_DELS: usize = 1024;
-/// How many CHECKs may.
+/// Most CHECKs that may wait or run.
 pub(super) const MOST_CHECKS: usize = 128;
 
-/// How many threads all operations may have at the same time.
+/// Most threads that all operations together may occupy.
 pub(super) const fn most_threads(parallel_adds: usize) -> usize {
     let [adds, dels, checks] = limits(parallel_adds);
     adds.begun + dels.begun + checks.begun
 }
 
-/// Hands out turns. A container's operations never overlap; different containers do not wait for each other.
+/// Hands out turns. Operations on one container never overlap; different containers do not wait for each other.
 #[derive(Debug, Default)]
 pub(super) struct Turns(Mutex<Asking>);
 
@@ -55,15 +55,15 @@ pub(super) struct Turns(Mutex<Asking>);
 struct Asking {
     order: Order,
     waiting: HashMap<Asker, oneshot::Sender<()>>,
-    /// Who has answered and has his turn only for what need not be waited for.
+    /// Operations that have answered and hold their turn only for work that no other operation needs to wait for.
     finishing: HashSet<Asker>,
-    /// Who takes back what its container has, and who waits for that.
+    /// Operations that are detaching their container, each with the container and the operations that wait for its end.
     taking_back: HashMap<Asker, (String, Vec<oneshot::Sender<()>>)>,
-    /// Who had or asked for a turn since [`Turns::watch`].
+    /// The containers that had or asked for a turn since [`Turns::watch`].
     watched: Option<HashSet<String>>,
 }
 
-/// A container's turn. It ends when this is dropped.
+/// A container's turn. Dropping it ends the turn.
 #[derive(Debug)]
 pub(super) struct Turn {
     turns: Arc<Turns>,
@@ -71,12 +71,12 @@ pub(super) struct Turn {
     asker: Asker,
 }
 
-/// Sees whose turns are taken, until it is dropped.
+/// Records which containers' turns are taken, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Watch(Arc<Turns>);
 
 impl Turns {
-    /// Waits for the container's turn, in the order of asking.
+    /// Waits for the container's turn, in the order of requests.
     pub(super) async fn wait(self: &Arc<Self>, container: &str) -> Turn {
         let (turn, granted) = {
             let mut asking = self.lock();
@@ -96,29 +96,29 @@ impl Turns {
         (Turn { turns: Arc::clone(self), container: container.to_owned(), asker }, granted)
     }
 
-    /// The container's turn, if nobody has it.
+    /// The container's turn, if it is free.
     pub(super) fn take(self: &Arc<Self>, container: &str) -> Option<Turn> {
         let asker = self.lock().order.ask_if_free(container)?;
         Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
     }
 
-    /// The containers that are taken back in their turns.
+    /// The containers that are being detached in their turns.
     pub(super) fn leaving(&self) -> Vec<String> {
         self.lock().taking_back.values().map(|(container, _)| container.clone()).collect()
     }
 
-    /// Ends when whoever takes the container back is done, however that comes out. `None`: nobody does.
+    /// Completes when the operation that is detaching the container ends, successful or not. `None`: no operation is.
     pub(super) fn departure(&self, container: &str) -> Option<impl Future<Output = ()> + use<>> {
         let mut asking = self.lock();
         let mut taking_back = asking.taking_back.values_mut();
         let (_, waiting) = taking_back.find(|(leaving, _)| leaving == container)?;
         let (grant, gone) = oneshot::channel();
         waiting.push(grant);
-        // The sender goes with the turn.
+        // The sender is dropped with the turn.
         Some(async move { drop(gone.await) })
     }
 
-    /// From now on, sees which containers have or ask for a turn. One watch at a time.
+    /// Starts recording which containers have or ask for a turn. One watch at a time.
     pub(super) fn watch(self: &Arc<Self>) -> Watch {
         let mut asking = self.lock();
         let busy = asking.order.containers(&asking.finishing).map(str::to_owned).collect();
@@ -127,7 +127,7 @@ impl Turns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Asking> {
-        // Every change is complete before anything that could panic.
+        // A poisoned lock is usable: every change is complete before any code that could panic.
         locked(&self.0)
     }
 }
@@ -142,20 +142,20 @@ impl Asking {
 
 async fn given(turn: Turn, granted: Option<oneshot::Receiver<()>>) -> Turn {
     if let Some(granted) = granted {
-        // The sender goes only with this turn.
+        // The sender is dropped only with this turn.
         let _ = granted.await;
     }
     turn
 }
 
 impl Turn {
-    /// What the container has is taken back in this turn: whoever needs some of it may wait for that.
+    /// Marks this turn as one that detaches the container: operations that need its resources may wait for the end.
     pub(super) fn takes_back(&self) {
         let mut asking = self.turns.lock();
         asking.taking_back.insert(self.asker, (self.container.clone(), Vec::new()));
     }
 
-    /// The operation is about to be answered: what is left to do is nobody's business.
+    /// The operation is about to be answered: no other operation needs to wait for the work that is left.
     pub(super) fn finish(&self) {
         self.turns.lock().finishing.insert(self.asker);
     }
@@ -170,7 +170,7 @@ impl Drop for Turn {
         if let Some(next) = asking.order.leave(&self.container, self.asker)
             && let Some(grant) = asking.waiting.remove(&next)
         {
-            // Whoever waits no more gives the turn back by itself.
+            // If the waiting task was cancelled, the dropped turn frees itself.
             let _ = grant.send(());
         }
     }
@@ -182,8 +182,8 @@ impl Watch {
         self.0.lock().watched.clone().unwrap_or_default()
     }
 
-    /// The turn of a container that nobody has asked for since the watch began: there is nothing to wait for but what
-    /// somebody finishes.
+    /// The turn of a container that was not requested since the watch began. It waits only for operations that are
+    /// finishing.
     pub(super) async fn take(&self, container: &str) -> Option<Turn> {
         let (turn, granted) = {
             let mut asking = self.0.lock();
@@ -202,13 +202,13 @@ impl Drop for Watch {
     }
 }
 
-/// The lanes of all operations.
+/// The lanes of all operations, with the threads and tasks that wait in them.
 #[derive(Debug)]
 pub(super) struct Traffic {
     state: Mutex<State>,
-    /// Threads whose operation may go on, perhaps.
+    /// Wakes threads whose operation may be able to continue.
     woken: Condvar,
-    /// Somebody has left a resource.
+    /// Notifies when an operation leaves a resource.
     left: Notify,
 }
 
@@ -216,13 +216,13 @@ pub(super) struct Traffic {
 struct State {
     lanes: Lanes,
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
-    /// Since when operations stand where they stand.
+    /// When each operation arrived at its resource.
     since: HashMap<Ticket, Instant>,
     /// Threads that sleep on `woken`.
     asleep: usize,
 }
 
-/// A place in the lanes. It is left when this is dropped.
+/// An operation's place in the lanes. Dropping it leaves the lanes.
 #[derive(Debug)]
 pub(super) struct Slot {
     traffic: Arc<Traffic>,
@@ -231,20 +231,20 @@ pub(super) struct Slot {
     sent_back: AtomicBool,
 }
 
-/// A resource that nobody else comes to until this is dropped.
+/// A resource closed to other operations until this is dropped.
 #[derive(Debug)]
 pub(super) struct Closed {
     traffic: Arc<Traffic>,
     resource: Resource,
 }
 
-/// A resource that operations have stood at for a while, or wait for.
+/// A resource that operations have occupied for a while, or wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) resource: Resource,
     pub(super) standing: usize,
     pub(super) waiting: usize,
-    /// How long the first of them has stood there.
+    /// How long the operation that has been there longest has occupied it.
     pub(super) longest: Duration,
 }
 
@@ -259,7 +259,7 @@ impl Traffic {
         Arc::new(Self { state: Mutex::new(state), woken: Condvar::new(), left: Notify::new() })
     }
 
-    /// A place in the queue of that class.
+    /// Enters the queue of that class.
     ///
     /// # Errors
     /// [`Full`].
@@ -269,11 +269,11 @@ impl Traffic {
         Ok(Arc::new(slot))
     }
 
-    /// Waits until nobody stands at the resource, and keeps everybody from it then. Nobody waits for this one
-    /// meanwhile. `None`: it did not come to that in time.
+    /// Waits until no operation occupies the resource, then closes it to all. Operations do not wait for this caller
+    /// meanwhile. `None`: the resource was not free in time.
     pub(super) async fn close(self: &Arc<Self>, resource: &Resource, until: Instant) -> Option<Closed> {
         loop {
-            // Registered before looking: who leaves in between is not missed.
+            // Registered before looking, so that an operation that leaves in between is not missed.
             let mut left = std::pin::pin!(self.left.notified());
             left.as_mut().enable();
             {
@@ -286,7 +286,7 @@ impl Traffic {
         }
     }
 
-    /// What operations have stood at for longer than that, or wait for.
+    /// Resources that operations have occupied for longer than that, with the operations that wait for them.
     pub(super) fn held(&self, longer_than: Duration) -> Vec<Held> {
         let state = self.lock();
         let rows = state.lanes.held().into_iter().map(|held| {
@@ -301,11 +301,11 @@ impl Traffic {
         rows.filter(|held| held.longest > longer_than).collect()
     }
 
-    /// Lets go on who may.
+    /// Wakes the operations that may continue.
     fn advance(&self, state: &mut State, class: Class) {
         for ticket in state.lanes.advance(class) {
             match state.waiting.remove(&ticket) {
-                // Whoever waits no more leaves by itself.
+                // If the waiting task was cancelled, the dropped slot leaves by itself.
                 Some(grant) => drop(grant.send(())),
                 None if state.asleep > 0 => self.woken.notify_all(),
                 None => {}
@@ -327,13 +327,13 @@ impl Traffic {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete before anything that could panic.
+        // A poisoned lock is usable: every change is complete before any code that could panic.
         locked(&self.state)
     }
 }
 
 impl Slot {
-    /// Waits until the operation may begin. To be called again when it was sent back.
+    /// Waits until the operation may begin. Must be called again after the operation was sent back.
     pub(super) async fn begin(&self) {
         self.sent_back.store(false, Ordering::Relaxed);
         let granted = {
@@ -346,7 +346,7 @@ impl Slot {
             state.waiting.insert(self.ticket, grant);
             granted
         };
-        // The sender goes only with this slot.
+        // The sender is dropped only with this slot.
         let _ = granted.await;
     }
 
@@ -382,7 +382,7 @@ impl Place for Slot {
         let has_place = state.lanes.depart(self.ticket);
         state.since.remove(&self.ticket);
         self.traffic.advance(&mut state, self.class);
-        // Before it waits for a place: it is at the resource no more.
+        // Notify before waiting for a place: the operation has left the resource already.
         self.traffic.left.notify_waiters();
         if !has_place {
             drop(self.traffic.sleep_until_it_goes_on(state, self.ticket));
@@ -479,7 +479,7 @@ mod tests {
         Resource::Pool(crate::ipam::Pool::directory("/leases", name))
     }
 
-    /// An operation that has begun and stands at the pool until it is told to go on; then it has worked.
+    /// An operation that has begun and occupies the pool until the returned sender fires; then it has worked.
     async fn standing(traffic: &Arc<Traffic>, class: Class, name: &'static str) -> oneshot::Sender<()> {
         let slot = traffic.enter(class).unwrap();
         slot.begin().await;
