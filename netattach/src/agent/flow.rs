@@ -1,4 +1,4 @@
-//! Records of the packet path in words.
+//! Converts records of the packet path to text.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use crate::bpf::{self, DropReason, Ended, Ending, Record};
 use crate::observe::WallClock;
 use crate::rpc::message::{AttachmentName, EndedFlow, FlowRecord, Traffic};
 
-/// Both clocks now.
+/// The current time of both clocks.
 pub(super) fn wall_clock() -> WallClock {
     let monotonic = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // Neither clock is ever negative.
@@ -18,7 +18,7 @@ pub(super) fn wall_clock() -> WallClock {
     WallClock { monotonic_ns, wall_ms }
 }
 
-/// A record of the attachment of this name. `time_ms`: since 1970.
+/// The text form of a record, with its attachment's name. `time_ms`: milliseconds since 1970.
 pub(super) fn describe(record: &Record, name: AttachmentName, time_ms: u64) -> FlowRecord {
     let reason = DropReason::from_number(record.reason);
     let parsed = record.parsed != 0;
@@ -46,7 +46,7 @@ pub(super) fn describe(record: &Record, name: AttachmentName, time_ms: u64) -> F
     }
 }
 
-/// A flow that has ended, entered at the attachment of this name and these addresses.
+/// The text form of an ended flow that was recorded at the attachment of this name and these addresses.
 pub(super) fn describe_ended(
     ended: &Ended,
     name: AttachmentName,
@@ -94,7 +94,7 @@ fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 132)
 }
 
-/// The policy that decided: that of the leg for a new flow, that which the reason speaks of for a drop.
+/// The policy that decided: for a new flow that of the leg, for a drop the one that the reason refers to.
 fn policy(record: &Record, reason: Option<DropReason>) -> u32 {
     match reason {
         None if record.responder != 0 => record.ingress,

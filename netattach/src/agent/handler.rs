@@ -1,4 +1,4 @@
-//! Answers requests: CNI calls by way of the engine, questions from memory.
+//! Answers requests: CNI calls through the engine, questions from memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,41 +25,42 @@ use crate::rpc::server::Handler;
 use crate::timing;
 use crate::waits;
 
-/// How many questions are answered or wait at a time; further ones are refused.
+/// Most questions that are answered or wait at a time; further ones are refused.
 pub(super) const MOST_QUESTIONS: usize = 32;
 
-/// How long requests may be at a plugin or pool before the status shows it.
+/// How long requests may be at a plugin or pool before the status reports it.
 const LONG_STANDING: Duration = Duration::from_secs(3);
 
-/// A request that takes this long says in the log where its time went.
+/// A request that takes at least this long is logged with its timings.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// Target of the lines that say so.
+/// Log target of the timing lines.
 const TIMING: &str = "netattach::timing";
 
-/// How many threads publish statuses at a time.
+/// Most threads that publish statuses at a time.
 pub(super) const MOST_PUBLISHERS: usize = 8;
 
-/// How long the status waits, so that it does not compete with the answer for a processor.
+/// Delay before a status is published, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
 
-/// Memory, in bytes, of the networks of all ADDs together that are not light: more than the largest that a pod may have.
+/// Memory, in bytes, for the networks of all large ADDs together: more than the largest that a pod may have.
 const MOST_WEIGHT: usize = 24 << 20;
-/// An ADD whose networks take no more than this is not weighed: there are at most as many as may begin.
+/// An ADD whose networks take no more than this, in bytes, is not counted against [`MOST_WEIGHT`]: the number of ADDs
+/// that may begin limits these.
 const LIGHT: usize = 128 << 10;
-/// In which memory is counted.
+/// Unit in which memory is counted, in bytes.
 const WEIGHT_UNIT: usize = 1 << 10;
-/// How long an ADD that is not light waits for memory.
+/// How long a large ADD waits for memory.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where the status of pods is published, and in which form.
+/// The publisher of pods' network-status, and the form it uses.
 #[derive(Debug)]
 pub(super) struct Statuses {
     pub(super) publisher: Arc<dyn Publish>,
     pub(super) form: Form,
 }
 
-/// What requests are answered with.
+/// The state that requests are answered from.
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) engine: Arc<Engine>,
@@ -69,17 +70,17 @@ pub(super) struct Agent {
     health: Arc<Health>,
     pub(super) turns: Arc<Turns>,
     pub(super) traffic: Arc<Traffic>,
-    /// One GC at a time.
+    /// Allows one GC at a time.
     pub(super) collections: Semaphore,
-    /// Containers that something of earlier agents is still left to do for.
+    /// Number of containers with unfinished work of earlier agents.
     pub(super) left_over: AtomicUsize,
-    /// Who may be waiting or served, by kind.
+    /// Limits on waiting and running requests, by kind.
     adds: Semaphore,
     dels: Semaphore,
     checks: Semaphore,
     questions: Semaphore,
     publishers: Semaphore,
-    /// Memory for ADDs that are not light, in units.
+    /// Memory for large ADDs, in units.
     large_adds: Arc<Semaphore>,
 }
 
@@ -111,7 +112,7 @@ impl Agent {
         }
     }
 
-    /// One CNI call, answered as the executable has to answer it.
+    /// Carries out one CNI call and returns the answer for the executable.
     pub(super) async fn cni(self: &Arc<Self>, call: CniCall) -> CniReply {
         let version = cni::request::error_version(call.stdin.as_bytes());
         let asked = Asked::of(&call);
@@ -138,7 +139,8 @@ impl Agent {
         let request = Arc::new(request);
         let container = request.container_id.clone();
         let (agent, waiting) = (Arc::clone(self), Arc::clone(&request));
-        // In the container's turn, so that a DEL that follows comes second; and without a place in the lanes, which others need.
+        // Runs in the container's turn, so that a later DEL waits for it, and without a place in the lanes, which
+        // others need.
         let first = async move {
             match class {
                 Class::Add => agent.ready_to_add(&waiting).await,
@@ -153,18 +155,18 @@ impl Agent {
         Ok(stdout)
     }
 
-    /// Waits for what an ADD needs before it begins: its pod, and the memory for its networks if they are large. Others' ADDs wait
-    /// for neither.
+    /// Waits for what an ADD needs before it begins: its pod, and, if its networks are large, the memory for them. This
+    /// does not hold up other ADDs.
     ///
     /// # Errors
-    /// Code 11: other large ADDs have had the memory for so long.
+    /// Code 11: other large ADDs have held the memory for [`MEMORY_PATIENCE`].
     async fn ready_to_add(&self, request: &cni::Request) -> Result<Option<OwnedSemaphorePermit>, CniError> {
         self.intents.await_pod(request).await;
         let weight = self.intents.weight(request);
         if weight <= LIGHT {
             return Ok(None);
         }
-        // One that is estimated to take more than all has it alone.
+        // An ADD that is estimated to need more than the total takes all of it and runs alone.
         let units = u32::try_from(weight.min(MOST_WEIGHT) / WEIGHT_UNIT).unwrap_or(u32::MAX);
         let memory = Arc::clone(&self.large_adds).acquire_many_owned(units);
         match tokio::time::timeout(MEMORY_PATIENCE, memory).await {
@@ -178,11 +180,11 @@ impl Agent {
         }
     }
 
-    /// Works in the container's turn, when `first` is done and there is a place in the lane. The turn is handed on, for what belongs to
-    /// the operation and need not be waited for.
+    /// Runs `work` in the container's turn, after `first` and once there is a place in the lane. The turn is passed on
+    /// for the parts of the operation that need not be waited for.
     ///
     /// # Errors
-    /// Code 11 at once where too many of the kind wait already, or what the work says.
+    /// Code 11 at once if too many operations of the kind are waiting, or the error of `work`.
     pub(super) async fn in_turn<T: Send + 'static>(
         self: &Arc<Self>,
         container: &str,
@@ -199,11 +201,11 @@ impl Agent {
         Ok((self.in_lane(class, work).await?, turn))
     }
 
-    /// Works when there is a place in the lane. Work that is sent back has had no effect, and is begun anew; so is work that
-    /// has failed for what another container still has, when that one has left.
+    /// Runs `work` when there is a place in the lane. Work that is sent back has had no effect, and starts over; so
+    /// does work that failed because of something another container still holds, once that container has left.
     ///
     /// # Errors
-    /// Code 11 where too many wait, or what the work says.
+    /// Code 11 if too many operations wait, or the error of `work`.
     pub(super) async fn in_lane<T: Send + 'static>(
         self: &Arc<Self>,
         class: Class,
@@ -221,7 +223,8 @@ impl Agent {
         }
     }
 
-    /// Works in a place of the lane. What it says, and the container whose departure would make a difference.
+    /// Runs `work` in a place of the lane. Returns the result, and the container whose departure may let a retry
+    /// succeed.
     async fn in_slot<T: Send + 'static>(
         self: &Arc<Self>,
         slot: Arc<Slot>,
@@ -247,7 +250,7 @@ impl Agent {
         places.try_acquire().map_err(|_| too_many(class))
     }
 
-    /// What is wrong with single networks, pools and attachments, as was seen last.
+    /// Problems with single networks, pools and attachments, as last seen.
     fn troubles(&self) -> Vec<Condition> {
         let mut troubles = self.health.troubles();
         troubles.extend(self.traffic.held(LONG_STANDING).into_iter().map(|held| Condition {
@@ -267,7 +270,7 @@ impl Agent {
         troubles
     }
 
-    /// Answers a question on a thread that may block: the one that takes in requests does not.
+    /// Answers a question on a blocking thread, so that the thread that accepts requests never blocks.
     async fn question(self: &Arc<Self>, answer: impl FnOnce(&Self) -> Response + Send + 'static) -> Response {
         let Ok(_asked) = self.questions.try_acquire() else {
             return Response::Refused(format!("{MOST_QUESTIONS} questions are being answered; ask again"));
@@ -280,7 +283,7 @@ impl Agent {
         })
     }
 
-    /// Publishes the status of the sandbox within its turn: whoever asked does not wait for it, the container's next
+    /// Publishes the sandbox's status within its turn: the caller does not wait for that, the container's next
     /// operation does.
     pub(super) fn publish_later(self: &Arc<Self>, sandbox: JournalKey, turn: Turn) {
         turn.finish();
@@ -297,7 +300,7 @@ impl Agent {
         });
     }
 
-    /// Carries a request out, and logs where the time went: at level debug, and at level info where it took long.
+    /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.
     fn timed(&self, request: &cni::Request) -> Result<(String, Option<JournalKey>), CniError> {
         let (done, times) = timing::operation(|| self.blocking(request));
         let (container, took_us) = (&request.container_id, times.total().as_micros());
@@ -309,7 +312,7 @@ impl Agent {
         done
     }
 
-    /// What goes to standard output, and whose status is to be published.
+    /// The text for standard output, and the sandbox whose status is to be published.
     pub(super) fn blocking(&self, request: &cni::Request) -> Result<(String, Option<JournalKey>), CniError> {
         let done = |()| (String::new(), None);
         match request.command {
@@ -339,7 +342,7 @@ impl Agent {
         }
     }
 
-    /// Pods that were detached have no network-status, unless they have another sandbox already.
+    /// Withdraws the network-status of detached pods, except of pods that already have another sandbox.
     pub(super) fn withdraw<'p>(&self, pods: impl IntoIterator<Item = &'p PodRef>) {
         for pod in pods {
             let is_same = |other: &PodRef| other.name == pod.name;
@@ -363,7 +366,7 @@ fn too_many(class: Class) -> CniError {
     CniError::new(code::TRY_AGAIN_LATER, format!("too many requests of the kind wait already: {verb}"))
 }
 
-/// Netlink, files and other plugins block; a thread that may block does it.
+/// Runs work on a blocking thread, because netlink, files and other plugins block.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
 ) -> Result<T, CniError> {
@@ -376,7 +379,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     })
 }
 
-/// The agent as the socket sees it.
+/// The agent as the request handler of the socket.
 #[derive(Debug, Clone)]
 pub(super) struct Served(pub(super) Arc<Agent>);
 

@@ -1,10 +1,10 @@
-//! What STATUS answers and `netattachctl status` shows of the node's readiness: the outcome of looks that are taken
-//! beside the requests, so that nothing that hangs, a disk or another plugin, holds an answer up. The same looks keep
-//! the runtime's configuration file.
+//! The node's readiness, for STATUS and `netattachctl status`: the outcome of looks (checks) that run apart from the
+//! requests, so that a disk or another plugin that hangs delays no answer. The looks also maintain the runtime's
+//! configuration file.
 //!
-//! STATUS fails for what would fail every ADD of the node, and for nothing else: a runtime that is told so lets no pod
-//! come and has those that are there evicted. What is wrong with one network, one pool or one attachment is shown
-//! beside ([`Health::troubles`]).
+//! STATUS fails only for problems that would fail every ADD of the node: when STATUS fails, the runtime starts no pods
+//! and the pods that are there are evicted. Problems with one network, one pool or one attachment are reported
+//! separately ([`Health::troubles`]).
 
 use std::convert::Infallible;
 use std::io::{self, Write};
@@ -28,75 +28,76 @@ use crate::plan::resolve::Network;
 use crate::rpc::message::{Condition, Readiness};
 use crate::source::Source;
 
-/// How often is looked without being asked.
+/// How often each look is taken without a request.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// How often the default network is looked at where the runtime's file follows it. Looking finds directories that are
-/// yet to be made, which a watch does not.
+/// How often the default network is checked when the runtime's file follows it. Polling also finds directories that are
+/// yet to be created, which a watch does not.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
-/// An answer that is older makes the question a reason to look again.
+/// A question that finds an older answer triggers a new look.
 const FRESH: Duration = Duration::from_secs(1);
-/// Longest that one plugin is waited for. STATUS is to be cheap; a plugin that takes longer is not well.
+/// Longest wait for one plugin. STATUS has to be cheap; a plugin that takes longer counts as failed.
 const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
-/// A look that takes longer hangs, and what was seen before it counts no more. Other plugins may take it all.
+/// A look that takes longer counts as hanging, and its previous outcome expires. Calls to other plugins may use all of
+/// this time.
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
-/// The same of a look that is a few system calls.
+/// The same limit for a look that makes only a few system calls.
 const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
-/// How often networks and attachments are looked at one by one.
+/// How often networks and attachments are checked one by one.
 const SINGLE_INTERVAL: Duration = Duration::from_secs(10);
-/// How many troubles are kept of each kind.
+/// Most troubles that are kept of each kind.
 const MOST_TROUBLES: usize = 100;
-/// An ADD takes some twenty descriptors; with fewer left than this, ADDs fail.
+/// An ADD needs some twenty descriptors; with fewer left than this, ADDs fail.
 const FEWEST_DESCRIPTORS: u64 = 32;
-/// What a look writes into the journal's directory, in bytes: more than any inode holds by itself.
+/// Bytes that a look writes into the journal's directory: more than any inode stores inline.
 const PROBE: usize = 4096;
 
-/// What is said of an object that is there and does nothing.
+/// Problem text for an object that exists but has no effect.
 pub(super) const NOT_IN_FORCE: &str = "not in force";
 
-/// What there is to say of a dataplane that is well.
+/// Status text of a healthy dataplane.
 const ALL_PINNED: &str = "programs and maps are pinned";
 
-/// What was seen last.
+/// The outcomes of the latest looks.
 pub(super) struct Health {
     engine: Arc<Engine>,
     intents: Arc<IntentReader>,
-    /// The runtime's file, if the agent keeps one.
+    /// The runtime's file, if the agent maintains one.
     conf: Option<CniConf>,
     source: Arc<dyn Source>,
-    /// The directory of the journal takes records.
+    /// Whether the journal's directory accepts records.
     journal: Look,
-    /// Files can be opened.
+    /// Whether files can be opened.
     descriptors: Look,
     dataplane: Look,
-    /// Attachments, one by one.
+    /// Checks attachments one by one.
     attachments: Look,
-    /// Networks, one by one.
+    /// Checks networks one by one.
     networks: Look,
-    /// Configuration, pools, parents and executables of the default network.
+    /// Checks configuration, pools, parents and executables of the default network.
     network: Look,
-    /// What the default network's other plugins say.
+    /// STATUS of the default network's other plugins.
     plugins: Look,
     file: Look,
     /// Files that the last look at the default network found unusable.
     unusable: Mutex<Vec<Condition>>,
-    /// What the last looks at single attachments and at single networks found.
+    /// Problems that the last looks at single attachments and at single networks found.
     not_enforced: Mutex<Vec<Condition>>,
     not_attachable: Mutex<Vec<Condition>>,
-    /// `CNI_PATH` of the runtime, as far as it was heard of.
+    /// `CNI_PATH` of the runtime, if it is known from a request.
     cni_path: Mutex<Vec<PathBuf>>,
 }
 
-/// What a look found: for people where all is well, or what is wrong.
+/// The outcome of a look: a description if all is well, or the problem.
 type Seen = Result<String, CniError>;
 
-/// One kind of look.
+/// One kind of look, and its latest outcome.
 #[derive(Debug)]
 struct Look {
     what: &'static str,
     every: Duration,
     longest: Duration,
     last: Mutex<Option<(Instant, Seen)>>,
-    /// Since when a look is being taken.
+    /// When the current look began.
     begun: Mutex<Option<Instant>>,
     wanted: Notify,
 }
@@ -129,10 +130,10 @@ impl Health {
         }
     }
 
-    /// STATUS, from memory.
+    /// Answers STATUS from memory.
     ///
     /// # Errors
-    /// Code 50 or 51 with the reason, or what a plugin answered; how long ago that was is in the details.
+    /// Code 50 or 51 with the reason, or a plugin's own error; the details give the age of the outcome.
     pub(super) fn answer(&self, cni_path: &[PathBuf]) -> Result<(), CniError> {
         let is_new = {
             let mut known = lock(&self.cni_path);
@@ -145,18 +146,18 @@ impl Health {
         looks.map(|look| look.answer(is_new)).into_iter().collect()
     }
 
-    /// What is wrong with single attachments and networks.
+    /// Problems with single attachments and networks.
     pub(super) fn troubles(&self) -> Vec<Condition> {
         [lock(&self.not_enforced).clone(), lock(&self.not_attachable).clone()].concat()
     }
 
-    /// The same for people, and the runtime's file.
+    /// The outcomes of all looks, as shown by `netattachctl status`, including the runtime's file.
     pub(super) fn conditions(&self) -> Vec<Readiness> {
         let seen = |look: &Look| look.seen(false).and_then(|(_, seen)| seen);
         let [network, plugins, file] = [&self.network, &self.plugins, &self.file].map(seen);
         let own =
             [&self.journal, &self.descriptors, &self.dataplane].map(|look| condition(look.what, seen(look)));
-        // Nothing is written for a network that cannot be attached: the reason is the network's.
+        // The file is not written for a network that cannot be attached: report the network's problem.
         let file = self.conf.as_ref().map(|_| condition(self.file.what, network.clone().and(file)));
         let network = network.and_then(|name| plugins.map(|_| name));
         let mut conditions: Vec<Readiness> = own.into();
@@ -165,13 +166,13 @@ impl Health {
         conditions
     }
 
-    /// The files on disk that should describe networks and cannot be used.
+    /// Files on disk that should describe networks and cannot be used.
     pub(super) fn unusable_files(&self) -> Vec<Condition> {
         lock(&self.unusable).clone()
     }
 
-    /// The first look, before anything is served. The runtime's file waits until then. A dataplane that was just taken over
-    /// without a failure has been looked at.
+    /// Takes the first looks, before anything is served. The runtime's file is written only once the agent serves. A
+    /// dataplane that was just taken over without a failure needs no look.
     pub(super) fn look_first(&self, taken_over: bool) {
         self.journal.take(|| self.look_at_journal());
         self.descriptors.take(|| self.look_at_descriptors());
@@ -182,7 +183,7 @@ impl Health {
         }
     }
 
-    /// Looks, again and again, until the source of manifests ends. To be started when requests are served.
+    /// Takes looks repeatedly until the source of manifests ends. Must be started when requests are served.
     pub(super) async fn keep_looking(
         self: Arc<Self>,
         changes: watch::Receiver<u64>,
@@ -201,7 +202,7 @@ impl Health {
         );
     }
 
-    /// Looks at the dataplane at once when somebody removes a filter or a queueing discipline from any device.
+    /// Checks the dataplane as soon as a filter or a queueing discipline is removed from any device.
     async fn look_when_filters_go(&self, filters: io::Result<FilterWatch>) {
         let failed = async {
             let mut filters = filters?;
@@ -220,7 +221,7 @@ impl Health {
         self.engine.check_dataplane().map(|()| ALL_PINNED.to_owned())
     }
 
-    /// Whether a record could be written: into a file that nobody can see.
+    /// Checks that a record could be written, using an unnamed temporary file.
     fn look_at_journal(&self) -> Seen {
         let directory = self.engine.journal_directory();
         let written = std::fs::OpenOptions::new()
@@ -230,7 +231,7 @@ impl Health {
             .open(directory)
             .and_then(|mut file| file.write_all(&[0; PROBE]));
         match written {
-            // A file system without such files; what is wrong with it shows when a record is written.
+            // The file system has no unnamed files; its problems show when a record is written.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(directory.display().to_string()),
             Err(error) => Err(not_available(format!("journal {}: {error}", directory.display()))),
             Ok(()) => Ok(directory.display().to_string()),
@@ -247,7 +248,7 @@ impl Health {
         Ok(used)
     }
 
-    /// Puts programs back, and notes which attachments lack theirs all the same.
+    /// Restores missing programs, and notes the attachments that still lack theirs.
     fn look_at_attachments(&self) -> Seen {
         let missing = self.engine.restore_attachments().map_err(|error| {
             CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error)))
@@ -257,13 +258,13 @@ impl Health {
         Ok(String::new())
     }
 
-    /// Notes which networks could not be attached, and which have no address left.
+    /// Notes the networks that could not be attached, and those that have no address left.
     fn look_at_networks(&self) -> Seen {
         let cni_path = lock(&self.cni_path).clone();
-        // What makes no plan is the definition's trouble, and told as that (`agent::trouble`).
+        // A definition that yields no plan is reported as the definition's trouble (`agent::trouble`).
         let planned = |defined: &Defined| self.engine.check_plan(&defined.network).is_ok();
         let rows = self.intents.defined().into_iter().filter(planned).filter_map(|defined| {
-            // What else is wrong with the default network is in a look of its own.
+            // Other problems of the default network are found by its own look.
             let found = match defined.default {
                 true => Ok(()),
                 false => self.engine.check_network(&defined.network, &cni_path),
@@ -276,8 +277,8 @@ impl Health {
         Ok(String::new())
     }
 
-    /// Looks at the default network and brings the runtime's file up to date. The file is never taken away: a runtime
-    /// without it would take another plugin's.
+    /// Checks the default network and updates the runtime's file. The file is never removed: without it the runtime
+    /// would use another plugin's.
     fn look_at_network(&self) -> Seen {
         let unusable = self.intents.unusable_files().into_iter();
         let unusable = unusable.map(|(path, error)| Condition {
@@ -302,7 +303,7 @@ impl Health {
     }
 
     fn ask_plugins(&self) -> Seen {
-        // What is wrong with the configuration is told by the other look.
+        // Problems with the configuration are reported by the other look.
         let Ok(network) = self.default_network() else { return Ok(String::new()) };
         let cni_path = lock(&self.cni_path).clone();
         let patience = PLUGIN_PATIENCE.min(self.engine.node().delegate.timeout);
@@ -328,14 +329,14 @@ fn not_available(msg: String) -> CniError {
     CniError::new(code::NOT_AVAILABLE, msg)
 }
 
-/// Keeps what a look found, and tells of what was not there before.
+/// Stores the findings of a look, and logs the new ones.
 pub(super) fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Condition>) {
     let mut kept = lock(kept);
     tell_new(what, &kept, &found);
     *kept = found;
 }
 
-/// Each trouble is a line when it begins.
+/// Logs one line for each trouble that was not in `before`.
 pub(super) fn tell_new(what: &str, before: &[Condition], found: &[Condition]) {
     for Condition { object, problem } in found.iter().filter(|row| !before.contains(row)) {
         tracing::warn!(object, problem, "{what}");
@@ -362,7 +363,7 @@ impl Look {
         Self { what, every, longest, last: Mutex::default(), begun: Mutex::default(), wanted: Notify::new() }
     }
 
-    /// One that is a few system calls.
+    /// A look that makes only a few system calls.
     fn short(what: &'static str) -> Self {
         Self { longest: LONGEST_SHORT_LOOK, ..Self::new(what, INTERVAL) }
     }
@@ -384,10 +385,10 @@ impl Look {
         }
     }
 
-    /// What was seen and how long ago.
+    /// The last outcome and its age.
     ///
     /// # Errors
-    /// Nothing, or nothing lately.
+    /// There is no outcome, or no recent one.
     fn seen(&self, look_again: bool) -> Result<(Duration, Seen), CniError> {
         let last = lock(&self.last);
         let not_known = |how: String| {
@@ -415,7 +416,8 @@ impl Look {
     }
 }
 
-/// Takes looks on a thread that may block: when definitions change, when an answer asks for it, and once in the look's interval.
+/// Takes looks on a blocking thread: when definitions change, when an answer requests one, and once in the look's
+/// interval.
 async fn follow(
     mut changes: watch::Receiver<u64>,
     health: Arc<Health>,
@@ -427,7 +429,8 @@ async fn follow(
         let definitions = health.source.snapshot().definitions.identity();
         // The join error is a panic, which the panic hook has reported; the next look is another try.
         let _ = tokio::task::spawn_blocking(move || which(&looking).take(|| look(&looking))).await;
-        // All three may be dropped at any time: a change stays unseen, a wish is kept, time goes on.
+        // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep starts
+        // anew.
         tokio::select! {
             changed = other_definitions(&mut changes, &*health.source, definitions) => {
                 if changed.is_err() {
@@ -440,7 +443,7 @@ async fn follow(
     }
 }
 
-/// Waits until the source has other definitions. No look depends on pods and policies, which change more often.
+/// Waits until the source has different definitions. No look depends on pods and policies, which change more often.
 async fn other_definitions(
     changes: &mut watch::Receiver<u64>,
     source: &dyn Source,
@@ -453,7 +456,7 @@ async fn other_definitions(
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change is one assignment.
+    // A poisoned lock is usable: every change is one assignment.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -38,8 +38,8 @@ impl Class {
 pub(crate) struct Limits {
     /// Most operations that work at the same time.
     pub(crate) working: usize,
-    /// Operations at one resource from which on no further operation begins that needs it. Operations that have already
-    /// begun may still join them: those that work, and those that come from another resource.
+    /// Once this many operations are at one resource, no further operation begins that needs it. Operations that have
+    /// already begun may still join them: those that work, and those that come from another resource.
     pub(crate) standing: usize,
     /// Once this many operations have begun, another begins only if none of its resources is occupied.
     pub(crate) shared: usize,
@@ -169,7 +169,7 @@ impl Lanes {
         Some(ticket)
     }
 
-    /// Whether an operation that needs the resource must not begin when `begun` operations have begun.
+    /// Whether an operation that needs the resource must not begin as one of `begun` operations.
     fn is_crowded(&self, class: Class, resource: &Resource, begun: usize) -> bool {
         let limits = self.limits[class as usize];
         let standing = self.standing.get(&(class, resource.clone())).copied().unwrap_or_default();
@@ -294,7 +294,7 @@ impl Lanes {
         at_door.into_iter().collect()
     }
 
-    /// Whether an operation has begun and is waiting for neither a door nor a work place.
+    /// Whether an operation has begun and is waiting for neither a closed resource nor a work place.
     pub(crate) fn goes_on(&self, ticket: Ticket) -> bool {
         self.begun.get(&ticket).is_some_and(|begun| matches!(begun.at, At::Work | At::Resource(_)))
     }

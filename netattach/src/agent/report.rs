@@ -1,4 +1,4 @@
-//! What the agent tells about itself, from memory and from the maps.
+//! The agent's answers about itself, from memory and from the maps.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ use crate::rpc::message::{
 use crate::source::Source;
 use crate::step::{Interface, MadeBy};
 
-/// Answers questions.
+/// Answers questions about the agent.
 pub(super) struct Reporter {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
@@ -93,13 +93,13 @@ impl Reporter {
                 None
             }
         });
-        // Devices that run the programs and are nobody's: there should be none.
+        // Devices that run the programs without an attachment: there should be none.
         let strangers = stats_row(nobody(0), &self.enforcer.stats(0)?, &FastStats::default());
         rows.extend(Some(strangers).filter(|row| !row.dropped.is_empty()));
         failed.map_or(Ok(rows), Err)
     }
 
-    /// How far policies hold for an attachment.
+    /// How far policies are enforced on an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
         let vantage = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
         self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage)
@@ -109,7 +109,7 @@ impl Reporter {
         Ok((self.enforcer.stats(id)?, self.enforcer.fast_paths().stats(id)?))
     }
 
-    /// How many attachments stand how with the fast path; those on it first, then by name.
+    /// Number of attachments in each fast-path state; those on the fast path first, then by name.
     fn fast_path(&self, engine: &Engine) -> Vec<FastPathCount> {
         let mut counts: BTreeMap<(bool, String, String), u64> = BTreeMap::new();
         let standings = each(engine, |row| self.enforcer.fast_paths().status(row.id()?));
@@ -123,7 +123,7 @@ impl Reporter {
         counts.into_iter().map(count).collect()
     }
 
-    /// What the packet path told, with the attachments' names.
+    /// The records of the packet path, with the attachments' names.
     pub(super) fn flows(&self, engine: &Engine, call: FlowsCall) -> Result<FlowsReport, EnforceError> {
         let batch = self.observer.from(call.from, FLOWS_AT_ONCE);
         let names: BTreeMap<u32, (AttachmentName, Vec<IpAddr>)> = each(engine, |row| {
@@ -273,7 +273,7 @@ impl Reporter {
         }
     }
 
-    /// That the node's packet filter does not run what it should.
+    /// Reports that the node's packet filter does not run the rules it should.
     fn unjudged(&self) -> Option<Condition> {
         let why = self.enforcer.routed_unjudged()?;
         Some(Condition {
@@ -315,7 +315,7 @@ impl Row<'_> {
         }
     }
 
-    /// That a policy selects the attachment, where policies do not hold, or not as far as is asked.
+    /// Reports that a policy selects the attachment where policies are not enforced, or not as far as required.
     fn unenforced(&self, policy: &PolicyName, enforcement: &Enforcement) -> Condition {
         let AttachmentName { pod, network, ifname, .. } = self.name();
         let pod = pod.map_or_else(|| self.attached.key.container_id.clone(), |pod| pod.to_string());
@@ -335,7 +335,7 @@ impl Row<'_> {
         &self.attached.plan.sandbox
     }
 
-    /// Number in the dataplane, if it is there.
+    /// Its number in the dataplane, if it has one.
     fn id(&self) -> Option<u32> {
         self.plan.number()
     }
@@ -353,18 +353,18 @@ impl Row<'_> {
         ends.map_or((None, None), |(host, pod)| (host, Some(pod)))
     }
 
-    /// The parent of its link, where the configuration names one.
+    /// The parent of its link, if the configuration names one.
     fn parent(&self) -> Option<String> {
         self.plan.link()?.parent().map(str::to_owned)
     }
 
     fn result(&self) -> crate::cni::CniResult {
-        // A result that was readable at ADD is readable still; without it there is nothing to show.
+        // A result that was readable at ADD is readable still; without a result there is nothing to show.
         result::result(self.sandbox(), self.plan, self.attached.outputs.of(self.number)).unwrap_or_default()
     }
 }
 
-/// A row for every attachment that `make` wants, by pod and then in the pod's order.
+/// One row for each attachment for which `make` returns one, by pod and then in the pod's order.
 fn each<T>(engine: &Engine, mut make: impl FnMut(&Row<'_>) -> Option<T>) -> Vec<T> {
     let mut sandboxes = engine.registry().all();
     sandboxes.sort_by(|a, b| (&a.plan.sandbox.pod, &a.key).cmp(&(&b.plan.sandbox.pod, &b.key)));
@@ -378,7 +378,7 @@ fn each<T>(engine: &Engine, mut make: impl FnMut(&Row<'_>) -> Option<T>) -> Vec<
     rows
 }
 
-/// How many records one answer holds.
+/// Most records in one answer.
 const FLOWS_AT_ONCE: usize = 1000;
 
 /// The state of an attachment on the fast path.
@@ -428,7 +428,7 @@ fn stats_row(name: AttachmentName, stats: &bpf::Stats, fast: &FastStats) -> Atta
     }
 }
 
-/// An attachment of which only the number is known; 0 stands for devices that are nobody's.
+/// The name of an attachment of which only the number is known; 0 stands for devices without an attachment.
 fn nobody(id: u32) -> AttachmentName {
     AttachmentName { id: Some(id), pod: None, network: "-".to_owned(), ifname: "-".to_owned() }
 }
@@ -442,7 +442,7 @@ fn counted(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// What the kernel can do, probed now.
+/// The kernel's features, probed now.
 fn features() -> Vec<Feature> {
     let shown = |name: &str, absence: &str, present: Result<bool, String>| Feature {
         name: name.to_owned(),
@@ -473,7 +473,7 @@ fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Resident set of this process in bytes; 0 where the kernel does not tell.
+/// Resident set of this process in bytes; 0 if it cannot be read.
 fn resident_memory() -> u64 {
     Resident::now().map_or(0, |resident| resident.all as u64)
 }
