@@ -1,4 +1,4 @@
-//! GC as the agent runs it: beside everything else, and in nobody's way but that of the network it is about.
+//! Runs GC concurrently with other requests: it delays only those for the network that it is working on.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,16 +14,17 @@ use crate::cni::{self, CniError, code};
 use crate::plan::gc::{Holder, Place};
 use crate::waits::Resource;
 
-/// How long one plugin or pool is waited for that somebody stays at: long enough for what works, and not for what hangs.
+/// How long GC waits for one plugin or pool that stays occupied: long enough for operations that work, but not for
+/// those that hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Agent {
-    /// One at a time: what a later one knows of the runtime would be old by the time of its turn.
+    /// Carries out a GC. One at a time: the list of attachments in a queued GC would be out of date by its turn.
     pub(super) async fn gc(self: &Arc<Self>, request: cni::Request) -> Result<String, CniError> {
         let Ok(_alone) = self.collections.try_acquire() else {
             return Err(CniError::new(code::TRY_AGAIN_LATER, "a GC is running"));
         };
-        // Before anything is looked at: the runtime cannot know of what comes from here on.
+        // Watch before the census: the runtime cannot know of containers that arrive from here on.
         let watch = self.turns.watch();
         let request = Arc::new(request);
         let asked = Arc::clone(&request);
@@ -46,8 +47,8 @@ impl Agent {
         .await
     }
 
-    /// Takes back what is stale, like as many DELs, each in its container's turn. A container that somebody has asked
-    /// for meanwhile is left to that.
+    /// Detaches stale sandboxes, like as many DELs, each in its container's turn. A container that was requested
+    /// meanwhile is left to that request.
     async fn take_back_stale(self: &Arc<Self>, census: &mut Census, watch: &Watch) -> Collected {
         let mut collected = Collected::default();
         let mut under_way = JoinSet::new();
@@ -61,7 +62,7 @@ impl Agent {
             under_way.spawn(async move {
                 let work = move |agent: &Agent| {
                     let collected = agent.engine.collect(&stale);
-                    // Crowded: it is tried again.
+                    // Crowded: return the error, so that the work is retried.
                     let is_crowded = |error: &AttachError| matches!(error, AttachError::Crowded(_));
                     match collected.errors.iter().find(|error| is_crowded(error)) {
                         Some(error) => Err(CniError::from(error)),
@@ -84,8 +85,8 @@ impl Agent {
         collected
     }
 
-    /// Asks every pool and plugin, those first that nobody is at. One that somebody stays at is waited for in the
-    /// end, for some seconds.
+    /// Asks every pool and plugin to release what is stale, unoccupied ones first. Occupied ones are waited for at the
+    /// end, for up to [`PATIENCE`] each.
     async fn release_held(
         self: &Arc<Self>,
         request: &Arc<cni::Request>,
@@ -123,7 +124,7 @@ impl Agent {
         Ok(collected)
     }
 
-    /// Does what blocks, beside the lanes.
+    /// Runs blocking work outside the lanes.
     pub(super) async fn work<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, CniError> + Send + 'static,
@@ -137,7 +138,7 @@ fn outcome(collected: Collected) -> Result<String, CniError> {
     collected.outcome().map(|()| String::new())
 }
 
-/// Where others would be at what the holder has.
+/// The resource that operations occupy while they use the holder's pool or plugin.
 fn resource(holder: &Holder) -> Resource {
     match &holder.place {
         Place::Pool(pool) => Resource::Pool(pool.clone()),

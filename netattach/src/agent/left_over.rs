@@ -1,6 +1,6 @@
-//! What an earlier agent had begun and not ended, and the DELs that came while none ran: carried out beside what is
-//! served, each in its container's turn, which is taken before the first request is. Whoever asks for such a container
-//! waits for that one, and for no other.
+//! Carries out unfinished operations of an earlier agent, and the DELs that arrived while none ran: concurrently with
+//! the requests that are served, each in its container's turn, which is taken before the first request is. A request
+//! for such a container waits for that container's work only.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use crate::moment::Moment;
 use crate::rpc::message::CniCall;
 use crate::rpc::pending::{self, Pending};
 
-/// How many containers are in the lanes at a time: half of what may wait there, so that DELs of the runtime find room.
+/// Most containers in the lanes at a time: half of the places, so that DELs of the runtime find room.
 const AT_ONCE: usize = MOST_DELS / 2;
 
-/// What is left to do, by container.
+/// Unfinished work, by container.
 pub(super) struct LeftOver(BTreeMap<String, (Turn, Vec<Left>)>);
 
 enum Left {
-    /// A record that is half done.
+    /// A record of an unfinished operation.
     Record(JournalKey),
-    /// A DEL that waited.
+    /// A DEL that arrived while no agent ran.
     Del { path: PathBuf, recorded: Option<Moment>, call: Arc<CniCall> },
 }
 
-/// What became of it.
+/// Number of successes and failures.
 #[derive(Debug, Default)]
 struct Counts {
     taken_back: AtomicUsize,
@@ -41,7 +41,7 @@ struct Counts {
 }
 
 impl LeftOver {
-    /// Takes the turn of every container that something is left to do for. To be called before anything is served.
+    /// Takes the turn of every container with unfinished work. Must be called before anything is served.
     pub(super) fn gather(turns: &Arc<Turns>, unfinished: Vec<JournalKey>, waiting: Vec<Pending>) -> Self {
         let mut left = Self(BTreeMap::new());
         for key in unfinished {
@@ -71,12 +71,12 @@ impl LeftOver {
         }
     }
 
-    /// How many containers there are.
+    /// Number of containers.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Does all of it.
+    /// Carries out all of it.
     pub(super) async fn finish(self, agent: Arc<Agent>) {
         let room = Arc::new(Semaphore::new(AT_ONCE));
         let counts = Arc::new(Counts::default());
@@ -96,7 +96,7 @@ impl LeftOver {
         while under_way.join_next().await.is_some() {}
         let [taken_back, failed] = [&counts.taken_back, &counts.failed].map(|it| it.load(Ordering::Relaxed));
         if failed == 0 {
-            // A disk that is slow holds nobody up here.
+            // In the background, so that a slow disk delays nothing.
             let _ = tokio::task::spawn_blocking(move || agent.engine.note_boot()).await;
         }
         tracing::info!(taken_back, failed, "nothing is left over of earlier agents");
@@ -154,11 +154,11 @@ impl Agent {
     }
 }
 
-/// Whether the container was attached again after the request was recorded: some runtimes use ids again.
+/// Whether the container was attached again after the request was recorded: some runtimes reuse ids.
 fn is_outdated(agent: &Agent, call: &CniCall, recorded: Option<&Moment>) -> bool {
     let variable = |name| call.variable(name).unwrap_or_default().to_owned();
     let key = JournalKey { container_id: variable("CNI_CONTAINERID"), ifname: variable("CNI_IFNAME") };
-    // A record that cannot be read is the DEL's business.
+    // The DEL deals with a record that cannot be read.
     agent.engine.attached_since(&key, recorded).unwrap_or(false)
 }
 

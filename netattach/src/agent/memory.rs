@@ -1,35 +1,38 @@
-//! What the agent keeps of memory that it needs no more: little, and not for long.
+//! Limits the memory that the agent keeps after use: little, and not for long.
 //!
-//! Left to itself the allocator of glibc keeps what was freed, for whoever asks next: in an arena for each few threads, of
-//! which there may be eight a processor and none of which can use what another has; in the middle of each, where only a
-//! request takes pages back; and it takes ever larger blocks from there once one of that size was freed, up to 32 MiB, of
-//! which it then keeps as much again. After a burst that is most of what the process has. So there are few arenas, large
-//! blocks are mapped and unmapped whatever came before, and what is free is given back when there is much of it.
+//! By default glibc's allocator keeps freed memory for later requests: in arenas, of which there may be eight per
+//! processor and none of which can use another's memory; in the middle of each arena, where only an explicit request
+//! returns pages; and it takes ever larger blocks from arenas once a block of that size was freed, up to 32 MiB, of
+//! which it then keeps as much again. After a burst that is most of the process's memory. So the agent sets a small
+//! number of arenas, has large blocks always mapped and unmapped whatever was freed before, and returns free memory
+//! when there is much of it.
 
 use std::thread;
 use std::time::Duration;
 
-/// Arenas: operations mostly wait for the kernel, not for each other's memory.
+/// Number of arenas: operations mostly wait for the kernel, not for each other's memory.
 const ARENAS: libc::c_int = 2;
 
-/// Blocks from this size on are mapped by themselves, and given back at once; also what may be free at the end of an arena.
+/// Blocks of at least this size, in bytes, are mapped separately and returned at once; also the limit for free memory
+/// at the end of an arena.
 const LARGE: libc::c_int = 128 << 10;
 
-/// What may be resident beyond what is in use before it is given back: giving back and taking again costs.
+/// Resident bytes beyond those in use that are tolerated before memory is returned: returning and taking it again costs
+/// time.
 const SLACK: usize = 4 << 20;
 
-/// How often is looked.
+/// How often the process's memory is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Sees to it from now on. To be called while there is one thread: those that are there have their arenas.
+/// Applies these limits. Must be called while the process has one thread: existing threads already have their arenas.
 pub(super) fn keep_small() {
     for (parameter, value) in
         [(libc::M_ARENA_MAX, ARENAS), (libc::M_MMAP_THRESHOLD, LARGE), (libc::M_TRIM_THRESHOLD, LARGE)]
     {
-        // SAFETY: changes a number of the allocator, which checks it; nobody else does so meanwhile.
+        // SAFETY: changes a number of the allocator, which checks it; no other thread does so meanwhile.
         unsafe { libc::mallopt(parameter, value) };
     }
-    // Without the thread the agent is only larger.
+    // Without the thread the agent only uses more memory.
     let _ = thread::Builder::new().name("memory".into()).stack_size(64 << 10).spawn(give_back);
 }
 
@@ -43,28 +46,28 @@ fn give_back() {
             unsafe { libc::malloc_trim(0) };
             after = self::resident().unwrap_or(resident);
         }
-        // What shrinks by itself may grow again.
+        // If the process shrinks by itself, it may grow again.
         after = after.min(resident);
     }
 }
 
-/// Whether there is something to give back: what was left by the last time, because it lies between what is in use, is left
-/// again.
+/// Whether there is enough to return. Memory that the last time left, because it lies between blocks in use, will be
+/// left again.
 fn is_due(resident: usize, in_use: usize, after_last: usize) -> bool {
     resident.saturating_sub(in_use) > SLACK && resident.saturating_sub(after_last) > SLACK / 2
 }
 
-/// Memory that the process has, in bytes.
+/// Resident memory of the process, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resident {
-    /// All of it.
+    /// All resident memory.
     pub(super) all: usize,
-    /// What files and others have, too.
+    /// The part that is shared: files and memory of other processes.
     shared: usize,
 }
 
 impl Resident {
-    /// As the kernel counts it now; `None`: it does not tell.
+    /// The kernel's current count; `None`: it cannot be read.
     pub(super) fn now() -> Option<Self> {
         let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
         let mut pages = statm.split(' ').skip(1).map_while(|number| number.parse::<usize>().ok());
@@ -74,12 +77,12 @@ impl Resident {
     }
 }
 
-/// Anonymous memory that the process has, in bytes.
+/// Anonymous resident memory of the process, in bytes.
 fn resident() -> Option<usize> {
     Resident::now().map(|Resident { all, shared }| all.saturating_sub(shared))
 }
 
-/// What has been allocated and not freed, in bytes.
+/// Memory that has been allocated and not freed, in bytes.
 fn in_use() -> usize {
     // SAFETY: may be called at any time by any thread; returns numbers.
     let counted = unsafe { libc::mallinfo2() };
@@ -108,7 +111,7 @@ mod tests {
     fn memory_is_counted_by_kernel_and_allocator_alike() {
         let (resident_before, used_before) = (resident().unwrap(), in_use());
         let block = vec![1_u8; 64 << 20];
-        // Other tests take and free some meanwhile.
+        // Other tests allocate and free memory meanwhile.
         let most = (32 << 20)..(256 << 20);
         assert!(most.contains(&(resident().unwrap() - resident_before)));
         assert!(most.contains(&(in_use() - used_before)));

@@ -1,8 +1,9 @@
-//! An operation in the lanes that may have to wait for what another container still has: an address that is being taken
-//! back is free in a moment, as a rule, and the pod that takes over a name or an address comes in that moment.
+//! An operation in the lanes that may have to wait for a resource that another container still holds: an address that
+//! is being released is usually free within a moment, and the pod that takes over a name or an address arrives in just
+//! that moment.
 //!
-//! The operation has failed and taken back what it did. It waits without a place in the lanes and without a thread, for that
-//! container and no other, and is begun anew.
+//! The operation has failed and rolled back. It waits without a place in the lanes and without a thread, for that
+//! container only, and then starts over.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::scheduler::{Slot, Turns};
 use crate::waits::{Crowded, Footprint, Place, Resource};
 
-/// How long an operation waits for other containers altogether: as long as for the lock of a pool.
+/// Total time that an operation waits for other containers: as long as for the lock of a pool.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An operation that has begun.
@@ -26,9 +27,9 @@ impl Operation {
         Arc::new(Self { slot, turns, waits_for: Mutex::default() })
     }
 
-    /// The container whose departure it waits for.
+    /// The container whose departure the operation waits for.
     pub(super) fn waits_for(&self) -> Option<String> {
-        // Every change is one.
+        // A poisoned lock is usable: every change is one assignment.
         self.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -55,10 +56,10 @@ impl Place for Operation {
     }
 }
 
-/// An operation's patience.
+/// The time that an operation still waits for other containers.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// How much there is, from the first time that it is needed.
+    /// Total waiting time, counted from the first wait.
     whole: Duration,
     until: Option<Instant>,
 }
@@ -70,12 +71,12 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Waits until a container has left. `false`: it does not within what is left.
+    /// Waits until a container has left. `false`: it did not leave in the remaining time.
     pub(super) async fn wait(&mut self, turns: &Turns, container: &str) -> bool {
         let until = *self.until.get_or_insert_with(|| Instant::now() + self.whole);
         match turns.departure(container) {
             Some(departure) => tokio::time::timeout_at(until.into(), departure).await.is_ok(),
-            // It has left since.
+            // The container has left already.
             None => Instant::now() < until,
         }
     }

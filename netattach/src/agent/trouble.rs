@@ -1,8 +1,8 @@
-//! What is wrong with objects although they can be read, so that nothing says so before somebody suffers from it: policies for
-//! networks that there are not, NetworkPolicies that do not hold, definitions by which no pod can be attached, namespaces whose
-//! labels policies ask for and nobody knows, and policies that are not in force as they are written.
+//! Problems with objects that can be read but do not work as written, reported before they cause harm: policies for
+//! networks that are not defined, NetworkPolicies that are not enforced, definitions by which no pod can be attached,
+//! namespaces whose labels policies select by but no manifest gives, and policies that are not in force as written.
 //!
-//! Each is a line in the log when it begins, and a row of the status as long as it lasts.
+//! Each is logged once when it begins, and is a row of the status as long as it lasts.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -23,13 +23,13 @@ use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::rpc::message::Condition;
 use crate::source::Source;
 
-/// The most rows that are reported; of more, only their number.
+/// Most rows that are reported; of the rest, only the number.
 const MOST_ROWS: usize = 100;
 
-/// How often configurations on disk are looked at, which change without the objects.
+/// How often configurations on disk are checked: they change without the objects.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Looks for trouble, and logs what is new.
+/// Looks for problems, and logs new ones.
 pub(super) struct Troubles {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
@@ -37,29 +37,30 @@ pub(super) struct Troubles {
     engine: Arc<Engine>,
     network_policy: bool,
     seen: Mutex<Seen>,
-    /// Locked for as long as a look takes.
+    /// Locked while the look is taken.
     disk_look: Mutex<DiskLook>,
     on_disk: Mutex<Vec<Condition>>,
-    /// When the disk was looked at last.
+    /// When the disk was last checked.
     looked: Mutex<Option<Instant>>,
     wanted: Notify,
 }
 
-/// The outcome of the last look at objects. Of the objects themselves nothing is kept.
+/// The outcome of the last look at objects. The objects themselves are not kept.
 #[derive(Default)]
 struct Seen {
     definitions: Identity<NetworkRef, Definition>,
     policies: Identity<ObjectName, Arc<Policy>>,
     network_policies: Identity<ObjectName, Arc<Policy>>,
-    /// The namespaces of pods that have no object. Of pods, which change most often, these alone make a difference.
+    /// Namespaces of pods that have no Namespace object. Pods change most often; this is the only thing about them that
+    /// matters here.
     unlabelled: BTreeSet<String>,
-    /// Definitions with a configuration of their own by which no pod can be attached.
+    /// Definitions with an inline configuration by which no pod can be attached.
     unusable: Vec<Condition>,
     rows: Vec<Condition>,
 }
 
 impl Seen {
-    /// Whether another look at these objects would come to the same.
+    /// Whether a look at these objects would have the same outcome.
     fn is_of(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> bool {
         self.unlabelled == *unlabelled
             && self.definitions.is_of(&objects.definitions)
@@ -90,7 +91,7 @@ impl Troubles {
         }
     }
 
-    /// A row for each trouble: of the objects as they are now, of the disk as of the last look.
+    /// One row for each problem: with objects as of now, on disk as of the last look.
     pub(super) fn rows(&self) -> Vec<Condition> {
         let mut rows = self.of_objects();
         rows.extend(lock(&self.on_disk).iter().cloned());
@@ -101,8 +102,8 @@ impl Troubles {
         bounded(rows)
     }
 
-    /// Looks when objects change, when the status is asked for, and every [`INTERVAL`], until the objects' source ends; at most
-    /// once a second, however often objects change.
+    /// Looks when objects change, when the status is requested, and every [`INTERVAL`], until the objects' source ends;
+    /// at most once a second, however often objects change.
     pub(super) async fn keep_looking(self: Arc<Self>, mut changes: watch::Receiver<u64>) {
         loop {
             let looking = Arc::clone(&self);
@@ -113,7 +114,8 @@ impl Troubles {
                 looking.look_at_disk();
             })
             .await;
-            // All three may be dropped at any time: a change stays unseen, a wish is kept, time goes on.
+            // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep
+            // starts anew.
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
                 () = self.wanted.notified() => {}
@@ -123,7 +125,7 @@ impl Troubles {
         }
     }
 
-    /// The rows of the objects as they are. The first caller after a change looks.
+    /// Rows for the current objects. The first call after a change takes the look.
     fn of_objects(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let unlabelled = without_object(&objects);
@@ -143,7 +145,7 @@ impl Troubles {
         seen.rows.clone()
     }
 
-    /// Looks at definitions whose configuration is on disk.
+    /// Checks the definitions whose configuration is on disk.
     fn look_at_disk(&self) {
         let objects = self.source.snapshot();
         let is_on_disk = |definition: &Definition| definition.config.is_none();
@@ -176,7 +178,7 @@ impl Troubles {
         rows
     }
 
-    /// The definitions of a kind by which no pod can be attached.
+    /// The selected definitions by which no pod can be attached.
     fn of_definitions(&self, objects: &Objects, is_of_kind: impl Fn(&Definition) -> bool) -> Vec<Condition> {
         let of_kind = objects.definitions.iter().filter(|(_, definition)| is_of_kind(definition));
         let unusable = of_kind.filter_map(|(name, _)| {
@@ -186,7 +188,7 @@ impl Troubles {
         unusable.collect()
     }
 
-    /// Why no pod can be attached by a definition.
+    /// The reason why no pod can be attached by a definition.
     fn unusable(&self, objects: &Objects, name: &NetworkRef) -> Option<String> {
         match self.intents.network(objects, name) {
             Err(error) => Some(Chain(&error).to_string()),
@@ -195,7 +197,7 @@ impl Troubles {
     }
 }
 
-/// The policies for networks that are not defined.
+/// The policies for undefined networks.
 fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Condition> {
     let mut rows = Vec::new();
     for policy in objects.policies.values() {
@@ -209,7 +211,7 @@ fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Conditi
     rows
 }
 
-/// The namespaces of pods that have no object. In a cluster there are none: the API takes no pod without its namespace.
+/// Namespaces of pods that have no Namespace object. A cluster has none: the API accepts no pod without its namespace.
 fn without_object(objects: &Objects) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut next = objects.pods.keys().next();
@@ -217,14 +219,14 @@ fn without_object(objects: &Objects) -> BTreeSet<String> {
         if !objects.namespaces.contains_key(namespace) {
             found.insert(namespace.clone());
         }
-        // Pods are in the order of their namespaces, and no name has a zero.
+        // Pods are ordered by namespace, and no name contains a zero byte.
         let behind = ObjectName::new(format!("{namespace}\0"), "");
         next = objects.pods.range(behind..).next().map(|(name, _)| name);
     }
     found
 }
 
-/// What policies ask that nobody can answer: the labels of namespaces without an object.
+/// Namespaces without an object, if policies select by namespace labels.
 fn of_unlabelled(objects: &Objects, namespaces: &BTreeSet<String>, network_policy: bool) -> Vec<Condition> {
     let others = objects.network_policies.values().filter(|_| network_policy);
     let mut asking = objects.policies.values().chain(others).filter(|policy| asks_for_labels(policy));
@@ -238,11 +240,11 @@ fn of_unlabelled(objects: &Objects, namespaces: &BTreeSet<String>, network_polic
         object: format!("namespace {namespace}"),
         problem: format!("has no manifest, so that its labels are not known: {by} namespaces by labels"),
     };
-    // One more than are told, for that to be said.
+    // One more than is reported, so that the report can say that there are more.
     namespaces.iter().take(MOST_ROWS + 1).map(row).collect()
 }
 
-/// Whether a policy selects namespaces by more than their names.
+/// Whether a policy selects namespaces by labels other than their names.
 fn asks_for_labels(policy: &Policy) -> bool {
     let rules = [Direction::Ingress, Direction::Egress].into_iter().flat_map(|it| policy.rules(it));
     let peers = rules.flat_map(|rule| match &rule.peers {
@@ -257,7 +259,7 @@ fn asks_for_labels(policy: &Policy) -> bool {
     keys.any(|key| key != NAMESPACE_NAME_LABEL)
 }
 
-/// What is said of a policy that is not in force as it is written.
+/// The row for a policy that is not in force as written.
 fn of_policy(condition: PolicyCondition) -> Option<Condition> {
     let is_error = condition.severity == Severity::Error;
     is_error.then(|| Condition { object: condition.object.to_string(), problem: condition.message })

@@ -1,12 +1,12 @@
-//! Whose turn it is with a container: one operation at a time, in the order of asking. No clock, no thread and no task:
-//! `scheduler` asks, wakes and puts to sleep.
+//! The order of operations on each container: one at a time, first come first served. It has no clock, thread or task:
+//! `scheduler` asks, wakes and suspends.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// An operation that asked.
+/// An operation that asked for a turn.
 pub(crate) type Asker = u64;
 
-/// Who has the turn of each container, and who comes after. Containers nobody asks for are in no list.
+/// The operation that has the turn of each container, and those that wait for it. Containers without any have no entry.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     containers: HashMap<String, VecDeque<Asker>>,
@@ -14,7 +14,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Asks for the turn of a container. `true`: it has it.
+    /// Asks for a container's turn. `true`: the operation has it now.
     pub(crate) fn ask(&mut self, container: &str) -> (Asker, bool) {
         let asker = self.next;
         self.next += 1;
@@ -23,18 +23,18 @@ impl Order {
         (asker, askers.len() == 1)
     }
 
-    /// Asks for a turn that nobody has or waits for.
+    /// Asks for a turn that no operation has or waits for.
     pub(crate) fn ask_if_free(&mut self, container: &str) -> Option<Asker> {
         (!self.containers.contains_key(container)).then(|| self.ask(container).0)
     }
 
-    /// The containers whose turn somebody has or waits for, but for those.
+    /// The containers whose turn is held or waited for by operations other than `but_for`.
     pub(crate) fn containers(&self, but_for: &HashSet<Asker>) -> impl Iterator<Item = &str> {
         let counts = |askers: &VecDeque<Asker>| askers.iter().any(|asker| !but_for.contains(asker));
         self.containers.iter().filter(move |(_, askers)| counts(askers)).map(|(name, _)| name.as_str())
     }
 
-    /// Gives a turn back, or waits for it no more. Who has the turn now, if that is another than before.
+    /// Gives up a turn, or stops waiting for it. Returns the new holder, if that changed.
     pub(crate) fn leave(&mut self, container: &str, asker: Asker) -> Option<Asker> {
         let askers = self.containers.get_mut(container)?;
         let had_it = askers.front() == Some(&asker);
