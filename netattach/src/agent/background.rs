@@ -1,39 +1,39 @@
-//! What the agent does beside its requests: each of it is watched, because what ends unnoticed is missed too late.
+//! Background tasks of the agent: each is watched, because a task that ends unnoticed is missed too late.
 
 use std::fmt;
 use std::future::pending;
 
 use tokio::task::{Id, JoinError, JoinSet};
 
-/// Work beside the requests, until this is dropped.
+/// The background tasks; dropping this ends them.
 #[derive(Debug, Default)]
 pub(super) struct Background {
     tasks: JoinSet<Result<End, String>>,
     names: Vec<(Id, &'static str)>,
 }
 
-/// How work has ended.
+/// How a task has ended.
 #[derive(Debug)]
 enum End {
-    /// It was to be done once.
+    /// A task that runs once has finished.
     Done,
-    /// It was to go on as long as the agent.
+    /// A task that should run as long as the agent has ended.
     TooEarly,
 }
 
-/// Work has ended that was to go on as long as the agent, or that could not be done.
+/// A task has ended that should run as long as the agent, or a task that runs once has failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{task} has ended although nobody asked for it: {why}; the agent ends, attachments stay as they are")]
 pub struct EndedEarly {
-    /// Which work.
+    /// Name of the task.
     pub task: &'static str,
-    /// Why, as far as it has said.
+    /// The reason, as far as the task gave one.
     pub why: String,
 }
 
-/// What work leaves when it ends.
+/// The value that a task returns when it ends.
 pub(super) trait Outcome: Send + 'static {
-    /// Why it could not go on.
+    /// The reason why it could not continue.
     fn why(self) -> Result<(), String>;
 }
 
@@ -50,7 +50,7 @@ impl<E: fmt::Display + Send + 'static> Outcome for Result<(), E> {
 }
 
 impl Background {
-    /// Work that goes on as long as the agent.
+    /// Starts a task that runs as long as the agent.
     pub(super) fn keep<T: Outcome>(
         &mut self,
         name: &'static str,
@@ -60,7 +60,7 @@ impl Background {
         self.names.push((task.id(), name));
     }
 
-    /// Work that is done once.
+    /// Starts a task that runs once.
     pub(super) fn once<T: Outcome>(
         &mut self,
         name: &'static str,
@@ -70,7 +70,7 @@ impl Background {
         self.names.push((task.id(), name));
     }
 
-    /// Waits for work that ends although nobody asked for it. May be dropped at any time and called again.
+    /// Waits for a task that ends early or fails. May be dropped at any time and called again.
     pub(super) async fn ended_early(&mut self) -> EndedEarly {
         loop {
             let Some(joined) = self.tasks.join_next_with_id().await else { return pending().await };

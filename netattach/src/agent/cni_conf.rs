@@ -1,4 +1,4 @@
-//! The configuration file that tells a container runtime to call netattach.
+//! The configuration file that makes a container runtime call netattach.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use super::config::Settings;
 use crate::cni::{self, NetworkList, Version};
 use crate::durable;
 
-/// Marks a file as the agent's own, which it may replace.
+/// Key that marks a file as written by the agent, which may replace it.
 const MANAGED: &str = "netattach.dev/managed";
 
-/// Readable by all: there is nothing secret in it.
+/// World-readable: the file contains no secrets.
 const MODE: u32 = 0o644;
 
-/// The file, and what does not depend on the default network.
+/// The file, and the parts of its content that do not depend on the default network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CniConf {
     path: PathBuf,
@@ -24,33 +24,33 @@ pub(super) struct CniConf {
     state_dir: PathBuf,
 }
 
-/// Why the file is not what it should be.
+/// The reason why the file could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CniConfError {
-    /// Somebody else's.
+    /// The file exists and was not written by netattach.
     #[error("{path} is not netattach's; remove it or choose another cniConf.name")]
     Foreign {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The system refuses.
+    /// A system call failed.
     #[error("{action} {path}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// On what.
+        /// The path it was applied to.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
 }
 
 impl CniConf {
-    /// `None` where none is wanted.
+    /// `None` if no file is wanted.
     ///
     /// # Errors
-    /// The working directory, below which relative settings are, cannot be found.
+    /// The working directory, which relative settings refer to, cannot be determined.
     pub(super) fn of(settings: &Settings) -> io::Result<Option<Self>> {
         let conf = &settings.cni_conf;
         if conf.dir.as_os_str().is_empty() {
@@ -68,17 +68,17 @@ impl CniConf {
         &self.path
     }
 
-    /// Sees to it that the file is there for this default network. Says whether it had to be written.
+    /// Writes the file for this default network unless it is up to date. Returns whether it was written.
     ///
     /// # Errors
-    /// [`CniConfError`]; what was there is there still.
+    /// [`CniConfError`]; the previous file remains.
     pub(super) fn ensure(&self, default: &NetworkList) -> Result<bool, CniConfError> {
         let failed = |action| move |source| CniConfError::Io { action, path: self.path.clone(), source };
         let mut wanted = cni::json::pretty(&self.render(default));
         wanted.push('\n');
         match crate::bounded::read(&self.path, crate::budget::CONFIG.most) {
             Ok(present) if present == wanted.as_bytes() => return Ok(false),
-            // An empty file is the rest of a write by somebody without a sync.
+            // An empty file is left by a writer that did not sync.
             Ok(present) if !present.is_empty() && !is_managed(&present) => {
                 return Err(CniConfError::Foreign { path: self.path.clone() });
             }
@@ -88,7 +88,7 @@ impl CniConf {
         if let Some(directory) = self.path.parent() {
             std::fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
         }
-        // Runtimes read by the ending of the name.
+        // Runtimes select files by their extension, so the temporary file must not have theirs.
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         durable::replace(&self.path, &format!(".{name}.new"), wanted.as_bytes(), MODE)
             .map_err(failed("write"))?;
@@ -102,7 +102,7 @@ impl CniConf {
             .flat_map(|plugin| plugin.capabilities())
             .map(|c| (c.to_owned(), true.into()))
             .collect();
-        // Lists exist since 0.3.0. A runtime that knows `cniVersion` only may be older than 1.1.0.
+        // Lists exist since 0.3.0. A runtime that knows only `cniVersion` may be older than 1.1.0.
         let base = default.version.clamp(Version::V0_3_1, Version::V1_0_0);
         let offered: Vec<Version> = Version::ALL.into_iter().filter(|version| *version >= base).collect();
         json!({

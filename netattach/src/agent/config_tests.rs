@@ -94,7 +94,7 @@ fn rows_of_the_code() -> Vec<Row> {
     settings_file::leaves(&defaults).into_iter().map(row).collect()
 }
 
-/// `--cni-bin-dir` is the option of `cniBinDirs`.
+/// Whether a command line option sets this key: `--cni-bin-dir` sets `cniBinDirs`.
 fn is_option_of(option: &str, key: &str) -> bool {
     let squeezed = option.replace('-', "");
     let key = key.to_ascii_lowercase();
@@ -123,6 +123,6 @@ fn the_usual_directories_are_the_defaults() {
     let defaults = Settings::default();
     assert_eq!(defaults.cni_bin_dirs, [PathBuf::from("/opt/cni/bin")]);
     assert_eq!(defaults.delegation.cache_dir, PathBuf::from("/var/lib/cni"));
-    // Not /etc/cni/net.d: what is there is a default network to every runtime.
+    // Not /etc/cni/net.d: runtimes take any configuration there for a default network.
     assert_eq!(defaults.cni_conf_dir, PathBuf::from("/etc/cni/netattach.d"));
 }

@@ -1,7 +1,7 @@
-//! Which definitions cannot be used, of those whose configuration is on disk.
+//! Finds unusable definitions among those whose configuration is on disk.
 //!
-//! Configurations may be large and definitions many, so they are read again only when the definitions or the files have changed,
-//! and at most once a second. Pods, which change most often, make no difference.
+//! Configurations may be large and definitions many, so they are read again only when the definitions or the files have
+//! changed, and at most once a second. Changes of pods, which are the most frequent, do not count.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,25 +13,25 @@ use crate::file_version::FileVersion;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::{Identity, Shared};
 
-/// The least time between two looks.
+/// Shortest time between two looks.
 pub(super) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The state that the last look has seen.
+/// The state that the last look was taken of.
 #[derive(Debug, Default)]
 pub(super) struct DiskLook {
-    /// When the last look was taken; `None` before the first.
+    /// Time of the last look; `None` before the first.
     taken: Option<Instant>,
     definitions: Identity<NetworkRef, Definition>,
-    /// `None`: the files may have changed again without another version.
+    /// `None`: the files may change without a change of version.
     files: Option<Versions>,
 }
 
-/// The files of a directory and of the directories in it, as they were.
+/// The versions of the files in a directory and in its subdirectories.
 pub(super) type Versions = BTreeMap<PathBuf, FileVersion>;
 
 impl DiskLook {
-    /// What `read` finds in the configurations; `None` where that would be the same as at the last look, or where that one was
-    /// less than [`LEAST_INTERVAL`] ago. `versions` says what the files are now.
+    /// Returns the result of `read` on the configurations; `None` if it would be the same as at the last look, or if
+    /// that was less than [`LEAST_INTERVAL`] ago. `versions` returns the current versions of the files.
     pub(super) fn look<T>(
         &mut self,
         now: Instant,
@@ -43,7 +43,7 @@ impl DiskLook {
             return None;
         }
         self.taken = Some(now);
-        // Before the files are read: what changes meanwhile is found by the next look.
+        // Taken before the files are read: the next look finds changes made meanwhile.
         let files = versions();
         if files.is_some() && files == self.files && self.definitions.is_of(definitions) {
             return None;
@@ -54,7 +54,7 @@ impl DiskLook {
     }
 }
 
-/// The versions of a directory's files; `None` where a later change might not show in them, or where they cannot be told.
+/// The versions of a directory's files; `None` if a later change might not show in them, or if they cannot be read.
 pub(super) fn versions(directory: &Path, now: SystemTime) -> Option<Versions> {
     let mut found = Versions::new();
     collect(directory, true, &mut found).ok()?;
@@ -95,7 +95,7 @@ mod tests {
         names.iter().map(definition).collect()
     }
 
-    /// How often configurations were read by looks at these times, in tenths of a second.
+    /// Number of times that configurations were read by looks at these times, in tenths of a second.
     fn reads(
         look: &mut DiskLook,
         began: Instant,
@@ -117,7 +117,7 @@ mod tests {
         std::fs::create_dir(path.join("net")).unwrap();
         let (began, mut look) = (Instant::now(), DiskLook::default());
         let (one, other) = (definitions(&["a"]), definitions(&["a"]));
-        // Other snapshots with the same map: only pods have changed.
+        // Another snapshot with the same map: only pods have changed.
         let same = one.clone();
         let looks = [(0, &one), (5, &same), (9, &other), (10, &same), (20, &one), (30, &other), (40, &other)];
         assert_eq!(reads(&mut look, began, &looks, Some(path)), [0, 30]);

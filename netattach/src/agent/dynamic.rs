@@ -1,5 +1,5 @@
-//! Requests to attach a live sandbox to one more network and to take that back: what other controllers ask of the
-//! agent on its socket, and people by `netattachctl attach`.
+//! Requests to attach a live sandbox to one more network and to detach it again: from other controllers on the agent's
+//! socket, and from users of `netattachctl attach`.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::npwg::NetworkRef;
 use crate::plan::AttachmentPlan;
 use crate::rpc::message::{AttachCall, AttachmentName, DetachCall, Dynamic, Failure, Response, SandboxName};
 
-/// Longest name of whoever asks, in bytes: that of a DNS name.
+/// Longest requester name, in bytes: the limit of a DNS name.
 const LONGEST_BY: usize = 253;
-/// How many networks are listed of those that there are.
+/// Most defined networks that an error lists.
 const LISTED: usize = 10;
 
 impl Agent {
@@ -50,7 +50,8 @@ impl Agent {
         }
     }
 
-    /// Detaches. What is not attached is as good as detached, unless the call says otherwise; a sandbox has to be there.
+    /// Detaches. An interface that is not attached counts as detached, unless the call requires it to be attached; the
+    /// sandbox must exist.
     pub(super) async fn detach(self: &Arc<Self>, call: DetachCall) -> Response {
         let (of, what) = (call.sandbox.clone(), call.ifname.clone());
         let failed = |error: &CniError| failed("detach", &of, &what, error);
@@ -72,7 +73,7 @@ impl Agent {
         }
     }
 
-    /// That a network is not defined, and what is instead.
+    /// Reports that a network is not defined, and which are.
     fn no_network(&self, network: &NetworkRef) -> CniError {
         let objects = self.intents.source.snapshot();
         let NetworkRef { namespace, .. } = network;
@@ -89,7 +90,7 @@ impl Agent {
         CniError::new(code::INVALID_CONFIG, msg)
     }
 
-    /// That a sandbox has nothing to detach at an interface, and what it has instead.
+    /// Reports that a sandbox has nothing to detach at an interface, and which interfaces can be detached.
     fn nothing_at(&self, sandbox: &JournalKey, call: &DetachCall) -> CniError {
         let all = self.engine.registry().all();
         let live = all.iter().filter(|it| it.plan.dynamic.is_some());
@@ -101,7 +102,7 @@ impl Agent {
         CniError::new(code::UNKNOWN_CONTAINER, msg)
     }
 
-    /// The one attached sandbox of that name.
+    /// The only attached sandbox of that name.
     fn sandbox(&self, name: &SandboxName) -> Result<Arc<Attached>, CniError> {
         let is_named = |attached: &Attached| match name {
             SandboxName::Container(id) => attached.key.container_id == *id,

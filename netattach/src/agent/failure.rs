@@ -1,9 +1,9 @@
-//! The line of the log about a request that failed: one for each, with whose it was.
+//! The log line for a failed request: one per request, naming its container and pod.
 
 use crate::cni::CniError;
 use crate::rpc::message::{CniCall, SandboxName};
 
-/// A request of the runtime, as far as the log names it.
+/// A request of the runtime, with the fields that the log shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     verb: String,
@@ -31,7 +31,7 @@ impl Asked {
         }
     }
 
-    /// Logs that it failed. What STATUS says is logged when it changes, not whenever somebody asks.
+    /// Logs that the request failed. Outcomes of STATUS are logged when they change, not at each request.
     pub(super) fn failed(&self, error: &CniError) {
         let Self { verb, container, ifname, pod } = self;
         let CniError { code, msg, details } = error;

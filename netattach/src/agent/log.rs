@@ -1,4 +1,4 @@
-//! What the agent logs: the variable `NETATTACH_LOG`.
+//! The agent's log, and the variable `NETATTACH_LOG` that configures it.
 
 use std::env::{self, VarError};
 
@@ -7,22 +7,22 @@ use tracing_subscriber::filter::ParseError;
 
 /// Name of the variable.
 const VARIABLE: &str = "NETATTACH_LOG";
-/// Without the variable, or with an empty one.
+/// The filter if the variable is missing or empty.
 const DEFAULT: &str = "info";
-/// Beginnings of what logs: nothing else does.
+/// Prefixes of the log targets that exist.
 const TARGETS: [&str; 1] = ["netattach"];
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// The variable has no meaning.
+/// The variable is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// Not text.
+    /// The variable is not UTF-8.
     #[error("{VARIABLE} is not UTF-8")]
     NotText,
-    /// Not of the form that it should have.
+    /// The variable does not have the expected form.
     #[error("{VARIABLE}={0:?} is not LEVEL or MODULE=LEVEL, several separated by commas")]
     Form(String, #[source] ParseError),
-    /// A word that would log nothing.
+    /// A word matches no log target.
     #[error(
         "{VARIABLE}: {0:?} would log nothing: say a level ({levels}) or a module of netattach and its level, such as \
          netattach::policy=debug",
@@ -31,10 +31,10 @@ pub enum LogError {
     Nothing(String),
 }
 
-/// Logs to standard error from now on.
+/// Starts logging to standard error.
 ///
 /// # Errors
-/// The variable has no meaning; then the default is logged.
+/// The variable is invalid; the default filter is then used.
 pub(super) fn start() -> Result<(), LogError> {
     let filter = match env::var(VARIABLE) {
         Ok(text) => filter(&text),
@@ -45,7 +45,8 @@ pub(super) fn start() -> Result<(), LogError> {
         Ok(filter) => (filter, Ok(())),
         Err(error) => (EnvFilter::new(DEFAULT), Err(error)),
     };
-    // A reader of the log that is gone must not end the agent: the default says so on standard error, and panics.
+    // If the reader of the log is gone, that must not end the agent: by default such an error is printed to standard
+    // error, which panics.
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -59,7 +60,7 @@ fn filter(text: &str) -> Result<EnvFilter, LogError> {
         return Ok(EnvFilter::new(DEFAULT));
     }
     let filter = EnvFilter::try_new(text).map_err(|error| LogError::Form(text.to_owned(), error))?;
-    // A span's fields may have commas; who writes those knows what they are for.
+    // A span's fields may contain commas; such filters are not checked, their authors are expected to know the syntax.
     let plain = text.split(',').map(str::trim).filter(|word| !word.is_empty() && !text.contains('['));
     for word in plain {
         let target = word.split('=').next().unwrap_or_default();
@@ -71,7 +72,7 @@ fn filter(text: &str) -> Result<EnvFilter, LogError> {
     Ok(filter)
 }
 
-/// Levels have numbers too, 0 to 5.
+/// Levels may also be numbers, 0 to 5.
 fn is_number(word: &str) -> bool {
     matches!(word.parse::<u8>(), Ok(0..=5))
 }

@@ -1,5 +1,5 @@
-//! Directories that one agent has for itself: a second one with the same records, or on the same pins, would take the
-//! first one's pods for its own.
+//! Directories that belong to one agent exclusively: a second agent with the same records, or on the same pins, would
+//! take the first one's pods for its own.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// How long another agent is waited for that may be ending.
+/// How long the lock is retried, because another agent may be ending.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often is asked meanwhile.
+/// Interval between retries.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A directory cannot be had.
+/// A directory cannot be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnedError {
-    /// Another agent has it.
+    /// Another agent has locked it.
     #[error("another agent has {what} {path}; see which with: fuser {path}")]
     Taken {
         /// What the directory is for.
@@ -26,14 +26,14 @@ pub enum OwnedError {
         /// The directory.
         path: PathBuf,
     },
-    /// It cannot be made, opened or locked.
+    /// The directory cannot be created, opened or locked.
     #[error("lock {what} {path}")]
     Lock {
         /// What the directory is for.
         what: &'static str,
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -45,15 +45,15 @@ pub(super) struct Owned {
     _directory: File,
 }
 
-/// Locks a directory, which is made (mode 0700) when it is missing. The directory itself is locked (flock(2)), so that it
-/// may be read-only, and holds nothing more.
+/// Locks a directory, which is created (mode 0700) if it is missing. The lock is on the directory itself (flock(2)), so
+/// the directory may be read-only and needs no lock file.
 pub(super) fn own(what: &'static str, path: &Path) -> Result<Owned, OwnedError> {
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
     lock(what, path)
 }
 
-/// Locks a directory that is there.
+/// Locks an existing directory.
 pub(super) fn lock(what: &'static str, path: &Path) -> Result<Owned, OwnedError> {
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     let directory = File::open(path).map_err(failed)?;
@@ -61,7 +61,7 @@ pub(super) fn lock(what: &'static str, path: &Path) -> Result<Owned, OwnedError>
     loop {
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Owned { _directory: directory }),
-            // One that has answered on the socket last may still be ending.
+            // An agent that has just closed its socket may still be ending.
             Err(Errno::WOULDBLOCK) if began.elapsed() < PATIENCE => std::thread::sleep(INTERVAL),
             Err(Errno::WOULDBLOCK) => return Err(OwnedError::Taken { what, path: path.to_owned() }),
             Err(error) => return Err(failed(error.into())),

@@ -1,4 +1,4 @@
-//! What the agent's settings say about policies.
+//! The agent's settings about policies.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::source::read::policy::{CommonRulesError, read_common_rules};
 
 use super::config::Settings;
 
-/// What a policy without `policyTypes` isolates.
+/// The directions that a policy without `policyTypes` isolates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyTypes {
@@ -23,13 +23,14 @@ pub enum PolicyTypes {
     V1,
 }
 
-/// What becomes of attachments whose new policy does not fit into the maps.
+/// The handling of attachments whose new policy does not fit into the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overflow {
-    /// Those that a policy isolates stay under it, and others are isolated completely: what the new policy revokes stays open.
+    /// Attachments that a policy already isolates keep that policy, the others are isolated completely: traffic that
+    /// the new policy revokes stays allowed.
     Keep,
-    /// All of them are isolated completely.
+    /// All of these attachments are isolated completely.
     #[default]
     Deny,
 }
@@ -38,29 +39,29 @@ pub enum Overflow {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AlwaysAllow {
-    /// Whose packets may come in.
+    /// Sources whose packets may enter pods.
     #[serde(deserialize_with = "cidr::deserialize_all")]
     pub src: Vec<IpNet>,
-    /// Where pods may send.
+    /// Destinations that pods may send to.
     #[serde(deserialize_with = "cidr::deserialize_all")]
     pub dst: Vec<IpNet>,
 }
 
-/// Rules, written as in a policy, that hold beside the policies.
+/// Rules, written as in a policy, that apply in addition to the policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct WrittenCommonRules {
-    /// For what comes in.
+    /// Rules for ingress.
     pub ingress: Vec<Value>,
-    /// For what goes out.
+    /// Rules for egress.
     pub egress: Vec<Value>,
 }
 
 impl Settings {
-    /// Choices that the policies leave open, except for the node's addresses.
+    /// The options for compiling policies, except for the node's addresses.
     ///
     /// # Errors
-    /// A common rule cannot be as it is written.
+    /// A common rule is invalid.
     pub fn policy_options(&self, restrictions: Restrictions) -> Result<Options, CommonRulesError> {
         Ok(Options {
             policy_types_inference: match self.policy_types_inference {

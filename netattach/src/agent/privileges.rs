@@ -1,5 +1,5 @@
-//! What the agent has to be allowed, looked at before anything is done: a capability that is missing shows later as an error
-//! of whatever needs it first, and that error rarely names it.
+//! Checks the agent's privileges before anything else: a missing capability would show later as an error of the first
+//! operation that needs it, and that error rarely names it.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -9,8 +9,8 @@ use rustix::thread::CapabilitySet;
 /// Inode of the machine's first user namespace (`PROC_USER_INIT_INO` of `linux/proc_ns.h`).
 const FIRST_USER_NAMESPACE: u64 = 0xefff_fffd;
 
-/// The capabilities without which something fails, and what needs them. Since `CAP_SYS_ADMIN` stands for `CAP_BPF` and
-/// `CAP_PERFMON` too (capabilities(7)), these are not needed beside it.
+/// The required capabilities, and what needs them. `CAP_SYS_ADMIN` includes `CAP_BPF` and `CAP_PERFMON`
+/// (capabilities(7)), so these are not required in addition.
 const NEEDED: [(CapabilitySet, &str, &str); 2] = [
     (
         CapabilitySet::SYS_ADMIN,
@@ -20,10 +20,10 @@ const NEEDED: [(CapabilitySet, &str, &str); 2] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", "to make links, addresses, routes and filters"),
 ];
 
-/// The agent may not do what it is for.
+/// The agent lacks privileges that it needs.
 #[derive(Debug, thiserror::Error)]
 pub enum Unprivileged {
-    /// The kernel does not tell.
+    /// The capabilities cannot be read.
     #[error("look which capabilities this process has")]
     Look(#[source] io::Error),
     /// Capabilities are missing.
@@ -32,12 +32,12 @@ pub enum Unprivileged {
         missing.join(", ")
     )]
     Missing {
-        /// Who runs the agent.
+        /// User id of the process.
         user: u32,
-        /// Which, each with what it is for.
+        /// The missing capabilities, each with its use.
         missing: Vec<String>,
     },
-    /// It has them over a part of the machine only.
+    /// The capabilities apply to a user namespace only.
     #[error(
         "this process is in a user namespace, where no capability reaches the node's devices and BPF: run netattachd as root of \
          the machine, in a container without `hostUsers: false`"
@@ -45,14 +45,14 @@ pub enum Unprivileged {
     UserNamespace,
 }
 
-/// Whether this process may do what an agent does.
+/// Checks that this process has the agent's privileges.
 ///
 /// # Errors
-/// What is missing, by name.
+/// The missing privileges, by name.
 pub(super) fn check() -> Result<(), Unprivileged> {
     let sets = rustix::thread::capabilities(None).map_err(|errno| Unprivileged::Look(errno.into()))?;
     let namespace = std::fs::metadata("/proc/self/ns/user").map(|metadata| metadata.ino());
-    // Where /proc is not as it should be the capabilities have to do.
+    // If /proc is unusable, only the capabilities are checked.
     judge(rustix::process::geteuid().as_raw(), sets.effective, namespace.unwrap_or(FIRST_USER_NAMESPACE))
 }
 

@@ -1,4 +1,4 @@
-//! Reads the configuration file. What it says must be known, and a refusal names the key by its whole path.
+//! Reads the configuration file. Unknown keys are refused, and each error names the key by its full path.
 
 use std::path::Path;
 
@@ -7,44 +7,44 @@ use serde_json::Value;
 use super::config::Settings;
 use crate::cni::json::{self, KeyError};
 
-/// Why a configuration file cannot be used.
+/// Reasons why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsFileError {
     /// The file cannot be read.
     #[error("read file")]
     Read(#[source] std::io::Error),
-    /// It is not YAML.
+    /// The file is not YAML.
     #[error("parse yaml")]
     Yaml(#[source] serde_norway::Error),
-    /// It has a key that there is not.
+    /// The file has an unknown key.
     #[error("key {key} is not known{}", nearest_hint(nearest.as_deref()))]
     Unknown {
         /// Path of the key.
         key: String,
-        /// Path of the known key that is most like it.
+        /// Path of the most similar known key.
         nearest: Option<String>,
     },
-    /// A section is no mapping. Serde would read a list as one, by position.
+    /// A section is not a mapping. Serde would read a list as one, by position.
     #[error("{path} must be a mapping of keys to values, not {found}", path = if key.is_empty() { "the file" } else { key })]
     NotAMapping {
         /// Path of the section; empty: the whole file.
         key: String,
-        /// What it is instead.
+        /// The kind of value that was found.
         found: &'static str,
     },
-    /// A key has a value that it cannot have.
+    /// A key has an invalid value.
     #[error(transparent)]
     Key(#[from] KeyError),
 }
 
-/// The settings of a file, defaults for the keys that it leaves out.
+/// Reads the settings in a file; missing keys have their defaults.
 pub(super) fn read(path: &Path) -> Result<Settings, SettingsFileError> {
     parse(&std::fs::read_to_string(path).map_err(SettingsFileError::Read)?)
 }
 
 fn parse(text: &str) -> Result<Settings, SettingsFileError> {
     let document: Value = serde_norway::from_str(text).map_err(SettingsFileError::Yaml)?;
-    // Nothing but comments.
+    // The file has nothing but comments.
     if document.is_null() {
         return Ok(Settings::default());
     }
@@ -58,9 +58,9 @@ fn parse(text: &str) -> Result<Settings, SettingsFileError> {
     Ok(json::read_value(&document)?)
 }
 
-/// Every key with its default.
+/// All keys with their defaults.
 pub(super) fn defaults() -> Value {
-    // Settings are texts, numbers and lists of them, which have a form in JSON.
+    // Cannot fail: settings are strings, numbers and lists of these, which JSON can represent.
     serde_json::to_value(Settings::default()).unwrap_or_default()
 }
 
@@ -85,7 +85,7 @@ fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-/// Whether every key is known, sections looked into.
+/// Checks that every key is known, also in sections.
 fn check_keys(written: &Value, known: &Value, path: &str) -> Result<(), SettingsFileError> {
     let Some(known) = known.as_object().filter(|section| !section.is_empty()) else { return Ok(()) };
     let Some(written) = written.as_object() else {
@@ -101,7 +101,7 @@ fn check_keys(written: &Value, known: &Value, path: &str) -> Result<(), Settings
     Ok(())
 }
 
-/// The known key that most resembles an unknown one; none if none does.
+/// The known key that is most similar to an unknown one; `None` if none is similar.
 fn nearest(key: &str, known: &[(String, &Value)]) -> Option<String> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     let written = last(key);
@@ -110,7 +110,7 @@ fn nearest(key: &str, known: &[(String, &Value)]) -> Option<String> {
     (edits <= written.len() / 3 + 1).then(|| path.clone())
 }
 
-/// How many letters have to be put in, taken out or changed to make one text the other (Levenshtein).
+/// Number of letters to insert, delete or replace to turn one text into the other (Levenshtein distance).
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,26 +1,27 @@
-//! What the agent does at signals. None ends it without a line in the log, but for those that nobody can hear.
+//! The agent's reactions to signals. Each is logged, except signals that cannot be caught.
 //!
 //! | signal | what it does |
 //! |---|---|
-//! | SIGTERM, SIGINT, SIGQUIT | ends when what was begun is done; a second one does not wait for that |
-//! | SIGHUP, SIGUSR1, SIGUSR2 | nothing: manifests are followed by themselves, settings are read at the start |
-//! | SIGPIPE | nothing: a reader of the log or of an answer is gone |
+//! | SIGTERM, SIGINT, SIGQUIT | ends after the operations in flight; a second one does not wait for them |
+//! | SIGHUP, SIGUSR1, SIGUSR2 | nothing: manifests are followed anyway, settings are read only at the start |
+//! | SIGPIPE | nothing: a reader of the log or of an answer has gone away |
 
 use std::future::ready;
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that are heard. What came before this goes is told in the log, whatever the agent was at meanwhile.
+/// The signals that are handled. Signals that arrive while this exists are logged, even if the agent is busy at the
+/// time.
 #[derive(Debug)]
 pub(super) struct Signals {
     ending: [(Signal, &'static str); 3],
-    /// Those that elsewhere make a daemon read its settings again.
+    /// Signals that make other daemons reload their settings.
     others: [(Signal, &'static str); 3],
 }
 
 impl Signals {
-    /// Hears them from now on, so that those that do nothing end nothing. Needs a tokio runtime.
+    /// Installs the handlers, so that the signals without effect do not end the process. Needs a tokio runtime.
     ///
     /// # Errors
     /// The kernel refuses a handler.
@@ -39,12 +40,13 @@ impl Signals {
         })
     }
 
-    /// Waits for one that ends the agent and names it. Says of each other that comes meanwhile that it does nothing.
+    /// Waits for a signal that ends the agent and returns its name. Meanwhile it logs of each other signal that it has
+    /// no effect.
     pub(super) async fn told(&mut self) -> &'static str {
         loop {
             // May be dropped at any time: a signal that arrives meanwhile is seen by the next call.
             tokio::select! {
-                // What came before the end is told before it.
+                // Signals without effect that came first are logged first.
                 biased;
                 name = first(&mut self.others) => explain(name),
                 name = first(&mut self.ending) => return name,
@@ -52,9 +54,10 @@ impl Signals {
         }
     }
 
-    /// The end of the agent: says it of those that came since anybody was listening.
+    /// Called at the end of the agent: logs the signals without effect that arrived since the last call of
+    /// [`Self::told`].
     pub(super) async fn end(mut self) {
-        // A turn for what has reached the process and nobody in it yet.
+        // Let the runtime deliver signals that have reached the process but no task yet.
         tokio::task::yield_now().await;
         loop {
             tokio::select! {
@@ -66,7 +69,7 @@ impl Signals {
     }
 }
 
-/// The first that arrives, by its name; of several that have, the first here.
+/// The name of the first signal that arrives; if several have arrived, the first in the list.
 async fn first([one, two, three]: &mut [(Signal, &'static str); 3]) -> &'static str {
     tokio::select! {
         biased;

@@ -1,4 +1,5 @@
-//! Turns and lanes under the model checker: threads that ask, give up, work and leave, and a GC that closes what they stand at.
+//! Turns and lanes under the model checker: threads that ask, give up, work and leave, and a GC that closes the
+//! resource they occupy.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -10,10 +11,10 @@ use crate::model::{explore, finds};
 use crate::sync::{Arc, Mutex, locked, step, thread};
 use crate::waits::{Place, Resource};
 
-/// Who is at work, by what must not be worked on twice at a time.
+/// Number of threads working on each object, to detect more than are allowed.
 type AtWork = Arc<Mutex<BTreeMap<&'static str, usize>>>;
 
-/// Works on something that bears so many at a time.
+/// Works on an object that at most `most` threads may work on at a time.
 fn work(at_work: &AtWork, on: &'static str, most: usize) {
     let count = {
         let mut at_work = locked(at_work);
@@ -26,7 +27,7 @@ fn work(at_work: &AtWork, on: &'static str, most: usize) {
     *locked(at_work).entry(on).or_default() -= 1;
 }
 
-/// Operations on two containers, one that gives up and a GC that watches. The fault: a turn that ends before its work.
+/// Operations on two containers, one that gives up, and a GC that watches. The fault: a turn that ends before its work.
 fn turns(ends_early: bool) {
     let turns = Arc::new(Turns::default());
     let at_work = AtWork::default();
@@ -48,7 +49,7 @@ fn turns(ends_early: bool) {
     let (given_up, of) = (Arc::clone(&turns), Arc::clone(&at_work));
     others.push(thread::spawn(move || {
         let watch = given_up.watch();
-        // Polled once: it waits in the row, and waits no more.
+        // Polled once: it enters the queue, and then stops waiting.
         let mut waiting = Box::pin(given_up.wait("a"));
         let polled = block_on(std::future::poll_fn(|context| {
             std::task::Poll::Ready(waiting.as_mut().poll(context).is_ready())
@@ -81,7 +82,7 @@ fn a_turn_that_ends_before_its_work_is_found() {
     assert!(finds(2_000, || turns(true)));
 }
 
-/// ADDs in lanes with one place to work in, two of which stand at a pool. The fault: work in the place of another.
+/// ADDs in lanes with one work place, two of which go to a pool. The fault: working after leaving the lane.
 fn lanes(leaves_early: bool) {
     let traffic = Traffic::new(1);
     let at_work = AtWork::default();
@@ -134,22 +135,22 @@ fn work_in_the_place_of_another_is_found() {
 /// How a GC closes a pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Closing {
-    /// As it does.
+    /// As the agent does it.
     Whole,
-    /// The fault: it looks whether somebody is there, and closes it afterwards.
+    /// The fault: it checks that the pool is free, and closes it in a second step.
     InTwoSteps,
-    /// The fault: it asks to be told who leaves after it has looked.
+    /// The fault: it subscribes to departures only after the check.
     AsksLate,
 }
 
-/// Who is at a pool.
+/// The state of a pool.
 #[derive(Default)]
 struct AtPool {
     standing: usize,
     is_closed: bool,
 }
 
-/// What a GC does with a pool that it has closed.
+/// The work of a GC on a pool that it has closed.
 fn collect(pool: &Mutex<AtPool>) {
     {
         let mut at = locked(pool);
@@ -191,7 +192,7 @@ fn close(traffic: &Arc<Traffic>, resource: &Resource, how: Closing, pool: &Mutex
     }
 }
 
-/// ADDs and a DEL that go to a pool, a GC that closes it, and one that does so only if nobody is there.
+/// ADDs and a DEL that go to a pool, a GC that closes it, and a second GC that closes it only if it is free.
 fn closing(how: Closing) {
     let traffic = Traffic::new(1);
     let pool = Arc::new(Mutex::new(AtPool::default()));
