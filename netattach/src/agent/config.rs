@@ -58,87 +58,87 @@ pub struct Arguments {
     pub cni_conf_dir: Option<PathBuf>,
 }
 
-/// What the agent runs with. The file has the same keys in camel case; unknown ones are refused.
+/// The agent's settings. The configuration file has the same keys in camel case; unknown ones are refused.
 ///
-/// A new setting is a field here, its default below, and its row in `docs/configuration.md`: a test compares
-/// them and prints the row that is missing. A section is a struct of its own, never optional.
+/// A new setting is a field here, its default below, and its row in `docs/configuration.md`: a test compares them and
+/// prints the row that is missing. A section is a struct of its own, never optional.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Settings {
     /// Directory of manifests.
     pub source: PathBuf,
-    /// How long an ADD waits for a pod that the source does not have yet, in seconds; 0: not at all.
+    /// How long an ADD waits for a pod that the source does not have yet, in seconds; 0: it does not wait.
     pub pod_wait_seconds: u64,
-    /// Socket and network-status.
+    /// Directory of the socket and the network-status.
     pub run_dir: PathBuf,
-    /// Journal.
+    /// Directory of the journal.
     pub state_dir: PathBuf,
-    /// Pins.
+    /// Directory of pinned BPF programs and maps.
     pub bpffs: PathBuf,
     /// See [`Settings::default_network`].
     default_network: String,
-    /// Namespace of default networks that are named without one.
+    /// Namespace of a default network that is given without one.
     pub default_network_namespace: String,
-    /// Pods use networks of their own namespace and of [`Settings::global_namespaces`] only.
+    /// Restricts pods to networks of their own namespace and of [`Settings::global_namespaces`].
     namespace_isolation: bool,
-    /// Namespaces whose networks are for everyone.
+    /// Namespaces whose networks every pod may use.
     global_namespaces: Vec<String>,
-    /// Other CNI plugins, searched after the runtime's own `CNI_PATH`.
+    /// Directories of other CNI plugins, searched after the runtime's own `CNI_PATH`.
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// CNI configurations for definitions without one.
+    /// Directory of CNI configurations for definitions without one.
     pub cni_conf_dir: PathBuf,
-    /// Device information, as device plugins and CNI plugins know its place.
+    /// Directory of device information, where device plugins and CNI plugins expect it.
     pub device_info_dir: PathBuf,
-    /// How the network-status is written.
+    /// Form of the network-status.
     pub network_status: Form,
     /// The configuration file that the agent writes for the container runtime.
     pub cni_conf: CniConf,
-    /// What Multus remembers of the pods that it attached before netattach took its place.
+    /// Directory where Multus recorded the pods that it attached before netattach replaced it.
     pub multus_state_dir: PathBuf,
-    /// How other plugins are run.
+    /// How other plugins are executed.
     pub delegation: Delegation,
-    /// Whether definitions of one name in two namespaces, whose configurations have no `name`, have pools of
-    /// their own.
+    /// Whether definitions with the same name in two namespaces, whose configurations have no `name`, have separate
+    /// pools.
     pub separate_pools: bool,
-    /// What an invalid selection annotation does.
+    /// The effect of an invalid selection annotation.
     pub invalid_annotation: InvalidAnnotation,
-    /// What becomes of an ADD for a sandbox that is attached already.
+    /// The effect of an ADD for a sandbox that is attached already.
     pub repeated_add: RepeatedAdd,
-    /// What a policy without `policyTypes` isolates.
+    /// The directions that a policy without `policyTypes` isolates.
     pub policy_types_inference: PolicyTypes,
-    /// Whether NetworkPolicies hold on the pods' default networks.
+    /// Whether NetworkPolicies are enforced on the pods' default networks.
     pub network_policy: bool,
     /// Prefixes that pass every policy.
     pub always_allow: AlwaysAllow,
-    /// Rules that hold beside the policies.
+    /// Rules that apply in addition to the policies.
     pub common_rules: WrittenCommonRules,
-    /// What becomes of attachments whose new policy does not fit into the maps.
+    /// The handling of attachments whose new policy does not fit into the maps.
     pub on_overflow: Overflow,
-    /// What becomes of an ADD whose pod a policy selects where policies do not hold; definitions may say otherwise.
+    /// The effect of an ADD whose pod a policy selects where policies are not enforced; definitions may override this.
     pub unenforceable: EnforcementRequirement,
     /// How the packet programs are attached.
     pub attach: AttachBy,
     /// Most attachments with a dataplane at a time; fixed when the maps are first made.
     pub max_attachments: u32,
-    /// How many pods are attached at the same time.
+    /// Most pods that are attached at the same time.
     pub parallel_adds: usize,
     /// Most new flows of one attachment per second; 0: no limit.
     pub new_flows_per_second: u32,
-    /// What becomes of connections that are older than the flow table.
+    /// The handling of connections that are older than the flow table.
     pub midstream: Midstream,
-    /// What becomes of flows when the policy that approved them changes.
+    /// The handling of flows when the policy that allowed them changes.
     pub established_on_change: EstablishedOnChange,
-    /// When packets between pods of the node pass its network stack by.
+    /// When packets between pods of the node bypass its network stack.
     pub fast_path: fast_path::Mode,
-    /// Whether the node's uplinks drop what they can before it is a packet of the kernel's.
+    /// Whether the node's uplinks drop packets early, before the kernel's network stack processes them.
     pub xdp: fast_path::Xdp,
-    /// ICMP passes whatever the policies say.
+    /// ICMP is allowed regardless of policies.
     #[serde(rename = "acceptICMP")]
     pub accept_icmp: bool,
-    /// ICMPv6 passes whatever the policies say.
+    /// ICMPv6 is allowed regardless of policies.
     #[serde(rename = "acceptICMPv6")]
     pub accept_icmpv6: bool,
-    /// What becomes of frames that macvlans send which are no attachment's, on parents of attachments.
+    /// The handling of frames that macvlans without an attachment send, on parents of attachments.
     pub other_macvlans: OtherMacvlans,
 }
 
@@ -146,31 +146,31 @@ pub struct Settings {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CniConf {
-    /// Where; empty: none is written.
+    /// Its directory; empty: no file is written.
     pub dir: PathBuf,
-    /// Its name there.
+    /// Its file name.
     pub name: String,
-    /// Name of the network in it.
+    /// Name of the network in the file.
     pub network: String,
 }
 
-/// How other plugins are run.
+/// How other plugins are executed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Delegation {
-    /// Plugin types that are executed although netattach carries them itself.
+    /// Built-in plugin types that are executed as plugins instead.
     pub exec: Vec<String>,
-    /// How long one call may take, in seconds.
+    /// Longest time of one call, in seconds.
     pub timeout_seconds: u64,
-    /// Which attachments are told of in libcni's cache.
+    /// The attachments that are recorded in libcni's cache.
     pub result_cache: CachedResults,
     /// libcni's cache directory: the files are in `results` below it.
     pub cache_dir: PathBuf,
-    /// When packet programs run on interfaces that other plugins make; definitions may say otherwise.
+    /// When packet programs run on interfaces that other plugins create; definitions may override this.
     pub enforce: EnforceWhen,
 }
 
-/// What an invalid selection annotation does (NPWG 4.1: ignored; Multus: fails the pod).
+/// The effect of an invalid selection annotation (NPWG 4.1: ignored; Multus: fails the pod).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InvalidAnnotation {
@@ -181,7 +181,7 @@ pub enum InvalidAnnotation {
     Ignore,
 }
 
-/// What becomes of connections that are older than the flow table.
+/// The handling of connections that are older than the flow table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Midstream {
@@ -192,41 +192,41 @@ pub enum Midstream {
     Drop,
 }
 
-/// What becomes of frames of other namespaces from addresses that are no attachment's, on parents of attachments.
+/// The handling of frames of other namespaces from addresses of no attachment, on parents of attachments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OtherMacvlans {
-    /// They are dropped: a pod can make such a macvlan on its own.
+    /// They are dropped: a pod can create such a macvlan itself.
     #[default]
     Drop,
-    /// They pass: somebody else attaches pods or machines to the same parents.
+    /// They pass: other software attaches pods or machines to the same parents.
     Pass,
 }
 
-/// What becomes of flows when the policy that approved them changes.
+/// The handling of flows when the policy that allowed them changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EstablishedOnChange {
-    /// They are judged again by the new one.
+    /// They are judged again by the new policy.
     #[default]
     Recheck,
-    /// They go on.
+    /// They continue.
     Keep,
 }
 
-/// Why the agent cannot be configured.
+/// Reasons why the agent cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// The file.
+    /// The configuration file cannot be used.
     #[error("configuration {path}")]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and what.
+        /// The error in the file.
         #[source]
         source: SettingsFileError,
     },
-    /// No manifests.
+    /// No source of manifests is given.
     #[error(
         "no source: give --source DIR, a directory of Pod, NetworkAttachmentDefinition, Namespace and MultiNetworkPolicy manifests"
     )]
@@ -234,32 +234,32 @@ pub enum SettingsError {
     /// The default network is neither a name nor a path.
     #[error("defaultNetwork")]
     DefaultNetwork(#[from] InvalidDefaultNetwork),
-    /// A namespace has a name that none can have.
+    /// A value is not a valid namespace name.
     #[error("{key}: {value:?} is not the name of a namespace")]
     Namespace {
-        /// The key.
+        /// Path of the key.
         key: String,
-        /// What it is.
+        /// The invalid value.
         value: String,
     },
-    /// The file for the runtime cannot be called so.
+    /// The name for the runtime's file is invalid.
     #[error("cniConf.name: {0:?} is not a file name that ends in .conflist")]
     ConfName(String),
-    /// The file for the runtime is in no absolute directory.
+    /// The directory for the runtime's file is not absolute.
     #[error("cniConf.dir: {0} is not an absolute path")]
     ConfDir(PathBuf),
-    /// A type cannot be executed instead: it always is.
+    /// A type in `delegation.exec` is not built in, so it is executed anyway.
     #[error("delegation.exec[{index}]: {kind:?} is not built in, hence executed anyway; built in are {}", standalone::names().collect::<Vec<_>>().join(", "))]
     NotBuiltIn {
-        /// Its place in the list.
+        /// The index in the list.
         index: usize,
-        /// What it is.
+        /// The type.
         kind: String,
     },
-    /// The network for the runtime cannot be called so.
+    /// The network name for the runtime's file is invalid.
     #[error("cniConf.network")]
     ConfNetwork(#[source] CniError),
-    /// A rule for all policies cannot be as it is written.
+    /// A common rule is invalid.
     #[error("commonRules")]
     CommonRules(#[from] CommonRulesError),
     /// A number is out of range.
@@ -267,7 +267,7 @@ pub enum SettingsError {
     Range {
         /// The key.
         key: &'static str,
-        /// What it is.
+        /// The value.
         value: u64,
         /// Lowest accepted.
         min: u64,
@@ -338,7 +338,7 @@ impl Default for Delegation {
 }
 
 impl Settings {
-    /// Puts the configuration file and the command line together.
+    /// Merges the configuration file with the command line.
     ///
     /// # Errors
     /// [`SettingsError`], naming the key or option.
@@ -405,7 +405,7 @@ impl Settings {
         Ok(self.default_network.parse()?)
     }
 
-    /// Who may use which network.
+    /// Which namespaces may use which networks.
     ///
     /// # Errors
     /// [`SettingsError::DefaultNetwork`].
@@ -425,7 +425,7 @@ impl Settings {
         self.run_dir.join("netattach.sock")
     }
 
-    /// What applies to every attachment, but for what the kernel decides.
+    /// The defaults for every attachment, except those that depend on the kernel.
     pub fn passage(&self) -> NodeDefaults {
         NodeDefaults {
             new_flows_per_second: self.new_flows_per_second,

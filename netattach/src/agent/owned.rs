@@ -61,7 +61,7 @@ pub(super) fn lock(what: &'static str, path: &Path) -> Result<Owned, OwnedError>
     loop {
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Owned { _directory: directory }),
-            // An agent that has just closed its socket may still be ending.
+            // An agent that has given its last answer on the socket may still be ending.
             Err(Errno::WOULDBLOCK) if began.elapsed() < PATIENCE => std::thread::sleep(INTERVAL),
             Err(Errno::WOULDBLOCK) => return Err(OwnedError::Taken { what, path: path.to_owned() }),
             Err(error) => return Err(failed(error.into())),

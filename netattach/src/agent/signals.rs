@@ -1,4 +1,4 @@
-//! The agent's reactions to signals. Each is logged, except signals that cannot be caught.
+//! The agent's reactions to signals. No signal ends it without a log line, except those that cannot be caught.
 //!
 //! | signal | what it does |
 //! |---|---|

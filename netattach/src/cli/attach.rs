@@ -62,19 +62,19 @@ pub(super) struct Detach {
 /// The command line cannot be made into a request.
 #[derive(Debug, thiserror::Error)]
 pub enum WordsError {
-    /// Neither pod nor container.
+    /// Neither a pod nor a container is given.
     #[error("name the pod, or the container with --container-id")]
     NoTarget,
-    /// Not JSON, or no object.
+    /// `--with` is not a JSON object.
     #[error("--with is not a JSON object")]
     With(#[source] serde_json::Error),
-    /// Said twice.
+    /// A key is given twice.
     #[error("--with has the key {0}, which the command line gives already")]
     Twice(String),
-    /// `policy dump` of something that is neither.
+    /// The argument of `policy dump` is neither a policy number nor an object name.
     #[error("{0:?} is neither the number of a policy in the maps nor NAMESPACE/NAME of a policy object")]
     Policy(String),
-    /// Records of that verdict never have that reason.
+    /// No record has both that verdict and that reason.
     #[error("no flow or packet that is {verdict} has the reason {reason}")]
     Contradiction {
         /// `--verdict`.
@@ -100,7 +100,7 @@ impl Attach {
         Ok(Request::Attach(AttachCall { sandbox: self.target.name()?, selection, by: self.by.clone() }))
     }
 
-    /// An element of the annotation; the agent judges it as one.
+    /// The selection element, as in the pod's annotation; the agent validates it.
     fn selection(&self) -> Result<Map<String, Value>, WordsError> {
         let mut selection = Map::new();
         let name = match self.network.split_once('/') {
@@ -142,10 +142,10 @@ impl Detach {
     }
 }
 
-/// The attachment as a line under titles.
+/// The attachment as a table with one row.
 pub(super) fn render(attached: &Dynamic) -> String {
     let [pod, network, ifname] = name_cells(&attached.name);
-    // The agent wrote it in this version.
+    // Cannot fail: the agent wrote the result in this version.
     let result = CniResult::parse(&attached.result, Version::LATEST).unwrap_or_default();
     let in_pod = result.interfaces.iter().find(|interface| interface.sandbox.is_some());
     let addresses: Vec<String> = result.ips.iter().map(|ip| IpNet::to_string(&ip.address)).collect();

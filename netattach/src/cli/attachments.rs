@@ -1,4 +1,4 @@
-//! `netattachctl attachments`
+//! `netattachctl attachments`: the table of attachments.
 
 use ipnet::IpNet;
 
@@ -6,7 +6,7 @@ use super::table::{self, Align::Left};
 use super::{name_cells, or_dash};
 use crate::rpc::message::Attachment;
 
-/// The table, or `nothing` when there is no row.
+/// The table, or `nothing` if there are no rows.
 pub(super) fn render(rows: &[Attachment], nothing: &str) -> String {
     if rows.is_empty() {
         return nothing.to_owned();

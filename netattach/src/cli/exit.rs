@@ -1,23 +1,23 @@
-//! Exit codes of `netattachctl`: what a script can tell apart without reading.
+//! Exit codes of `netattachctl`, so that scripts can tell failures apart without parsing messages.
 
-/// How a command ended that did not do what it was asked.
+/// The reason why a command failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// It failed; `status` of an agent that is not ready, `import` of something that has no equivalent.
+    /// The command failed; `status` of an agent that is not ready, `import` of a key that has no equivalent.
     Failed = 1,
-    /// The command line makes no sense; nothing was asked.
+    /// The command line is invalid; no request was sent.
     Usage = 2,
-    /// What the command line names is not there.
+    /// An object that the command line names does not exist.
     NotFound = 3,
-    /// The agent could not be asked.
+    /// The agent could not be reached.
     NoAgent = 4,
-    /// Something is in the way that has to end first.
+    /// Something is still in use and has to end first.
     InUse = 5,
 }
 
 impl Exit {
-    /// Every code but 0.
+    /// All codes except 0.
     pub const ALL: [Self; 5] = [Self::Failed, Self::Usage, Self::NotFound, Self::NoAgent, Self::InUse];
 
     /// The number.
@@ -25,7 +25,7 @@ impl Exit {
         self as u8
     }
 
-    /// What it says, for help and documents.
+    /// The meaning, for help and documents.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Failed => {

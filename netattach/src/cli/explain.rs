@@ -1,4 +1,4 @@
-//! `netattachctl explain`
+//! `netattachctl explain`: why a flow passes or does not.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ pub(super) struct Explain {
     traffic: Words,
 }
 
-/// A word of the command line has no form.
+/// An argument does not have a valid form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum InvalidWord {
     #[error("{0:?} is neither NAMESPACE/POD nor an address")]
@@ -78,7 +78,7 @@ impl FromStr for Words {
         if form == Form::Segment && protocol == PortProtocol::Udp {
             return Err(wrong());
         }
-        // Nothing listens at port 0.
+        // No service listens on port 0.
         let port: u16 = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
         Ok(Self(Asked { protocol: protocol.number(), port: Some(port), form }))
     }
@@ -90,7 +90,7 @@ impl Explain {
     }
 }
 
-/// An error if there is no way.
+/// Returns an error if there is no path.
 pub(super) fn found(paths: &[message::Path]) -> Result<(), CliError> {
     if paths.is_empty() {
         let why = "no enforced attachment of this node has either end, or the ends share no network and family of addresses";
@@ -103,7 +103,7 @@ pub(super) fn found(paths: &[message::Path]) -> Result<(), CliError> {
 pub(super) fn render(paths: Vec<message::Path>) -> String {
     let mut text = String::new();
     for path in paths {
-        // Writing into memory does not fail.
+        // Writing to memory does not fail.
         let _ = paragraph(&mut text, &path.into());
     }
     text

@@ -1,4 +1,4 @@
-//! `netattachctl flows`
+//! `netattachctl flows`: records of new flows, drops and ended flows.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -17,11 +17,11 @@ use crate::rpc::message::{
     AttachmentName, ENDINGS, EndedFlow, FlowRecord, FlowsCall, FlowsReport, Request, Response,
 };
 
-/// What is said where there is no record.
+/// The output when there are no records.
 const NOTHING: &str = "No records. Drops are told, and flows of attachments that a policy isolates; what passes elsewhere is \
                        counted by netattachctl stats.";
 
-/// How often the agent is asked for more.
+/// Interval between requests to the agent.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Which records to show.
@@ -51,7 +51,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// As records have it.
+    /// The verdict's name in records.
     fn name(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
@@ -66,15 +66,15 @@ fn reasons() -> PossibleValuesParser {
     DropReason::ALL.iter().map(|reason| reason.name()).chain(ENDINGS).into()
 }
 
-/// Counts of what was not told, as last heard.
+/// The last known counts of records that were not shown.
 #[derive(Debug, Default)]
 struct Silence {
-    /// By the attachment's number: withheld, lost.
+    /// Withheld and lost records, by the attachment's number.
     of: BTreeMap<Option<u32>, (u64, u64)>,
     ends: u64,
 }
 
-/// What more was not told.
+/// Records that were not shown since the last answer.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Missing {
     #[serde(flatten)]
@@ -84,7 +84,7 @@ struct Missing {
 }
 
 impl Flows {
-    /// Writes what the agent knows, and with `--follow` what it hears from then on: a line, or a JSON object, for each
+    /// Writes the agent's records, and with `--follow` continues with new ones: one line, or one JSON object, for each
     /// record.
     pub(super) fn run(&self, socket: &Path, json: bool, out: &mut impl Write) -> Result<(), CliError> {
         self.check()?;
@@ -99,7 +99,7 @@ impl Flows {
                 writeln!(out, "{note}")?;
             }
             let (missing, ends) = silence.hear(&report);
-            // What was not told before somebody followed is in the counters of `stats`.
+            // Records that were not shown before following started are in the counters of `stats`.
             if !is_first {
                 for missing in missing.iter().filter(|missing| self.filter.matches(&missing.name)) {
                     let note = if json { serde_json::to_string(missing)? } else { missing_line(missing) };
@@ -131,7 +131,7 @@ impl Flows {
         }
     }
 
-    /// Whether any record can be both of the verdict and of the reason.
+    /// Refuses a verdict and a reason that no record has together.
     fn check(&self) -> Result<(), WordsError> {
         let (Some(verdict), Some(reason)) = (self.verdict, &self.reason) else { return Ok(()) };
         let possible = match verdict {
@@ -143,7 +143,8 @@ impl Flows {
         if possible { Ok(()) } else { Err(contradiction) }
     }
 
-    /// Why nothing is shown: nothing of that name is attached, which whoever follows may be waiting for, or nothing happened.
+    /// Explains why no record is shown: the filter matches no attachment, which with `--follow` may still appear, or
+    /// nothing happened.
     fn explain_nothing(&self, socket: &Path, json: bool, out: &mut impl Write) -> Result<(), CliError> {
         let missing = if self.filter.is_set() {
             let Response::Attachments(rows) = client::call(socket, &Request::Attachments, PATIENCE)? else {
@@ -155,9 +156,9 @@ impl Flows {
         };
         match missing {
             Some(missing) if !self.follow => Err(CliError::NotFound(missing)),
-            // Standard output is for records.
+            // Standard output is for records only.
             Some(missing) => {
-                // There is nowhere else to say it.
+                // If standard error fails, there is no other place to report it.
                 let _ = writeln!(io::stderr(), "netattachctl: {missing}; waiting for it");
                 Ok(())
             }
@@ -182,7 +183,7 @@ fn ask(socket: &Path, from: Option<u64>) -> Result<FlowsReport, CliError> {
 }
 
 impl Silence {
-    /// What was not told beyond what was known, and ended flows likewise.
+    /// Returns the records that were not shown since the last report, and likewise the number of ended flows.
     fn hear(&mut self, report: &FlowsReport) -> (Vec<Missing>, u64) {
         let mut heard = Self { ends: report.untold_ends, ..Self::default() };
         let mut missing = Vec::new();
@@ -190,7 +191,7 @@ impl Silence {
             let id = untold.name.id;
             let (withheld, lost) = self.of.get(&id).copied().unwrap_or_default();
             heard.of.insert(id, (untold.withheld, untold.lost));
-            // An attachment that has the number of one that is gone counts anew.
+            // If the number now belongs to another attachment, its counters start at zero.
             let (withheld, lost) =
                 (untold.withheld.saturating_sub(withheld), untold.lost.saturating_sub(lost));
             if withheld + lost > 0 {

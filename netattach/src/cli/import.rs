@@ -1,4 +1,4 @@
-//! `netattachctl import`: what becomes of a configuration of Multus. Reads files and changes nothing.
+//! `netattachctl import`: shows the netattach equivalent of a Multus configuration. Reads files and changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -25,31 +25,31 @@ pub(super) struct Import {
     daemon_config: Option<PathBuf>,
 }
 
-/// The configuration of Multus cannot be used.
+/// The Multus configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// A file cannot be read.
     #[error("read {path}")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: std::io::Error,
     },
-    /// A file says something else.
+    /// A file is not a Multus configuration.
     #[error("{path} is no configuration of Multus")]
     Configuration {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error in the file.
         #[source]
         source: ConfigurationError,
     },
 }
 
 impl Import {
-    /// The table, or with `json` the settings file; and whether every key has a place.
+    /// Returns the table, or with `json` the settings file; and whether every key has an equivalent.
     pub(super) fn run(&self, json: bool) -> Result<(String, Result<(), CliError>), CliError> {
         let imported = import(&self.read()?);
         let text = if json { super::pretty(&imported.settings)? } else { render(&imported) };
@@ -63,7 +63,7 @@ impl Import {
         let installed = || INSTALLED.into_iter().map(PathBuf::from).find(|path| path.exists());
         let conf = match (&self.conf, &self.daemon_config) {
             (Some(path), _) => Some(path.clone()),
-            // The daemon's file can stand for itself.
+            // The daemon's file alone is enough.
             (None, Some(_)) => installed(),
             (None, None) => Some(installed().unwrap_or_else(|| INSTALLED[0].into())),
         };

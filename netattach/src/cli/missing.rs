@@ -1,20 +1,20 @@
-//! Says that something is not there, and what there is instead.
+//! Messages for names that do not exist, listing those that do.
 
 use std::collections::BTreeSet;
 
 use super::Filter;
 use crate::rpc::message::AttachmentName;
 
-/// How many names are listed of what there is.
+/// Most existing names that are listed.
 const LISTED: usize = 10;
 
 impl Filter {
-    /// Whether it leaves anything out.
+    /// Whether the filter excludes anything.
     pub(super) fn is_set(&self) -> bool {
         self.pod.is_some() || self.network.is_some()
     }
 
-    /// Why none of these attachments matches. `None` if one does, or if everything is wanted.
+    /// Explains why none of these attachments matches. `None` if one does, or if the filter is not set.
     pub(super) fn missing<'n>(
         &self,
         names: impl Iterator<Item = &'n AttachmentName> + Clone,
@@ -54,7 +54,7 @@ fn are<T: AsRef<str>>(names: BTreeSet<T>, what: &str) -> String {
     if names.is_empty() { "is nothing".to_owned() } else { format!("{what}: {}", list(names)) }
 }
 
-/// The first names, separated by commas, and how many more there are.
+/// The first names, separated by commas, and the number of the others.
 pub(super) fn list<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> String {
     let mut names = names.into_iter();
     let shown: Vec<T> = names.by_ref().take(LISTED).collect();

@@ -8,8 +8,8 @@
 //! | `policy`, `explain` | policies in force; why traffic passes or does not |
 //! | `attach` | gives a live pod one more network, or takes it back |
 //! | `import`, `uninstall` | reads a configuration of Multus; takes netattach off a node |
-//! | `exit`, `missing` | exit codes; what is not there, and what there is instead |
-//! | `table`, `time` | how it is printed |
+//! | `exit`, `missing` | exit codes; messages for names that do not exist |
+//! | `table`, `time` | formatting |
 
 mod attach;
 mod attachments;
@@ -109,37 +109,37 @@ struct Filter {
     network: Option<String>,
 }
 
-/// A command failed.
+/// Reasons why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The agent did not answer.
     #[error(transparent)]
     Agent(#[from] ClientError),
-    /// The agent tried and failed.
+    /// The agent reported a failure.
     #[error("{} (code {})", .0.message, .0.code)]
     Failed(Failure),
-    /// The command line names no sandbox, or says something that has no form.
+    /// The command line names no sandbox, or has an invalid argument.
     #[error(transparent)]
     Words(#[from] attach::WordsError),
     /// The configuration of Multus cannot be read.
     #[error(transparent)]
     Import(#[from] import::ImportError),
-    /// `import` of something that netattach does not have.
+    /// `import` of keys that netattach has no equivalent for.
     #[error("these keys have no equivalent, and the table says what to do: {}", .0.join(", "))]
     NoEquivalent(Vec<String>),
-    /// `uninstall` under a running agent.
+    /// `uninstall` while an agent runs.
     #[error("an agent serves {0}: end it first, and detach its pods")]
     AgentRuns(PathBuf),
-    /// `uninstall` where pods are attached.
+    /// `uninstall` while pods are attached.
     #[error(
         "pods are attached, whose devices would keep programs that nobody looks after: {}; detach them first, or give --force",
         missing::list(.0)
     )]
     Attached(Vec<String>),
-    /// `uninstall` cannot tell whether pods are attached.
+    /// `uninstall` cannot determine whether pods are attached.
     #[error("look for attached pods; --force does not look")]
     Journal(#[from] JournalError),
-    /// What the command line names is not there.
+    /// An object that the command line names does not exist.
     #[error("{0}")]
     NotFound(String),
     /// `uninstall` could not remove something.
@@ -148,25 +148,25 @@ pub enum CliError {
     /// `uninstall` could not take the table out of the node's packet filter.
     #[error("remove the table of the packet filter")]
     Table(#[from] netlink::Error),
-    /// The agent answered another question.
+    /// The agent sent an answer of the wrong kind.
     #[error("the agent answered {request} with something else")]
     OtherAnswer {
         /// Name of the request.
         request: &'static str,
     },
-    /// The answer has no JSON form.
+    /// The answer cannot be encoded as JSON.
     #[error("encode the answer")]
     Encode(#[from] serde_json::Error),
-    /// Standard output failed.
+    /// Writing to standard output failed.
     #[error("write stdout")]
     Write(#[from] io::Error),
-    /// `status` of an agent that does not serve.
+    /// `status` of an agent that is not ready.
     #[error("the agent is not ready: {}", .0.join(", "))]
     NotReady(Vec<String>),
 }
 
 impl CliError {
-    /// What the command exits with.
+    /// The exit code of the command.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Agent(ClientError::Refused { .. } | ClientError::Prepare(_)) => Exit::Failed,
@@ -191,11 +191,12 @@ impl CliError {
     }
 }
 
-/// Asks the agent and writes the answer.
+/// Sends the request to the agent and writes the answer.
 ///
 /// # Errors
-/// See [`CliError`]; nothing has been written then, except for [`CliError::NotReady`], [`CliError::NoEquivalent`], and the empty list of
-/// `-o json` before [`CliError::NotFound`]. A reader that has seen enough (`| head`) is no error.
+/// See [`CliError`]; in that case nothing has been written, except for [`CliError::NotReady`],
+/// [`CliError::NoEquivalent`], and the empty list of `-o json` before [`CliError::NotFound`]. A reader that closes the
+/// pipe early (`| head`) is not an error.
 pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> {
     if let Command::Flows(flows) = &arguments.command {
         return match flows.run(&arguments.socket, arguments.output == Format::Json, out) {
@@ -210,7 +211,7 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> 
     }
 }
 
-/// The text to show, and what the command comes to once it is shown.
+/// The text to show, and the command's outcome after it is shown.
 fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliError> {
     let request = match &arguments.command {
         Command::Attach(attach) => attach.request()?,
@@ -221,7 +222,7 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
         Command::Explain(explain) => explain.request(),
         Command::Status => Request::Status,
         Command::Import(import) => return import.run(arguments.output == Format::Json),
-        // Written as it comes: see `run`.
+        // `run` writes these records as they arrive.
         Command::Flows(_) => return Ok((String::new(), Ok(()))),
         Command::Uninstall(uninstall) => {
             let removed = uninstall.run(&arguments.socket)?;
@@ -279,7 +280,7 @@ fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliEr
             let text = match &found {
                 _ if json => pretty(&report)?,
                 Ok(()) => policy::render(&report, filter.nothing()),
-                // Rules and problems are not what was asked for.
+                // The request was for attachments that do not exist, so rules and problems are not shown.
                 Err(_) => String::new(),
             };
             return Ok((text, found));
@@ -308,12 +309,12 @@ impl Filter {
         pod && network
     }
 
-    /// An error if the filter names what none of the attachments has.
+    /// Returns an error if no attachment matches the filter.
     fn found<'n>(&self, names: impl Iterator<Item = &'n AttachmentName> + Clone) -> Result<(), CliError> {
         self.missing(names).map_or(Ok(()), |missing| Err(CliError::NotFound(missing)))
     }
 
-    /// What to show where no row is left; an error says it where the filter is why.
+    /// The text to show if there are no rows; empty if the filter is set, because the error explains that.
     fn nothing(&self) -> &'static str {
         if self.is_set() { "" } else { NOTHING }
     }
@@ -381,7 +382,7 @@ mod tests {
         })
     }
 
-    /// An attachment that nothing has gone through.
+    /// Statistics of an attachment without traffic.
     pub(super) fn idle(name: AttachmentName) -> AttachmentStats {
         AttachmentStats {
             name,

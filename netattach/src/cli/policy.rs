@@ -1,4 +1,4 @@
-//! `netattachctl policy` and `policy dump`
+//! `netattachctl policy` and `policy dump`: policies in force, and their compiled form.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -47,7 +47,7 @@ impl Policy {
         }
     }
 
-    /// An error with what there is if a policy is asked for that is not in the maps.
+    /// Returns an error that lists the existing policies if the requested policy is not in the maps.
     pub(super) fn found(&self, dumps: &[Dump], socket: &Path) -> Result<Result<(), CliError>, CliError> {
         let Some(Form::Dump { name: Some(name) }) = &self.form else { return Ok(Ok(())) };
         if !dumps.is_empty() {
@@ -60,7 +60,7 @@ impl Policy {
     }
 }
 
-/// The numbers and objects that `dump` knows.
+/// The policy numbers and objects that `dump` accepts.
 fn present(report: &PolicyReport) -> String {
     let rows = &report.attachments;
     let numbers: BTreeSet<u32> = rows.iter().flat_map(|row| [row.ingress, row.egress]).flatten().collect();
@@ -79,7 +79,7 @@ fn is_policy(name: &str) -> bool {
     name.parse::<u32>().is_ok() || object.parse::<ObjectName>().is_ok()
 }
 
-/// Compiled policies: a heading with the attachments under it, then rules, peers and ports.
+/// Compiled policies: for each a heading with its attachments, then rules, peers and ports.
 pub(super) fn render_dumps(dumps: &[Dump]) -> String {
     dumps.iter().map(render_dump).collect::<Vec<_>>().join("\n")
 }
@@ -118,7 +118,7 @@ fn render_dump(dump: &Dump) -> String {
     text
 }
 
-/// The table of attachments, or `nothing` in its place, then what is wrong, if anything is.
+/// The table of attachments, or `nothing` if there are none, then the problems, if any.
 pub(super) fn render(report: &PolicyReport, nothing: &str) -> String {
     let mut text = match report.attachments.as_slice() {
         [] => nothing.to_owned(),
@@ -146,7 +146,7 @@ pub(super) fn render(report: &PolicyReport, nothing: &str) -> String {
     text
 }
 
-/// A table of rules and what they have allowed.
+/// A table of rules and the flows that they allowed.
 fn rules(rules: &[RuleFlows]) -> String {
     let columns =
         [("POLICY", Align::Right), ("RULE", Align::Right), ("FLOWS", Align::Right), ("FROM", Align::Left)];
@@ -156,7 +156,7 @@ fn rules(rules: &[RuleFlows]) -> String {
     table::render(columns, &rules.iter().map(row).collect::<Vec<_>>())
 }
 
-/// A table of objects and what is wrong with them.
+/// A table of objects and their problems.
 pub(super) fn problems(conditions: &[Condition]) -> String {
     let rows: Vec<_> = conditions.iter().map(|c| [c.object.clone(), c.problem.clone()]).collect();
     table::render([("OBJECT", Align::Left), ("PROBLEM", Align::Left)], &rows)

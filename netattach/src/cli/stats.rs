@@ -1,4 +1,4 @@
-//! `netattachctl stats`
+//! `netattachctl stats`: counters of attachments.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::name_cells;
 use super::table::{self, Align};
 use crate::rpc::message::AttachmentStats;
 
-/// The table, or `nothing` when there is no row.
+/// The table, or `nothing` if there are no rows.
 pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
     if rows.is_empty() {
         return nothing.to_owned();
@@ -52,7 +52,7 @@ fn row(stats: &AttachmentStats) -> [String; 14] {
     ]
 }
 
-/// The commonest first.
+/// Drop reasons with their counts, the most frequent first.
 fn reasons(counts: &BTreeMap<String, u64>) -> String {
     let mut reasons: Vec<_> = counts.iter().collect();
     reasons.sort_by_key(|(reason, count)| (std::cmp::Reverse(**count), *reason));

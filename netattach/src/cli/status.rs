@@ -1,11 +1,11 @@
-//! `netattachctl status`
+//! `netattachctl status`: the agent's readiness.
 
 use super::CliError;
 use super::policy::problems;
 use super::table::{self, Align::Left, Align::Right};
 use crate::rpc::message::{PolicyChange, Status};
 
-/// The agent in a few lines, then what it waits for, what it cannot read and what the kernel can do.
+/// A summary of the agent in a few lines, then unmet conditions, unreadable objects and kernel features.
 pub(super) fn render(status: &Status) -> String {
     let ready = if readiness(status).is_ok() { "ready" } else { "not ready" };
     let mut text = format!(
@@ -51,7 +51,7 @@ pub(super) fn render(status: &Status) -> String {
         .flows
         .iter()
         .map(|f| {
-            // The kernel forgets flows before the map is full to the last entry.
+            // The kernel evicts flows before the last entry of the map is used.
             let state =
                 if f.entries * 10 >= f.capacity * 9 { "full: new flows may be refused" } else { "ok" };
             [f.family.clone(), f.entries.to_string(), f.capacity.to_string(), state.to_owned()]
@@ -83,7 +83,7 @@ pub(super) fn render(status: &Status) -> String {
     text
 }
 
-/// How programs are attached, where.
+/// The modes in which programs are attached, and where.
 fn attached_by(status: &Status) -> String {
     let Status { attach_mode, attach_mode_others, .. } = status;
     if attach_mode == attach_mode_others || attach_mode_others.is_empty() {
@@ -105,7 +105,7 @@ fn last_change(change: &PolicyChange) -> String {
     )
 }
 
-/// An error naming the conditions that do not hold.
+/// Returns an error that names the unmet conditions.
 pub(super) fn readiness(status: &Status) -> Result<(), CliError> {
     let unmet: Vec<_> = status.ready.iter().filter(|r| !r.met).map(|r| r.condition.clone()).collect();
     if unmet.is_empty() { Ok(()) } else { Err(CliError::NotReady(unmet)) }
@@ -115,7 +115,7 @@ fn yes_no(value: bool) -> String {
     if value { "yes" } else { "no" }.to_owned()
 }
 
-/// With one decimal.
+/// Mebibytes with one decimal.
 fn mebibytes(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }

@@ -1,17 +1,17 @@
-//! Columns as wide as their content, two spaces between them, no borders.
+//! Tables with columns as wide as their content, separated by two spaces, without borders.
 
 use std::fmt::Write;
 
-/// Where a column's cells stand.
+/// Alignment of a column's cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Align {
-    /// Text.
+    /// For text.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// Renders rows under their titles, a line each, without white space at the ends of lines.
+/// Renders one line per row under the titles, without trailing white space.
 pub(super) fn render<const N: usize>(columns: [(&str, Align); N], rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -28,7 +28,7 @@ pub(super) fn render<const N: usize>(columns: [(&str, Align); N], rows: &[[Strin
                 Align::Left => write!(line, "{cell:<width$}  "),
                 Align::Right => write!(line, "{cell:>width$}  "),
             };
-            // Memory takes every byte.
+            // Writing to memory does not fail.
             debug_assert!(padded.is_ok());
         }
         text.push_str(line.trim_end());

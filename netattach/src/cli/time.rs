@@ -1,8 +1,8 @@
-//! Times as people and programs read them.
+//! Formats times for people and programs.
 
 const MS_OF_DAY: u64 = 24 * 60 * 60 * 1000;
 
-/// A time in milliseconds since 1970 by RFC 3339, in UTC: `2026-01-31T12:00:00.123Z`.
+/// Formats a time in milliseconds since 1970 as RFC 3339, in UTC: `2026-01-31T12:00:00.123Z`.
 pub(super) fn rfc3339(time_ms: u64) -> String {
     let (year, month, day) = date(time_ms / MS_OF_DAY);
     let ms = time_ms % MS_OF_DAY;
@@ -11,7 +11,7 @@ pub(super) fn rfc3339(time_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
-/// The date so many days after 1970-01-01 in the Gregorian calendar: year, month, day.
+/// The Gregorian date that many days after 1970-01-01: year, month, day.
 fn date(mut days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
     let mut year = 1970 + days / DAYS_OF_400_YEARS * 400;

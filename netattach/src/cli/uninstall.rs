@@ -1,4 +1,4 @@
-//! `netattachctl uninstall`: takes netattach's pins off a node whose agent has ended for good.
+//! `netattachctl uninstall`: removes netattach's pins from a node whose agent has ended for good.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,14 +29,14 @@ pub(super) struct Uninstall {
     force: bool,
 }
 
-/// What was taken away.
+/// The outcome of `uninstall`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Removed {
-    /// Where programs and maps were looked for.
+    /// The directory of pinned programs and maps.
     bpffs: PathBuf,
     /// Whether there were any.
     removed: bool,
-    /// Whether nobody looked for devices of attached pods, which keep their programs until the pods go.
+    /// Whether the check for attached pods was skipped; devices of attached pods keep their programs until the pods go.
     forced: bool,
 }
 
@@ -56,23 +56,23 @@ impl fmt::Display for Removed {
 }
 
 impl Uninstall {
-    /// Removes the pins and says what was removed.
+    /// Removes the pins and returns what was removed.
     ///
     /// # Errors
-    /// [`CliError::AgentRuns`] while an agent answers, [`CliError::Attached`] while pods are attached, and what could not be
-    /// removed.
+    /// [`CliError::AgentRuns`] while an agent answers, [`CliError::Attached`] while pods are attached, or an error that
+    /// names what could not be removed.
     pub(super) fn run(&self, socket: &Path) -> Result<Removed, CliError> {
         match client::call(socket, &Request::Status, PATIENCE) {
             Err(error) if error.is_nobody_there() => {}
             Err(error @ ClientError::Connect { .. }) => return Err(error.into()),
-            // Whatever it answers, somebody serves that socket.
+            // Any answer means that an agent serves this socket.
             _ => return Err(CliError::AgentRuns(socket.to_owned())),
         }
         let attached = if self.force { BTreeSet::new() } else { self.attached()? };
         if !attached.is_empty() {
             return Err(CliError::Attached(attached.into_iter().collect()));
         }
-        // Devices that keep their programs are not to leave packets to a table that is gone.
+        // Close the gates first: programs that devices keep must not leave packets to a table that is gone.
         close_gates(&self.bpffs)?;
         if netlink::guard_is_there()? {
             netlink::remove_guard()?;
@@ -84,7 +84,7 @@ impl Uninstall {
         Ok(Removed { bpffs: self.bpffs.clone(), removed, forced: self.force })
     }
 
-    /// The pods that the records name, and attachments in the maps that are in no record.
+    /// The pods in the journal's records; if there are none, the number of attachments in the maps.
     fn attached(&self) -> Result<BTreeSet<String>, CliError> {
         let mut attached = recorded(&self.state_dir.join("journal"))?;
         let pinned = pinned_attachments(&self.bpffs)?;
@@ -99,7 +99,7 @@ impl Uninstall {
     }
 }
 
-/// Whom the records are of. A record that is not whole is of somebody too.
+/// The pods that have records, or their containers. A damaged record counts too.
 fn recorded(journal: &Path) -> Result<BTreeSet<String>, JournalError> {
     if !journal.exists() {
         return Ok(BTreeSet::new());
