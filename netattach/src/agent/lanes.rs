@@ -95,7 +95,7 @@ pub(crate) struct Lanes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) resource: Resource,
-    /// Operations that occupy it.
+    /// Operations that occupy it, or wait for it to be opened.
     pub(crate) standing: Vec<Ticket>,
     /// Number of queued operations that need it.
     pub(crate) waiting: usize,

@@ -4,7 +4,7 @@
 //! processor and none of which can use another's memory; in the middle of each arena, where only an explicit request
 //! returns pages; and it takes ever larger blocks from arenas once a block of that size was freed, up to 32 MiB, of
 //! which it then keeps as much again. After a burst that is most of the process's memory. So the agent sets a small
-//! number of arenas, has large blocks always mapped and unmapped whatever was freed before, and returns free memory
+//! number of arenas, has large blocks mapped and unmapped regardless of what was freed before, and returns free memory
 //! when there is much of it.
 
 use std::thread;

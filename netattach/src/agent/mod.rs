@@ -3,19 +3,16 @@
 //! | module | what it does |
 //! |---|---|
 //! | `config`, `settings_file`, `policy_settings` | the command line and the settings |
-//! | `log`, `privileges`, `owned`, `signals` | the log; the capabilities the agent needs; locks on its directories;
-//! signals |
+//! | `log`, `privileges`, `owned`, `signals` | the log; required capabilities; directory locks; signals |
 //! | [`run`], `background` | startup and serving; background tasks |
 //! | `cni_conf` | the configuration file that makes a container runtime call netattach |
 //! | `left_over` | finishes operations that an earlier agent had begun |
 //! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
-//! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission of operations; suspends and wakes
-//! them |
+//! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
 //! | `dynamic`, `gc` | attachments of live pods; GC, concurrently with other requests |
 //! | `memory` | limits the allocator, and returns freed memory after a burst |
 //! | `failure`, `flow` | the log line for a failed request; records of packets as text |
-//! | `health`, `trouble`, `disk_look`, `report` | readiness; problems with objects, and with definitions on disk; the
-//! agent's answers about itself |
+//! | `health`, `trouble`, `disk_look`, `report` | readiness; problems with objects, and on disk; the agent's status |
 
 mod background;
 mod cni_conf;
