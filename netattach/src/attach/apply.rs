@@ -1,4 +1,4 @@
-//! Carries the steps of a plan out, one after another. The only dispatcher of [`Step`].
+//! Carries out the steps of a plan in order. This is the only dispatcher of [`Step`].
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -34,7 +34,7 @@ const IPV6_MIN_MTU: u32 = 1280;
 /// Carries out every step of `plan`.
 ///
 /// # Errors
-/// The first step that fails, by name. What was done stays done: the caller takes it back.
+/// The first step that fails, by name. Finished steps stay in effect; the caller rolls them back.
 pub fn apply(
     node: &Node,
     plan: &Plan,
@@ -75,7 +75,7 @@ struct Executor<'a> {
     netns: &'a Netns,
     host: Handle,
     pod: Handle,
-    /// The parents of macvlans by the names they were asked for by.
+    /// Parents of macvlans that were looked up already, by the name in the request.
     parents: Vec<(Option<String>, LinkState)>,
     progress: &'a mut dyn Progress,
     /// The bridges that this plan is about to use.
@@ -87,7 +87,7 @@ impl Executor<'_> {
         if matches!(step, Step::Delegate(_)) {
             waits::at(&Resource::Sync, || self.progress.wait_durable())?;
         }
-        // Of what is never taken back nobody needs to know that it began.
+        // A step without an inverse is never rolled back, so its beginning is not recorded.
         if inverse(self.sandbox, attachment, step, None).is_some() {
             self.progress.begin(at)?;
         }
@@ -98,8 +98,8 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// What is certain not to happen must not begin, as what has begun is taken back: a link that is there before
-    /// is not ours to delete, and a plugin that is not installed could not be run for its DEL either.
+    /// Refuses, before the first step, a plan that is certain to fail: a step that has begun is rolled back, and a
+    /// link that exists already is not ours to delete, nor could a plugin that is not installed run its DEL.
     fn check_it_can_begin(&mut self, plan: &Plan) -> Result<(), AttachError> {
         let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
         check_plugins(self.node, plan)?;
@@ -163,7 +163,7 @@ impl Executor<'_> {
         self.entered.enter(&bridge.name);
         let ensured = self.host.ensure_bridge(bridge)?;
         if ensured.created {
-            // The node must not take addresses or routes from what pods announce.
+            // The node must not take addresses or routes from router advertisements that pods send.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
         }
         Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made: ensured.created }))
@@ -206,15 +206,16 @@ impl Executor<'_> {
         }
         let (host, pod) = match self.host.create_veth(veth, bridge, self.netns.as_fd(), &mut self.pod) {
             Err(error) if error.already_exists() => {
-                // The name is made from the container and the interface, both of which are ours: it is left over.
+                // The name is derived from the container and the interface, so an existing link is a leftover of
+                // ours.
                 self.host.ensure_link_absent(&veth.host_name)?;
                 self.host.create_veth(veth, bridge, self.netns.as_fd(), &mut self.pod)?
             }
             other => other?,
         };
         if veth.port.is_none() {
-            // A port has no network layer of its own; this end has, and the pod could announce routes to it. There
-            // is no carrier yet, so nothing was heard before this.
+            // A bridge port has no network layer of its own. The node's end of a routed link has one, and the pod
+            // could announce routes to it. There is no carrier yet, so no advertisement was received before this.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
         }
         if let (Some(bridge), Some(mac)) = (bridge, pod.mac) {
@@ -226,7 +227,7 @@ impl Executor<'_> {
     fn macvlan(&mut self, attachment: &AttachmentPlan, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
         let parent = self.parent(macvlan.parent.as_deref())?;
         check_mtu(macvlan.mtu, &parent)?;
-        // One that takes its parent over has its parent's address, whatever is asked for.
+        // A macvlan in mode passthru has its parent's address, regardless of the request.
         let shares = macvlan.mode != spec::MacvlanMode::Passthru;
         if let Some(mac) = macvlan.mac.filter(|_| shares) {
             self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
@@ -248,8 +249,8 @@ impl Executor<'_> {
         Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
     }
 
-    /// A macvlan's parent; the interface of the node's default route where none is named. Interfaces of one pod often
-    /// share it.
+    /// The parent of a macvlan; without a name, the interface of the node's default route. Interfaces of one pod
+    /// often share a parent.
     fn parent(&mut self, name: Option<&str>) -> Result<LinkState, StepError> {
         if let Some((_, parent)) = self.parents.iter().find(|(of, _)| of.as_deref() == name) {
             return Ok(parent.clone());
@@ -355,7 +356,7 @@ impl Executor<'_> {
         Ok(Output::Nothing)
     }
 
-    /// Where the interface can be judged that other plugins made.
+    /// Finds the device on which an interface made by other plugins can be enforced.
     fn find_device(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
         let pod = self.pod.find_link(&attachment.ifname)?;
         let host = match &pod {
@@ -394,8 +395,8 @@ impl Executor<'_> {
         Ok(Output::Nothing)
     }
 
-    /// The IP addresses are the attachment's own from here on. What a pool gives is the pool's business; what was `chosen` must be
-    /// nobody else's. Before anything leads to them.
+    /// Claims the IP addresses for the attachment, before any route leads to them. A pool answers for the addresses
+    /// it gives; `chosen` addresses must not be in use elsewhere.
     fn occupy(
         &mut self,
         at: StepRef,
@@ -416,7 +417,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// As `Addressing::announce_v4`, for IPv6: route netlink cannot set this one.
+    /// Like `Addressing::announce_v4`, for IPv6: route netlink cannot set this one.
     fn announce_v6(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
         if addressing.addresses.iter().any(|address| address.addr().is_ipv6()) {
             let key = format!("ipv6/conf/{}/ndisc_notify", pod.name);
@@ -440,7 +441,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// The pod's end has come up: what is sent to it from now on arrives.
+    /// Waits until the pod's end is up; packets sent to it arrive from then on.
     fn await_carrier(&mut self, host: &Interface) -> Result<(), StepError> {
         if !self.host.await_carrier(host.index)? {
             tracing::warn!(
@@ -485,7 +486,7 @@ impl Executor<'_> {
             .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
     }
 
-    /// The bridge that the attachment is on.
+    /// Index of the bridge that the attachment is on.
     fn bridge_index(&self, at: StepRef) -> Result<u32, StepError> {
         let outputs = self.progress.outputs().of(at.0);
         outputs
@@ -497,13 +498,13 @@ impl Executor<'_> {
             .ok_or(StepError::Missing("a bridge"))
     }
 
-    /// The ends of the attachment's link.
+    /// The node's end, if there is one, and the pod's end of the attachment's link.
     fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
         result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
     }
 }
 
-/// A link has no larger MTU than its parent.
+/// Refuses an MTU larger than the parent's.
 fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), StepError> {
     match mtu.filter(|mtu| *mtu > parent.mtu) {
         Some(mtu) => Err(StepError::Mtu { mtu, max: parent.mtu }),
@@ -511,7 +512,7 @@ fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), StepError> {
     }
 }
 
-/// What the kernel's refusal of a new link means.
+/// The error for a new link that the kernel refused.
 fn not_created(link: &spec::Link, error: StepError) -> StepError {
     use rustix::io::Errno;
     let StepError::Netlink(source) = error else { return error };
@@ -541,7 +542,7 @@ pub(super) struct DelegateCall<'a> {
 }
 
 impl<'a> DelegateCall<'a> {
-    /// Runs it for a verb that prints nothing.
+    /// Runs the plugin for a verb that prints no result.
     pub(super) fn run(
         &self,
         node: &Node,
@@ -555,7 +556,7 @@ impl<'a> DelegateCall<'a> {
     }
 
     fn stdin(&self, prev_result: Option<Value>) -> String {
-        /// A configuration, with another `prevResult`.
+        /// The plugin's configuration with `prevResult` replaced.
         struct Stdin<'a>(&'a Map<String, Value>, Option<Value>);
 
         impl Serialize for Stdin<'_> {
@@ -568,7 +569,7 @@ impl<'a> DelegateCall<'a> {
         }
 
         const PREV_RESULT: &str = "prevResult";
-        // Values have no way to fail.
+        // Serialising JSON values cannot fail.
         serde_json::to_string(&Stdin(&self.delegate.config, prev_result)).unwrap_or_default()
     }
 

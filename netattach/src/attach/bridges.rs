@@ -1,4 +1,4 @@
-//! Bridges that ADDs make: one that an ADD has made, and that failed, goes again.
+//! Bridges that ADDs make: a bridge made by an ADD that failed is removed again.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::netlink::{self, Handle};
 use crate::step::{Output, Outputs};
 
-/// The bridges that plans in the making are about to use, and by how many of them each is. A bridge stays for them.
+/// The bridges that unfinished plans are about to use, with the number of plans that use each. A bridge in use is
+/// kept.
 #[derive(Debug, Default)]
 pub struct Bridges {
     users: Mutex<BTreeMap<String, u32>>,
@@ -20,15 +21,15 @@ pub(super) struct Entered<'a> {
 }
 
 impl Bridges {
-    /// For a plan that uses none yet.
+    /// Starts with no bridge in use by the plan.
     pub(super) fn begin(&self) -> Entered<'_> {
         Entered { bridges: self, names: Vec::new() }
     }
 
-    /// Deletes the bridges that an ADD has made and that have no port, unless another is about to use them.
+    /// Deletes the bridges that this ADD made and that have no port, unless another plan is about to use them.
     ///
     /// # Errors
-    /// The kernel refused.
+    /// The kernel refuses.
     pub(super) fn remove_made(&self, outputs: &Outputs) -> Result<(), netlink::Error> {
         let made = |output: &Output| match output {
             Output::Bridge(bridge) if bridge.made => Some(bridge.link.clone()),
@@ -38,7 +39,7 @@ impl Bridges {
         if made.is_empty() {
             return Ok(());
         }
-        // Held until they are gone: who comes meanwhile makes it again.
+        // The lock is held until they are deleted: an ADD that comes meanwhile makes the bridge again.
         let users = self.lock();
         let mut host = Handle::open()?;
         let links = host.links()?;
@@ -56,13 +57,13 @@ impl Bridges {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
-        // Every change is one.
+        // Every change is a single operation, so a poisoned map is consistent.
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Entered<'_> {
-    /// The plan is about to use a bridge.
+    /// Records that the plan is about to use a bridge.
     pub(super) fn enter(&mut self, name: &str) {
         *self.bridges.lock().entry(name.to_owned()).or_default() += 1;
         self.names.push(name.to_owned());

@@ -1,4 +1,4 @@
-//! CHECK: is every attachment of a sandbox still what its record says?
+//! CHECK: compares every attachment of a sandbox with its record.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::spec::{Link, Route};
 use crate::step::{Interface, Step};
 use crate::waits;
 
-/// Compares the kernel with the record, and asks every other plugin.
+/// Compares the kernel with the record and runs CHECK of every other plugin.
 ///
 /// # Errors
 /// [`AttachError::Differs`] with the first difference; a plugin's own error.
@@ -60,7 +60,7 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
     Ok(())
 }
 
-/// The first difference between the machine and what an attachment should be, in words.
+/// The first difference between the kernel and the expected state of an attachment, in words.
 pub(super) fn compare(
     node: &Node,
     sandbox: &Sandbox,
@@ -112,7 +112,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         let shown = link.mac.map_or_else(|| "none".into(), |mac| mac.to_string());
         return differs(format!("has Ethernet address {shown}"));
     }
-    // Another plugin's interface may be meant to stay down.
+    // Another plugin may keep its interface down on purpose.
     if !link.up && want.link.is_some() {
         return differs("is down".into());
     }
@@ -135,7 +135,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
     })
 }
 
-/// The first of the routes in the main table that does not lead over the interface any more.
+/// The first of the routes that no longer leads over the interface in the main table.
 fn missing_route<'r>(
     wanted: &'r [Route],
     interface: u32,
@@ -157,7 +157,7 @@ fn missing_route<'r>(
     Ok(main.find(|route| !is_there(route)))
 }
 
-/// Whether a link has the name of what was made, and is something else.
+/// Whether a link has the name of the interface that was made but is a different link.
 fn is_another(link: &LinkState, made: &Interface) -> bool {
     made.index != 0 && made.index != link.index
 }
@@ -216,8 +216,8 @@ fn compare_bridge(want: &Expected, port: &LinkState, host: &mut Handle) -> Resul
     Ok(missing.map(|gateway| format!("bridge {name} lacks gateway address {gateway}")))
 }
 
-/// Asks every other plugin of the attachment. `last` is the final result, where the plugins' configurations do
-/// not hold it already.
+/// Runs CHECK of every other plugin of the attachment. `last` is the final result, where the plugins' configurations
+/// do not hold it already.
 pub(super) fn check_delegates(
     node: &Node,
     sandbox: &Sandbox,

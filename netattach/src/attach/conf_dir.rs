@@ -8,7 +8,8 @@ use super::intent::IntentError;
 use crate::cni::load::{self, Directory};
 use crate::{bounded, budget};
 
-/// The files that may hold a CNI configuration, those in a network's own folder included. No directory is none.
+/// The files that may hold a CNI configuration, including those in a network's own folder. A missing directory counts
+/// as empty.
 pub(super) fn read(path: &Path) -> Result<Directory, IntentError> {
     files(path).map_err(|source| IntentError::Read { path: path.to_owned(), source })
 }
@@ -22,9 +23,9 @@ fn files(path: &Path) -> io::Result<Directory> {
     for entry in entries {
         let entry = entry?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        // A link to a file is a file: configuration is often linked into place.
+        // A symbolic link counts as the file it leads to: configuration is often linked into place.
         let kind = match std::fs::metadata(entry.path()) {
-            // Gone meanwhile, or a link that leads nowhere.
+            // Removed meanwhile, or a dangling link.
             Err(error) if bounded::is_nothing(&error) => continue,
             other => other?,
         };
@@ -43,7 +44,8 @@ fn files(path: &Path) -> io::Result<Directory> {
     Ok(files)
 }
 
-/// One byte more than a configuration may have is enough to be refused by whoever parses it, and hinders nobody else.
+/// Reads at most one byte more than a configuration may have: enough for the parser to refuse that file, without
+/// failing the others.
 fn whole(path: &Path) -> io::Result<Vec<u8>> {
     match bounded::read(path, budget::CONFIG.most) {
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Ok(vec![b' '; budget::CONFIG.most + 1]),

@@ -1,5 +1,5 @@
-//! Records of live pods in which bits are flipped and lines cut off, doubled, swapped and mixed: nobody's address is given
-//! away, no DEL says that it is done while something is left, and whatever is wrong has a name.
+//! Damaged records of live pods: bits flipped, lines cut off, doubled, swapped and mixed. No live pod's address is
+//! given away, no DEL reports success while something is left, and every damage is reported with the record's name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::sync::Arc;
 
 const PODS: [&str; 3] = ["a", "b", "c"];
 
-/// What is done to the records.
+/// Damage done to the records.
 #[derive(Debug, Clone)]
 enum Harm {
     Flip {
@@ -43,14 +43,14 @@ enum Harm {
         line: usize,
         other: usize,
     },
-    /// A line of one record in the place of one of another.
+    /// A line of one record replaces a line of another.
     Mix {
         pod: usize,
         line: usize,
         from: usize,
         taken: usize,
     },
-    /// One record in the place of another.
+    /// One record replaces another.
     Exchange {
         pod: usize,
         from: usize,
@@ -148,7 +148,8 @@ fn whose(directory: &Path) -> Vec<String> {
     owners
 }
 
-/// What a live pod has survives the start of an agent on harmed records, and each DEL takes back what is its own or says why not.
+/// Live pods keep their state when an agent starts on damaged records, and each DEL rolls back its own or reports why
+/// it cannot.
 fn survives(harms: &[Harm]) {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
@@ -168,7 +169,7 @@ fn survives(harms: &[Harm]) {
     for (index, pod) in PODS.iter().enumerate() {
         assert_eq!(named.contains(&format!("{pod}@eth0")), before[index] != after[index], "{pod}: {named}");
     }
-    // Nobody new is given a number that a live pod has.
+    // No new attachment gets the number of a live pod.
     let mut numbers = engine.registry.reserve();
     assert!(numbers.attachment().unwrap() > 3);
     drop(numbers);
@@ -204,7 +205,7 @@ proptest! {
     }
 }
 
-/// What was seen: one bad byte in the plan of a live pod.
+/// Seen in practice: one bad byte in the plan of a live pod.
 #[test]
 fn one_bad_byte_in_a_plan_releases_nothing() {
     for byte in [0, 40, 130, 140, 200, 500] {
@@ -214,7 +215,7 @@ fn one_bad_byte_in_a_plan_releases_nothing() {
     survives(&[Harm::Exchange { pod: 0, from: 1 }]);
 }
 
-/// A record that cannot be removed keeps its numbers: its DEL will name them again.
+/// A record that cannot be removed keeps its numbers: its repeated DEL will name them again.
 #[test]
 fn numbers_stay_taken_while_their_record_is_there() {
     let directory = tempfile::tempdir().unwrap();
@@ -227,7 +228,7 @@ fn numbers_stay_taken_while_their_record_is_there() {
         panic!("it is whole")
     };
     taken.removing().unwrap();
-    // A directory in its place cannot be removed as a file.
+    // A directory at the record's path cannot be removed as a file.
     let path = record(directory, "a");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
@@ -237,7 +238,7 @@ fn numbers_stay_taken_while_their_record_is_there() {
     assert_eq!(engine.registry.reserve().attachment(), Ok(4), "1 is not given to another");
 }
 
-/// A record that has lost a line of its progress is taken back by its plan.
+/// A record that has lost a line of its progress is rolled back according to its plan.
 #[test]
 fn a_del_of_a_record_without_its_progress_takes_back_all_that_was_planned() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The network that every pod gets unless it chooses another: where it is described, and reading it from disk.
+//! The network that every pod gets unless it chooses another: where it is described, and how it is read from disk.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -22,7 +22,7 @@ pub enum DefaultNetwork {
     Path(PathBuf),
 }
 
-/// The text names no network.
+/// The text does not name a network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path")]
 pub struct InvalidDefaultNetwork(pub String);
@@ -44,8 +44,8 @@ impl FromStr for DefaultNetwork {
     }
 }
 
-/// Reads the configuration at a path: that of a file, or the first usable one of a directory as container
-/// runtimes take it, except that those which call netattach are passed over.
+/// Reads the configuration at a path: a file, or the first usable file of a directory, as container runtimes choose
+/// it, except that configurations which call netattach are skipped.
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
     let (name, list) = (NetworkName::Configuration(list.name.clone()), Arc::new(list));
@@ -58,7 +58,7 @@ fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
         IntentError::DefaultDirectory { path: path.to_owned(), source: Box::new(source) }
     })?;
     for skipped in &found.skipped {
-        // The look at the files on disk tells.
+        // The check of the files on disk reports it.
         tracing::debug!(directory = %path.display(), error = %Chain(skipped), "CNI configuration skipped");
     }
     Ok(found.list)
@@ -67,7 +67,7 @@ fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
 fn of_file(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
     let read = |source| IntentError::Read { path: path.to_owned(), source };
     let bytes = crate::bounded::read(path, crate::budget::CONFIG.most).map_err(read)?;
-    // The folder of plugins that may stand beside a list.
+    // The folder of plugins that may be next to a list.
     let mut directory = match path.parent() {
         Some(parent) => conf_dir::read(parent)?,
         None => Directory::new(),

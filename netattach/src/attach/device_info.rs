@@ -1,4 +1,4 @@
-//! The files of device information.
+//! Device information files.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -11,8 +11,8 @@ use crate::npwg::device_info;
 use crate::step::{DeviceInfoFiles, Output};
 use crate::{bounded, budget};
 
-/// Copies what the device plugin says to where the attachment's plugins look, and makes sure that nothing else is
-/// there. Without a device plugin's file there is none: a plugin may write one.
+/// Copies the device plugin's file to the path where the attachment's plugins look, and removes any file that is
+/// there already. Without a device plugin's file the path stays empty, and a plugin may write it.
 pub(super) fn prepare(files: &DeviceInfoFiles) -> Result<Output, StepError> {
     let failed = |path: &Path, source| StepError::DeviceInfo { path: path.to_owned(), source };
     let path = &files.attachment;
@@ -33,8 +33,8 @@ pub(super) fn prepare(files: &DeviceInfoFiles) -> Result<Output, StepError> {
     Ok(Output::Nothing)
 }
 
-/// What the attachment's file says after its plugins have run. Information that is not of the specified form is
-/// not published: nobody could rely on it.
+/// Reads the attachment's file after its plugins have run. Information that does not have the specified form is not
+/// published, because readers could not rely on it.
 pub(super) fn read(path: &Path) -> Output {
     let text = match whole(path) {
         Ok(text) => text,
@@ -53,7 +53,7 @@ pub(super) fn read(path: &Path) -> Output {
     }
 }
 
-/// The file is gone.
+/// Removes the file; a missing file is success.
 pub(super) fn remove(path: &Path) -> Result<(), StepError> {
     match fs::remove_file(path) {
         Err(source) if !bounded::is_nothing(&source) => {

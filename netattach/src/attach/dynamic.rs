@@ -1,8 +1,8 @@
-//! Attachments that a live sandbox is given and loses while it runs.
+//! Attachments added to and removed from a live sandbox.
 //!
-//! Each has a record of its own, under its own interface name, and goes through the same steps in the same way as
-//! those of an ADD: a crash at any point leaves what a crash in an ADD leaves. The record names the sandbox, whose
-//! CHECK looks at it too and whose DEL takes it back first.
+//! Each attachment has a record of its own, under its own interface name, and goes through the same steps as the
+//! attachments of an ADD: a crash at any point leaves the same state as a crash in an ADD. The record names the
+//! sandbox; CHECK of the sandbox covers it, and DEL of the sandbox rolls it back first.
 
 use super::engine::Engine;
 use super::{AttachError, Attached, facts};
@@ -15,11 +15,11 @@ use crate::plan::resolve::{Network, one_more, wishes};
 use crate::plan::{Dynamic, Sandbox};
 
 impl Engine {
-    /// Attaches the sandbox of that record to one more network, by the name that the selection asks for or by a free
+    /// Attaches the sandbox of that record to one more network, under the interface name in the selection or a free
     /// one. Returns the result in the newest version.
     ///
     /// # Errors
-    /// The sandbox is not attached, the name is taken, or as ADD. Nothing is left then.
+    /// The sandbox is not attached, the name is taken, or any error of ADD. Everything done has been rolled back.
     pub fn attach(
         &self,
         sandbox: &JournalKey,
@@ -40,10 +40,10 @@ impl Engine {
         self.carry_out(key, plan, numbers, &netns, cni::Version::LATEST)
     }
 
-    /// Takes back what [`Engine::attach`] attached, and says whether there was anything of it.
+    /// Rolls back an attachment made by [`Engine::attach`], and returns whether there was one.
     ///
     /// # Errors
-    /// It came with its sandbox; or what could not be taken back, and then it can be repeated.
+    /// The interface came with its sandbox; or some inverses failed, and the call may be repeated.
     pub fn detach(&self, sandbox: &JournalKey, ifname: &str) -> Result<bool, AttachError> {
         let key = JournalKey { container_id: sandbox.container_id.clone(), ifname: ifname.to_owned() };
         let not_dynamic =
@@ -60,21 +60,21 @@ impl Engine {
         }
     }
 
-    /// Takes back everything that was attached to the sandbox while it was live.
+    /// Rolls back everything that was attached to the sandbox while it was live.
     pub(super) fn detach_all(&self, sandbox: &JournalKey) -> Result<(), AttachError> {
         let taken_back = self.dynamic_of(sandbox)?.into_iter().map(|record| self.take_back(record));
         let errors: Vec<AttachError> = taken_back.filter_map(Result::err).collect();
         if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
     }
 
-    /// The records of what was attached to the sandbox while it was live, the youngest first.
+    /// Records of the attachments made while the sandbox was live, the newest first.
     pub(super) fn dynamic_of(&self, sandbox: &JournalKey) -> Result<Vec<Record>, AttachError> {
         let mut records = Vec::new();
         for key in self.journal.keys()? {
             if key.container_id != sandbox.container_id || key == *sandbox {
                 continue;
             }
-            // A torn record is of something that never began, or is taken back at the next start.
+            // A torn record belongs to an attachment that never began, or is cleaned up at the next start.
             if let Loaded::Whole(record) = self.journal.load(&key)?
                 && record.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
             {
@@ -85,7 +85,7 @@ impl Engine {
         Ok(records)
     }
 
-    /// A name that neither the pod nor any record of the container has.
+    /// An interface name that neither the pod nor any record of the container uses.
     fn name_for(&self, record: &Record, netns: &Netns, selection: &Selection) -> Result<String, AttachError> {
         let container = &record.key.container_id;
         let mut taken: Vec<String> = Handle::open_in(netns)?

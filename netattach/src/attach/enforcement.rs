@@ -1,4 +1,4 @@
-//! What the dataplane is told of attached sandboxes, and whether it still has it.
+//! Registers attached sandboxes with the dataplane and verifies that they are still there.
 
 use super::{Attached, StepError};
 use crate::enforce::Enforce;
@@ -9,7 +9,7 @@ use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
 use crate::step::{Outputs, Step};
 
-/// What the dataplane has to know of a sandbox: one for each attachment that it judges.
+/// The dataplane's view of a sandbox: one entry for each attachment that it enforces.
 pub(super) fn guards<'p>(
     plan: &'p Plan,
     outputs: &'p Outputs,
@@ -26,7 +26,7 @@ pub(super) fn guards<'p>(
     })
 }
 
-/// What is missing of one attachment's enforcement, in words.
+/// The missing part of one attachment's enforcement, in words.
 pub(super) fn difference(
     enforcer: &dyn Enforce,
     plan: &Plan,
@@ -40,8 +40,9 @@ pub(super) fn difference(
     }
 }
 
-/// Puts programs back that somebody took off their devices. Which of the `attached` are not enforced then, and what they
-/// lack, in words. Attachments whose device is gone are those of pods that are going.
+/// Reattaches programs that were removed from their devices. Returns the `attached` that are still not enforced and
+/// what is missing, in words. Attachments whose device is gone belong to pods that are being removed; they are
+/// skipped.
 pub(super) fn restore(
     enforcer: &dyn Enforce,
     attached: &[std::sync::Arc<Attached>],
@@ -55,7 +56,7 @@ pub(super) fn restore(
                 continue;
             }
             let what = match enforcer.restore(&guarded, &mut host) {
-                // What was missing may also have come meanwhile.
+                // The missing part may also have appeared meanwhile.
                 Ok(_) => match enforcer.verify(&guarded, &mut host)? {
                     Some(what) => what,
                     None => continue,

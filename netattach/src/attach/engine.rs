@@ -26,7 +26,7 @@ use crate::step::Step;
 use crate::timing;
 use crate::waits::{self, Resource};
 
-/// Attaches and detaches sandboxes. One operation per (container, interface) at a time: callers serialise by
+/// Attaches and detaches sandboxes. At most one operation per (container, interface) at a time: callers serialise by
 /// container.
 #[derive(Debug)]
 pub struct Engine {
@@ -39,21 +39,21 @@ pub struct Engine {
     pub(super) own: NetnsId,
 }
 
-/// What was found at start.
+/// The state found at start.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Sandboxes that are attached and go on as they are.
+    /// Attached sandboxes that were adopted unchanged.
     pub adopted: usize,
-    /// Records of sandboxes that are half attached or half detached, or of an earlier boot: to be taken back.
+    /// Records to roll back: of sandboxes that are half attached or half detached, or of an earlier boot.
     pub unfinished: Vec<JournalKey>,
-    /// What could not be recovered; the records are kept.
+    /// Errors of records that could not be recovered; the records are kept.
     pub failed: Vec<String>,
-    /// Records that are damaged, of sandboxes that go on as they are.
+    /// Errors of damaged records whose sandboxes were adopted unchanged.
     pub damaged: Vec<String>,
 }
 
 impl Recovery {
-    /// Whether it worked out; what did not is remembered by the record's name.
+    /// Returns whether `outcome` is a success; a failure is kept with the record's name.
     fn note(&mut self, key: &JournalKey, outcome: Result<(), AttachError>) -> bool {
         let failed =
             outcome.err().map(|error| format!("{}@{}: {}", key.container_id, key.ifname, Chain(&error)));
@@ -64,7 +64,7 @@ impl Recovery {
 }
 
 impl Engine {
-    /// Puts one together. The calling thread is in the node's namespace.
+    /// Makes an engine. The calling thread is in the node's namespace.
     ///
     /// # Errors
     /// The node's namespace cannot be identified.
@@ -80,17 +80,17 @@ impl Engine {
         Ok(Self { node, journal, registry: Registry::new(limit), options, inheritance, repeated, own })
     }
 
-    /// What is attached.
+    /// The attached sandboxes.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Where records are.
+    /// The directory of the records.
     pub fn journal_directory(&self) -> &Path {
         self.journal.directory()
     }
 
-    /// What attachments share.
+    /// The state that all attachments share.
     pub fn node(&self) -> &Node {
         &self.node
     }
@@ -99,7 +99,7 @@ impl Engine {
     /// the version of the request.
     ///
     /// # Errors
-    /// The first failure. Everything done before it has been taken back; where that failed too, the record is
+    /// The first failure. Everything done before it has been rolled back; if an inverse failed as well, the record is
     /// kept for DEL.
     pub fn add(
         &self,
@@ -130,7 +130,7 @@ impl Engine {
                 record.check_whole()?;
                 return self.repeat(&record, sandbox, request, intent, &netns);
             }
-            // Left half done by a crash and not yet taken back.
+            // A crash left it half done, and it has not been rolled back yet.
             Loaded::Whole(record) => self.take_back(*record)?,
         }
         let mut numbers = self.registry.reserve();
@@ -140,12 +140,12 @@ impl Engine {
         self.carry_out(key, plan, numbers, &netns, request.version)
     }
 
-    /// Numbers are given only where there is a dataplane.
+    /// Attachment numbers are given only where there is a dataplane.
     pub(super) fn numbers<'a>(&self, numbers: &'a mut Reservation<'_>) -> Option<&'a mut dyn Numbers> {
         self.node.enforcer.is_some().then_some(numbers as &mut _)
     }
 
-    /// Records a plan and carries it out, or takes it back. Returns the result of its first attachment.
+    /// Records a plan and carries it out; rolls it back on failure. Returns the result of its first attachment.
     pub(crate) fn carry_out(
         &self,
         key: JournalKey,
@@ -184,7 +184,7 @@ impl Engine {
             }
             Err(error) => {
                 let container = record.key.container_id.clone();
-                // The answer says why, and is logged.
+                // The error is returned, and logged there.
                 tracing::debug!(container, error = %Chain(&error), "ADD failed, taking it back");
                 match self.take_back(record) {
                     Ok(()) => waits::put_off(|leaving| self.holder(&error, leaving)),
@@ -197,7 +197,7 @@ impl Engine {
         }
     }
 
-    /// Which of these containers has the address that an ADD has failed for, or some address of the pool that has none left.
+    /// The container among `of` that has the address the ADD failed for, or any address of the exhausted pool.
     fn holder(&self, error: &AttachError, of: &[String]) -> Option<String> {
         let AttachError::Step { source, .. } = error else { return None };
         match &**source {
@@ -208,7 +208,7 @@ impl Engine {
                 let (pool, wanted) = error.none_free()?;
                 let has_it = |container: &&String| {
                     let held = self.node.leases.held(&pool, container, &[]);
-                    // What cannot be read is nobody's to wait for.
+                    // A container whose leases cannot be read is not waited for.
                     held.is_ok_and(|held| {
                         wanted.map_or(!held.is_empty(), |one| held.contains(&one.to_canonical()))
                     })
@@ -232,7 +232,7 @@ impl Engine {
             .first()
             .map(|attachment| result::as_reported(&plan.sandbox, attachment, record.outputs.of(0)));
         let result = default.transpose()?.unwrap_or_default();
-        // A version that cannot express the result fails here, while everything can still be taken back.
+        // A version that cannot express the result fails here, while everything can still be rolled back.
         let reply = cni::result::in_version(&result, version)?;
         waits::at(&Resource::Sync, || record.wait_durable())?;
         record.attached(cni::result::in_version(&result, cni::Version::LATEST)?)?;
@@ -240,18 +240,17 @@ impl Engine {
         Ok(reply)
     }
 
-    /// DEL: takes everything back that the record of the sandbox has, and says whose it was. Unknown sandboxes are
-    /// success.
+    /// DEL: rolls back everything in the record of the sandbox, and returns the pod. An unknown sandbox is success.
     ///
     /// # Errors
-    /// What could not be taken back. The record is kept and DEL may be repeated.
+    /// The inverses that failed. The record is kept and DEL may be repeated.
     pub fn del(&self, request: &cni::Request) -> Result<Option<PodRef>, AttachError> {
         let key = key(request);
-        // What came last goes first. Whatever becomes of it, the sandbox itself is taken back.
+        // The newest attachments are removed first. The sandbox itself is rolled back even if that fails.
         let dynamic = self.detach_all(&key);
         let sandbox = self.journal.load(&key).map_err(AttachError::from).and_then(|loaded| match loaded {
             Loaded::Absent => match &request.tolerated {
-                // Names that ADD would have refused were never attached.
+                // A sandbox with names that ADD refuses was never attached.
                 Some(error) => Err(error.clone().into()),
                 None => self.del_inherited(request).map(|()| None),
             },
@@ -270,9 +269,9 @@ impl Engine {
         }
     }
 
-    /// Whether the sandbox was attached after that: a request to detach it that is older was meant for another
-    /// container of the same id. A record that does not say when was written by an earlier version of the agent,
-    /// before any request that does; a request that does not say was answered by an error and is repeated.
+    /// Whether the sandbox was attached after `then`: an older detach request was meant for another container of the
+    /// same id. A record without a time was written by an earlier version of the agent, before any request that has
+    /// one; a request without a time was answered by an error and is repeated.
     ///
     /// # Errors
     /// The record cannot be read.
@@ -285,7 +284,8 @@ impl Engine {
             (None, _) => false,
             (Some(_), None) => true,
             (Some(planned), Some((boot, then))) => {
-                // The record of an earlier boot cannot be newer than a request of this one, nor the reverse older.
+                // A record of an earlier boot cannot be newer than a request of this boot, and a record of this boot
+                // cannot be older than a request of an earlier one.
                 if *boot == record.planned.boot { planned > then } else { !record.is_of_earlier_boot() }
             }
         })
@@ -300,7 +300,7 @@ impl Engine {
         self.check_sandbox(&record, &netns)
     }
 
-    /// Compares the kernel with the record of a sandbox and of what was attached to it while it was live.
+    /// Compares the kernel with the record of a sandbox and with those of the attachments made while it was live.
     pub(super) fn check_sandbox(&self, record: &Record, netns: &Netns) -> Result<(), AttachError> {
         waits::admit(&waits::footprint(&record.plan))?;
         check(&self.node, record, netns)?;
@@ -311,7 +311,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The record of an attached sandbox, and its namespace.
+    /// The record of an attached sandbox, and its network namespace.
     pub(super) fn attached(&self, key: &JournalKey) -> Result<(Box<Record>, Netns), AttachError> {
         let record = match self.journal.load(key)? {
             Loaded::Whole(record) if record.state == RecordState::Attached => record,
@@ -324,9 +324,9 @@ impl Engine {
         Ok((record, netns))
     }
 
-    /// Brings the journal and the machine together after a start: whole sandboxes are adopted. Of the others, those
-    /// that had a part in the dataplane are known to it as they were, so that what is left of them stays judged, until
-    /// [`Engine::finish`] has taken them back.
+    /// Compares the journal with the machine after a start: complete sandboxes are adopted. The others stay
+    /// registered with the dataplane if they were, so that their remaining interfaces stay enforced until
+    /// [`Engine::finish`] has rolled them back.
     ///
     /// # Errors
     /// The journal cannot be listed.
@@ -341,11 +341,12 @@ impl Engine {
         for key in self.journal.keys()? {
             match self.journal.load(&key) {
                 Ok(Loaded::Absent) => {}
-                // What belongs to whom is known when all others are.
+                // A torn record can only be judged when the owners of all other resources are known.
                 Ok(Loaded::Torn { earlier_boot }) => torn.push((key, earlier_boot)),
                 Ok(Loaded::Whole(record)) => {
                     let outcome = self.adopt_record(&record, &recorded, &mut recovery, &mut guarded);
-                    // What is left as it is has its addresses; what is taken back may have them still.
+                    // An unfinished record that is left alone keeps its addresses; one that is rolled back may still
+                    // have them.
                     let is_left = outcome.is_err();
                     let had_begun = !is_whole(&record) && !known_ids(&record, &recorded).is_empty();
                     unfinished.extend((is_left || had_begun).then(|| Attached::from(&*record)));
@@ -365,7 +366,8 @@ impl Engine {
             self.note_boot();
         }
         if let Some(enforcer) = &self.node.enforcer {
-            // Something unknown may be attached: then nothing is a stray, and no number in the maps is free.
+            // An unreadable record may belong to a live attachment: no entry is a stray then, and no number in the
+            // maps is free.
             if !is_all_known {
                 self.registry.hold_numbers(recorded);
             }
@@ -376,8 +378,8 @@ impl Engine {
         Ok(recovery)
     }
 
-    /// Adopts the sandbox of a record, or has it taken back. What is of this boot and damaged may live: it is adopted
-    /// where all that is attached is known, and else left as it is.
+    /// Adopts the sandbox of a record, or marks the record to be rolled back. A damaged record of this boot may
+    /// belong to a live sandbox: it is adopted if all its attachments are known, and left alone otherwise.
     fn adopt_record(
         &self,
         record: &Record,
@@ -385,7 +387,7 @@ impl Engine {
         recovery: &mut Recovery,
         guarded: &mut Vec<EnforcedAttachment>,
     ) -> Result<(), AttachError> {
-        // Until it is taken back, nobody else gets its numbers.
+        // Its numbers stay reserved until it is rolled back.
         self.registry.hold(&record.plan);
         let goes_on = is_whole(record);
         let keeps_numbers = record.is_of_earlier_boot() || (goes_on && record.is_complete());
@@ -408,18 +410,18 @@ impl Engine {
         Ok(())
     }
 
-    /// To be called when nothing of an earlier boot is left to take back: what is torn from now on is of this one.
+    /// Call this when no record of an earlier boot is left to roll back: records torn from now on are of this boot.
     pub fn note_boot(&self) {
         if let Err(error) = self.journal.note_boot() {
             tracing::warn!(error = %Chain(&error), "the next start takes this boot for an earlier one");
         }
     }
 
-    /// Takes back what an earlier agent has left half done, and says whether there was anything. The caller has the
-    /// container's turn.
+    /// Rolls back a record that an earlier agent left unfinished, and returns whether there was one. The caller holds
+    /// the container's turn.
     ///
     /// # Errors
-    /// What could not be taken back. The record is kept, and DEL may be repeated.
+    /// The inverses that failed. The record is kept, and DEL may be repeated.
     pub fn finish(&self, key: &JournalKey) -> Result<bool, AttachError> {
         match self.journal.load(key)? {
             Loaded::Absent => Ok(false),
@@ -442,7 +444,7 @@ impl Engine {
         if record.state != RecordState::Removing
             && let Err(error) = record.removing()
         {
-            // A full disk, as a rule. What has begun is known, and taking it back is what frees things.
+            // The usual cause is a full disk. The begun steps are known, and rolling them back frees space.
             tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
         }
         crate::crash_point!("undo", "begun");
@@ -453,14 +455,14 @@ impl Engine {
         }
         crate::crash_point!("undo", "record");
         let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
-        // While there is a record, its DEL may be repeated, and names these numbers again.
+        // While the record exists, its DEL may be repeated and names these numbers again.
         record.remove()?;
         self.registry.remove(&key, &plan);
         Ok(())
     }
 
-    /// Clears up after a record whose plan was never completely written: the leases that its container holds, if
-    /// the power failed. Interfaces of other records of the container keep theirs.
+    /// Cleans up after a record whose plan was never completely written: releases the leases that the container may
+    /// hold after a power failure. Leases of interfaces with other records of the container are kept.
     fn clear_torn(
         &self,
         key: &JournalKey,
@@ -479,7 +481,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Interfaces of the other records of the container.
+    /// Interfaces in the other records of the container.
     fn interfaces_beside(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
         let mut keep = Vec::new();
         for other in self
@@ -495,11 +497,11 @@ impl Engine {
         Ok(keep)
     }
 
-    /// That a record of this boot has no plan says that nothing was done. Whatever there is of the sandbox, an address
-    /// or a link, says that the record was more once.
+    /// A record of this boot without a plan means that no step began. An address or a link of the sandbox shows that
+    /// the record has lost its plan.
     ///
     /// # Errors
-    /// `JournalError::Damaged`, with what there is; or it could not be looked at.
+    /// `JournalError::Damaged`, with the trace that was found; or the sandbox could not be examined.
     fn check_torn(&self, key: &JournalKey, netns: Option<&Netns>) -> Result<(), AttachError> {
         match self.trace_of(key, &self.interfaces_beside(key)?, netns)? {
             Some(what) => Err(self.journal.emptied(key, what).into()),
@@ -534,8 +536,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// The sandbox's namespace, if it is still the one that was attached. Inode numbers are used again, so
-    /// nothing of an earlier boot is looked for, and the cookie decides where there is one.
+    /// The sandbox's namespace, if it is still the one that was attached. The kernel reuses inode numbers, so a
+    /// record of an earlier boot has none, and the cookie decides where there is one.
     fn netns_of(&self, record: &Record) -> Option<Netns> {
         let sandbox = &record.plan.sandbox;
         if record.is_of_earlier_boot() {
@@ -552,13 +554,13 @@ impl Engine {
     }
 }
 
-/// Whether the sandbox is attached and goes on as it is.
+/// Whether the sandbox is attached and continues unchanged.
 fn is_whole(record: &Record) -> bool {
     record.state == RecordState::Attached && !record.is_of_earlier_boot()
 }
 
-/// The numbers of a record that the dataplane is to know. Devices of an earlier boot are somebody else's by now. What is
-/// being taken back and is `recorded` no more may have lost its addresses to others.
+/// The numbers of a record to register with the dataplane. Devices of an earlier boot belong to others by now. A
+/// record that is being removed and whose number is no longer `recorded` may have lost its addresses to others.
 fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
     let of_this_boot = !record.is_of_earlier_boot();
     let is_there = |id: &u32| record.state != RecordState::Removing || recorded.contains(id);
