@@ -598,7 +598,7 @@ pub(super) fn check_plugins(node: &Node, plan: &Plan) -> Result<(), AttachError>
     Ok(())
 }
 
-/// Runs plugins for a runtime: its search path comes before the agent's own.
+/// Runs plugins for a runtime: the runtime's search path comes before the agent's own.
 pub(super) fn runner(node: &Node, cni_path: &[PathBuf]) -> delegate::Delegate {
     let mut search = cni_path.to_vec();
     search.extend(node.delegate.search.iter().filter(|path| !cni_path.contains(path)).cloned());

@@ -444,7 +444,7 @@ impl Engine {
         if record.state != RecordState::Removing
             && let Err(error) = record.removing()
         {
-            // The usual cause is a full disk. The begun steps are known, and rolling them back frees space.
+            // The usual cause is a full disk. The begun steps are known, and rolling them back frees resources.
             tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
         }
         crate::crash_point!("undo", "begun");

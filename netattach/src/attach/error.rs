@@ -1,4 +1,4 @@
-//! What can go wrong between a request and its result, and which CNI code each of it is.
+//! Errors between a request and its result, and the CNI code of each.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,42 +27,42 @@ pub enum AttachError {
     /// `CNI_NETNS` is the node's own namespace.
     #[error("CNI_NETNS {path} is the node's own network namespace, not a container's")]
     HostNetns {
-        /// As given.
+        /// The path as given.
         path: PathBuf,
     },
     /// The journal failed.
     #[error("journal")]
     Journal(#[from] JournalError),
-    /// The sandbox is attached already.
+    /// The sandbox is already attached.
     #[error("container {} is attached with interface {} already; DEL comes before another ADD", .0.container_id, .0.ifname)]
     AlreadyAttached(JournalKey),
-    /// The sandbox is attached already, and is asked to be attached in another way.
+    /// The sandbox is already attached, and the new ADD asks for a different attachment.
     #[error(
         "container {} is attached with interface {} already, otherwise than this ADD asks: {what}; DEL comes first",
         key.container_id, key.ifname
     )]
     AttachedOtherwise {
-        /// Which.
+        /// The attached sandbox.
         key: JournalKey,
-        /// What is different.
+        /// The difference.
         what: String,
     },
-    /// The sandbox is attached already, and is not what it was after its ADD.
+    /// The sandbox is already attached, and has changed since its ADD.
     #[error(
         "container {} is attached with interface {} already, and not as its ADD left it; DEL comes first",
         key.container_id, key.ifname
     )]
     AttachedAndChanged {
-        /// Which.
+        /// The attached sandbox.
         key: JournalKey,
-        /// What CHECK says.
+        /// The difference that CHECK found.
         #[source]
         source: Box<AttachError>,
     },
     /// The sandbox is not attached.
     #[error("container {} is not attached with interface {}", .0.container_id, .0.ifname)]
     NotAttached(JournalKey),
-    /// The name that is asked for one more interface of a live sandbox is taken.
+    /// The interface name requested for another attachment of a live sandbox is taken.
     #[error("container {container} has an interface named {ifname} already")]
     NameTaken {
         /// `CNI_CONTAINERID`.
@@ -70,7 +70,7 @@ pub enum AttachError {
         /// The name.
         ifname: String,
     },
-    /// What is to be detached by itself came with its sandbox, and goes with it.
+    /// The interface to detach came with its sandbox, so only the sandbox's DEL removes it.
     #[error(
         "{ifname} of container {container} was not attached while the container was live: its DEL detaches it"
     )]
@@ -83,16 +83,16 @@ pub enum AttachError {
     /// The plan could not be made.
     #[error(transparent)]
     Plan(#[from] CniError),
-    /// What another meta plugin left cannot be used.
+    /// The state files of another meta plugin cannot be used.
     #[error(transparent)]
     Inheritance(#[from] InheritanceError),
-    /// No netlink socket.
+    /// A netlink socket cannot be opened.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
     /// A step failed.
     #[error("{doing} {ifname} ({network}){}", after_colon(.step))]
     Step {
-        /// What it was part of.
+        /// The operation that the step was part of.
         doing: Doing,
         /// Name of the interface in the pod.
         ifname: String,
@@ -100,52 +100,52 @@ pub enum AttachError {
         network: String,
         /// The step, in words; empty where the cause says it all.
         step: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<StepError>,
     },
-    /// A pool or another plugin failed at a verb that is about a network, not an attachment.
+    /// A pool or another plugin failed at a verb that concerns a network, not an attachment.
     #[error("{command} of network {network}")]
     Network {
         /// The verb.
         command: Command,
         /// Name of the network.
         network: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<StepError>,
     },
-    /// Plugins before this one took all the time that one GC has.
+    /// Earlier plugins used all the time that one GC has.
     #[error("GC of network {0}: not asked, as no time was left; the next GC asks again")]
     OutOfTime(String),
-    /// Too many wait for what it needs: it has had no effect and is begun anew.
+    /// Too many operations wait for the same resource: this one has had no effect and is begun anew.
     #[error(transparent)]
     Crowded(#[from] Crowded),
-    /// Inverses failed: the record is kept, and DEL may be repeated.
+    /// Inverses failed. The record is kept, and DEL may be repeated.
     #[error("{}", join(.0))]
     Undo(Vec<AttachError>),
     /// Leases of a container whose record is torn could not be released.
     #[error("release what a torn record may have leased")]
     TornLease(#[source] ipam::Error),
-    /// The kernel is not as the record has it.
+    /// The kernel state differs from the record.
     #[error("{ifname} ({network}): {what}")]
     Differs {
         /// Name of the interface in the pod.
         ifname: String,
         /// Name of its network.
         network: String,
-        /// What is different.
+        /// The difference.
         what: String,
     },
 }
 
-/// Why one step, or its inverse, failed.
+/// Why a step or its inverse failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// The kernel refused a link, an address, a route or a filter.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// A policy selects what cannot be enforced as it has to be.
+    /// A policy selects an attachment on which it cannot be enforced as required.
     #[error(transparent)]
     Unenforceable(#[from] Unenforceable),
     /// The namespace cannot be entered.
@@ -154,93 +154,93 @@ pub enum StepError {
     /// No netlink socket.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
-    /// The interface is there already.
+    /// The pod already has an interface of that name.
     #[error("the pod has an interface named {0} already")]
     NameTaken(String),
     /// A link's MTU is larger than its parent's.
     #[error("mtu {mtu} is larger than {max}, the MTU of the parent")]
     Mtu {
-        /// Asked for, in bytes.
+        /// The requested MTU, in bytes.
         mtu: u32,
-        /// The parent's, in bytes.
+        /// The parent's MTU, in bytes.
         max: u32,
     },
-    /// The parent carries links that another one cannot be beside.
+    /// The parent carries links of a kind that excludes the new link.
     #[error("the parent {parent} carries {present}, and {wanted} cannot be on it beside them")]
     ParentShared {
         /// Name of the parent.
         parent: String,
-        /// What it carries.
+        /// The links that it carries.
         present: &'static str,
-        /// What was to come.
+        /// The link that was requested.
         wanted: &'static str,
     },
-    /// Something else has the parent.
+    /// The parent is in use by another device.
     #[error("the parent cannot carry {wanted}: a bridge, a bond or links of another kind have it already")]
     ParentBusy {
-        /// What was to come.
+        /// The link that was requested.
         wanted: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: netlink::Error,
     },
-    /// The kernel has no driver for links of that kind.
+    /// The kernel has no driver for links of this kind.
     #[error("the kernel of this node has no driver for links of kind {kind}")]
     NoDriver {
-        /// Which kind.
+        /// The kind.
         kind: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: netlink::Error,
     },
-    /// The address that was asked for is somebody else's.
+    /// The requested address is in use elsewhere.
     #[error("{address} is taken: {holder}")]
     AddressTaken {
-        /// Which.
+        /// The address.
         address: Address,
-        /// Whose.
+        /// Its holder.
         holder: Holder,
     },
-    /// A link without IPv6 is to have addresses of it.
+    /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
     #[error("mtu {0} is below 1280, and IPv6 needs as much")]
     SmallMtu(u32),
-    /// Another gateway address is on the bridge.
+    /// The bridge has another gateway address.
     #[error(
         "bridge {bridge} has the address {present} and {wanted} is needed; forceAddress would replace it"
     )]
     GatewayConflict {
         /// The bridge.
         bridge: String,
-        /// On the bridge.
+        /// The address on the bridge.
         present: ipnet::IpNet,
-        /// Needed.
+        /// The address that is needed.
         wanted: ipnet::IpNet,
     },
-    /// No address.
+    /// No address could be leased.
     #[error(transparent)]
     Lease(#[from] ipam::Error),
     /// Another plugin failed.
     #[error(transparent)]
     Delegate(#[from] DelegateError),
-    /// A plugin that netattach carries itself failed, called as others are.
+    /// A plugin that netattach implements itself failed when called as other plugins are.
     #[error("plugin {plugin}")]
     InProcess {
-        /// Its type.
+        /// The plugin type.
         plugin: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: CniError,
     },
     /// Another plugin printed something that is not a result.
     #[error("the result of plugin {plugin} cannot be read")]
     Result {
-        /// Its type.
+        /// The plugin type.
         plugin: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: CniError,
     },
-    /// The attachment could not be told to those who read libcni's cache.
+    /// The attachment could not be written to libcni's result cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// Address management gave no address.
@@ -249,37 +249,37 @@ pub enum StepError {
     /// A kernel setting could not be changed.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// A gateway that the attachment's link does not lead to.
+    /// The attachment's link does not lead to the gateway.
     #[error("default-route: gateway {gateway} is not reachable on the attachment's link")]
     Gateway {
-        /// Which.
+        /// The gateway.
         gateway: std::net::IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: netlink::Error,
     },
-    /// A gateway that a routed link does not have.
+    /// A routed link does not have the requested gateway.
     #[error("default-route")]
     NotOnLink(#[from] NotOnLink),
-    /// The kernel shows other default routes than those that were asked for.
+    /// The kernel shows default routes other than the requested ones.
     #[error(
         "default-route: the kernel shows another default route of the pod{}",
         .0.map(|gateway| format!(", through {gateway}")).unwrap_or_default()
     )]
     DefaultRoute(Option<std::net::IpAddr>),
-    /// A file of device information could not be written or removed.
+    /// A device information file could not be written or removed.
     #[error("device information {path}")]
     DeviceInfo {
         /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: std::io::Error,
     },
     /// The dataplane failed.
     #[error(transparent)]
     Enforce(#[from] EnforceError),
-    /// A step that this one builds on has no output: the plan is wrong.
+    /// A step that this one depends on has no output: the plan is wrong.
     #[error("the plan lacks {0} before this step")]
     Missing(&'static str),
     /// The journal failed.
@@ -287,14 +287,14 @@ pub enum StepError {
     Journal(#[from] JournalError),
 }
 
-/// What an attachment was undergoing when something failed.
+/// The operation on an attachment during which something failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
     /// ADD.
     Attach,
     /// CHECK.
     Check,
-    /// DEL, or taking an ADD back.
+    /// DEL, or the rollback of an ADD.
     Detach,
 }
 
@@ -309,7 +309,7 @@ impl fmt::Display for Doing {
 }
 
 impl AttachError {
-    /// A step of an attachment, or its inverse, failed. Another plugin's error names plugin and verb itself.
+    /// A step of an attachment, or its inverse, failed. Another plugin's error already names plugin and verb.
     pub(super) fn step(
         doing: Doing,
         attachment: &AttachmentPlan,
@@ -334,7 +334,7 @@ impl From<AttachError> for CniError {
 }
 
 impl From<&AttachError> for CniError {
-    /// The only place where a failure gets its CNI code. Another plugin's keeps the plugin's code and details.
+    /// Assigns the CNI code; no other place does. Another plugin's error keeps that plugin's code and details.
     fn from(error: &AttachError) -> Self {
         if let AttachError::Undo(errors) = error {
             return Self::joined(errors.iter().map(Self::from));
@@ -350,7 +350,7 @@ impl From<&AttachError> for CniError {
 }
 
 impl AttachError {
-    /// The other plugin's error that this is about.
+    /// The other plugin's error that caused this one.
     fn delegate(&self) -> Option<&DelegateError> {
         match self {
             Self::Step { source, .. } | Self::Network { source, .. } => match &**source {
@@ -426,15 +426,15 @@ fn step_code(error: &StepError) -> u32 {
     }
 }
 
-/// What the kernel's refusal of a link, an address or a route says about the request.
+/// The CNI code for the kernel's refusal of a link, an address or a route.
 fn errno_code(error: &netlink::Error) -> u32 {
     use rustix::io::Errno;
     match error.errno() {
-        // Another has the address, or a limit is reached for now.
+        // The address is in use elsewhere, or a limit is reached for now.
         Some(Errno::ADDRINUSE | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::XFULL) => {
             code::TRY_AGAIN_LATER
         }
-        // A gateway that no route leads to, or something that is none.
+        // No route leads to the gateway, or the gateway is not valid.
         Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::RANGE) => code::INVALID_CONFIG,
         _ => code::INTERNAL,
     }

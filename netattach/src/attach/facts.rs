@@ -1,14 +1,15 @@
-//! Reads from the kernel what drivers have to know of the node before they plan.
+//! Reads from the kernel the facts about the node that drivers need before they plan.
 
 use super::AttachError;
 use crate::error_chain::Chain;
 use crate::link::facts::{Facts, Parent, Wanted, Wishes};
 use crate::netlink::{self, Handle, LinkState};
 
-/// The facts that drivers ask for. What the node does not have is left out: the step that needs it says so.
+/// Gathers the facts that drivers ask for. A fact that the node does not have is left out: the step that needs it
+/// reports that.
 ///
 /// # Errors
-/// No netlink socket.
+/// A netlink socket cannot be opened.
 pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
     let mut facts = Facts::default();
     if wishes.is_empty() {
@@ -28,7 +29,7 @@ pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
     Ok(facts)
 }
 
-/// The link of that name; the interface of the node's default route where none is named.
+/// The link of that name; without a name, the interface of the node's default route.
 pub(super) fn parent(host: &mut Handle, name: Option<&str>) -> Result<LinkState, netlink::Error> {
     match name {
         Some(name) => host.link(name),

@@ -1,9 +1,9 @@
-//! GC: takes back the sandboxes that the runtime does not know any more, then has every pool and every other
-//! plugin do the same for what they hold.
+//! GC: rolls back the sandboxes that the runtime no longer knows, then has every pool and every other plugin release
+//! what belongs to no remaining sandbox.
 //!
-//! It goes on beside everything else. A container that somebody has been at work on since the request came is in use;
-//! the others are taken back each in its own turn. A pool or a plugin is asked while nobody else is at it, and told
-//! what is in use only then: whoever has something of it has a record by then.
+//! GC runs beside other operations. A container that another operation has touched since the request came is in use;
+//! the others are rolled back, each in its own turn. A pool or a plugin is called while no other operation uses it,
+//! and gets the list of attachments in use only then: every holder of one of its resources has a record by that time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -22,12 +22,12 @@ use crate::plan::gc::{Defined, Holder, Place, holders, in_use};
 use crate::plan::{Plan, PodRef};
 use crate::step::Delegate;
 
-/// What GC came to. What could be taken back is gone whatever else failed.
+/// The outcome of GC. Everything that could be rolled back is gone, even if other parts failed.
 #[derive(Debug, Default)]
 pub struct Collected {
     /// The pods of the sandboxes that were taken back.
     pub pods: Vec<PodRef>,
-    /// What failed.
+    /// The failures.
     pub errors: Vec<AttachError>,
 }
 
@@ -41,7 +41,7 @@ impl Collected {
         Err(CniError::joined(self.errors.iter().map(CniError::from)))
     }
 
-    /// Adds what another part came to.
+    /// Adds the outcome of another part of GC.
     pub fn add(&mut self, other: Self) {
         self.pods.extend(other.pods);
         self.errors.extend(other.errors);
@@ -52,20 +52,21 @@ impl Collected {
     }
 }
 
-/// The records that one GC has found, and what it makes of them.
+/// The records that one GC has found, sorted into stale and kept.
 #[derive(Debug, Default)]
 pub struct Census {
-    /// What is to be taken back, by container; the youngest of a container first.
+    /// Records to roll back, by container; the newest of a container first.
     pub stale: BTreeMap<String, Vec<Stale>>,
-    /// Every record, but for the stale ones.
+    /// All other records.
     kept: BTreeMap<JournalKey, Arc<Plan>>,
-    /// In use, says the runtime, and in no record: nobody knows which interfaces these containers have beside.
+    /// Attachments that the runtime reports as in use and that have no record; their containers may have other
+    /// interfaces, which are not known.
     strangers: Vec<AttachmentId>,
-    /// Every record could be read.
+    /// Whether every record could be read.
     complete: bool,
 }
 
-/// A record that is to be taken back, as it was when GC began.
+/// A record to roll back, as it was when GC began.
 #[derive(Debug, Clone)]
 pub struct Stale {
     key: JournalKey,
@@ -73,7 +74,7 @@ pub struct Stale {
 }
 
 impl Census {
-    /// Containers whose records are in use after all: somebody is at work on them.
+    /// Marks a container's records as in use: another operation is working on them.
     pub fn keep(&mut self, container: &str) {
         let kept = self.stale.remove(container).unwrap_or_default();
         self.kept.extend(kept.into_iter().map(|stale| (stale.key, stale.plan)));
@@ -81,9 +82,9 @@ impl Census {
 }
 
 impl Engine {
-    /// What GC of one configuration of the runtime concerns: every sandbox that was added by it and is not among the
-    /// request's valid attachments is stale. Nothing is changed, and others may be at work. Without a list of valid
-    /// attachments there is nothing to do.
+    /// Finds the records that GC of one runtime configuration concerns: a sandbox that was added by it and is not
+    /// among the request's valid attachments is stale. This changes nothing and may run beside other operations.
+    /// Without a list of valid attachments there is nothing to do.
     pub fn census(&self, request: &cni::Request, collected: &mut Collected) -> Option<Census> {
         let valid: BTreeSet<&AttachmentId> = request.valid_attachments.as_ref()?.iter().collect();
         let mut census = Census { complete: true, ..Census::default() };
@@ -97,11 +98,11 @@ impl Engine {
             recorded.insert(id(&key.ifname));
             match collected.note(self.journal.peek(&key).map_err(AttachError::from)) {
                 None => census.complete = false,
-                // Nothing was done for it.
+                // No step was carried out for this record.
                 Some(Loaded::Absent | Loaded::Torn { .. }) => {}
                 Some(Loaded::Whole(record)) => {
                     let is_ours = record.plan.sandbox.config_name == request.name;
-                    // What a live sandbox was given goes and stays with it.
+                    // An attachment made while the sandbox was live is stale exactly when its sandbox is.
                     let sandbox =
                         record.plan.dynamic.as_ref().map_or(&key.ifname, |dynamic| &dynamic.sandbox);
                     if is_ours && !valid.contains(&id(sandbox)) {
@@ -121,8 +122,8 @@ impl Engine {
         Some(census)
     }
 
-    /// Takes back the stale records of one container, unless they are others by now. The caller has the container's
-    /// turn.
+    /// Rolls back the stale records of one container, except those replaced meanwhile. The caller holds the
+    /// container's turn.
     pub fn collect(&self, stale: &[Stale]) -> Collected {
         let mut collected = Collected::default();
         for Stale { key, plan } in stale {
@@ -140,8 +141,8 @@ impl Engine {
         collected
     }
 
-    /// Every pool and other plugin of the networks that are `defined` or attached which has to release what no remaining
-    /// sandbox has. None where a record cannot be read: what it has in use would be taken for stale.
+    /// Every pool and every other plugin, of the `defined` or attached networks, that has to release what belongs to
+    /// no remaining sandbox. The list is empty if a record cannot be read: resources in use by it would look stale.
     pub fn holders(&self, census: &Census, defined: &[Defined]) -> Vec<Holder> {
         if !census.complete {
             return Vec::new();
@@ -165,9 +166,9 @@ impl Engine {
         holders
     }
 
-    /// Has one pool or plugin release what nobody has in use, before `until`. Nobody else is at it meanwhile.
-    /// `busy` are the containers that somebody was at work on since the census: their records are read again, as are
-    /// those that came since.
+    /// Has one pool or plugin release everything that is not in use, before `until`. No other operation may use it
+    /// meanwhile. `busy` are the containers that other operations have worked on since the census: their records are
+    /// read again, as are newer records.
     pub fn release_others(
         &self,
         request: &cni::Request,
@@ -190,7 +191,7 @@ impl Engine {
         self.release_at(request, holder, &ids, until.saturating_duration_since(Instant::now()))
     }
 
-    /// Has one pool or plugin release what is not `in_use`, within `left`.
+    /// Has one pool or plugin release everything that is not `in_use`, within `left`.
     fn release_at(
         &self,
         request: &cni::Request,
@@ -209,7 +210,7 @@ impl Engine {
             Place::Plugin(plugin) => {
                 let runner = delegate::Delegate { timeout: left, ..runner(&self.node, &request.path) };
                 match run_gc(&runner, plugin, in_use) {
-                    // A network of the cluster that this node has never had.
+                    // The network is defined in the cluster but was never used on this node.
                     Err(error @ DelegateError::NotFound { .. }) if in_use.is_empty() => {
                         tracing::debug!(network = %holder.network, error = %Chain(&error), "no GC");
                         Ok(())

@@ -1,4 +1,4 @@
-//! From a request to what the pod wants: every reference followed, nothing decided.
+//! From a request to the networks that the pod wants: follows every reference and decides nothing.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,15 +31,15 @@ const OWN_TYPE: &str = "netattach";
 
 /// Reads intents.
 pub struct IntentReader {
-    /// Where pods and definitions come from.
+    /// The source of pods and definitions.
     pub source: Arc<dyn Source>,
     /// How long an ADD waits for a pod that the source does not have.
     pub pod_wait: Duration,
-    /// The network that every pod gets unless it chooses another.
+    /// The default network of pods that choose no other.
     pub default: DefaultNetwork,
     /// Namespace of default networks that are named without one.
     pub default_namespace: String,
-    /// Who may use which network.
+    /// Which namespaces may use which networks.
     pub restrictions: Restrictions,
     /// CNI configurations for definitions that have none of their own.
     pub conf_dir: PathBuf,
@@ -50,10 +50,10 @@ pub struct IntentReader {
     pub separate_pools: bool,
 }
 
-/// Why a pod's networks cannot be told.
+/// Why a pod's networks cannot be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum IntentError {
-    /// The source has not read all objects once.
+    /// The source has not read all objects yet.
     #[error("source")]
     Source(#[source] NotSynced),
     /// The source does not know the pod, or not yet.
@@ -62,11 +62,11 @@ pub enum IntentError {
     /// The source has another pod of the same name.
     #[error("pod {pod} in the source has uid {known}, the runtime asks for {asked}")]
     OtherPod {
-        /// Which.
+        /// The pod.
         pod: PodRef,
-        /// In the source.
+        /// The uid in the source.
         known: String,
-        /// In `CNI_ARGS`.
+        /// The uid in `CNI_ARGS`.
         asked: String,
     },
     /// An annotation is invalid.
@@ -83,19 +83,19 @@ pub enum IntentError {
     /// The request for one more network is invalid.
     #[error("selection")]
     Selection(#[source] SelectionError),
-    /// Nothing says in which namespace the network is defined.
+    /// The request does not give the namespace in which the network is defined.
     #[error("network {0}: its namespace is missing, and the sandbox has no pod whose namespace it could be")]
     NoNamespace(String),
     /// A network is not defined.
     #[error("network {0} is not defined")]
     UnknownNetwork(NetworkRef),
-    /// Nobody can be given the node's default network: not the pod's fault, so that it is tried again.
+    /// The node's default network cannot be attached at present. The pod is not at fault, so the ADD is tried again.
     #[error("the node's default network is not ready")]
     DefaultNotReady(#[source] Box<IntentError>),
     /// The pod's namespace may not use a network.
     #[error(transparent)]
     Forbidden(#[from] Forbidden),
-    /// A network's plugin is netattach itself, which would call itself for ever.
+    /// A network's plugin is netattach itself, which would call itself without end.
     #[error("network {network}: plugin type {OWN_TYPE} is netattach itself")]
     Itself {
         /// Its name.
@@ -104,75 +104,75 @@ pub enum IntentError {
     /// The configuration in a definition is invalid.
     #[error("network {network}: spec.config")]
     Config {
-        /// Which.
+        /// The network.
         network: NetworkRef,
-        /// What is wrong with it.
+        /// The error in it.
         #[source]
         source: ConfigError,
     },
-    /// A definition asks for something that there is not.
+    /// A definition asks for an unknown kind of enforcement.
     #[error("network {network}: annotation {ENFORCE_ANNOTATION} is {word:?}, not selected, always or never")]
     Enforce {
-        /// Which.
+        /// The network.
         network: NetworkRef,
-        /// As written.
+        /// The value as written.
         word: String,
     },
-    /// A definition lets ethertypes pass that are none, or cannot be let pass.
+    /// A definition lists ethertypes that do not exist or cannot be let pass.
     #[error("network {network}: annotation {ETHERTYPES_ANNOTATION}")]
     Ethertypes {
-        /// Which.
+        /// The network.
         network: NetworkRef,
-        /// What is wrong with it.
+        /// The error in it.
         #[source]
         source: InvalidEthertypes,
     },
-    /// A definition has no configuration, and neither has the disk.
+    /// A definition has no configuration, and the disk has none for it either.
     #[error("network {network} has no spec.config, and {directory}")]
     NotOnDisk {
-        /// Which.
+        /// The network.
         network: NetworkRef,
-        /// Where configurations are looked for.
+        /// The directory that was searched.
         directory: PathBuf,
-        /// What was found there.
+        /// The outcome of the search.
         #[source]
         source: Box<LoadError>,
     },
     /// The default network is neither defined nor on disk.
     #[error("default network {network} is not defined, and {directory}")]
     NoDefault {
-        /// Its definition would be this one.
+        /// The reference that its definition would have.
         network: NetworkRef,
-        /// Where configurations are looked for.
+        /// The directory that was searched.
         directory: PathBuf,
-        /// What was found there.
+        /// The outcome of the search.
         #[source]
         source: Box<LoadError>,
     },
     /// A file cannot be read.
     #[error("read {path}")]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: std::io::Error,
     },
     /// The default network's directory has no usable file.
     #[error("default network: {path}")]
     DefaultDirectory {
-        /// Which.
+        /// The directory.
         path: PathBuf,
-        /// What was found there.
+        /// The outcome of the search.
         #[source]
         source: Box<LoadError>,
     },
     /// The default network's file is invalid.
     #[error("default network {path}")]
     DefaultFile {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in it.
         #[source]
         source: ConfigError,
     },
@@ -181,7 +181,7 @@ pub enum IntentError {
 impl From<IntentError> for CniError {
     fn from(error: IntentError) -> Self {
         let code = match &error {
-            // The source may be behind the runtime.
+            // The source may lag behind the runtime.
             IntentError::Source(_)
             | IntentError::UnknownPod(_)
             | IntentError::OtherPod { .. }
@@ -206,12 +206,12 @@ impl From<IntentError> for CniError {
 }
 
 impl IntentReader {
-    /// The pod that the runtime named, and what it is to be attached to.
+    /// The pod that the runtime named, and its intended attachments.
     ///
     /// A runtime that names no pod (podman, for one) gets the default network only.
     ///
     /// # Errors
-    /// See [`IntentError`]; nothing has happened then.
+    /// See [`IntentError`]; nothing has been changed then.
     pub fn read(&self, request: &cni::Request) -> Result<(Option<PodRef>, Intent), IntentError> {
         let objects = self.objects()?;
         let Some(pod) = pod_of(request) else {
@@ -228,7 +228,7 @@ impl IntentReader {
             Some(selection) => self.network_for(&objects, &pod.name.namespace, &selection.network)?,
             None => self.ready_default(&objects)?,
         };
-        // Many attachments may be of one network, whose configuration may be large.
+        // Many attachments may use one network, whose configuration may be large, so each network is read once.
         let mut networks: BTreeMap<NetworkRef, Network> = BTreeMap::new();
         let mut selections = Vec::new();
         for selection in self.selections(&pod, known, &mut warnings)? {
@@ -244,11 +244,11 @@ impl IntentReader {
         Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings }))
     }
 
-    /// Waits for the pod that the runtime named, if the source does not have it yet, for at most [`IntentReader::pod_wait`].
-    /// [`IntentReader::read`] says then whether it has come.
+    /// Waits for the pod that the runtime named, for at most [`IntentReader::pod_wait`], if the source does not have
+    /// it yet. [`IntentReader::read`] then reports whether it has come.
     pub async fn await_pod(&self, request: &cni::Request) {
         let Some(PodRef { name, uid }) = pod_of(request) else { return };
-        // Refused at once.
+        // `read` refuses the request at once.
         if self.objects().is_err() {
             return;
         }
@@ -264,7 +264,7 @@ impl IntentReader {
         }
     }
 
-    /// The network that somebody asks for on behalf of a live pod, by an element of its annotation.
+    /// The network requested for a live pod, as an element of its annotation would select it.
     ///
     /// # Errors
     /// See [`IntentError`].
@@ -285,7 +285,7 @@ impl IntentReader {
         }
         let network = match pod {
             Some(pod) => self.network_for(&objects, &pod.name.namespace, &selection.network)?,
-            // Nobody whose namespace could be held against it.
+            // Without a pod there is no namespace to check.
             None => self.network(&objects, &selection.network)?,
         };
         Ok((selection, network))
@@ -294,12 +294,13 @@ impl IntentReader {
     /// The node's default network as it would be attached now.
     ///
     /// # Errors
-    /// Why it cannot be attached.
+    /// The reason why it cannot be attached.
     pub fn check_default(&self) -> Result<Network, IntentError> {
         self.node_default(&self.source.snapshot())
     }
 
-    /// The files on disk that should describe networks and cannot be used, by their paths. They hinder nobody else.
+    /// The files on disk that should describe networks but cannot be used, by path. They do not affect other
+    /// networks.
     pub fn unusable_files(&self) -> Vec<(PathBuf, ConfigError)> {
         let default = match &self.default {
             DefaultNetwork::Path(path) if path.is_dir() => Some(path),
@@ -307,15 +308,15 @@ impl IntentReader {
         };
         let mut unusable = Vec::new();
         for path in [&self.conf_dir].into_iter().chain(default) {
-            // A directory that cannot be read is an error of whoever needs it.
+            // A directory that cannot be read is reported by the operation that needs it.
             let Ok(directory) = conf_dir::read(path) else { continue };
             unusable.extend(load::unusable(&directory).map(|found| (path.join(found.file), found.source)));
         }
         unusable
     }
 
-    /// Every network whose configuration can be read now, the default network first. Of what cannot be read, which is left out,
-    /// the looks at definitions and at the default network tell.
+    /// Every network whose configuration can be read now, the default network first. Networks that cannot be read are
+    /// left out; the checks of definitions and of the default network report them.
     pub fn defined(&self) -> Vec<Defined> {
         let objects = self.source.snapshot();
         let default = self.node_default(&objects);
@@ -333,10 +334,10 @@ impl IntentReader {
         readable.collect()
     }
 
-    /// A network as pods of a namespace may use it.
+    /// A network for pods of a namespace.
     ///
     /// # Errors
-    /// They may not, there is none, or its configuration is unusable.
+    /// The namespace may not use the network, the network does not exist, or its configuration is unusable.
     pub fn network_for(
         &self,
         objects: &Objects,
@@ -348,7 +349,7 @@ impl IntentReader {
         self.network(objects, reference)
     }
 
-    /// The networks that the pod selects beside the default one.
+    /// The networks that the pod selects in addition to the default network.
     fn selections(
         &self,
         pod: &PodRef,
@@ -367,7 +368,7 @@ impl IntentReader {
         Ok(parsed.selections)
     }
 
-    /// The default network that the pod chooses itself.
+    /// The default network that the pod chooses for itself.
     fn chosen_default(
         &self,
         pod: &PodRef,
@@ -383,7 +384,7 @@ impl IntentReader {
         Ok(parsed.selections.pop())
     }
 
-    /// What an annotation selects; nothing for an invalid one that is to be ignored, with a warning.
+    /// The selections of an annotation; none, with a warning, for an invalid annotation that is to be ignored.
     fn usable(
         &self,
         pod: &PodRef,
@@ -441,10 +442,10 @@ impl IntentReader {
         not_itself(network)
     }
 
-    /// A network, whoever may use it.
+    /// A network, without a check of who may use it.
     ///
     /// # Errors
-    /// There is none, or its configuration is unusable.
+    /// The network does not exist, or its configuration is unusable.
     pub fn network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
         let definition = objects
             .definitions
@@ -489,14 +490,14 @@ impl IntentReader {
         let found =
             load::find(&directory, name).map_err(|source| failed(self.conf_dir.clone(), Box::new(source)))?;
         for skipped in &found.skipped {
-            // The look at the files on disk tells.
+            // The check of the files on disk reports it.
             tracing::debug!(directory = %self.conf_dir.display(), error = %Chain(skipped), "CNI configuration skipped");
         }
         Ok(found.list)
     }
 }
 
-/// Whether a network's plugins would hand the call back to netattach.
+/// Whether a network's plugins would call netattach again.
 pub(super) fn calls_itself(list: &NetworkList) -> bool {
     list.plugins.iter().any(|plugin| plugin.plugin_type() == OWN_TYPE)
 }

@@ -1,4 +1,4 @@
-//! What a source that is behind makes of an ADD.
+//! The outcome of an ADD when the source lags behind.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::source::PodFuture;
 
-/// A source in a given state, which notes the pods that are asked for.
+/// A source in a given state, which records the pods that are asked for.
 struct Behind {
     synced: Result<(), NotSynced>,
     asked: Mutex<Vec<WantedPod>>,

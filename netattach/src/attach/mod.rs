@@ -1,8 +1,8 @@
-//! Carries plans out, and takes them back.
+//! Carries out plans, and rolls them back.
 //!
-//! [`Engine`] has one function per CNI verb. Everything it does to the machine goes through a plan's steps
-//! ([`apply`]) and their inverses ([`undo`]), each of them in the journal before it happens; DEL and CHECK need
-//! nothing else. The choices were made in `plan`: what is left here is in order, and boring.
+//! [`Engine`] has one function per CNI verb. Every change it makes to the machine is a step of a plan ([`apply`]) or
+//! its inverse ([`undo`]), written to the journal before it happens; DEL and CHECK need nothing else. `plan` has made
+//! all choices; this module only carries them out in order.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -67,50 +67,50 @@ use crate::ipam;
 use crate::journal::{JournalError, Record};
 use crate::step::{Output, Outputs, StepRef};
 
-/// What a node offers to every attachment. Shared by all operations.
+/// The node's state that all attachments and operations share.
 #[derive(Debug)]
 pub struct Node {
     /// Address pools.
     pub leases: ipam::Leases,
     /// Other CNI plugins.
     pub delegate: delegate::Delegate,
-    /// Where others look for what was attached.
+    /// The cache in which other programs look up attachments.
     pub cache: delegate::ResultCache,
-    /// Bridges that are about to be used.
+    /// The bridges that are about to be used.
     pub bridges: Bridges,
-    /// Whose addresses are whose.
+    /// The holders of addresses.
     pub occupied: Occupied,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
 }
 
-/// Where the progress of a plan is kept.
+/// The progress of a plan.
 pub trait Progress {
-    /// To be called before the effect of a step that has an inverse.
+    /// Call this before the effect of a step that has an inverse.
     ///
     /// # Errors
-    /// The progress could not be kept: the step must not happen.
+    /// The progress could not be recorded: the step must not happen.
     fn begin(&mut self, step: StepRef) -> Result<(), JournalError>;
-    /// To be called after it.
+    /// Call this after the step.
     ///
     /// # Errors
-    /// The progress could not be kept.
+    /// The progress could not be recorded.
     fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError>;
-    /// To be called before another plugin runs: what it does may outlive a loss of power.
+    /// Call this before another plugin runs: the plugin's changes may survive a power failure.
     ///
     /// # Errors
     /// The plan could not be made durable.
     fn wait_durable(&mut self) -> Result<(), JournalError>;
     /// Whether a step may have had an effect.
     fn has_begun(&self, step: StepRef) -> bool;
-    /// To be called before the first step, with the cookie of the sandbox's namespace, 0 where the kernel gives none.
+    /// Call this before the first step, with the cookie of the sandbox's namespace, 0 where the kernel gives none.
     ///
     /// # Errors
-    /// It could not be kept.
+    /// The cookie could not be recorded.
     fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError>;
     /// The cookie of the namespace that the steps were carried out in, if it is known.
     fn netns_cookie(&self) -> Option<u64>;
-    /// What the finished steps brought.
+    /// The outputs of the finished steps.
     fn outputs(&self) -> &Outputs;
 }
 

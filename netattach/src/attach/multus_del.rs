@@ -1,8 +1,8 @@
 //! DEL of pods that Multus attached before netattach took its place on the node.
 //!
-//! Multus remembers the configurations that it called plugins with, and libcni what they answered. From these, every
-//! plugin gets the DEL that it would have got, in reverse order. The files go when all have succeeded and not before,
-//! so that a DEL that failed, or that nobody lived to finish, can be sent again: plugins let DEL be repeated.
+//! Multus keeps the configurations with which it called plugins, and libcni keeps their results. From these, every
+//! plugin gets the DEL that Multus would have sent, in reverse order. The files are removed only after all plugins
+//! have succeeded, so that a DEL that failed or was interrupted can be sent again: plugins allow DEL to be repeated.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,34 +19,34 @@ use crate::netns::Netns;
 use crate::waits::{self, Resource};
 use crate::{bounded, budget};
 
-/// What Multus has left in its state directory.
+/// The files that Multus has left in its state directory.
 #[derive(Debug)]
 pub struct Inheritance {
     directory: PathBuf,
-    /// Results of its plugins: Multus has them below its own directory.
+    /// Results of its plugins: Multus keeps them below its own directory.
     results: ResultCache,
 }
 
 /// Why the files of a container cannot be used or removed. They are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum InheritanceError {
-    /// The kernel refuses.
+    /// The kernel refuses to read the file.
     #[error("read {path}, in which Multus remembers the container")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: std::io::Error,
     },
-    /// Something else is in it.
+    /// The file has other contents.
     #[error(
         "{path}, in which Multus remembers the container; once its attachments are taken back by hand, remove it"
     )]
     Scratch {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in it.
         #[source]
         source: ScratchError,
     },
@@ -58,32 +58,32 @@ pub enum InheritanceError {
     Remove {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// One attachment with what is known of its ADD.
+/// One attachment and the parameters of its ADD.
 struct Inherited {
     attachment: Attachment,
     /// `CNI_ARGS` of the ADD.
     args: String,
-    /// What the plugins were offered by capability.
+    /// The capability arguments that were offered to the plugins.
     capabilities: Map,
-    /// What the last plugin answered.
+    /// The result of the last plugin.
     result: Option<Value>,
 }
 
 impl Inheritance {
-    /// What is in Multus's state directory.
+    /// The state files in Multus's directory.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         let directory = directory.into();
         Self { results: ResultCache::new(&directory), directory }
     }
 
-    /// The attachments of a container in the order of its ADD. Where Multus has dropped its own file, as it does even
-    /// when DEL fails, the results still tell of those that succeeded.
+    /// The attachments of a container in the order of its ADD. Multus drops its own file even when DEL fails; the
+    /// cached results then still show the attachments whose ADD succeeded.
     fn of(&self, libcni: &ResultCache, request: &cni::Request) -> Result<Vec<Inherited>, InheritanceError> {
         let path = self.scratch(request);
         let remembered = match read(&path)? {
@@ -110,7 +110,7 @@ impl Inheritance {
                 requests: Map::new(),
             });
         }
-        // The others build on the sandbox's own interface.
+        // The other attachments depend on the sandbox's own interface.
         remembered.sort_by_key(|attachment| attachment.ifname != request.ifname);
         Ok(remembered)
     }
@@ -122,7 +122,7 @@ impl Inheritance {
         attachment: Attachment,
     ) -> Result<Inherited, InheritanceError> {
         let key = key(request, &attachment);
-        // Multus 3 had them where libcni has them.
+        // Multus 3 kept them where libcni keeps its own.
         let entry = match self.results.read(&key)? {
             None => libcni.read(&key)?,
             found => found,
@@ -134,7 +134,7 @@ impl Inheritance {
                 result: entry.result,
                 attachment,
             },
-            // It failed, or never ran; DEL is due all the same.
+            // The ADD failed or never ran; DEL is due nevertheless.
             None => Inherited {
                 args: request.args.raw().to_owned(),
                 capabilities: attachment.requests.clone(),
@@ -144,7 +144,7 @@ impl Inheritance {
         })
     }
 
-    /// Removes what is known of the container, the list of its attachments last.
+    /// Removes the files about the container, the list of its attachments last.
     fn forget(
         &self,
         libcni: &ResultCache,
@@ -173,10 +173,11 @@ impl Inheritance {
 }
 
 impl Engine {
-    /// Takes a container's attachments back that Multus made. A container that Multus does not know either is success.
+    /// Rolls back a container's attachments that Multus made. A container that Multus does not know either is
+    /// success.
     ///
     /// # Errors
-    /// Every plugin that failed; or what Multus remembers cannot be read. Then its files are kept.
+    /// Every plugin that failed, or Multus's files cannot be read. The files are kept then.
     pub(super) fn del_inherited(&self, request: &cni::Request) -> Result<(), AttachError> {
         let found = self.inheritance.of(&self.node.cache, request)?;
         if found.is_empty() {
@@ -223,13 +224,14 @@ impl Engine {
         let request = cni::Request {
             command: Command::Del,
             container_id: request.container_id.clone(),
-            // A path that is no namespace any more would be taken for one by some plugins.
+            // Some plugins would take a path that is no longer a namespace for a namespace.
             netns: request.netns.clone().filter(|path| Netns::open(path).is_ok()),
             ifname: attachment.ifname.clone(),
             args: CniArgs::parse(args).unwrap_or_else(|_| CniArgs::unread(args)),
             path: request.path.clone(),
             netns_override: false,
-            // With the result, which DEL of old versions has not: in this process links are known by it.
+            // Includes the result, although DEL of old versions has none: plugins in this process identify links by
+            // it.
             config: config(told.as_ref()),
             version,
             name: attachment.list.name.clone(),
@@ -273,7 +275,7 @@ fn key(request: &cni::Request, attachment: &Attachment) -> Key {
     }
 }
 
-/// `None` for no file, and for the directory of results, which a container may be named like.
+/// `None` if there is no file, and for the directory of results, which a container's name may match.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, InheritanceError> {
     match bounded::read(path, budget::MULTUS_STATE.most) {
         Ok(bytes) => Ok(Some(bytes)),

@@ -1,4 +1,4 @@
-//! What is published of attached pods: their `network-status`. Pure.
+//! The published `network-status` of attached pods. Pure.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use crate::npwg::status::{self, Form, StatusEntry};
 use crate::plan::{AttachmentPlan, PodRef, hook_kind, result, routing};
 use crate::step::Brought;
 
-/// The status of a pod's sandbox: what its ADD attached, and what came later. `None`: nothing is attached, or nobody knows to
-/// which pod.
+/// The status of a pod's sandbox: the attachments of its ADD and those made later. `None` if nothing is attached or
+/// the pod is not known.
 pub fn network_status(attached: &[Arc<Attached>], form: Form) -> Option<(PodRef, Vec<StatusEntry>)> {
     let pod = attached.first()?.plan.sandbox.pod.clone()?;
     Some((pod, attached.iter().flat_map(|attached| entries(attached, form)).collect()))
 }
 
-/// The entries of what is attached, in the order of the attachments.
+/// The entries of the attachments, in order.
 fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
     let mut entries = Vec::new();
     let dynamic = attached.plan.dynamic.as_ref().map(|dynamic| status::Dynamic { by: dynamic.by.clone() });
@@ -38,7 +38,7 @@ fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
     entries
 }
 
-/// The gateways that the kernel showed when the default routes had been moved to the attachment.
+/// The gateways of the default routes that were moved to the attachment, as the kernel showed them afterwards.
 fn default_route(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Vec<IpAddr>> {
     attachment.yields_to.filter(|at| at.0 == outputs.attachment())?;
     let moved = routing::moved(attachment.yields_to, outputs.all());

@@ -1,6 +1,7 @@
-//! Whose addresses are whose: an address that somebody asks for must be nobody else's where it is to be used.
+//! Keeps track of address holders: an address that a request chooses must not be in use elsewhere on the segment.
 //!
-//! What attachments have is kept here, because the kernel forgets a pod that is silent; what others have is asked of the kernel.
+//! The addresses of attachments are kept here, because the kernel forgets a pod that is silent; for other holders the
+//! kernel is asked.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,45 +18,47 @@ use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
 use crate::spec::{Link, Tie};
 use crate::step::{Brought, Output};
 
-/// An address that only one may have on a segment.
+/// An address that may have only one holder on a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Address {
-    /// Of Ethernet.
+    /// An Ethernet address.
     Mac(Mac),
-    /// Of IP.
+    /// An IP address.
     Ip(IpAddr),
 }
 
-/// Where an address is used: index of the bridge, or of the macvlans' parent; 0 for what the node routes to.
+/// Where an address is used: index of the bridge, or of the macvlans' parent; 0 for addresses that the node routes
+/// to.
 pub(super) type Segment = u32;
 
-/// The segment of all that the node routes to.
+/// The segment of all addresses that the node routes to.
 pub(super) const ROUTED: Segment = 0;
 
-/// Who has an address.
+/// The holder of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// An attachment.
     Attachment {
         /// Its container.
         container: String,
-        /// Whose it is, in words.
+        /// The holder, in words.
         who: String,
     },
     /// A device of the node, by its name.
     Node(String),
-    /// The node itself, or everybody on one of its links.
+    /// The node itself, or all stations on one of its links.
     Own,
     /// A router that the node sends packets to.
     NextHop,
-    /// A station that somebody entered into a bridge, behind the port of that name.
+    /// A station with a permanent entry in a bridge, behind the port of that name.
     Entered(String),
-    /// A station that a bridge has seen behind the port of that name, and forgets when it does not see it for a while.
+    /// A station that a bridge has learned behind the port of that name; the bridge forgets it when it is silent for
+    /// a while.
     Seen(String),
 }
 
 impl Holder {
-    /// Whether it may be another's or nobody's by itself, soon.
+    /// Whether the holder may give the address up soon without intervention.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Attachment { .. } | Self::Seen(_))
     }
@@ -83,7 +86,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The addresses of attachments, and those of them that are being made.
+/// The addresses of attachments, including those that are still being made.
 #[derive(Debug, Default)]
 pub struct Occupied {
     inner: Mutex<Inner>,
@@ -92,22 +95,22 @@ pub struct Occupied {
 #[derive(Debug, Default)]
 struct Inner {
     held: BTreeMap<(Segment, Address), Held>,
-    /// How the links of each parent share it ([`Link::sharing`]), and whose they are.
+    /// How the links of each parent share it ([`Link::sharing`]), and their owners.
     shared: BTreeMap<Segment, Vec<(Owner, &'static str)>>,
 }
 
 #[derive(Debug, Clone)]
 struct Held {
     owner: Owner,
-    /// The same for people.
+    /// The owner, in words.
     who: String,
 }
 
 impl Occupied {
-    /// The attachment has the address from here on, until [`Occupied::release`].
+    /// Claims the address for the attachment until [`Occupied::release`].
     ///
     /// # Errors
-    /// Another has it.
+    /// The address has another holder.
     pub fn claim(
         &self,
         segment: Segment,
@@ -137,11 +140,11 @@ impl Occupied {
         }
     }
 
-    /// A link of the attachment is on the parent from here on, until [`Occupied::release`], and shares it in that way. The kernel
-    /// would let a later ipvlan change the mode of all that are there.
+    /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]. The kernel
+    /// would let a later ipvlan change the mode of all existing ones.
     ///
     /// # Errors
-    /// The parent carries links that share it in another way: which.
+    /// The parent carries links that share it in another way; the error names them.
     pub(super) fn share(
         &self,
         parent: Segment,
@@ -161,7 +164,8 @@ impl Occupied {
         Ok(())
     }
 
-    /// What an attached sandbox has. Of two that have the same, which they have from before this was looked at, one is kept.
+    /// Claims the addresses of an attached sandbox. Two sandboxes from before this check existed may have the same
+    /// address; one of them is kept as its holder.
     pub fn adopt(&self, attached: &Attached) {
         let Attached { plan, outputs, .. } = attached;
         for (number, attachment) in plan.attachments.iter().enumerate() {
@@ -169,20 +173,20 @@ impl Occupied {
             let number = number as u16;
             let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
             if let Some(how) = attachment.link().and_then(Link::sharing) {
-                // Of two that cannot be beside each other the kernel has let both.
+                // The kernel has accepted both of two links that exclude each other.
                 let _ = self.share(segment, how, &plan.sandbox, attachment);
             }
             let mac = result::ends(outputs.of(number)).and_then(|ends| ends.pod.mac).map(Address::Mac);
             let leased = result::leased(attachment, outputs.of(number)).unwrap_or_default();
             let addresses = leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr()));
             for address in mac.into_iter().chain(addresses) {
-                // The first has it.
+                // The first claim stays.
                 let _ = self.claim(segment, address, &plan.sandbox, attachment);
             }
         }
     }
 
-    /// The attachments of a plan have nothing any more.
+    /// Releases everything that the attachments of a plan hold.
     pub fn release(&self, plan: &Plan) {
         let owners: Vec<Owner> =
             plan.attachments.iter().map(|attachment| owner(&plan.sandbox, attachment)).collect();
@@ -200,7 +204,7 @@ impl Occupied {
     }
 }
 
-/// Where an attachment's addresses are used, as far as its steps have shown.
+/// The segment where an attachment's addresses are used, as far as its steps have shown.
 pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Segment> {
     match attachment.link()?.tie() {
         Tie::NodeEnd { port: Some(_), .. } => outputs.iter().find_map(|output| match output {
@@ -212,11 +216,11 @@ pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Opti
     }
 }
 
-/// Whoever has the Ethernet address of another takes what is sent to that one. `bridge`: index of the bridge whose port is to
-/// have it; `own`: name of that port, which may be left over from before.
+/// Refuses an Ethernet address that is in use, because its traffic would be diverted to the new holder. `bridge`:
+/// index of the bridge whose port is to have it; `own`: name of that port, which may be left over from before.
 ///
 /// # Errors
-/// [`StepError::AddressTaken`] with the one who has it.
+/// [`StepError::AddressTaken`] with the holder.
 pub(super) fn check_mac_is_free(
     host: &mut Handle,
     mac: Mac,
@@ -241,10 +245,10 @@ pub(super) fn check_mac_is_free(
     Ok(())
 }
 
-/// The same of an IP address. `routed`: the node is to have a route to it.
+/// Refuses an IP address that is in use. `routed`: the node is to have a route to it.
 ///
 /// # Errors
-/// [`StepError::AddressTaken`] with the one who has it.
+/// [`StepError::AddressTaken`] with the holder.
 pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: bool) -> Result<(), StepError> {
     let taken = |holder| Err(StepError::AddressTaken { address: Address::Ip(ip), holder });
     if host.is_own_address(ip)? {

@@ -1,8 +1,8 @@
-//! DEL of other plugins, of those too whose device is gone: a VF that its card has no more, an interface that the pod has
-//! deleted.
+//! DEL of other plugins, including those whose device is gone: a VF that the card no longer has, an interface that
+//! the pod has deleted.
 //!
-//! By the specification a DEL succeeds although something is missing. Plugins that look for their device first fail instead, and
-//! would as often as the runtime asks: the pod could not end.
+//! The specification requires DEL to succeed even if something is missing. Plugins that look up their device first
+//! fail instead, at every repetition, and the pod could not terminate.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::plan::undo::address_management;
 use crate::plan::{AttachmentPlan, Plan, pci_address, result};
 use crate::step::{Delegate, Output, Outputs, StepRef};
 
-/// The devices of the machine (Documentation/ABI/testing/sysfs-bus-pci).
+/// PCI devices of the machine (Documentation/ABI/testing/sysfs-bus-pci).
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
 /// DEL of a plugin for an attachment.
@@ -28,12 +28,13 @@ pub(super) struct PluginDel<'a> {
     pub(super) at: StepRef,
     pub(super) attachment: &'a AttachmentPlan,
     pub(super) delegate: &'a Delegate,
-    /// What the steps of the plan brought.
+    /// The outputs of the plan's steps.
     pub(super) outputs: &'a Outputs,
 }
 
 impl PluginDel<'_> {
-    /// Asks the plugin. One that refuses while the device is gone of which it made the interface is asked for what needs none.
+    /// Calls the plugin. If the plugin made the interface and fails while its device is gone, calls it again for the
+    /// cleanup that needs no device.
     pub(super) fn run(&self) -> Result<(), StepError> {
         let prev_result = self.prev_result()?;
         let netns = self.netns.map(|_| self.plan.sandbox.netns.as_str());
@@ -45,8 +46,8 @@ impl PluginDel<'_> {
         }
     }
 
-    /// Releases the addresses, as the plugin may not have come to it, and asks the plugin in the way of a runtime whose
-    /// sandbox is gone: for what can be cleaned up without.
+    /// Releases the addresses, because the plugin may have failed before it did, and calls the plugin the way a
+    /// runtime does whose sandbox is gone: for the cleanup that needs neither.
     fn without_device(&self, refused: DelegateError, prev_result: Option<Value>) -> Result<(), StepError> {
         let gone = pci_address(&self.delegate.config).filter(|address| is_gone(address));
         if gone.is_none() && !self.has_left_the_pod()? {
@@ -68,13 +69,13 @@ impl PluginDel<'_> {
             None => Err(refused),
         };
         match repeated {
-            // Nothing is left that it could give back.
+            // The plugin has nothing left to give back.
             Err(error) if gone.is_some() && error.is_by_the_plugin() => Ok(()),
             other => Ok(other?),
         }
     }
 
-    /// Whether the pod is there, had the interface and has it no more.
+    /// Whether the pod exists and had the interface, but no longer has it.
     fn has_left_the_pod(&self) -> Result<bool, StepError> {
         let is_interface = |(step, output): (&StepRef, &Output)| {
             step.0 == self.at.0 && matches!(output, Output::Device { pod: Some(_), .. })
@@ -85,8 +86,8 @@ impl PluginDel<'_> {
         Ok(Handle::open_in(netns)?.find_link(&self.attachment.ifname)?.is_none())
     }
 
-    /// Every plugin of a list is given the final result, and hands it to its address management; without any there is nothing
-    /// to give. A plain executable's configuration holds the one that came in.
+    /// Every plugin of a list gets the final result and passes it to its address management; without address
+    /// management there is nothing to pass. A plain executable's configuration holds the result that came in.
     fn prev_result(&self) -> Result<Option<Value>, StepError> {
         let Self { plan, at, attachment, delegate, outputs, .. } = self;
         let known = !delegate.config.contains_key("prevResult")
@@ -109,7 +110,7 @@ impl PluginDel<'_> {
     }
 }
 
-/// Whether the machine has no such PCI device. What cannot be looked at counts as there.
+/// Whether the machine has no such PCI device. A device that cannot be examined counts as present.
 fn is_gone(address: &str) -> bool {
     let devices = Path::new(PCI_DEVICES);
     devices.is_dir() && devices.join(address).try_exists().is_ok_and(|is_there| !is_there)

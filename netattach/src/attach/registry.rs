@@ -1,4 +1,4 @@
-//! What is attached on this node, in memory; rebuilt from the journal at start.
+//! The attached sandboxes of this node, in memory; rebuilt from the journal at start.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::sync::{Mutex, MutexGuard, locked};
 /// A sandbox whose ADD succeeded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attached {
-    /// Which record it has.
+    /// The key of its record.
     pub key: JournalKey,
-    /// What was done, in outline.
+    /// The plan that was carried out.
     pub plan: Plan,
-    /// What it brought.
+    /// The outputs of its steps.
     pub outputs: Outputs,
 }
 
@@ -30,7 +30,7 @@ impl From<&Record> for Attached {
 }
 
 impl Attached {
-    /// Whether it was attached to the live sandbox of that record.
+    /// Whether this was attached to the live sandbox of that record.
     pub fn belongs_to(&self, sandbox: &JournalKey) -> bool {
         self.key.container_id == sandbox.container_id
             && self.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
@@ -49,12 +49,12 @@ pub struct Registry {
 struct Inner {
     sandboxes: BTreeMap<JournalKey, Arc<Attached>>,
     attachments: BTreeSet<u32>,
-    /// Number and users of each network.
+    /// The number of each network, and its count of users.
     networks: BTreeMap<NetworkName, (u32, u32)>,
 }
 
 impl Registry {
-    /// An empty one for attachment numbers 1 to `limit` - 1.
+    /// An empty registry for attachment numbers 1 to `limit` - 1.
     pub fn new(limit: u32) -> Self {
         Self { inner: Mutex::default(), limit }
     }
@@ -66,13 +66,13 @@ impl Registry {
         inner.sandboxes.insert(attached.key.clone(), Arc::new(attached));
     }
 
-    /// Marks the numbers of a plan as used that could not be taken back, until [`Registry::remove`]: its inverses
+    /// Marks the numbers of a plan that could not be rolled back as used, until [`Registry::remove`]: its inverses
     /// will name them again.
     pub fn hold(&self, plan: &Plan) {
         self.lock().hold(plan);
     }
 
-    /// Marks attachment numbers as used whose plan nobody can read.
+    /// Marks attachment numbers as used whose plan cannot be read.
     pub fn hold_numbers(&self, ids: impl IntoIterator<Item = u32>) {
         self.lock().attachments.extend(ids);
     }
@@ -91,7 +91,7 @@ impl Registry {
         self.lock().sandboxes.get(key).cloned()
     }
 
-    /// The sandbox of that record with what was attached to it while it was live, if it is attached.
+    /// The sandbox of that record, if it is attached, with the attachments made while it was live.
     pub fn with_dynamic(&self, key: &JournalKey) -> Vec<Arc<Attached>> {
         let inner = self.lock();
         let Some(sandbox) = inner.sandboxes.get(key) else { return Vec::new() };
@@ -112,23 +112,23 @@ impl Registry {
         self.lock().sandboxes.len()
     }
 
-    /// Whether none is.
+    /// Whether no sandbox is attached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Numbers for one plan; given back unless [`Reservation::keep`] is called.
+    /// Reserves numbers for one plan; they are freed unless [`Reservation::keep`] is called.
     pub fn reserve(&self) -> Reservation<'_> {
         self.reserve_more(0)
     }
 
-    /// The same for a pod that has some already.
+    /// Reserves numbers for a pod that holds `held` attachment numbers already.
     pub fn reserve_more(&self, held: usize) -> Reservation<'_> {
         Reservation { registry: self, taken: Vec::new(), pending: None, held }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Every change is complete before anything that could panic.
+        // Every change is complete before any operation that could panic.
         locked(&self.inner)
     }
 }
@@ -155,18 +155,18 @@ impl Inner {
     }
 }
 
-/// Numbers taken for a plan in the making.
+/// Numbers taken for a plan that is not recorded yet.
 #[derive(Debug)]
 pub struct Reservation<'a> {
     registry: &'a Registry,
     taken: Vec<(NetworkName, u32)>,
     pending: Option<u32>,
-    /// How many the same pod has already.
+    /// How many numbers the same pod holds already.
     held: usize,
 }
 
 impl Reservation<'_> {
-    /// How many numbers one pod may take: half of them.
+    /// How many numbers one pod may take: half of all.
     fn share(&self) -> usize {
         self.registry.limit.div_ceil(2) as usize
     }
@@ -179,7 +179,7 @@ impl Reservation<'_> {
 
 impl Numbers for Reservation<'_> {
     fn attachment(&mut self) -> Result<u32, CniError> {
-        // Somebody else needs one, too.
+        // Some numbers must be left for other pods.
         let most = Budget { most: budget::ATTACHMENTS.most.min(self.share()), ..budget::ATTACHMENTS };
         most.check(self.held + self.taken.len() + 1)?;
         let mut inner = self.registry.lock();
@@ -219,7 +219,7 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// The dataplane's part of a plan: network name and numbers.
+/// The dataplane's part of a plan: the network name and the numbers of each attachment.
 pub(super) fn protected(plan: &Plan) -> impl Iterator<Item = (&NetworkName, &Protect)> {
     plan.steps().filter_map(|(_, attachment, step)| match step {
         Step::Protect(protect) => Some((&attachment.network, protect)),

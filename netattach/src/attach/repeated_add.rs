@@ -1,4 +1,4 @@
-//! An ADD for a sandbox that is attached already.
+//! An ADD for a sandbox that is already attached.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,15 +14,15 @@ use crate::plan::compare::difference;
 use crate::plan::resolve::{Intent, Numbers, resolve};
 use crate::plan::{Plan, Sandbox};
 
-/// What becomes of an ADD for a sandbox that is attached already. The specification lets no runtime send one (CNI 1.1,
-/// section 2, ADD); some do all the same after a restart.
+/// The answer to an ADD for a sandbox that is already attached. The specification forbids runtimes to send one (CNI
+/// 1.1, section 2, ADD); some do so after a restart nevertheless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RepeatedAdd {
-    /// It fails.
+    /// The ADD fails.
     #[default]
     Refuse,
-    /// It gets the first result, when it asks for the same and the sandbox is as the first ADD left it.
+    /// The ADD returns the first result if it asks for the same and the sandbox is unchanged since the first ADD.
     Return,
 }
 
@@ -48,13 +48,14 @@ impl Engine {
         }
         self.check_sandbox(record, netns)
             .map_err(|source| AttachError::AttachedAndChanged { key, source: Box::new(source) })?;
-        // A sandbox is attached when its result is written.
+        // A sandbox is marked attached when its result is written.
         let result = record.result.clone().unwrap_or_default();
         Ok((cni::result::in_version(&result, request.version)?, Attached::from(record)))
     }
 }
 
-/// The numbers that a plan has, handed out again in the same order. A plan that wants more gets 0, which is nobody's.
+/// Hands out the numbers of a recorded plan in the same order. A plan that wants more gets 0, which belongs to no
+/// attachment.
 struct Recorded {
     numbers: std::vec::IntoIter<(u32, u32)>,
     zone: u32,

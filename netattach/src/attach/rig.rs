@@ -1,4 +1,5 @@
-//! An engine over directories of its own and a dataplane that is a map: for tests of what is remembered, and of whom it is.
+//! An engine with its own directories and a map as the dataplane, for tests of the records and of who owns what they
+//! name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use crate::sync::{Arc, Mutex, locked};
 /// Attachment numbers are below this.
 pub(crate) const LIMIT: u32 = 16;
 
-/// The dataplane: the numbers it knows.
+/// The dataplane: the set of registered attachment numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Maps(Mutex<BTreeSet<u32>>);
 
@@ -33,7 +34,7 @@ impl Maps {
     }
 
     /// # Panics
-    /// The number stands for another attachment already.
+    /// The number belongs to another attachment already.
     pub(crate) fn enter(&self, id: u32) {
         assert!(locked(&self.0).insert(id), "{id} is in use");
     }
@@ -143,7 +144,7 @@ fn pools(directory: &Path) -> PathBuf {
     directory.join("pools")
 }
 
-/// Whose the addresses are that are leased.
+/// The owners of the leased addresses.
 pub(crate) fn leased(directory: &Path) -> BTreeMap<String, String> {
     let Ok(entries) = std::fs::read_dir(pools(directory).join("net")) else { return BTreeMap::new() };
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -156,7 +157,7 @@ pub(crate) fn leased(directory: &Path) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A call of the runtime.
+/// A request of the runtime.
 pub(crate) fn request(verb: &str, container: &str) -> cni::Request {
     let variables = [
         ("CNI_COMMAND", verb),
@@ -169,7 +170,7 @@ pub(crate) fn request(verb: &str, container: &str) -> cni::Request {
     cni::Request::parse(&env, br#"{"cniVersion":"1.1.0","name":"pods","type":"netattach"}"#).unwrap()
 }
 
-/// The address of the plan's lease, taken as the plan's step takes it.
+/// Leases the address of the plan as the plan's step does.
 pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
     let (_, attachment, step) = plan.steps().next().unwrap();
     let Step::Lease(config) = step else { panic!("the first step is a lease") };
@@ -177,7 +178,7 @@ pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
     super::apply::lease(&engine.node.leases, config, ipam::Lessee { owner: &owner, netns: None }).unwrap()
 }
 
-/// What an agent's start does with its records.
+/// Carries out the recovery of an agent's start.
 ///
 /// # Panics
 /// The journal cannot be listed.

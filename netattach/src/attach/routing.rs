@@ -1,4 +1,4 @@
-//! Settles the routing of a pod when all its attachments are made, and compares it later.
+//! Configures the routing of a pod after all its attachments are made, and compares it later.
 
 use std::net::IpAddr;
 
@@ -11,9 +11,9 @@ use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, interface_of, metric};
 use crate::spec::Route;
 use crate::step::SourceRouting;
 
-/// The pod's default routes of the families of `wanted` are these, through the interface with that index, and no
-/// others. Nothing wanted: those that the interface has, of the families that it has some of. Returns what the
-/// kernel shows afterwards.
+/// Makes `wanted` the only default routes of the pod in their address families, through the interface with that
+/// index. If `wanted` is empty, the interface's own default routes become the only ones of their families. Returns
+/// the default routes that the kernel shows afterwards.
 pub(super) fn move_default_routes(
     pod: &mut Handle,
     index: u32,
@@ -41,7 +41,7 @@ pub(super) fn move_default_routes(
     }
 }
 
-/// Traffic from the addresses of each of these interfaces leaves by it.
+/// Makes traffic from the addresses of each of these interfaces leave through that interface.
 pub(super) fn route_by_source(pod: &mut Handle, interfaces: &[SourceRouting]) -> Result<(), StepError> {
     for interface in interfaces {
         pod.ensure_routes(interface.index, &interface.routes)?;
@@ -50,7 +50,7 @@ pub(super) fn route_by_source(pod: &mut Handle, interfaces: &[SourceRouting]) ->
     Ok(())
 }
 
-/// The namespace has no rules for interfaces that are gone: unlike routes, the kernel keeps them.
+/// Removes the rules of interfaces that are gone: the kernel removes their routes but keeps their rules.
 pub(super) fn forget_gone_interfaces(pod: &mut Handle) -> Result<(), StepError> {
     let present: Vec<u32> = pod.links()?.iter().map(|link| link.index).collect();
     let mut rules = pod.rules()?;
@@ -61,7 +61,7 @@ pub(super) fn forget_gone_interfaces(pod: &mut Handle) -> Result<(), StepError> 
     Ok(pod.ensure_rules_absent(&rules)?)
 }
 
-/// The first difference between the pod's routing and what was settled, in words.
+/// The first difference between the pod's routing and the configured one, in words.
 pub(super) fn compare(want: &Expected, pod: &mut Handle) -> Result<Option<String>, StepError> {
     if let Some((ifname, routes)) = &want.default_routes {
         let index = pod.find_link(ifname)?.map(|link| link.index);
@@ -112,7 +112,7 @@ fn of_a_family(found: &RouteState, wanted: &[Route]) -> bool {
     wanted.iter().any(|route| route.destination.addr().is_ipv4() == found.destination.addr().is_ipv4())
 }
 
-/// Whether it is the same way at the same metric.
+/// Whether the found route has the same address family, gateway and metric.
 fn is(found: &RouteState, route: &Route) -> bool {
     found.destination.addr().is_ipv4() == route.destination.addr().is_ipv4()
         && found.gateway == route.gateway
@@ -129,7 +129,7 @@ fn through(gateway: Option<IpAddr>) -> String {
     gateway.map_or_else(|| "the link".into(), |gateway| gateway.to_string())
 }
 
-/// The kernel says of a gateway that no link leads to it in one of three ways, by family and version.
+/// Recognises the three errors, depending on family and kernel version, that say that no link leads to a gateway.
 fn unreachable(route: &Route, source: crate::netlink::Error) -> StepError {
     let refused = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::INVAL].map(Some);
     match route.gateway {

@@ -1,4 +1,4 @@
-//! STATUS: could an ADD be served now?
+//! STATUS: reports whether an ADD could be served now.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -18,15 +18,15 @@ use crate::plan::{AttachmentPlan, Sandbox};
 use crate::spec::Link;
 use crate::step::Step;
 
-/// Name that interfaces of pods usually have. STATUS is about none.
+/// The usual name of pod interfaces. STATUS concerns no interface.
 const ANY_INTERFACE: &str = "eth0";
 
 impl Engine {
-    /// Whether an attachment to the network could be planned, and has on this node what it builds on: a parent, the
-    /// executables of other plugins. Starts nothing.
+    /// Checks that an attachment to the network can be planned and that the node has what it depends on: the parent
+    /// and the executables of other plugins. Runs no plugin.
     ///
     /// # Errors
-    /// Code 50 and why not.
+    /// Code 50 with the reason.
     pub fn check_network(&self, network: &Network, cni_path: &[PathBuf]) -> Result<(), CniError> {
         let Some(plan) = self.rehearsed(network)? else { return Ok(()) };
         check_parents(&plan)?;
@@ -39,28 +39,28 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the network's configuration makes a plan, whatever the node has of what the plan needs.
+    /// Checks that the network's configuration yields a plan. The node is not examined.
     ///
     /// # Errors
-    /// Code 50 and what is wrong with it.
+    /// Code 50 with the error in the configuration.
     pub fn check_plan(&self, network: &Network) -> Result<(), CniError> {
         self.rehearsed(network).map(drop)
     }
 
-    /// Whether the network's pools have an address left.
+    /// Checks that the network's pools have a free address.
     ///
     /// # Errors
-    /// Code 50 and which has none, or why that could not be seen.
+    /// Code 50 with the exhausted pool, or with the reason why the pools could not be examined.
     pub fn check_pools(&self, network: &Network) -> Result<(), CniError> {
-        // What cannot be planned is told by `check_network`.
+        // `check_network` reports a network that cannot be planned.
         let Ok(Some(plan)) = self.rehearsed(network) else { return Ok(()) };
         check_pools(&self.node, &plan)
     }
 
-    /// Whether there is what all attachments share of the dataplane.
+    /// Checks the parts of the dataplane that all attachments share.
     ///
     /// # Errors
-    /// Code 51 and what is missing.
+    /// Code 51 with the missing part.
     pub fn check_dataplane(&self) -> Result<(), CniError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
         let limited = |msg: String| CniError::new(code::LIMITED_CONNECTIVITY, format!("dataplane: {msg}"));
@@ -71,26 +71,26 @@ impl Engine {
         }
     }
 
-    /// Puts programs back that somebody took off their devices. Which attachments are not enforced as they were set up
-    /// then, and what they lack.
+    /// Reattaches programs that were removed from their devices. Returns the attachments that are still not enforced
+    /// as they were set up, and what each lacks.
     ///
     /// # Errors
-    /// They could not be looked at.
+    /// The attachments could not be examined.
     pub fn restore_attachments(&self) -> Result<Vec<(String, String)>, EnforceError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(Vec::new()) };
         enforcement::restore(enforcer.as_ref(), &self.registry.all())
     }
 
-    /// Whether STATUS of the network means asking other plugins.
+    /// Whether STATUS of the network requires calls of other plugins.
     pub fn has_plugins_to_ask(&self, network: &Network) -> bool {
         let plan = self.rehearsed(network).ok().flatten();
         plan.is_some_and(|plan| plan.version.has_gc_and_status() && plugins(&plan).next().is_some())
     }
 
-    /// Asks the STATUS of the network's other plugins, in order, each for at most `patience`.
+    /// Runs STATUS of the network's other plugins, in order, each for at most `patience`.
     ///
     /// # Errors
-    /// The first failure: with the plugin's own code and message where it reported them, else with code 50.
+    /// The first failure: with the plugin's own code and message if it reported them, else with code 50.
     pub fn ask_plugins(
         &self,
         network: &Network,
@@ -99,7 +99,7 @@ impl Engine {
     ) -> Result<(), CniError> {
         let plan = match self.rehearsed(network) {
             Ok(Some(plan)) if plan.version.has_gc_and_status() => plan,
-            // What cannot be planned is told by `check_network`.
+            // `check_network` reports a network that cannot be planned.
             _ => return Ok(()),
         };
         let runner = delegate::Delegate { timeout: patience, ..runner(&self.node, cni_path) };
@@ -110,7 +110,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A plan for nobody; `None` where the configuration waits for what only an ADD brings.
+    /// A plan for a fictitious sandbox; `None` if the configuration is completed only at ADD.
     fn rehearsed(&self, network: &Network) -> Result<Option<AttachmentPlan>, CniError> {
         let nobody = Sandbox {
             container_id: "status".into(),
@@ -132,7 +132,7 @@ impl Engine {
     }
 }
 
-/// The other plugins of an attachment, with what they read.
+/// The other plugins of an attachment, with their steps.
 fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::step::Delegate)> {
     plan.steps.iter().filter_map(|step| match step {
         Step::Delegate(delegate) => Some((Value::Object(delegate.config.clone()).to_string(), delegate)),
@@ -140,7 +140,7 @@ fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::step:
     })
 }
 
-/// A plugin's own words go on unchanged, the runtime knows them; who said them is told beside.
+/// A plugin's own message is passed on unchanged, because the runtime may know it; the plugin is named beside it.
 fn told(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
     match error.reported() {
         Some(reported) => {
@@ -154,10 +154,10 @@ fn told(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
     }
 }
 
-/// Whether the node has what an attachment builds on: a parent, an address left.
+/// Checks that the node has what an attachment depends on: the parent and a free address.
 ///
 /// # Errors
-/// Code 50 and what is missing, or why that could not be seen.
+/// Code 50 with what is missing, or with the reason why that could not be examined.
 pub(super) fn check_node(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {
     check_parents(attachment)?;
     check_pools(node, attachment)
@@ -178,12 +178,12 @@ fn check_pools(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError>
     Ok(())
 }
 
-/// Why there is no address left, or why that could not be seen.
+/// The error for a pool without a free address, or for one that could not be examined.
 pub(super) fn no_room(error: ipam::Error) -> CniError {
     if error.is_without_address() { not_available(&Chain(&error)) } else { lease_error(error) }
 }
 
-/// The code that a failure has as a step of an attachment.
+/// The CNI error that the failure gets as a step of an attachment.
 pub(super) fn step_error(source: StepError) -> CniError {
     let msg = Chain(&source).to_string();
     let step = AttachError::Step {

@@ -1,4 +1,4 @@
-//! Takes steps back. Every inverse is tried whatever became of the others, and all errors are reported.
+//! Rolls back steps. Every inverse is tried even if others fail, and all errors are reported.
 
 use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
@@ -10,14 +10,14 @@ use crate::plan::{AttachmentPlan, Plan, result_cache};
 use crate::step::StepRef;
 use crate::waits::{self, Resource};
 
-/// Takes back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
+/// Rolls back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
-/// Other plugins come first, in reverse order, while their interfaces exist. Then all links of the sandbox go
-/// at once: each would cost a grace period of its own. Addresses are free only after the links that carried
-/// them are gone.
+/// Other plugins come first, in reverse order, while their interfaces exist. Then all links of the sandbox are
+/// deleted at once, because each separate deletion would cost a grace period. Addresses are free only after the links
+/// that carried them are gone.
 ///
 /// # Errors
-/// [`AttachError::Undo`] with everything that failed. Calling again is safe.
+/// [`AttachError::Undo`] with every failure. Calling again is safe.
 pub fn undo(
     node: &Node,
     plan: &Plan,
@@ -62,7 +62,7 @@ pub fn undo(
     }
 }
 
-/// A step that may have begun, and what takes it back.
+/// A step that may have begun, and its inverse.
 struct Begun<'p> {
     at: StepRef,
     attachment: &'p AttachmentPlan,
@@ -87,7 +87,7 @@ impl Begun<'_> {
         asked.map_err(|source| self.failed("read its result", source))
     }
 
-    /// What is the sandbox's no more once its links are gone.
+    /// Releases the sandbox's resources that must outlive its links.
     fn release(&self, node: &Node, netns: Option<&Netns>) -> Result<(), StepError> {
         match &self.inverse {
             Inverse::Release { config, owner } => {
@@ -105,14 +105,14 @@ impl Begun<'_> {
                     routing::forget_gone_interfaces(&mut Handle::open_in(netns)?)?;
                 }
             }
-            // Of other stages.
+            // These inverses belong to other stages.
             Inverse::DeleteLink { .. } | Inverse::Delegate(_) | Inverse::Forget => {}
         }
         Ok(())
     }
 }
 
-/// Takes the attachments off the fast path while their links exist.
+/// Removes the attachments from the fast path while their links exist.
 fn retire(node: &Node, inverses: &[Begun<'_>]) -> Result<(), AttachError> {
     let Some(enforcer) = &node.enforcer else { return Ok(()) };
     for begun in inverses {
@@ -130,7 +130,7 @@ fn delete_links<'p>(
     begun: impl Iterator<Item = &'p Begun<'p>>,
 ) -> Result<(), AttachError> {
     let group = plan.sandbox.link_group();
-    // Without a cookie another namespace may have the inode by now, and in it another link the index.
+    // Without a cookie, another namespace may have the inode by now, and another link in it the index.
     let is_certain = progress.netns_cookie().is_some();
     let mut in_pod = Vec::new();
     let mut on_node = Vec::new();
@@ -148,8 +148,8 @@ fn delete_links<'p>(
             let mut pod = Handle::open_in(netns)?;
             let mut names = Vec::new();
             for (name, made) in in_pod {
-                // Somebody else's link may have the name. Ours has our group, or is the one that was made in this namespace.
-                // The index of what another meta plugin made is not known, 0.
+                // Another owner's link may have the name. Ours has our group, or is the link that was made in this
+                // namespace. The index of a link that another meta plugin made is not known and is 0.
                 let is_made = |link: &LinkState| made.is_some_and(|index| index == 0 || index == link.index);
                 let ours = |link: &LinkState| link.group == group || is_made(link);
                 names.extend(pod.find_link(name)?.filter(ours).map(|_| name));

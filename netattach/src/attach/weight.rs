@@ -1,5 +1,5 @@
-//! How much memory an ADD takes, estimated before anything of it is read: the configurations of the pod's networks are in its plan,
-//! as values, for as long as it lasts.
+//! Estimates the memory that an ADD takes before reading any of its configurations: the plan holds the configurations
+//! of the pod's networks, as values, for the duration of the ADD.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,13 @@ use crate::cni::{self, json};
 use crate::npwg::{self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef};
 use crate::objects::{Objects, Pod};
 
-/// Bytes of memory that a value of a configuration takes in a plan, beside its text: measured with configurations of many values.
+/// Bytes of memory that one value of a configuration takes in a plan, in addition to its text; measured with
+/// configurations of many values.
 const VALUE: usize = 512;
 
 impl IntentReader {
-    /// Bytes that the networks of the request's pod take. Networks whose configuration is on disk, where the node's administrator
-    /// writes, do not count, nor does what is refused anyway.
+    /// Bytes that the networks of the request's pod take. Networks whose configuration is on disk, where only the
+    /// node's administrator writes, do not count, nor do configurations that are refused anyway.
     pub fn weight(&self, request: &cni::Request) -> usize {
         let objects = self.source.snapshot();
         let pod = pod_of(request).and_then(|pod| objects.pods.get(&pod.name));

@@ -1,8 +1,8 @@
 //! `bridge`: a veth into the pod whose other end is a port of a bridge on the node.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins. What differs: the pod's
-//! end is created in place, the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks
-//! for it, and a bridge's own address is fixed when it is made.
+//! The keys are those of the plugin of the same name in containernetworking/plugins. Differences: the pod's end is
+//! created in place, the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it, and
+//! a bridge's own address is fixed when it is made.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

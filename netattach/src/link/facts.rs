@@ -1,35 +1,35 @@
-//! What drivers have to know of the node before they plan. Plain data, which `attach` reads from the kernel.
+//! Facts about the node that drivers need before they plan. Plain data, which `attach` reads from the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Something of the node that a driver asks about. It names it and reads nothing.
+/// A fact that a driver asks for. The driver names it and reads nothing from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
-    /// The link of that name; the interface of the node's default route when absent.
+    /// The link of that name; without a name, the interface of the node's default route.
     Parent(Option<String>),
 }
 
-/// A link of the node on which links of pods are to be made.
+/// A link of the node that is to carry links of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parent {
     /// Its name.
     pub name: String,
-    /// In bytes.
+    /// MTU in bytes.
     pub mtu: u32,
 }
 
-/// Facts about the node. One that no longer holds when its step is carried out makes the step fail; it is not adapted there.
+/// Facts about the node. If a fact no longer holds when its step is carried out, the step fails; it does not adapt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// By the name that was asked for.
+    /// Parents, by the name in the request.
     pub parents: BTreeMap<Option<String>, Parent>,
 }
 
-/// Facts that drivers ask for, each once.
+/// Facts that drivers ask for, without duplicates.
 pub type Wishes = BTreeSet<Wanted>;
 
 impl Facts {
-    /// The parent of that name, where the node has it.
+    /// The parent of that name, if the node has it.
     pub fn parent(&self, name: Option<&str>) -> Option<&Parent> {
         self.parents.iter().find(|(asked, _)| asked.as_deref() == name).map(|(_, parent)| parent)
     }

@@ -1,9 +1,11 @@
-//! `ipvlan`: an interface of the pod with the Ethernet address of its parent on the node, told from its siblings by IP address.
+//! `ipvlan`: an interface of the pod with the Ethernet address of its parent on the node; only the IP address
+//! distinguishes it from its siblings.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, without `linkInContainer`, and `bandwidth`.
-//! Policy is enforced on the interface in the pod: frames between siblings never come to the parent, and on the parent
-//! all have its address. In mode l3s, packets reach the pod at the node's netfilter hook and pass no program on the interface
-//! (`drivers/net/ipvlan/ipvlan_l3s.c`): such an interface is not judged, and a pod that a policy selects is refused it.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, without `linkInContainer`, and
+//! `bandwidth`. Policy is enforced on the interface in the pod: frames between siblings never reach the parent, and
+//! on the parent all have the same address. In mode l3s, packets reach the pod at the node's netfilter hook and pass
+//! no program on the interface (`drivers/net/ipvlan/ipvlan_l3s.c`): policy cannot be enforced on such an interface,
+//! and a pod that a policy selects is refused it.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -51,7 +53,7 @@ impl Driver for Ipvlan {
         if let Some(parent) = &parent {
             check_link_name("master", parent)?;
         }
-        // Nothing but its addresses leads to it.
+        // Only its addresses lead to it.
         let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("an ipvlan"))?;
         let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;
         let ipvlan = spec::Ipvlan {

@@ -29,7 +29,8 @@ impl Driver for Macvlan {
         "macvlan"
     }
 
-    /// One in mode passthru takes over the parent's own address: on the parent, its frames are not told from the node's.
+    /// A macvlan in mode passthru takes over the parent's own address: on the parent, its frames cannot be
+    /// distinguished from the node's.
     fn is_judged(&self, config: &Map<String, Value>) -> bool {
         config.get("mode").and_then(Value::as_str) != Some("passthru")
     }

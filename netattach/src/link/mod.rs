@@ -1,9 +1,10 @@
 //! One file per kind of interface: configuration and planning. Pure.
 //!
-//! A [`Driver`] turns its plugin's configuration into steps; what it cannot carry out it refuses by name. The
-//! same drivers serve the agent and the plain CNI executables.
+//! A [`Driver`] turns its plugin's configuration into steps, and refuses by name every key that it cannot carry out.
+//! The same drivers serve the agent and the plain CNI executables.
 //!
-//! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`. What they ask of the node before they plan is [`facts`].
+//! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`. The facts about the node that they need before they
+//! plan are in [`facts`].
 
 mod bridge;
 pub mod facts;
@@ -32,14 +33,14 @@ pub use facts::{Facts, Wanted, Wishes};
 
 /// A kind of interface that netattach makes itself.
 pub trait Driver: Sync {
-    /// The plugin `type` that it answers to.
+    /// The plugin `type` of this driver.
     fn kind(&self) -> &'static str;
 
-    /// Whether the dataplane can judge what an interface of this configuration sends and receives.
+    /// Whether the dataplane can enforce policy on an interface of this configuration.
     fn is_judged(&self, config: &Map<String, Value>) -> bool;
 
-    /// What [`Driver::plan`] has to know of the node for this configuration. What the configuration does not say, or says wrongly,
-    /// is no fact that it needs.
+    /// The facts that [`Driver::plan`] needs about the node for this configuration. A key that is missing or invalid
+    /// requires no fact.
     fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted>;
 
     /// The steps that attach one interface.
@@ -48,9 +49,9 @@ pub trait Driver: Sync {
     /// [`PlanError`] naming the key that is wrong or not supported.
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError>;
 
-    /// The steps of [`Driver::plan`] that leave something of the interface's own behind, for callers that keep
-    /// no record: their inverses take it back. Read from no more of the configuration than they need, because
-    /// what makes it impossible to attach must not make it impossible to detach.
+    /// The steps of [`Driver::plan`] whose effects outlast the interface, for callers that keep no record: their
+    /// inverses remove them. They are derived from as little of the configuration as possible, because a
+    /// configuration that cannot be attached must still be detachable.
     fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
 
@@ -62,50 +63,51 @@ pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
     DRIVERS.iter().copied().find(|driver| driver.kind() == kind)
 }
 
-/// The plugin types that netattach carries itself.
+/// The plugin types that netattach implements itself.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
     DRIVERS.iter().map(|driver| driver.kind())
 }
 
-/// What a driver plans from.
+/// The input of [`Driver::plan`].
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// `CNI_CONTAINERID`.
     pub container_id: &'a str,
     /// Name of the interface in the pod.
     pub ifname: &'a str,
-    /// What the plugin would read from standard input: its keys, `name`, `cniVersion`, `runtimeConfig`, `args`.
+    /// The configuration that the plugin would read from standard input: its keys, `name`, `cniVersion`,
+    /// `runtimeConfig`, `args`.
     pub config: &'a Map<String, Value>,
     /// Link group of the sandbox's links.
     pub group: u32,
     /// `CNI_ARGS`.
     pub cni_args: &'a CniArgs,
-    /// Plugin types that are executed although netattach carries them itself.
+    /// Plugin types that are executed although netattach implements them itself.
     pub exec: &'a [String],
-    /// Numbers for the dataplane; absent where there is none.
+    /// Numbers for the dataplane; absent if there is no dataplane.
     pub protect: Option<&'a Protect>,
-    /// What [`Driver::wants`] has asked for, as far as the node has it.
+    /// The facts of [`Driver::wants`] that the node has.
     pub facts: &'a Facts,
 }
 
 /// Why an interface cannot be planned.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// There is more of something than there may be.
+    /// A limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
     /// A key has the wrong type.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A key has a value that means nothing or contradicts another.
+    /// A key has a value that is invalid or contradicts another key.
     #[error("key {key}: {reason}")]
     Value {
         /// The key, with dots for nesting.
         key: &'static str,
-        /// What is wrong, and what would be right.
+        /// The error, and what would be valid.
         reason: String,
     },
-    /// A key that netattach does not carry out.
+    /// A key that netattach does not support.
     #[error(
         "key {key}: {value} is not supported by netattach's own {kind} plugin; an agent executes another one that is listed under delegation.exec"
     )]
@@ -117,7 +119,7 @@ pub enum PlanError {
         /// The plugin type.
         kind: &'static str,
     },
-    /// A capability that netattach does not carry out.
+    /// A capability that netattach does not support.
     #[error("key capabilities.{capability}: asked for, and not supported by netattach's own {kind} plugin")]
     Capability {
         /// Its name.
@@ -125,7 +127,7 @@ pub enum PlanError {
         /// The plugin type.
         kind: &'static str,
     },
-    /// `ipam` is wrong.
+    /// `ipam` is invalid.
     #[error("key ipam")]
     Ipam(#[source] ipam::ConfigError),
     /// `ipam` is missing where addresses are needed.
@@ -148,7 +150,8 @@ impl Request<'_> {
         Ok(read_object(self.config)?)
     }
 
-    /// Refuses keys that the reference plugin has and this one does not, unless they say what happens anyway.
+    /// Refuses keys that the reference plugin has and this one does not, unless their value asks for what happens
+    /// anyway.
     fn refuse(&self, kind: &'static str, keys: &[(&'static str, Value)]) -> Result<(), PlanError> {
         for (key, harmless) in keys {
             match self.config.get(*key) {
@@ -160,8 +163,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The address asked for: of `mac` in the configuration, `MAC` in `CNI_ARGS`, `args.cni.mac` and
-    /// `runtimeConfig.mac` the last that is present.
+    /// The requested Ethernet address. Of `mac` in the configuration, `MAC` in `CNI_ARGS`, `args.cni.mac` and
+    /// `runtimeConfig.mac` the last one present counts.
     fn mac(&self) -> Result<Option<Mac>, PlanError> {
         let at = |path: &[&str]| {
             let (last, objects) = path.split_last()?;
@@ -191,7 +194,7 @@ impl Request<'_> {
         Ok(chosen)
     }
 
-    /// The step that brings addresses, if the configuration asks for any.
+    /// The step that provides addresses, if the configuration asks for any.
     fn ipam(&self) -> Result<Option<Step>, PlanError> {
         let kind = self.config.get("ipam").and_then(|ipam| ipam.get("type")).and_then(Value::as_str);
         match kind {
@@ -213,7 +216,7 @@ impl Request<'_> {
         }
     }
 
-    /// What is left of the step that brought addresses.
+    /// The part of the address step that its inverse needs.
     fn ipam_remains(&self) -> Option<Step> {
         match self.config.get("ipam")?.get("type")?.as_str()? {
             "" => None,
@@ -234,7 +237,7 @@ impl Request<'_> {
         Step::Delegate(Delegate { plugin: name.to_owned(), config: self.config.clone(), role: Role::Ipam })
     }
 
-    /// What is left of a veth and of its addresses.
+    /// The steps of a veth and of its addresses that their inverses need.
     fn veth_remains(&self) -> Vec<Step> {
         let made = spec::Veth {
             host_name: self.host_name(),
@@ -251,7 +254,7 @@ impl Request<'_> {
         self.exec.iter().any(|name| name == kind)
     }
 
-    /// The `dns` of the configuration, if any of its members is set; an empty list is.
+    /// The `dns` of the configuration, if any of its members is set; an empty list counts as set.
     fn dns(&self) -> Result<Option<Dns>, PlanError> {
         #[derive(Default, Deserialize)]
         struct Members {
@@ -280,8 +283,8 @@ impl Request<'_> {
         }))
     }
 
-    /// The limits asked for: `bandwidth` of `runtimeConfig`, else of the configuration; the keys are those that the
-    /// capability has.
+    /// The requested limits: `bandwidth` of `runtimeConfig`, else of the configuration, with the keys of the
+    /// capability.
     fn bandwidth(&self) -> Result<Option<Bandwidth>, PlanError> {
         const KEY: &str = "bandwidth";
         let wrong = |reason: String| PlanError::Value { key: KEY, reason };
@@ -363,41 +366,42 @@ impl Request<'_> {
         }
     }
 
-    /// Name of the node's end of the pod's veth: the same for the same container and interface, so that it can
-    /// be found again when the pod's namespace is gone.
+    /// Name of the node's end of the pod's veth: always the same for one container and interface, so that it can be
+    /// found when the pod's namespace is gone.
     fn host_name(&self) -> String {
         host_name(self.container_id, self.ifname)
     }
 }
 
-/// The slowest limit that is accepted, bits per second: less is not a bandwidth.
+/// The lowest limit that is accepted, in bits per second.
 const SLOWEST_RATE: u64 = 1000;
 
-/// Name of the node's end of a veth, 15 bytes: `na` and the first 13 digits of the SHA-256 of what it is for.
+/// Name of the node's end of a veth, 15 bytes: `na` and the first 13 hexadecimal digits of the SHA-256 of container,
+/// NUL and interface.
 pub fn host_name(container_id: &str, ifname: &str) -> String {
     let digest = Sha256::new().chain_update(container_id).chain_update([0]).chain_update(ifname).finalize();
     let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(13);
-    // A half byte is always a digit of base 16.
+    // A half byte is always a hexadecimal digit.
     std::iter::once('n')
         .chain(['a'])
         .chain(digits.filter_map(|digit| char::from_digit(digit.into(), 16)))
         .collect()
 }
 
-/// A name that a link can have, as itself.
+/// Returns a valid link name unchanged.
 fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
     crate::cni::identifier::check_ifname(name)
         .map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
 }
 
-/// The parent that a configuration names by `master`, where its MTU matters: the configuration has one of its own.
+/// The parent that a configuration names by `master`, if its MTU matters: only if the configuration sets an MTU.
 fn parent_for_mtu(config: &Map<String, Value>) -> Vec<Wanted> {
     let has_mtu = config.get("mtu").and_then(Value::as_u64).is_some_and(|mtu| mtu != 0);
     let master = config.get("master").and_then(Value::as_str).filter(|name| !name.is_empty());
     has_mtu.then(|| Wanted::Parent(master.map(str::to_owned))).into_iter().collect()
 }
 
-/// Bounds of an MTU that both address families can live with below, and that a packet length can express.
+/// Checks that an MTU is at least 68 bytes and at most the largest packet length. 0 counts as absent.
 fn check_mtu(mtu: Option<u32>) -> Result<Option<u32>, PlanError> {
     match mtu {
         None | Some(0) => Ok(None),

@@ -1,4 +1,4 @@
-//! Configurations and the exact steps, or the exact refusals, that they become.
+//! Configurations, with the exact steps or errors that result.
 
 use std::collections::BTreeMap;
 
@@ -527,7 +527,7 @@ fn configuration() -> impl Strategy<Value = (&'static str, Map<String, Value>)> 
     })
 }
 
-/// Whether a step leaves something behind that belongs to the attachment and does not go with its link.
+/// Whether a step leaves something that belongs to the attachment and does not disappear with its link.
 fn leaves_its_own(step: &Step) -> bool {
     match step {
         Step::Lease(config) => config.is_kept(),
@@ -578,7 +578,7 @@ fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
     }
 }
 
-/// The inverses of the steps, with no more of a lease's configuration than releasing looks at.
+/// The inverses of the steps, with only the part of a lease's configuration that releasing reads.
 fn inverses(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Vec<String> {
     let inverses = attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step, None));
     let text = |inverse| match inverse {
@@ -594,7 +594,7 @@ proptest! {
         let args = CniArgs::default();
         let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, ethertypes: Vec::new() };
         let (driver, sandbox) = (driver(kind).unwrap(), sandbox());
-        // Whatever the configuration is, DEL has something to go by.
+        // DEL can derive the remains from any configuration.
         let remains = attachment(kind, driver.remains(&request(&config, &args)));
 
         if let Ok(steps) = driver.plan(&request(&config, &args)) {

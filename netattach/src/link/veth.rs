@@ -1,8 +1,8 @@
 //! `veth`: a routed point-to-point link between the pod and the node.
 //!
-//! The pod has host addresses (/32, /128) and one gateway per family that is the same everywhere and lives on
-//! the node's end of the link, so the pod's neighbour lookups are answered by the kernel itself: no proxy ARP,
-//! no shared broadcast domain. The node has a host route per address.
+//! The pod has host addresses (/32, /128) and one gateway per family. The gateway is the same everywhere and is an
+//! address of the node's end of the link, so the kernel itself answers the pod's neighbour lookups: no proxy ARP, no
+//! shared broadcast domain. The node has a host route per address.
 //!
 //! Keys: `mtu`, `mac`, `isDefaultGateway` (the pod's default routes go this way; otherwise only the subnets of
 //! its addresses and the routes of `ipam` do), `ipam` (required).

@@ -1,22 +1,22 @@
-//! Puts the plugins' names into a directory of CNI executables.
+//! Installs the plugins' names in a directory of CNI executables.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// What became of one name.
+/// The outcome for one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Installed {
-    /// It is a link to the executable now.
+    /// The name is a new link to the executable.
     Made,
-    /// It was one already.
+    /// The name was a link to the executable already.
     Was,
-    /// Something else had the name and was replaced.
+    /// Another file of that name was replaced.
     Replaced,
 }
 
-/// The names could not be installed.
+/// Why the names could not be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// A path cannot be resolved.
@@ -24,34 +24,34 @@ pub enum InstallError {
     Find {
         /// The directory or the executable.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Files that are not ours have the names; nothing was changed.
+    /// Files of other programs have the names; nothing was changed.
     #[error("{} would be overwritten; --force replaces what is there", list(.0))]
     Foreign(Vec<PathBuf>),
-    /// A directory has a name.
+    /// A name belongs to a directory.
     #[error("{path} is a directory")]
     Directory {
-        /// Which.
+        /// The directory.
         path: PathBuf,
     },
-    /// A name could not be looked at.
+    /// A name could not be examined.
     #[error("look at {path}")]
     Look {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A link could not be made.
     #[error("make link {path}")]
     Link {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -62,7 +62,7 @@ pub enum InstallError {
 /// missing.
 ///
 /// # Errors
-/// [`InstallError::Foreign`] when a name belongs to something else and `force` is not set.
+/// [`InstallError::Foreign`] if a file of another program has one of the names and `force` is not set.
 pub fn install<'n>(
     directory: &Path,
     executable: &Path,
@@ -128,7 +128,7 @@ fn link(directory: &Path, name: &str, target: &Path) -> io::Result<()> {
     let fresh = directory.join(format!(".{name}.netattach-{}", std::process::id()));
     symlink(target, &fresh)?;
     fs::rename(&fresh, directory.join(name)).inspect_err(|_| {
-        // The error that is returned says more than that this one stayed.
+        // The returned error matters more than a leftover temporary link.
         let _ = fs::remove_file(&fresh);
     })
 }

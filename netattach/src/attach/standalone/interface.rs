@@ -29,9 +29,9 @@ pub(super) struct Interface<'a> {
 /// The sandbox's namespace, as far as it can be used.
 enum Place {
     There(Netns),
-    /// There is none, or none any more.
+    /// The request names no namespace, or the namespace is gone.
     Gone,
-    /// It is the one that this process runs in.
+    /// The namespace is the one in which this process runs.
     Own(PathBuf),
 }
 
@@ -47,7 +47,7 @@ impl Interface<'_> {
             Command::Check => self.check().map(done),
             Command::Gc => self.gc().map(done),
             Command::Status => self.status().map(done),
-            // Answered before a plugin is chosen.
+            // VERSION is answered before a plugin is chosen.
             Command::Version => Ok(String::new()),
         }
     }
@@ -88,19 +88,19 @@ impl Interface<'_> {
         carried_out.map_err(|error| match take_back() {
             Ok(()) => error,
             Err(left) => {
-                // The error that counts goes to the runtime; DEL, which follows, tries this again.
+                // The runtime gets the error of the ADD; the DEL that follows tries the rollback again.
                 let _ = writeln!(stderr, "{}: not taken back: {}", self.driver.kind(), Chain(&left));
                 error
             }
         })
     }
 
-    /// What the driver has to know of the node.
+    /// The facts about the node that the driver needs.
     fn facts(&self) -> Result<Facts, AttachError> {
         facts::gather(&self.driver.wants(&self.request.config).into_iter().collect())
     }
 
-    /// Whether ADD would take the configuration.
+    /// Whether ADD would accept the configuration.
     pub(super) fn is_supported(&self) -> bool {
         one(&sandbox(self.request, NOWHERE), self.driver, self.request, &Facts::default()).is_ok()
     }
@@ -127,8 +127,8 @@ impl Interface<'_> {
         }
     }
 
-    /// The link of `prevResult`, if the pod has it. Links that this plugin made say so themselves, see
-    /// [`Sandbox::link_group`]; this finds those that another implementation made before it was replaced.
+    /// The link of `prevResult`, if the pod has it. Links made by this plugin are recognised by their group, see
+    /// [`Sandbox::link_group`]; this finds links that another implementation made before it was replaced.
     fn made_according_to_result(
         &self,
         attachment: &AttachmentPlan,
@@ -143,7 +143,7 @@ impl Interface<'_> {
         };
         let found = pod.find_link(&attachment.ifname).map_err(failed)?;
         outputs.retain(|_, output| match output {
-            // A recycled namespace may have another container's link of that name.
+            // A reused namespace may hold another container's link of that name.
             Output::Link { pod, .. } => {
                 pod.mac.is_some() && found.as_ref().is_some_and(|link| link.mac == pod.mac)
             }
@@ -180,7 +180,7 @@ impl Interface<'_> {
         Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
-    /// Interfaces end with their namespaces; what can be left over is an address.
+    /// Interfaces disappear with their namespaces; only addresses can be left over.
     fn gc(&self) -> Result<(), CniError> {
         let Some(in_use) = &self.request.valid_attachments else { return Ok(()) };
         let in_use: Vec<Owner> = in_use.iter().map(Owner::from).collect();
@@ -195,12 +195,12 @@ impl Interface<'_> {
         self.forward(&sandbox, &attachment)
     }
 
-    /// Whether an ADD could succeed: the configuration is valid, what it builds on is there, and there is an
-    /// address left.
+    /// Whether an ADD could succeed: the configuration is valid, the node has what it depends on, and an address is
+    /// free.
     fn status(&self) -> Result<(), CniError> {
         let sandbox = sandbox(self.request, NOWHERE);
         let mut request = self.request.clone();
-        // Any will do; STATUS is about no interface.
+        // The name does not matter: STATUS concerns no interface.
         request.ifname = "eth0".into();
         let attachment = match one(&sandbox, self.driver, &request, &Facts::default()) {
             Err(_) if ipam::is_completed_at_add(&self.request.config) => return Ok(()),
@@ -210,7 +210,7 @@ impl Interface<'_> {
         self.forward(&sandbox, &attachment)
     }
 
-    /// Asks the address management plugin of the configuration, if there is one, with what this one was asked.
+    /// Forwards the request to the address management plugin of the configuration, if there is one.
     fn forward(&self, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), CniError> {
         for step in &attachment.steps {
             let Step::Delegate(delegate) = step else { continue };
@@ -233,7 +233,7 @@ impl Interface<'_> {
         Ok(Place::There(netns))
     }
 
-    /// `CNI_ARGS` may hold what the plugins in this process know; what an executed one knows is its own matter.
+    /// Refuses unknown keys in `CNI_ARGS`, unless a plugin that is executed may know them.
     fn check_args(&self, attachment: &AttachmentPlan) -> Result<(), CniError> {
         let mut known = vec!["MAC", "IP"];
         for step in &attachment.steps {
@@ -247,7 +247,7 @@ impl Interface<'_> {
     }
 }
 
-/// No namespace has this identity.
+/// An identity that no namespace has.
 const NOWHERE: NetnsId = NetnsId { device: 0, inode: 0 };
 
 fn sandbox(request: &cni::Request, netns_id: NetnsId) -> Sandbox {

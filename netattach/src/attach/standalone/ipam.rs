@@ -8,7 +8,7 @@ use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::ipam::{self, Config, Kind, LeasedAddress, Leases, Lessee, Owner};
 use crate::step::Output;
 
-/// A call of the plugin of one kind.
+/// A call of the address management plugin of one kind.
 pub(super) struct Addresses<'a> {
     pub(super) kind: Kind,
     pub(super) request: &'a cni::Request,
@@ -24,7 +24,7 @@ impl Addresses<'_> {
             Command::Check => self.check().map(done),
             Command::Gc => self.gc().map(done),
             Command::Status => self.status().map(done),
-            // Answered before a plugin is chosen.
+            // VERSION is answered before a plugin is chosen.
             Command::Version => Ok(String::new()),
         }
     }
@@ -43,7 +43,7 @@ impl Addresses<'_> {
         });
         let result = CniResult { ips: ips.collect(), routes, dns, ..CniResult::default() };
         result.to_value(self.request.version).inspect_err(|_| {
-            // DEL, which follows, tries again.
+            // The DEL that follows tries the release again.
             let _ = self.on_behalf(|lessee| self.leases.release(&config, lessee));
         })
     }
@@ -53,7 +53,7 @@ impl Addresses<'_> {
         self.on_behalf(|lessee| self.leases.release(&config, lessee)).map_err(lease_error)
     }
 
-    /// Every address of `prevResult` that this plugin may have given is held for the attachment.
+    /// Verifies that every address of `prevResult` that this plugin may have given is held for the attachment.
     fn check(&self) -> Result<(), CniError> {
         let config = self.config()?;
         let given: Vec<IpAddr> = self
@@ -90,7 +90,7 @@ impl Addresses<'_> {
     fn on_behalf<T>(&self, call: impl FnOnce(Lessee<'_>) -> T) -> T {
         let owner =
             Owner { container_id: self.request.container_id.clone(), ifname: self.request.ifname.clone() };
-        // The plugin that makes the interface opens the namespace; no kind that is called here speaks from it.
+        // The plugin that makes the interface opens the namespace; no kind that is called here sends packets from it.
         call(Lessee { owner: &owner, netns: None })
     }
 }

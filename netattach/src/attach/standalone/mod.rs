@@ -1,10 +1,11 @@
 //! The native plugins as plain CNI executables: one call, no agent, no record, no dataplane.
 //!
-//! ADD plans with the same drivers as the agent, carries the plan out with its progress in memory, and takes it
-//! back when a step fails. DEL works out again from the configuration what an ADD may have left behind, and
-//! takes that back. CHECK reads `prevResult` back into what the steps brought and compares as the agent does.
+//! ADD plans with the same drivers as the agent, carries out the plan with its progress in memory, and rolls it back
+//! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
+//! `prevResult` back into the outputs of the steps and compares as the agent does.
 //!
-//! `interface` has the interface plugins, `ipam` the address management, `install` puts their names into a directory.
+//! `interface` has the interface plugins, `ipam` the address management; `install` puts the plugins' names into a
+//! directory.
 
 pub mod install;
 mod interface;
@@ -52,7 +53,7 @@ pub fn run(
     let answer = variables(environment).and_then(|env| match env.get("CNI_COMMAND").map(String::as_str) {
         None | Some("") => Ok(None),
         Some(verb) => {
-            // VERSION may come with a stdin that nobody closes.
+            // VERSION may come with a stdin that the caller never closes.
             let input = if verb == Command::Version.as_str() { Vec::new() } else { read(stdin)? };
             version = cni::request::error_version(&input);
             answer(name, &Request::parse(&env, &input)?, stderr).map(Some)
@@ -62,7 +63,7 @@ pub fn run(
         Ok(Some(text)) => (text, 0),
         Ok(None) => {
             let about = cni::request::about(&format!("{name} of netattach {}", env!("CARGO_PKG_VERSION")));
-            // To a person; there is nowhere else to say that it could not be said.
+            // This message is for a person. If it cannot be written, there is no other place to report that.
             let _ = writeln!(stderr, "{about}");
             return 0;
         }
@@ -83,13 +84,13 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         return Ok(json::pretty(&cni::request::version_reply()));
     }
     if let Some(refused) = &request.tolerated {
-        // ADD refuses it as well, so there is nothing to take back.
+        // ADD refuses the same configuration, so there is nothing to roll back.
         return Err(refused.clone());
     }
     let node = Node {
         leases: Leases::default(),
         delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT, owner: String::new() },
-        // The runtime's own.
+        // The runtime's own cache directory.
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
@@ -104,9 +105,9 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
     }
 }
 
-/// DEL by the native plugin of that type, on behalf of another meta plugin that ran an ADD. `None` where there is no
-/// such plugin, or where it would have refused the configuration: then another implementation made what there is, and
-/// only that one knows all of it.
+/// DEL by the native plugin of that type, on behalf of another meta plugin that ran an ADD. `None` if there is no
+/// such plugin, or if the plugin would have refused the configuration: another implementation made the attachment
+/// then, and only that one knows all of it.
 pub(super) fn del(plugin: &str, request: &Request, node: &Node) -> Option<Result<(), CniError>> {
     let interface = interface::Interface { driver: link::driver(plugin)?, request, node };
     interface.is_supported().then(|| interface.del())
@@ -141,7 +142,7 @@ fn read(stdin: impl Read) -> Result<Vec<u8>, CniError> {
     Ok(bytes)
 }
 
-/// Progress that ends with the process. What outlives it is found by name: see [`super::undo`].
+/// Progress that ends with the process. Effects that outlive the process are found by name: see [`super::undo`].
 #[derive(Debug, Default)]
 struct Memory {
     begun: BTreeSet<StepRef>,
@@ -149,7 +150,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Any step of `plan` may have begun, and these outputs are known.
+    /// Assumes that any step of `plan` may have begun; `outputs` are the known outputs.
     fn of_unknown(plan: &Plan, outputs: Outputs) -> Self {
         Self { begun: plan.steps().map(|(at, _, _)| at).collect(), outputs }
     }
@@ -178,7 +179,7 @@ impl Progress for Memory {
         Ok(())
     }
 
-    /// The namespace is whichever the runtime names with the request.
+    /// The namespace is the one that the request names.
     fn netns_cookie(&self) -> Option<u64> {
         Some(0)
     }

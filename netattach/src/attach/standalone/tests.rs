@@ -1,4 +1,4 @@
-//! Answers that need no machine.
+//! Requests that are answered without touching the machine.
 
 use std::os::unix::ffi::OsStringExt;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A stdin that nobody may read.
+/// A stdin that must not be read.
 struct Untouchable;
 
 impl Read for Untouchable {
@@ -15,7 +15,7 @@ impl Read for Untouchable {
     }
 }
 
-/// A stdin that breaks.
+/// A stdin whose reads fail.
 struct Broken;
 
 impl Read for Broken {
