@@ -151,7 +151,7 @@ pub enum StepError {
     /// The namespace cannot be entered.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// No netlink socket.
+    /// A netlink socket cannot be opened.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
     /// The pod already has an interface of that name.

@@ -25,7 +25,7 @@ use crate::step::Delegate;
 /// The outcome of GC. Everything that could be rolled back is gone, even if other parts failed.
 #[derive(Debug, Default)]
 pub struct Collected {
-    /// The pods of the sandboxes that were taken back.
+    /// The pods of the sandboxes that were rolled back.
     pub pods: Vec<PodRef>,
     /// The failures.
     pub errors: Vec<AttachError>,

@@ -72,11 +72,11 @@ pub enum IntentError {
     /// An annotation is invalid.
     #[error("pod {pod}: annotation {annotation}")]
     Annotation {
-        /// Whose.
+        /// The pod.
         pod: PodRef,
-        /// Which.
+        /// The annotation.
         annotation: &'static str,
-        /// What is wrong with it.
+        /// The error in it.
         #[source]
         source: Box<SelectionError>,
     },
