@@ -110,7 +110,7 @@ pub enum IntentError {
         #[source]
         source: ConfigError,
     },
-    /// A definition asks for an unknown kind of enforcement.
+    /// A definition's enforcement annotation has an unknown value.
     #[error("network {network}: annotation {ENFORCE_ANNOTATION} is {word:?}, not selected, always or never")]
     Enforce {
         /// The network.

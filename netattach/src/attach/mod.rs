@@ -6,17 +6,17 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `weight` | how much memory an ADD takes, before it begins |
-//! | `intent`, `default_network`, `conf_dir` | from a request to what the pod wants |
-//! | `engine`, `facts` | one function per CNI verb; what planning has to know of the node |
-//! | `repeated_add`, `occupied` | an ADD for a sandbox that is attached; addresses that are somebody else's |
-//! | [`apply`], `bridges`, `device_info`, `routing`, `enforcement` | the effects of steps: bridges, device information, default routes, enforcement |
-//! | [`undo`], `plugin_del` | inverses, and those of other plugins |
+//! | `weight` | estimates the memory that an ADD takes, before it begins |
+//! | `intent`, `default_network`, `conf_dir` | from a request to the networks that the pod wants |
+//! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
+//! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
+//! | [`apply`], `bridges`, `device_info`, `routing`, `enforcement` | the effects of steps |
+//! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `dynamic`, `multus_del` | attachments of live pods; pods that Multus attached |
-//! | `registry`, `network_status` | what is attached, in memory; what is published of it |
+//! | `registry`, `network_status` | attached sandboxes, in memory; their published status |
 //! | [`standalone`] | the native plugins as plain CNI executables |
-//! | `error` | what goes wrong, and its CNI code |
+//! | `error` | errors, and their CNI codes |
 
 pub mod apply;
 mod bridges;

@@ -140,7 +140,7 @@ fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::step:
     })
 }
 
-/// A plugin's own message is passed on unchanged, because the runtime may know it; the plugin is named beside it.
+/// A plugin's own message is passed on unchanged, because the runtime knows it; the plugin is named beside it.
 fn told(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
     match error.reported() {
         Some(reported) => {

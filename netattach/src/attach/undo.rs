@@ -87,7 +87,7 @@ impl Begun<'_> {
         asked.map_err(|source| self.failed("read its result", source))
     }
 
-    /// Releases the sandbox's resources that must outlive its links.
+    /// Releases the resources that are free only once the sandbox's links are gone.
     fn release(&self, node: &Node, netns: Option<&Netns>) -> Result<(), StepError> {
         match &self.inverse {
             Inverse::Release { config, owner } => {

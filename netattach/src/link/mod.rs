@@ -49,8 +49,8 @@ pub trait Driver: Sync {
     /// [`PlanError`] naming the key that is wrong or not supported.
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError>;
 
-    /// The steps of [`Driver::plan`] whose effects outlast the interface, for callers that keep no record: their
-    /// inverses remove them. They are derived from as little of the configuration as possible, because a
+    /// The steps of [`Driver::plan`] that leave something of the interface's own behind, for callers that keep no
+    /// record: their inverses remove it. They are derived from as little of the configuration as possible, because a
     /// configuration that cannot be attached must still be detachable.
     fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
@@ -373,7 +373,7 @@ impl Request<'_> {
     }
 }
 
-/// The lowest limit that is accepted, in bits per second.
+/// The lowest limit that is accepted, in bits per second: a lower value is not a bandwidth.
 const SLOWEST_RATE: u64 = 1000;
 
 /// Name of the node's end of a veth, 15 bytes: `na` and the first 13 hexadecimal digits of the SHA-256 of container,
