@@ -587,7 +587,7 @@ impl<'a> DelegateCall<'a> {
     }
 }
 
-/// Whether every plugin that the plan runs is installed.
+/// Checks that every plugin that the plan runs is installed.
 pub(super) fn check_plugins(node: &Node, plan: &Plan) -> Result<(), AttachError> {
     for (_, attachment, step) in plan.steps() {
         if let Step::Delegate(delegate) = step {

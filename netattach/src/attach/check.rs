@@ -28,7 +28,7 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         if attachment.disable_check {
             continue;
         }
-        // Attachment numbers fit: see `Plan::steps`.
+        // Attachment numbers fit into a `u16`: see `Plan::steps`.
         let number = number as u16;
         let last = result::result(sandbox, attachment, record.outputs.of(number))?;
         let want = expected(attachment, record.outputs.of(number), &last, &sandbox.netns)?;

@@ -20,7 +20,7 @@ fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
     let mut entries = Vec::new();
     let dynamic = attached.plan.dynamic.as_ref().map(|dynamic| status::Dynamic { by: dynamic.by.clone() });
     for (number, attachment) in attached.plan.attachments.iter().enumerate() {
-        // Attachment numbers fit: see `Plan::steps`.
+        // Attachment numbers fit into a `u16`: see `Plan::steps`.
         let number = number as u16;
         let result = result::result(&attached.plan.sandbox, attachment, attached.outputs.of(number));
         let described = status::Attached {

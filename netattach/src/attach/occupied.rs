@@ -169,7 +169,7 @@ impl Occupied {
     pub fn adopt(&self, attached: &Attached) {
         let Attached { plan, outputs, .. } = attached;
         for (number, attachment) in plan.attachments.iter().enumerate() {
-            // Numbers fit: see `Plan::steps`.
+            // Attachment numbers fit into a `u16`: see `Plan::steps`.
             let number = number as u16;
             let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
             if let Some(how) = attachment.link().and_then(Link::sharing) {
@@ -199,7 +199,7 @@ impl Occupied {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Every change is complete before anything that could panic.
+        // Every change is complete before any operation that could panic.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

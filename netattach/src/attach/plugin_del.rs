@@ -47,7 +47,7 @@ impl PluginDel<'_> {
     }
 
     /// Releases the addresses, because the plugin may have failed before it did, and calls the plugin the way a
-    /// runtime does whose sandbox is gone: for the cleanup that needs neither.
+    /// runtime does whose sandbox is gone: for the cleanup that needs no sandbox.
     fn without_device(&self, refused: DelegateError, prev_result: Option<Value>) -> Result<(), StepError> {
         let gone = pci_address(&self.delegate.config).filter(|address| is_gone(address));
         if gone.is_none() && !self.has_left_the_pod()? {
@@ -86,8 +86,9 @@ impl PluginDel<'_> {
         Ok(Handle::open_in(netns)?.find_link(&self.attachment.ifname)?.is_none())
     }
 
-    /// Every plugin of a list gets the final result and passes it to its address management; without address
-    /// management there is nothing to pass. A plain executable's configuration holds the result that came in.
+    /// The `prevResult` of the DEL. Every plugin of a list gets the final result and passes it to its address
+    /// management; if no step has an output, there is no result. A plain executable's configuration holds the result
+    /// that came in.
     fn prev_result(&self) -> Result<Option<Value>, StepError> {
         let Self { plan, at, attachment, delegate, outputs, .. } = self;
         let known = !delegate.config.contains_key("prevResult")

@@ -132,7 +132,7 @@ impl Engine {
     }
 }
 
-/// The other plugins of an attachment, with their steps.
+/// The other plugins of an attachment, each with its standard input.
 fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::step::Delegate)> {
     plan.steps.iter().filter_map(|step| match step {
         Step::Delegate(delegate) => Some((Value::Object(delegate.config.clone()).to_string(), delegate)),

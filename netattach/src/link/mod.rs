@@ -46,7 +46,7 @@ pub trait Driver: Sync {
     /// The steps that attach one interface.
     ///
     /// # Errors
-    /// [`PlanError`] naming the key that is wrong or not supported.
+    /// [`PlanError`] with the key that is invalid or not supported.
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError>;
 
     /// The steps of [`Driver::plan`] that leave something of the interface's own behind, for callers that keep no
