@@ -1,7 +1,7 @@
 //! `macvlan`: an interface of the pod with an address of its own on a parent of the node.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, and `bandwidth`. Policy is enforced
-//! on the parent, except for a macvlan that takes the whole parent over.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, and `bandwidth`. Policy is
+//! enforced on the parent, except for a macvlan that takes the whole parent over.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
