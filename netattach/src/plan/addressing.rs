@@ -1,4 +1,4 @@
-//! From leased addresses to what stands on both ends of a link.
+//! Computes the addresses and routes of both ends of a link from leased addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -34,8 +34,8 @@ pub fn host_side(leased: &[LeasedAddress]) -> Addressing {
     addressing
 }
 
-/// The gateway addresses that a bridge has to carry: each with the prefix length of its subnet; the first
-/// address of the subnet where the lease names none.
+/// The gateway addresses that a bridge has to carry, each with the prefix length of its subnet. Where the lease names
+/// no gateway, it is the first address of the subnet.
 pub fn gateways(leased: &[LeasedAddress]) -> Vec<IpNet> {
     let mut gateways: Vec<IpNet> = Vec::new();
     for leased in leased {
@@ -46,29 +46,29 @@ pub fn gateways(leased: &[LeasedAddress]) -> Vec<IpNet> {
     gateways
 }
 
-/// What has to be done for a bridge to carry its gateway addresses.
+/// The changes that make a bridge carry its gateway addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GatewayChanges {
-    /// Addresses in the way.
+    /// Addresses that conflict with the gateways.
     pub remove: Vec<IpNet>,
-    /// Addresses that are missing.
+    /// Gateway addresses that are missing.
     pub add: Vec<IpNet>,
 }
 
-/// An address on a bridge keeps a gateway address off it.
+/// An address on a bridge conflicts with a gateway address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatewayConflict {
-    /// On the bridge.
+    /// The address on the bridge.
     pub present: IpNet,
-    /// Not yet.
+    /// The gateway address to add.
     pub wanted: IpNet,
 }
 
-/// Compares what a bridge carries with the `wanted` gateways. IPv4 addresses other than those wanted are in the
-/// way, IPv6 addresses only where the subnets overlap; `force` removes what is in the way.
+/// Compares the addresses of a bridge with the `wanted` gateways. Any other IPv4 address conflicts; another IPv6
+/// address conflicts only if the subnets overlap. `force` removes conflicting addresses.
 ///
 /// # Errors
-/// Something is in the way and `force` is not set.
+/// An address conflicts and `force` is not set.
 pub fn gateway_changes(
     present: &[IpNet],
     wanted: &[IpNet],
@@ -94,7 +94,7 @@ pub fn gateway_changes(
 fn is_in_the_way(present: IpNet, wanted: IpNet) -> bool {
     match (present, wanted) {
         (IpNet::V4(_), IpNet::V4(_)) => true,
-        // Every interface has one of these; they are the kernel's.
+        // Every interface has a link-local address; the kernel manages it.
         (IpNet::V6(present), IpNet::V6(_)) if present.addr().is_unicast_link_local() => false,
         (IpNet::V6(present), IpNet::V6(wanted)) => {
             present.contains(&wanted.network()) || wanted.contains(&present.network())
@@ -103,7 +103,7 @@ fn is_in_the_way(present: IpNet, wanted: IpNet) -> bool {
     }
 }
 
-/// The gateway that stands for everything behind a routed veth, in the family of `address`.
+/// The gateway of a routed veth in the family of `address`: all traffic goes through it.
 pub fn link_gateway(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => GATEWAY_V4.into(),
@@ -111,7 +111,7 @@ pub fn link_gateway(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The first address of a subnet: its gateway where nothing else is said.
+/// The first address of a subnet, the default gateway.
 pub fn first_host(net: IpNet) -> Option<IpAddr> {
     match net.network() {
         IpAddr::V4(network) => Some(Ipv4Addr::from(u32::from(network).checked_add(1)?).into()),
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_bridge_gets_what_it_lacks_and_loses_only_what_is_in_the_way() {
         let nets = |texts: &[&str]| texts.iter().map(|text| net(text)).collect::<Vec<_>>();
-        // On the bridge, wanted, what has to go (`None`: nothing is in the way), what has to come.
+        // Addresses on the bridge, wanted addresses, conflict (`None`: there is none), addresses to add.
         type Row<'a> = (&'a [&'a str], &'a [&'a str], Option<(&'a str, &'a str)>, &'a [&'a str]);
         let table: [Row<'_>; 7] = [
             (&[], &["10.1.0.1/24"], None, &["10.1.0.1/24"]),

@@ -1,4 +1,4 @@
-//! One attachment of a pod: from its network's configuration, and what is asked of it, to steps. Pure.
+//! Plans one attachment of a pod: from its network's configuration and the pod's request to steps. Pure.
 
 use serde_json::{Map, Value};
 
@@ -11,32 +11,32 @@ use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes};
 use crate::npwg::{self, Selection, device_info};
 use crate::step::{Delegate, EnforceWhen, Protect, Role, Step};
 
-/// What the native plugins carry out of `runtimeConfig`. One that they declared and did nothing about would be a
-/// promise broken in silence.
-/// The path of device information is not asked for but offered: what makes no device has nothing to say there.
+/// The capabilities of `runtimeConfig` that the native plugins carry out. A plugin must not declare a capability and
+/// ignore it. The path of the device information is offered by netattach, not requested; a plugin that creates no
+/// device may ignore it.
 const NATIVE_CAPABILITIES: [&str; 4] = ["ips", "ipRanges", MAC, device_info::CAPABILITY];
 
-/// The capability, and the key of arguments, by which an Ethernet address is asked for.
+/// The capability, and the key of arguments, that requests an Ethernet address.
 const MAC: &str = "mac";
 
-/// One attachment before it is planned.
+/// An attachment that is to be planned.
 pub(super) struct Wanted<'a> {
     pub(super) network: &'a Network,
     pub(super) ifname: &'a str,
     pub(super) default: bool,
     pub(super) remembered: CachedResults,
-    /// What the runtime has for the plugins that declare a capability for it.
+    /// The values that the runtime offers to plugins with the matching capability.
     pub(super) offered: Map<String, Value>,
-    /// What the pod asks for.
+    /// The pod's selection.
     pub(super) asked: Option<&'a Selection>,
-    /// What its driver has to know of the node.
+    /// Facts about the node that the driver needs.
     pub(super) facts: &'a Facts,
 }
 
-/// Plans one.
+/// Plans the attachment.
 ///
 /// # Errors
-/// The error says which attachment and which key; nothing has happened then.
+/// The error names the attachment and the key; nothing has been done yet.
 pub(super) fn attachment(
     sandbox: &Sandbox,
     wanted: &Wanted<'_>,
@@ -60,7 +60,7 @@ fn planned(
     let Wanted { network, ifname, asked, .. } = *wanted;
     let list = &network.list;
     cni::identifier::check_network_name(&list.name)?;
-    // The longest name that is made of it: libcni's cache.
+    // The longest file name that contains these names is that of libcni's cache.
     budget::FILE_NAME.check(list.name.len() + sandbox.container_id.len() + ifname.len() + 2)?;
     let mut capabilities = wanted.capabilities()?;
     wanted.check_mac_is_permitted(cni_args)?;
@@ -134,7 +134,7 @@ fn planned(
 }
 
 impl Wanted<'_> {
-    /// What is offered and what is asked for, by capability. Nothing that is asked for is dropped in silence (D14).
+    /// Merges offered and requested values, by capability. A requested value is never dropped silently (D14).
     fn capabilities(&self) -> Result<Map<String, Value>, CniError> {
         let list = &self.network.list;
         let asked = self.asked.map(npwg::runtime_config).unwrap_or_default();
@@ -152,8 +152,9 @@ impl Wanted<'_> {
         Ok(capabilities)
     }
 
-    /// A network says by the capability `mac` that its attachments may choose their Ethernet addresses (NPWG 4.1.2.1.4). It
-    /// holds for every way in which a pod or its runtime can ask for one. Plugins in Go read keys in any case.
+    /// A network declares the capability `mac` to let its attachments choose their Ethernet addresses (NPWG
+    /// 4.1.2.1.4). This applies to every way in which a pod or its runtime can request one. Plugins in Go read keys in
+    /// any case.
     fn check_mac_is_permitted(&self, cni_args: &CniArgs) -> Result<(), CniError> {
         let argument = self
             .asked
@@ -177,7 +178,7 @@ impl Wanted<'_> {
         Err(CniError::new(code::INVALID_CONFIG, msg))
     }
 
-    /// What one of the network's plugins is given.
+    /// The configuration that one of the network's plugins receives.
     fn config(
         &self,
         plugin: &PluginConf,
@@ -192,7 +193,7 @@ impl Wanted<'_> {
     }
 }
 
-/// What the driver of a network has to know of the node.
+/// The facts about the node that the driver of a network needs.
 pub(super) fn wishes(network: &Network, options: &Options) -> Wishes {
     let asked = |plugin: &PluginConf| -> Vec<Fact> {
         native(plugin.plugin_type(), options).map(|driver| driver.wants(plugin.raw())).unwrap_or_default()
@@ -200,7 +201,7 @@ pub(super) fn wishes(network: &Network, options: &Options) -> Wishes {
     network.list.plugins.first().map(asked).unwrap_or_default().into_iter().collect()
 }
 
-/// The driver of a type that is neither unknown to us nor to be executed all the same.
+/// The driver of a type; `None` if netattach has none or the type is in `exec`.
 fn native(kind: &str, options: &Options) -> Option<&'static dyn Driver> {
     link::driver(kind).filter(|_| !options.exec.iter().any(|name| name == kind))
 }
@@ -229,7 +230,7 @@ fn protect(
     })
 }
 
-/// Every capability that one of our own kinds of interface is given means something to it.
+/// Checks that one of our own kinds of interface supports every capability that it receives.
 fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result<(), PlanError> {
     let is_carried_out = |capability: &str| {
         NATIVE_CAPABILITIES.contains(&capability) || (capability == "bandwidth" && driver.is_judged(config))
@@ -256,8 +257,8 @@ fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Re
     Ok(())
 }
 
-/// The standard lets an attachment succeed whose address management knows no claims (section 4.1.2.1.11). Ours
-/// knows none.
+/// A warning if the pod claims an address and no address management of the attachment supports claims. The standard
+/// lets such an attachment succeed (section 4.1.2.1.11). Ours does not support them.
 fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
     let claim = selection.ipam_claim_reference.as_deref()?;
     let kind = steps.iter().find_map(|step| match step {

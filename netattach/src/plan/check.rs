@@ -1,4 +1,4 @@
-//! What CHECK should find in the kernel for an attachment. Pure.
+//! The state that CHECK expects in the kernel for an attachment. Pure.
 
 use ipnet::IpNet;
 
@@ -9,16 +9,16 @@ use crate::spec::{self, Route};
 use crate::step::{Brought, SourceRouting};
 use crate::step::{Interface, Output, Role, Step};
 
-/// The state of one attachment as its record, or the result that was printed for it, has it.
+/// The state of one attachment, according to its record or to the result that was printed for it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Expected {
-    /// The interface in the pod. An MTU of 0 is not known.
+    /// The interface in the pod. An MTU of 0 means unknown.
     pub pod: Option<Interface>,
-    /// The link that this is, as it was asked for; not known of a link that another plugin made.
+    /// The link as requested; `None` if another plugin made it.
     pub link: Option<spec::Link>,
     /// The node's end.
     pub host: Option<Interface>,
-    /// The bridge, as it was asked for.
+    /// The bridge as requested.
     pub bridge: Option<spec::Bridge>,
     /// Gateway addresses that the bridge carries.
     pub gateways: Vec<IpNet>,
@@ -26,21 +26,21 @@ pub struct Expected {
     pub addresses: Vec<IpNet>,
     /// Routes in the pod.
     pub routes: Vec<Route>,
-    /// What a routed link has on the node.
+    /// Addresses and routes of the node's end of a routed link.
     pub host_side: Option<spec::Addressing>,
-    /// What the addresses are leased by.
+    /// The configuration that the addresses were leased with.
     pub lease: Option<ipam::Config>,
-    /// The pod's default routes that were moved, and the interface that they were moved to.
+    /// The pod's default routes that were moved, and the interface that has them now.
     pub default_routes: Option<(String, Vec<Route>)>,
-    /// The interfaces of the pod that have rules by source.
+    /// The interfaces of the pod that have source-based rules.
     pub sources: Vec<SourceRouting>,
-    /// Loopback is up.
+    /// Whether loopback is up.
     pub loopback: bool,
 }
 
-/// What the finished steps of an attachment have left in place. `last` is the attachment's final result: plugins
-/// that came after the interface was made may have changed its Ethernet address and its MTU, and say so there. A
-/// plugin of others that made the interface says there what it is and which addresses it has, if it names `netns`.
+/// The state that the finished steps of an attachment have left. `last` is the attachment's final result: plugins that
+/// ran after the interface was made may have changed its Ethernet address and its MTU, and report that there. If
+/// another plugin made the interface, the result describes it and its addresses, provided that it names `netns`.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -94,7 +94,7 @@ pub fn expected(
     if let Some(pod) = &mut expected.pod {
         let listed = listed(&pod.name).map(|index| interface(last, index));
         pod.mac = listed.as_ref().and_then(|listed| listed.mac).or(pod.mac);
-        // A plugin may change it and tell in a version that has no word for it.
+        // A plugin may change the MTU and report its result in a version without that field.
         let others =
             attachment.steps.iter().any(|step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin));
         let silent = if others { 0 } else { pod.mtu };
@@ -109,7 +109,7 @@ pub fn expected(
     Ok(expected)
 }
 
-/// An interface as a result lists it.
+/// An interface from the list of a result.
 fn interface(result: &CniResult, index: usize) -> Interface {
     let listed = &result.interfaces[index];
     let mac = listed.mac.as_deref().and_then(|mac| mac.parse().ok());

@@ -1,9 +1,9 @@
-//! Whether a plan is that of another ADD. Pure.
+//! Compares the plan of a repeated ADD with the plan that was carried out. Pure.
 
 use super::{AttachmentPlan, Plan, Sandbox};
 
-/// The first thing in which a plan differs from the one that was carried out, in words. A namespace may be called by
-/// another path.
+/// Describes the first difference between a plan and the one that was carried out. The path of the namespace may
+/// differ.
 pub fn difference(done: &Plan, asked: &Plan) -> Option<String> {
     if let Some(what) = of_sandboxes(&done.sandbox, &asked.sandbox) {
         return Some(what.to_owned());
@@ -22,7 +22,7 @@ fn name(attachment: &AttachmentPlan) -> String {
 }
 
 fn of_sandboxes(done: &Sandbox, asked: &Sandbox) -> Option<&'static str> {
-    // What is compared is what there is, and nothing else.
+    // Destructured completely, so that a new field has to be considered here.
     let Sandbox { container_id, ifname, netns: _, netns_id, cni_args, cni_path, config_name, pod } = done;
     let table = [
         (*container_id == asked.container_id, "CNI_CONTAINERID is another"),
@@ -36,7 +36,7 @@ fn of_sandboxes(done: &Sandbox, asked: &Sandbox) -> Option<&'static str> {
     table.into_iter().find_map(|(same, what)| (!same).then_some(what))
 }
 
-/// In what two attachments differ that do.
+/// Describes the difference between two attachments that differ.
 fn of_attachments(done: &AttachmentPlan, asked: &AttachmentPlan) -> String {
     let mut steps = done.steps.iter().zip(&asked.steps);
     match steps.find(|(one, other)| one != other) {

@@ -1,4 +1,4 @@
-//! The device of an attachment: which one, and who is told of it. Pure.
+//! The device of an attachment, and how plugins receive it. Pure.
 
 use std::path::Path;
 
@@ -9,34 +9,34 @@ use crate::cni::{CniError, NetworkList, code};
 use crate::npwg::{NetworkName, RESOURCE_ANNOTATION, Selection, device_info};
 use crate::step::DeviceInfoFiles;
 
-/// Capability, and key, by which a plugin is told its device.
+/// Capability, and key, by which a plugin receives its device.
 const DEVICE_ID: &str = "deviceID";
 
-/// Key by which `host-device` and earlier `sriov` are told a PCI address.
+/// Key by which `host-device` and, earlier, `sriov` receive a PCI address.
 const PCI_BUS_ID: &str = "pciBusID";
 
-/// The PCI address of the device that a plugin's configuration names, as the kernel spells it; `None`: it names none, or a
-/// device of another kind.
+/// The PCI address of the device in a plugin's configuration, as the kernel spells it; `None` if the configuration
+/// names no device or a device of another kind.
 pub fn pci_address(config: &Map<String, Value>) -> Option<&str> {
     let named = [PCI_BUS_ID, DEVICE_ID].into_iter().find_map(|key| config.get(key)?.as_str())?;
     device_info::is_pci_address(named).then_some(named).filter(|address| address.contains('.'))
 }
 
-/// What is known of an attachment's device.
+/// The device of an attachment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Device<'a> {
-    /// The extended resource that it is of.
+    /// The extended resource that the device belongs to.
     resource: Option<&'a str>,
-    /// Which one of it.
+    /// The id of the device within the resource.
     id: Option<&'a str>,
 }
 
 impl<'a> Device<'a> {
-    /// The device that a selection asks for, of the resource that the network is backed by.
+    /// The device that a selection requests, from the resource of the network.
     ///
     /// # Errors
-    /// The network needs a device and the selection names none. Which devices the kubelet has allocated to the
-    /// pod is not asked: to attach without one would give the pod something else than it was promised.
+    /// The network needs a device and the selection names none. netattach does not ask which devices the kubelet has
+    /// allocated to the pod: attaching without the device would give the pod something other than what it requested.
     pub(super) fn of(network: &'a Network, selection: Option<&'a Selection>) -> Result<Self, CniError> {
         let resource = network.resource.as_deref();
         let id = selection.and_then(|selection| selection.device_id.as_deref());
@@ -54,7 +54,7 @@ impl<'a> Device<'a> {
     }
 
     /// # Errors
-    /// A device was asked for, and netattach carries all the plugins itself: none of those takes one.
+    /// The selection requests a device and all the plugins are native: none of those supports devices.
     pub(super) fn check_somebody_takes_it(
         self,
         list: &NetworkList,
@@ -73,8 +73,8 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// The files of the attachment's device information: where a plugin wants to know the place, or a device
-    /// plugin may have described the device.
+    /// The files of the attachment's device information, if a plugin needs their path or a device plugin may have
+    /// described the device.
     pub(super) fn files(
         self,
         list: &NetworkList,
@@ -97,7 +97,7 @@ impl<'a> Device<'a> {
         })
     }
 
-    /// Puts the device and the path of its information among what plugins are told by capability.
+    /// Adds the device and the path of its information to the capabilities that plugins receive.
     pub(super) fn offer(self, capabilities: &mut Map<String, Value>, files: Option<&DeviceInfoFiles>) {
         if let Some(id) = self.id {
             capabilities.insert(DEVICE_ID.into(), id.into());
@@ -108,7 +108,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// Puts the device where plugins look that know it from Multus.
+    /// Adds the device under the keys that plugins know from Multus.
     pub(super) fn insert_into(self, config: &mut Map<String, Value>) {
         if let Some(id) = self.id {
             for key in [DEVICE_ID, PCI_BUS_ID] {

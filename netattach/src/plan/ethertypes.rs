@@ -1,19 +1,19 @@
-//! Ethertypes that a network lets its attachments exchange besides IP and ARP.
+//! Ethertypes that the attachments of a network may exchange in addition to IP and ARP.
 
 use netattach_common::AttachmentRecord;
 use netattach_common::link::FIRST_ETHERTYPE;
 
-/// Annotation of a NetworkAttachmentDefinition: up to [`MOST`] ethertypes, separated by commas, as `0x88b5`. Frames of these
-/// pass whatever the policies say, and pods may send them where netattach checks what pods send.
+/// Annotation of a NetworkAttachmentDefinition: up to [`MOST`] ethertypes, separated by commas, as `0x88b5`. Frames of
+/// these ethertypes pass regardless of policies, and pods may send them even if netattach checks source addresses.
 pub const ETHERTYPES_ANNOTATION: &str = "netattach.dev/ethertypes";
 
-/// How many there may be: an attachment's record has room for so many.
+/// Maximum number of ethertypes: an attachment's record has room for this many.
 pub const MOST: usize = AttachmentRecord::ETHERTYPES;
 
-/// IPv4, ARP and IPv6, which are judged by what is in them, and VLAN tags, behind which the ethertype is.
+/// IPv4, ARP and IPv6, whose contents are judged, and VLAN tags, which are followed by the ethertype.
 const JUDGED: [u16; 6] = [0x0800, 0x0806, 0x86dd, 0x8100, 0x88a8, 0x9100];
 
-/// Whether a number is that of an ethertype whose frames are not judged by what is in them.
+/// Whether a number is an ethertype whose frames are not judged by their contents.
 pub fn is_other(number: u16) -> bool {
     number >= FIRST_ETHERTYPE && !JUDGED.contains(&number)
 }
@@ -21,21 +21,21 @@ pub fn is_other(number: u16) -> bool {
 /// The annotation cannot be carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEthertypes {
-    /// Not a number of an ethertype.
+    /// Not an ethertype number.
     #[error("{0:?} is no ethertype from 0x600 to 0xffff")]
     Number(String),
-    /// One that is judged by what is in it.
+    /// The frames of this ethertype are judged by their contents.
     #[error("{0:#06x} is judged by the policies and cannot be let pass")]
     Judged(u16),
-    /// More than there is room for.
+    /// More ethertypes than a record has room for.
     #[error("{0} ethertypes, where there may be {MOST}")]
     Many(usize),
 }
 
-/// The ethertypes of an annotation, each once.
+/// Parses the annotation and removes duplicates.
 ///
 /// # Errors
-/// Something in it is no ethertype that can be let pass, or there are too many.
+/// An entry is not an ethertype that may pass, or there are too many.
 pub fn parse(text: &str) -> Result<Vec<u16>, InvalidEthertypes> {
     let mut found = Vec::new();
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {

@@ -1,4 +1,4 @@
-//! What GC has to look at: the pools and the other plugins of every network that is known. Pure.
+//! The places that GC has to clean up: the pools and the other plugins of every known network. Pure.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,40 +12,40 @@ use crate::link;
 use crate::npwg::NetworkName;
 use crate::step::{Delegate, Step};
 
-/// The part of one network that may hold something for attachments that are gone.
+/// A part of a network that may hold resources of attachments that are gone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Holder {
     /// The network.
     pub network: NetworkName,
-    /// `name` of its configuration, by which plugins and pools keep what they hold.
+    /// `name` of its configuration, under which plugins and pools keep their state.
     pub config_name: String,
-    /// Whether this is the network whose attachments the runtime knows.
+    /// Whether this is the default network, whose attachments the runtime knows.
     pub default: bool,
-    /// What holds it.
+    /// The pool or plugin that holds the resources.
     pub place: Place,
 }
 
-/// Where a network keeps something for its attachments.
+/// A pool or plugin that keeps state for a network's attachments.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Place {
     /// A pool of addresses.
     Pool(Pool),
-    /// Another plugin, with its configuration less the attachments in use.
+    /// Another plugin, with its configuration without the list of attachments in use.
     Plugin(Delegate),
 }
 
-/// A network as the source has it now.
+/// A network as currently defined in the source.
 #[derive(Debug, Clone)]
 pub struct Defined {
-    /// Name and configuration.
+    /// Its name and configuration.
     pub network: Network,
     /// Whether it is the default network.
     pub default: bool,
 }
 
-/// Every place to look at, once: those of the networks that are `defined`, then those of networks that only
-/// attachments remember. A network with `disableGC`, wherever it says so, has none; nor has one whose version is
-/// without GC. Types in `exec` are executed although they are built in.
+/// All places to clean up, without duplicates: first those of the networks in `defined`, then those of networks that
+/// only existing attachments still reference. A network whose configuration sets `disableGC` has none; nor has one
+/// whose version lacks GC. Types in `exec` are executed although they are built in.
 pub fn holders(defined: &[Defined], attached: &[Arc<Plan>], exec: &[String]) -> Vec<Holder> {
     let remembered = || attached.iter().flat_map(|plan| &plan.attachments);
     let disabled: BTreeSet<&str> = defined
@@ -86,7 +86,7 @@ pub fn holders(defined: &[Defined], attached: &[Arc<Plan>], exec: &[String]) -> 
     found
 }
 
-/// The attachments among `attached` whose network has this configuration name, as GC names them.
+/// The attachments among `attached` whose network has this configuration name, in the form that GC uses.
 pub fn in_use(attached: &[Arc<Plan>], config_name: &str) -> Vec<AttachmentId> {
     let mut ids: Vec<AttachmentId> = attached
         .iter()
@@ -104,10 +104,10 @@ fn id(plan: &Plan, attachment: &AttachmentPlan) -> AttachmentId {
     AttachmentId { container_id: plan.sandbox.container_id.clone(), ifname: attachment.ifname.clone() }
 }
 
-/// What a list's plugins may have left, whatever else their configuration says.
+/// Steps whose effects a list's plugins may have left, regardless of the rest of their configuration.
 fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
     let mut steps = Vec::new();
-    // GC is in no list too old for it.
+    // `plugins_called` fails only for CHECK.
     for plugin in plugins_called(list, Command::Gc).unwrap_or_default() {
         let config = gc_config(list, plugin, None);
         let plugin_type = plugin.plugin_type();
@@ -132,7 +132,7 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
     steps
 }
 
-/// What a step holds beyond the pod. What was given for one attachment is no part of GC's question.
+/// The state that a step keeps outside the pod. Values specific to one attachment are not part of a GC request.
 fn place(step: Step) -> Option<Place> {
     match step {
         Step::Lease(config) => config.pool().map(Place::Pool),
@@ -146,8 +146,8 @@ fn place(step: Step) -> Option<Place> {
     }
 }
 
-/// Whether both ask the same. A plugin is asked once about a network: what else its configuration held for one
-/// attachment does not matter.
+/// Whether two places are the same. A plugin is called once per network, regardless of attachment-specific keys in its
+/// configuration.
 fn is_same(a: &Holder, b: &Holder) -> bool {
     match (&a.place, &b.place) {
         (Place::Plugin(a_plugin), Place::Plugin(b_plugin)) => {

@@ -1,23 +1,23 @@
-//! Where programs see what an interface sends and receives. Pure.
+//! Decides where programs see the traffic of an interface. Pure.
 
 use serde_json::Value;
 
 use super::AttachmentPlan;
 use crate::step::{Brought, HookKind, Interface, NotObservable, Output};
 
-/// What was found of an interface that another plugin made.
+/// The findings about an interface that another plugin made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FoundDevice<'a> {
     /// The interface.
     pub pod: Option<Interface>,
     /// The other end of its link, if that is on the node.
     pub host: Option<Interface>,
-    /// What its device information says.
+    /// Its device information.
     pub device: Option<&'a Value>,
 }
 
 impl FoundDevice<'_> {
-    /// What that is to the dataplane.
+    /// Converts the findings to a step's output.
     pub fn output(self) -> Output {
         let vantage = match self.unseen() {
             Some(unseen) => HookKind::Nowhere(unseen),
@@ -41,13 +41,13 @@ impl FoundDevice<'_> {
         if let Some(rdma) = word("/pci/rdma-device") {
             return Some(NotObservable::Rdma(rdma.to_owned()));
         }
-        // Of loopback and tunnels, which have none or only zeros.
+        // Loopback and tunnels have no Ethernet address or only zeros.
         let is_ethernet = pod.mac.is_some_and(|mac| mac.0 != [0; 6]);
         (!is_ethernet).then_some(NotObservable::NotEthernet)
     }
 }
 
-/// Where programs see what an attachment's interface sends and receives, once its steps have been carried out.
+/// Where programs see the traffic of an attachment's interface after its steps have been carried out.
 pub fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> HookKind {
     let found = || {
         outputs.iter().find_map(|output| match output {
@@ -58,7 +58,7 @@ pub fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> HookKind {
     attachment.vantage().or_else(found).unwrap_or(HookKind::Nowhere(NotObservable::NoInterface))
 }
 
-/// What an attachment's device information says, once it has been read.
+/// The attachment's device information, if it has been read.
 pub fn device_info(outputs: Brought<'_>) -> Option<&Value> {
     outputs.iter().find_map(|output| match output {
         Output::DeviceInfo { info } => Some(info),

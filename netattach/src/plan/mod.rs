@@ -1,17 +1,17 @@
-//! A request and the facts about the node become ordered steps with inverses. Pure.
+//! Turns a request and the facts about the node into ordered steps with inverses. Pure.
 //!
-//! Everything that can be decided before the first effect is decided here. What cannot be known yet, such as
-//! the address that a lease will bring, is named by the step that will know it: the executor keeps each step's
+//! Everything that can be decided before the first effect is decided here. A value that is not known yet, such as the
+//! address of a future lease, is referred to by the step that will produce it: the executor keeps each step's
 //! [`Output`], and [`result`] and [`addressing`] compute from those.
 //!
 //! | module | what it decides |
 //! |---|---|
-//! | [`resolve`], `attachment` | from a pod's networks to a plan; from one network's configuration to steps |
+//! | [`resolve`], `attachment` | the plan for a pod's networks; the steps for one network's configuration |
 //! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
-//! | [`addressing`], [`routing`] | what stands on both ends of a link; which attachment has the default routes |
-//! | [`result`], [`result_cache`] | the CNI result; what libcni's cache is told |
-//! | [`compare`], [`check`] | whether an ADD is repeated; what CHECK should find |
-//! | [`undo`], [`gc`] | the inverse of each step; what GC has to look at |
+//! | [`addressing`], [`routing`] | addresses and routes of both ends of a link; which attachment has the default routes |
+//! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
+//! | [`compare`], [`check`] | whether an ADD is repeated; the state that CHECK expects |
+//! | [`undo`], [`gc`] | the inverse of each step; the places that GC cleans up |
 
 use crate::step::{EnforceWhen, HookKind, MadeBy, NotObservable, Protect, Stage, Step, StepRef};
 pub mod addressing;
@@ -46,22 +46,22 @@ pub use result_cache::CachedResults;
 /// Everything that one ADD will do to one sandbox. Written to the journal before the first step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Whom it is done to.
+    /// The sandbox that is attached.
     pub sandbox: Sandbox,
     /// In the order in which they are attached.
     pub attachments: Vec<AttachmentPlan>,
-    /// Set for the plan of an attachment that was asked for while its sandbox was live.
+    /// Set in the plan of an attachment that was added to a live sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
 }
 
-/// An attachment that a live sandbox was given on somebody's request. It has a record of its own, under its own
-/// interface name.
+/// An attachment that was added to a live sandbox on request. It has a record of its own, under its own interface
+/// name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dynamic {
-    /// Interface name in the key of the sandbox that it belongs to: that sandbox's DEL takes it back too.
+    /// Interface name in the key of the sandbox that it belongs to: that sandbox's DEL also removes this attachment.
     pub sandbox: String,
-    /// Who asked for it.
+    /// The requester.
     pub by: String,
 }
 
@@ -74,17 +74,17 @@ pub struct Sandbox {
     pub ifname: String,
     /// `CNI_NETNS`, as given.
     pub netns: String,
-    /// Which namespace that was.
+    /// Identity of that namespace.
     pub netns_id: NetnsId,
     /// `CNI_ARGS`, as given.
     pub cni_args: String,
     /// `CNI_PATH`, as given.
     pub cni_path: Vec<PathBuf>,
-    /// `name` of the runtime's configuration. GC reaches the sandboxes of the configuration that asks for it and no
-    /// others. Empty in records from before this was kept: those are no GC's.
+    /// `name` of the runtime's configuration. GC only considers sandboxes of the configuration it is called with.
+    /// Empty in records from before this field existed: no GC considers those.
     #[serde(default)]
     pub config_name: String,
-    /// The pod, when the runtime said which.
+    /// The pod, if the runtime named it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
 }
@@ -110,7 +110,7 @@ pub struct PodRef {
     /// Namespace and name.
     #[serde(flatten)]
     pub name: ObjectName,
-    /// UID, when the runtime gave it.
+    /// UID, if the runtime gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
@@ -121,7 +121,7 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// One attachment: a network, an interface name, and what it takes.
+/// One attachment: a network, an interface name, and its steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttachmentPlan {
     /// Its network.
@@ -132,37 +132,36 @@ pub struct AttachmentPlan {
     pub default: bool,
     /// Name of the interface in the pod.
     pub ifname: String,
-    /// Version of the network's configuration: delegates are spoken to in it.
+    /// Version of the network's configuration, which is also used to call delegates.
     pub version: Version,
-    /// What carries the attachment, for people: `bridge`, `macvlan`, or the type of the external plugin.
+    /// Kind of the attachment, for display: `bridge`, `macvlan`, or the type of the external plugin.
     pub kind: String,
-    /// `disableCheck` of the network's configuration: CHECK takes the attachment as it is.
+    /// `disableCheck` of the network's configuration: CHECK skips the attachment.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disable_check: bool,
-    /// `disableGC` of the network's configuration: GC asks none of its plugins.
+    /// `disableGC` of the network's configuration: GC calls none of its plugins.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disable_gc: bool,
-    /// In order.
+    /// In order of execution.
     pub steps: Vec<Step>,
-    /// The step, usually of another attachment, that moves the pod's default routes: those that this attachment
-    /// brings yield to it.
+    /// The step, usually of another attachment, that moves the pod's default routes. The default routes of this
+    /// attachment yield to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub yields_to: Option<StepRef>,
-    /// What the pod's author should know although it stopped nothing.
+    /// Warnings for the pod's author; they stopped nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
 impl Plan {
-    /// All steps in the order in which they are carried out: attachment by attachment, then what concerns the pod as a
-    /// whole.
+    /// All steps in the order of execution: attachment by attachment, then those that concern the pod as a whole.
     pub fn steps(&self) -> impl DoubleEndedIterator<Item = (StepRef, &AttachmentPlan, &Step)> {
         let stage = |stage| self.in_order().filter(move |(_, _, step)| step.stage() == stage);
         Stage::ALL.into_iter().flat_map(stage)
     }
 
-    /// The same for those who only ask about attachments, and keep it as long as they exist: without configurations and routes,
-    /// which may be large. Whoever carries it out or takes it back has it from the journal.
+    /// A copy without configurations and routes, which may be large: for callers that keep the plan as long as the
+    /// attachments exist and only query them. Executing or undoing it uses the complete plan from the journal.
     pub fn outline(&self) -> Self {
         let outline = |attachment: &AttachmentPlan| AttachmentPlan {
             network: attachment.network.clone(),
@@ -186,15 +185,16 @@ impl Plan {
                 .steps
                 .iter()
                 .enumerate()
-                // A plan never has 65,536 of either: selections and plugin lists are bounded when they are read.
+                // A plan never has 65,536 attachments or steps: selections and plugin lists are bounded when they
+                // are read.
                 .map(move |(s, step)| (StepRef(a as u16, s as u16), attachment, step))
         })
     }
 }
 
 impl AttachmentPlan {
-    /// Where programs see what the interface sends and receives, as far as that follows from the plan; `None`: that is
-    /// found out once the interface is there.
+    /// Where programs see the interface's traffic, if the plan determines it; `None`: it is found out once the
+    /// interface exists.
     pub fn vantage(&self) -> Option<HookKind> {
         match (self.protect(), self.made_by()) {
             (None, _) => Some(HookKind::Nowhere(NotObservable::NotJudged)),
@@ -207,22 +207,22 @@ impl AttachmentPlan {
         }
     }
 
-    /// What brings the interface. An attachment whose plan has no step for that has nothing of netattach's own.
+    /// How the interface is made. An attachment without such a step has nothing made by netattach.
     pub fn made_by(&self) -> MadeBy<'_> {
         self.steps.iter().find_map(Step::makes_interface).unwrap_or(MadeBy::Plugin)
     }
 
-    /// The link that netattach makes for it.
+    /// The link that netattach makes for the attachment.
     pub fn link(&self) -> Option<&spec::Link> {
         self.made_by().link()
     }
 
-    /// Whether the step at that position brings the interface.
+    /// Whether the step at that position makes the interface.
     pub fn is_made_at(&self, position: usize) -> bool {
         self.steps.iter().position(|step| step.makes_interface().is_some()) == Some(position)
     }
 
-    /// What the dataplane has to know, if it judges the attachment.
+    /// The data for the dataplane, if it judges the attachment.
     pub fn protect(&self) -> Option<&Protect> {
         self.steps.iter().find_map(|step| match step {
             Step::Protect(protect) => Some(protect),
@@ -230,7 +230,7 @@ impl AttachmentPlan {
         })
     }
 
-    /// Number in the dataplane's maps, if it is there.
+    /// Number in the dataplane's maps, if the attachment has one.
     pub fn number(&self) -> Option<u32> {
         self.protect().map(|protect| protect.id)
     }

@@ -1,15 +1,15 @@
-//! Networks of one name in two namespaces have pools of their own. Pure.
+//! Gives networks of the same name in different namespaces separate pools. Pure.
 //!
-//! host-local keeps a pool in a directory named after the network. A definition whose configuration has no `name`
-//! is given its object's name (NPWG 3.4.2), without the namespace: definitions of the same name in two namespaces
-//! would share a directory, and with it the place at which the search for a free address goes on, and one's
-//! exhaustion. For those the directory lies one level deeper, in one named after the namespace. The content is
-//! the same, and since it is the key `dataDir` that says so, the Go plugin finds it as well when it is executed.
+//! host-local keeps a pool in a directory named after the network. A definition whose configuration has no `name` gets
+//! the name of its object (NPWG 3.4.2), without the namespace. Definitions of the same name in two namespaces would
+//! therefore share a directory, the position from which the search for a free address continues, and exhaustion. For
+//! such definitions the directory is one level deeper, below one named after the namespace. The content is the same,
+//! and because the key `dataDir` holds the path, the Go plugin finds the directory too when it is executed.
 
 use crate::cni::NetworkList;
 use crate::ipam;
 
-/// Gives the networks of a list pools of their namespace's own, see [`ipam::separate`].
+/// Gives the networks of a list pools separated by namespace, see [`ipam::separate`].
 pub fn separate(list: &mut NetworkList, namespace: &str) {
     for section in list.plugins.iter_mut().filter_map(|plugin| plugin.ipam_mut()) {
         ipam::separate(section, namespace);

@@ -1,4 +1,4 @@
-//! From a pod's networks to a plan. Pure.
+//! Turns a pod's networks into a plan. Pure.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,28 +16,28 @@ use crate::step::{EnforceWhen, Step, StepRef};
 /// A network that a pod is to be attached to.
 #[derive(Debug, Clone)]
 pub struct Network {
-    /// Its definition, or the configuration's own name.
+    /// Name of its definition, or the `name` of the configuration itself.
     pub name: NetworkName,
-    /// Its configuration, which all attachments of it share.
+    /// Its configuration, shared by all its attachments.
     pub list: Arc<NetworkList>,
-    /// The extended resource that its devices are of ([`npwg::RESOURCE_ANNOTATION`]).
+    /// The extended resource that provides its devices ([`npwg::RESOURCE_ANNOTATION`]).
     pub resource: Option<String>,
-    /// When the programs of its attachments run, where its definition says so: of those that other plugins make.
+    /// When policies are enforced on attachments that other plugins make, if the network's definition sets it.
     pub enforce: Option<EnforceWhen>,
     /// Ethertypes that its attachments may exchange besides IP and ARP.
     pub ethertypes: Vec<u16>,
 }
 
-/// What a pod wants, all references followed.
+/// The networks of a pod, with all references resolved.
 #[derive(Debug, Clone)]
 pub struct Intent {
-    /// The default network: the node's, or the one that the pod chose.
+    /// The default network: the node's, or the one that the pod selected.
     pub default: Network,
-    /// What the pod asks of a default network that it chose itself.
+    /// The pod's selection of the default network, if the pod selected it.
     pub default_selection: Option<Selection>,
     /// The additional networks in the order of the annotation.
     pub selections: Vec<(Selection, Network)>,
-    /// What the pod's author should know although it stops nothing.
+    /// Warnings for the pod's author; they stop nothing.
     pub warnings: Vec<Warning>,
 }
 
@@ -51,26 +51,26 @@ impl Intent {
 /// Something tolerated in a pod's selections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// Position of the selection, from 0; `None`: it is about all of them, or about the default network's.
+    /// Position of the selection, from 0; `None`: the warning concerns all of them, or the default network's.
     pub selection: Option<usize>,
-    /// In words.
+    /// The text for the user.
     pub text: String,
 }
 
-/// What the agent decides for all its plans alike.
+/// The agent's settings that apply to all its plans.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Plugin types that are always executed although netattach carries them itself (`delegation.exec`).
     pub exec: Vec<String>,
-    /// Which attachments are told of in libcni's cache (`delegation.resultCache`).
+    /// Which attachments are written to libcni's cache (`delegation.resultCache`).
     pub remembered: CachedResults,
     /// Directory of device information (`deviceInfoDir`).
     pub device_info_dir: PathBuf,
-    /// When the programs of attachments run that other plugins make (`delegation.enforce`).
+    /// When policies are enforced on attachments that other plugins make (`delegation.enforce`).
     pub enforce: EnforceWhen,
 }
 
-/// Hands out numbers to attachments and networks. Absent where there is no dataplane.
+/// Hands out numbers to attachments and networks. Absent if there is no dataplane.
 pub trait Numbers {
     /// A number for a new attachment.
     ///
@@ -81,7 +81,7 @@ pub trait Numbers {
     fn network(&mut self, name: &NetworkName) -> u32;
 }
 
-/// What has to be known of the node before attachments of these networks are planned.
+/// The facts about the node that planning attachments of these networks needs.
 pub fn wishes<'n>(networks: impl IntoIterator<Item = &'n Network>, options: &Options) -> Wishes {
     networks.into_iter().flat_map(|network| attachment::wishes(network, options)).collect()
 }
@@ -89,7 +89,7 @@ pub fn wishes<'n>(networks: impl IntoIterator<Item = &'n Network>, options: &Opt
 /// Plans the attachments of a sandbox: the default network first, then the selections in order.
 ///
 /// # Errors
-/// The error says which attachment and which key; nothing has happened then.
+/// The error names the attachment and the key; nothing has been done yet.
 pub fn resolve(
     sandbox: Sandbox,
     request: &cni::Request,
@@ -128,7 +128,7 @@ pub fn resolve(
     Ok(Plan { sandbox, attachments, dynamic: None })
 }
 
-/// Each attachment has the configuration of its network in the plan, however many are of one.
+/// Checks the size of the plan: it contains the network's configuration once per attachment.
 fn check_extent(intent: &Intent) -> Result<(), CniError> {
     let extents = intent.networks().map(|network| network.list.extent());
     let (values, bytes) = extents.fold((0, 0), |(values, bytes), (more, text)| (values + more, bytes + text));
@@ -136,10 +136,10 @@ fn check_extent(intent: &Intent) -> Result<(), CniError> {
     Ok(budget::POD_VALUES.check(values)?)
 }
 
-/// The last steps, which concern the pod as a whole.
+/// Appends the last steps, which concern the pod as a whole.
 fn settle_routing(attachments: &mut [AttachmentPlan], selections: &[(Selection, Network)]) {
     for (position, (selection, _)) in selections.iter().enumerate() {
-        // One selection at most has the key.
+        // At most one selection has the key.
         let Some(gateways) = &selection.default_route else { continue };
         let Some(attachment) = attachments.get_mut(position + 1) else { continue };
         // Numbers fit: see `Plan::steps`.
@@ -152,13 +152,13 @@ fn settle_routing(attachments: &mut [AttachmentPlan], selections: &[(Selection, 
     let configured =
         |attachment: &AttachmentPlan| attachment.steps.iter().any(|step| matches!(step, Step::Configure(_)));
     let mut own = attachments.iter_mut().filter(|attachment| configured(attachment));
-    // Only several can be in each other's way.
+    // A conflict needs at least two attachments.
     if let (Some(_), Some(last)) = (own.next(), own.next_back()) {
         last.steps.push(Step::RouteBySource);
     }
 }
 
-/// Plans an attachment of a network that nobody asks for, to see whether one could be made.
+/// Plans an attachment of a network without a request for one, to check whether it would be possible.
 ///
 /// # Errors
 /// As [`resolve`].
@@ -175,10 +175,10 @@ pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Resu
     attachment(sandbox, &wanted, &CniArgs::default(), options, None)
 }
 
-/// Plans one more attachment of a live sandbox, whose interface name is that of `sandbox`.
+/// Plans an additional attachment of a live sandbox; its interface name is that of `sandbox`.
 ///
 /// # Errors
-/// The error says which attachment and which key; nothing has happened then.
+/// The error names the attachment and the key; nothing has been done yet.
 pub fn one_more(
     sandbox: Sandbox,
     dynamic: Dynamic,
@@ -218,8 +218,8 @@ fn selected(
     attachment(sandbox, &wanted, &CniArgs::default(), options, numbers)
 }
 
-/// The default network alone gets what the runtime has to say (NPWG 7.5); what the pod asks of a default network that
-/// it chose itself goes over it.
+/// Plans the default network. Only the default network gets the runtime's arguments (NPWG 7.5); the pod's selection of
+/// a default network overrides them.
 fn default_attachment(
     sandbox: &Sandbox,
     request: &cni::Request,
@@ -242,7 +242,7 @@ fn default_attachment(
         network,
         ifname,
         default: true,
-        // The runtime itself writes the file that is named after its own configuration.
+        // The runtime itself writes the cache file of its own configuration.
         remembered: if network.list.name == request.name { CachedResults::Off } else { options.remembered },
         offered: offered.unwrap_or_default(),
         asked: chosen,
@@ -251,10 +251,10 @@ fn default_attachment(
     attachment(sandbox, &wanted, &request.args, options, numbers)
 }
 
-/// Plans the one interface that a plain CNI executable is asked for, from exactly what it read.
+/// Plans the one interface that a plain CNI executable is to make, from its input alone.
 ///
 /// # Errors
-/// The error names the key; nothing has happened then.
+/// The error names the key; nothing has been done yet.
 pub fn one(
     sandbox: &Sandbox,
     driver: &dyn Driver,
@@ -266,8 +266,8 @@ pub fn one(
     Ok(alone(driver, request, steps))
 }
 
-/// What [`one`] may have left behind, as a plan whose inverses take it back. There is always one, whatever
-/// became of the configuration.
+/// The possible remains of [`one`], as a plan whose inverses remove them. It exists even if the configuration is no
+/// longer valid.
 pub fn remains_of_one(sandbox: &Sandbox, driver: &dyn Driver, request: &cni::Request) -> AttachmentPlan {
     alone(driver, request, driver.remains(&plain(sandbox, request, &Facts::default())))
 }
@@ -301,7 +301,8 @@ fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> Attac
     }
 }
 
-/// A result without addresses has no form in the two oldest versions (CNV-05). Better said before than after.
+/// A result without addresses cannot be expressed in the two oldest versions (CNV-05). Failing now is better than
+/// after the effects.
 fn check_result_can_be_told(version: Version, steps: &[Step]) -> Result<(), CniError> {
     let brings_addresses =
         |step: &Step| matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::RaiseLoopback);

@@ -1,4 +1,4 @@
-//! From step outputs to a CNI result, and back. Pure.
+//! Converts step outputs to a CNI result, and back. Pure.
 
 use std::net::IpAddr;
 
@@ -11,8 +11,8 @@ use crate::step::{
     StepRef, Style,
 };
 
-/// What an attachment looks like after the steps that have an output: the `prevResult` of the next plugin, and
-/// in the end the result.
+/// The state of an attachment after the steps that have an output: the `prevResult` of the next plugin, and in the end
+/// the result.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -77,7 +77,8 @@ pub fn result(
     Ok(result)
 }
 
-/// What configuring the interface adds to what was leased: routes of our own, the addresses as they really are.
+/// Adds the effects of configuring the interface to the leased addresses and routes: netattach's own routes, and the
+/// addresses as they are in the pod.
 fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAddress]) {
     if configure.default_route || configure.style == Style::Routed {
         for route in addressing::pod_side(configure, leased, &result.routes).routes {
@@ -97,8 +98,8 @@ fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAdd
     }
 }
 
-/// The result as plugins and the cache are told it, in the version of the attachment's configuration: what the
-/// last plugin printed, keys that netattach does not know included, or what netattach's own steps add up to.
+/// The result for plugins and the cache, in the version of the attachment's configuration: the output of the last
+/// plugin, including keys that netattach does not know, or the combined outputs of netattach's own steps.
 ///
 /// # Errors
 /// A plugin's result cannot be read, or cannot be expressed in that version.
@@ -124,7 +125,7 @@ pub fn as_reported(
     }
 }
 
-/// Puts the routes of one result in place of another's; the two oldest versions have them among the addresses.
+/// Replaces the routes of one result by those of another. The two oldest versions keep them among the addresses.
 fn replace_routes(result: &mut Value, settled: &Value) {
     let Some(result) = result.as_object_mut() else { return };
     for key in ["routes", "ip4", "ip6"] {
@@ -135,13 +136,13 @@ fn replace_routes(result: &mut Value, settled: &Value) {
     }
 }
 
-/// The outputs that a result tells of: the way back from [`result`], for callers that kept no record and are
-/// handed a `prevResult`. Indexes are not known. A link that the result does not list has no output.
+/// Reconstructs step outputs from a result, the inverse of [`result`], for callers that kept no record and receive a
+/// `prevResult`. Indexes are not known. A link that the result does not list has no output.
 ///
 /// # Errors
 /// The result cannot be expressed in the attachment's version.
 pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Result<Outputs, CniError> {
-    // Whatever it was asked for as.
+    // Under whichever type it was requested.
     let name =
         if attachment.steps.contains(&Step::RaiseLoopback) { "lo" } else { attachment.ifname.as_str() };
     let pod =
@@ -212,18 +213,18 @@ fn read_interface(interface: &cni::Interface) -> Interface {
     }
 }
 
-/// The link that an attachment's steps made.
+/// The link that an attachment's steps made or found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ends {
     /// The node's end, if it has one.
     pub host: Option<Interface>,
-    /// The pod's.
+    /// The pod's end.
     pub pod: Interface,
-    /// What it is on, if it shares that with other pods' links.
+    /// The parent, if other pods' links share it.
     pub parent: Option<Parent>,
 }
 
-/// The link that an attachment's steps made or found, if they did.
+/// The link that an attachment's steps made or found, if there is one.
 pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
     outputs.iter().find_map(|output| match output {
         Output::Link { host, pod, parent } => {
@@ -236,12 +237,12 @@ pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
     })
 }
 
-/// The ends of the link that an attachment's steps made or found: the node's, if it has one, and the pod's.
+/// The ends of the link that an attachment's steps made or found: the node's, if there is one, and the pod's.
 pub fn link(outputs: Brought<'_>) -> Option<(Option<Interface>, Interface)> {
     ends(outputs).map(|ends| (ends.host, ends.pod))
 }
 
-/// What address management brought to an attachment.
+/// The result of an attachment's address management.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Leased {
     /// The addresses.
@@ -250,7 +251,7 @@ pub struct Leased {
     pub routes: Vec<cni::Route>,
 }
 
-/// The addresses and routes of an attachment's lease or of the plugin that stands in for it.
+/// The addresses and routes of an attachment's lease or of the IPAM plugin called in place of it.
 ///
 /// # Errors
 /// The plugin's result cannot be read.
@@ -278,7 +279,7 @@ pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Lease
     Ok(Leased::default())
 }
 
-/// The addresses and routes of an interface that other plugins made, by what the last of them printed.
+/// The addresses and routes of an interface that other plugins made, from the last plugin's result.
 fn brought(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
     let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
         Step::Delegate(_) => outputs.step(index),

@@ -1,4 +1,4 @@
-//! What others are told of an attachment in the files of libcni's cache. Pure.
+//! The entries of attachments in libcni's cache, for other programs. Pure.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -8,13 +8,13 @@ use crate::cni::cache::{Entry, Key};
 use crate::cni::{CniArgs, CniError, NetworkList};
 use crate::step::{Brought, Remember, Step};
 
-/// Which attachments are told of.
+/// Which attachments are written to the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CachedResults {
-    /// Every one.
+    /// All attachments.
     All,
-    /// Those for which another plugin runs: their owners may look for what it answered.
+    /// Attachments that another plugin serves: its owner may look for its result.
     #[default]
     Delegated,
     /// None.
@@ -22,7 +22,7 @@ pub enum CachedResults {
 }
 
 impl CachedResults {
-    /// The last step of an attachment, where there has to be one.
+    /// The last step of an attachment that is to be cached.
     pub(super) fn step(
         self,
         steps: &[Step],
@@ -47,7 +47,7 @@ pub fn key(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Key {
     }
 }
 
-/// The entry of an attachment that is complete.
+/// The entry of a completed attachment.
 ///
 /// # Errors
 /// A plugin's result cannot be read.

@@ -1,4 +1,4 @@
-//! Results from outputs of steps, and back.
+//! Tests of converting outputs of steps to results, and back.
 
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ fn made(name: &str, mac: &str) -> Interface {
     Interface { name: name.into(), index: 7, mac: mac.parse().ok(), mtu: 1500 }
 }
 
-/// What the steps of a plan would bring, were they carried out; two addresses, one of them without gateway.
+/// The outputs that the steps of a plan would have: two addresses, one of them without gateway.
 fn outputs(attachment: &AttachmentPlan) -> Outputs {
     let brought = |step: &Step| match step {
         Step::EnsureBridge(bridge) => {
@@ -121,7 +121,7 @@ fn a_routed_veth_tells_what_the_pod_has() {
         {"dst": "10.9.0.0/16"}, {"dst": "10.1.0.0/24", "gw": "169.254.1.1"}, {"dst": "fd00:1::/64", "gw": "fe80::1"},
     ]);
     assert_eq!(told["routes"], expected);
-    // An empty list is a list: the lease's servers are not wanted.
+    // An empty list counts as a list: it overrides the lease's servers.
     assert_eq!(told.get("dns"), None);
 }
 
@@ -161,7 +161,7 @@ fn a_link_that_a_result_does_not_list_has_no_output() {
     assert_eq!(back.keys().copied().collect::<Vec<_>>(), [StepRef(0, 0), StepRef(0, 2)]);
 }
 
-/// What another plugin printed for an interface that it made, with one of the addresses another interface's.
+/// The result of another plugin for an interface that it made; one of the addresses belongs to another interface.
 fn delegated() -> (AttachmentPlan, Outputs) {
     let mut attachment = planned("bridge", &json!({}));
     let delegate = |plugin: &str| {
@@ -208,7 +208,7 @@ fn an_interface_of_other_plugins_is_where_it_was_found() {
     let (attachment, mut outputs) = delegated();
     let pod = made("eth0", "02:00:00:00:00:03");
     assert_eq!(link(outputs.of(0)), Some((None, pod)));
-    // Nothing is protected: whatever was found, it is left alone.
+    // The attachment has no `Protect` step, so the interface is left alone regardless of the findings.
     assert_eq!(hook_kind::of(&attachment, outputs.of(0)), HookKind::Nowhere(NotObservable::NotJudged));
     let mut attachment = attachment;
     attachment.steps.push(Step::Protect(protect(EnforceWhen::Selected)));

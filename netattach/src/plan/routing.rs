@@ -1,5 +1,5 @@
-//! The routing of a pod as a whole, settled when all its attachments are made: which of them has the default
-//! routes, and which interface traffic leaves by that has several ways. Pure.
+//! The routing of a pod as a whole, decided after all its attachments are made: which attachment has the default
+//! routes, and which interface traffic uses if several lead to its destination. Pure.
 
 use std::net::IpAddr;
 
@@ -14,36 +14,37 @@ use crate::step::{Brought, Configure, LeasedAddress, Output, Outputs, SourceRout
 /// `RT_TABLE_MAIN`.
 pub const MAIN_TABLE: u32 = 254;
 
-/// The table of an interface is this number plus the interface's index: far from the numbers that people choose.
+/// The table of an interface is this number plus the interface's index: far from the numbers that administrators
+/// choose.
 const FIRST_TABLE: u32 = 0x6e61_0000;
 
-/// Priority of the rules by source: before the main table's 32766.
+/// Priority of the source-based rules: before the main table's 32766.
 pub const RULE_PRIORITY: u32 = 10_000;
 
-/// Metric that the kernel gives an IPv6 route that asks for none.
+/// Metric that the kernel gives to an IPv6 route without one.
 const DEFAULT_METRIC_V6: u32 = 1024;
 
-/// A gateway that the link does not lead to.
+/// A gateway that cannot be reached through the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{gateway} is not a gateway of this routed link, whose only one is {only}")]
 pub struct NotOnLink {
-    /// Asked for.
+    /// The requested gateway.
     pub gateway: IpAddr,
-    /// The link's.
+    /// The only gateway of the link.
     pub only: IpAddr,
 }
 
-/// The table of the interface with that index.
+/// The table of the interface with this index.
 pub fn table_of(index: u32) -> u32 {
     FIRST_TABLE.saturating_add(index)
 }
 
-/// The index of the interface that a table is of, if it is one of ours.
+/// The index of the interface that a table belongs to, if the table is one of ours.
 pub fn interface_of(table: u32) -> Option<u32> {
     table.checked_sub(FIRST_TABLE).filter(|index| *index > 0)
 }
 
-/// The metric of a route as the kernel shows it.
+/// The metric of a route in the kernel's representation.
 pub fn metric(route: &Route) -> u32 {
     let default = if route.destination.addr().is_ipv6() { DEFAULT_METRIC_V6 } else { 0 };
     route.priority.unwrap_or(default)
@@ -57,12 +58,13 @@ pub fn own_configuration(attachment: &AttachmentPlan) -> Option<&Configure> {
     })
 }
 
-/// The default routes through these gateways, of an interface that netattach has configured itself (`own`: how, and
-/// with which addresses) or that another plugin has. Each family's first has the usual metric, each further one
-/// more.
+/// The default routes through these gateways, for an interface that netattach has configured itself (`own`: the
+/// configuration and the addresses) or that another plugin has. The first route of each family has the usual metric,
+/// each further one a metric higher by one.
 ///
 /// # Errors
-/// A gateway that a routed link does not have. Whether another link leads to a gateway is for the kernel to say.
+/// The link is routed and does not have that gateway. For other links the kernel decides whether a gateway can be
+/// reached.
 pub fn default_routes(
     gateways: &[IpAddr],
     own: Option<(&Configure, &[LeasedAddress])>,
@@ -73,7 +75,7 @@ pub fn default_routes(
         if let Some((configure, leased)) = own
             && configure.style == Style::Routed
         {
-            // Whatever gateway the subnet has elsewhere, here the node stands for it.
+            // On a routed link the node replaces the gateway of the subnet.
             let only = link_gateway(gateway);
             if gateway != only && !leased.iter().any(|leased| leased.gateway == Some(gateway)) {
                 return Err(NotOnLink { gateway, only });
@@ -84,7 +86,7 @@ pub fn default_routes(
         if before.clone().any(|other| other.gateway == route.gateway) {
             continue;
         }
-        // As many as an annotation holds.
+        // The number of routes is bounded by the size of an annotation.
         let position = before.count() as u32;
         route.priority = (position > 0).then(|| metric(&route) + position);
         routes.push(route);
@@ -92,7 +94,7 @@ pub fn default_routes(
     Ok(routes)
 }
 
-/// The default routes that the step has moved; none before it is done.
+/// The default routes that the step has moved; empty before it is done.
 pub fn moved(at: Option<StepRef>, outputs: &Outputs) -> &[Route] {
     match at.and_then(|at| outputs.get(&at)) {
         Some(Output::DefaultRoutes { routes }) => routes,
@@ -100,14 +102,14 @@ pub fn moved(at: Option<StepRef>, outputs: &Outputs) -> &[Route] {
     }
 }
 
-/// Whether a route to that destination had to yield to the default routes that were moved.
+/// Whether a route to that destination yielded to the default routes that were moved.
 fn has_yielded(destination: IpNet, table: Option<u32>, moved: &[Route]) -> bool {
     destination.prefix_len() == 0
         && table.is_none_or(|table| table == MAIN_TABLE)
         && moved.iter().any(|route| route.destination.addr().is_ipv4() == destination.addr().is_ipv4())
 }
 
-/// Corrects the routes of an attachment's result by what became of the pod's default routes.
+/// Corrects the routes of an attachment's result after the pod's default routes were moved.
 pub fn settle_result(attachment: &AttachmentPlan, outputs: Brought<'_>, routes: &mut Vec<cni::Route>) {
     let moved = moved(attachment.yields_to, outputs.all());
     routes.retain(|route| !has_yielded(route.dst, route.table, moved));
@@ -119,7 +121,7 @@ pub fn settle_result(attachment: &AttachmentPlan, outputs: Brought<'_>, routes: 
     }
 }
 
-/// Addresses and routes of an interface of our own, without the default routes that yielded.
+/// Addresses and routes of an interface that netattach configured, without the default routes that yielded.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -135,9 +137,10 @@ pub fn settled(
     Ok(addressing)
 }
 
-/// The interfaces that have a route to the same destination as another one: without more, all traffic to it would
-/// leave by one of them, with the other's source address too, and be dropped as forged. Only interfaces that
-/// netattach has configured itself; others have plugins of their own for this.
+/// The interfaces that share a destination with another interface. Without source-based rules all traffic to that
+/// destination would leave through one of them, even with the source address of the other, and would be dropped as
+/// spoofed. This covers only interfaces that netattach has configured itself; for others there are plugins that do
+/// this.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -171,7 +174,8 @@ fn kept_to_its_interface(
     );
     if attachment.yields_to.is_some_and(|at| at.0 == outputs.attachment()) {
         routes.extend(moved(attachment.yields_to, outputs.all()).iter().map(|route| Route {
-            // The kernel has found the way to the gateway once; this table need not have it.
+            // The gateway was already resolved by the kernel in the main table; this table need not contain the route
+            // to it.
             on_link: route.gateway.is_some(),
             ..route.clone()
         }));

@@ -1,6 +1,6 @@
 //! The inverse of each step. Pure.
 //!
-//! Every inverse succeeds when there is nothing left to undo, so it may run for a step that only may have begun.
+//! Every inverse succeeds if nothing is left to undo, so it may run for a step that may not have begun.
 
 use std::path::Path;
 
@@ -8,55 +8,55 @@ use super::{AttachmentPlan, Sandbox};
 use crate::ipam::{self, Owner};
 use crate::step::{Delegate, Output, Role, Step};
 
-/// What takes a step back.
+/// The action that undoes a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Inverse<'a> {
-    /// The link is gone from the pod, and its other end from the node.
+    /// Deletes the link in the pod and its other end on the node.
     DeleteLink {
         /// Name in the pod.
         pod_name: &'a str,
-        /// Name of the node's end, if it has one.
+        /// Name of the node's end, if there is one.
         host_name: Option<&'a str>,
-        /// Index in the pod of the link that was made, where that is known.
+        /// Index in the pod of the link that was made, if known.
         made: Option<u32>,
     },
-    /// The owner's addresses are free.
+    /// Releases the owner's addresses.
     Release {
-        /// What they were leased by.
+        /// The configuration that they were leased with.
         config: &'a ipam::Config,
-        /// Whose.
+        /// The owner.
         owner: Owner,
     },
-    /// The plugin's DEL.
+    /// Calls the plugin's DEL.
     Delegate(&'a Delegate),
-    /// The attachment is not in libcni's cache.
+    /// Removes the attachment from libcni's cache.
     Forget,
-    /// The file is gone.
+    /// Removes the file.
     RemoveFile(&'a Path),
-    /// The pod has no rules for interfaces that are gone.
+    /// Removes the pod's rules for interfaces that are gone.
     ForgetSources,
-    /// The dataplane knows the attachment no more.
+    /// Removes the attachment from the dataplane.
     Unprotect {
-        /// Its number.
+        /// Its number in the dataplane's maps.
         id: u32,
     },
 }
 
-/// When an inverse is carried out, relative to those of other steps.
+/// When an inverse runs, relative to those of other steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// First, while their interfaces exist.
+    /// First, while the interfaces exist.
     Plugins,
-    /// All at once: each would cost a grace period of its own.
+    /// All links together: each would otherwise cost a grace period of its own.
     Links,
-    /// Once the links that carried it are gone.
+    /// After the links that used them are gone.
     Holdings,
-    /// Once nothing else is left: who looks there for what is left finds it until then.
+    /// Last: programs that look there for leftovers find them until everything else is gone.
     Cache,
 }
 
 impl Inverse<'_> {
-    /// When it is carried out.
+    /// The stage in which it runs.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Delegate(_) => Stage::Plugins,
@@ -69,8 +69,8 @@ impl Inverse<'_> {
     }
 }
 
-/// The inverse of a step; `None` for a step whose effect is shared with others or goes with the link. `output` is what the step
-/// put out; `None`: it has not ended, or not told.
+/// The inverse of a step; `None` for a step whose effect is shared with others or disappears with the link. `output`
+/// is the step's output; `None`: the step has not finished, or its output is unknown.
 pub fn inverse<'a>(
     sandbox: &Sandbox,
     attachment: &'a AttachmentPlan,
@@ -94,7 +94,7 @@ pub fn inverse<'a>(
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },
         Step::RouteBySource => Inverse::ForgetSources,
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
-        // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes go with
+        // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes disappear with
         // their link.
         Step::RaiseLoopback
         | Step::EnsureBridge(_)
@@ -109,8 +109,8 @@ pub fn inverse<'a>(
     })
 }
 
-/// The address management that a plugin calls itself, called in its place: with the plugin's own configuration, as the
-/// specification's section on delegated plugins has it.
+/// The IPAM plugin that a plugin calls, to be called directly instead: with the plugin's own configuration, as the
+/// specification's section on delegated plugins requires.
 pub fn address_management(plugin: &Delegate) -> Option<Delegate> {
     let name = plugin.config.get("ipam")?.get("type")?.as_str().filter(|name| !name.is_empty())?;
     (plugin.role == Role::Plugin).then(|| Delegate {

@@ -1,4 +1,4 @@
-//! Where programs see what an interface sends and receives, and when they run.
+//! Where programs see the traffic of an interface, and when they run.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec;
 
-/// Where programs see what an interface sends and receives.
+/// Where programs see the traffic of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HookKind {
-    /// On the node's end of its link.
+    /// On the node's end of the link.
     Node,
     /// On the parent of the macvlan.
     Parent,
@@ -21,7 +21,7 @@ pub enum HookKind {
 }
 
 impl HookKind {
-    /// Where programs see what a link of netattach's own sends and receives.
+    /// Where programs see the traffic of a link that netattach made.
     pub fn of_link(link: &spec::Link) -> Self {
         match link {
             spec::Link::Veth(_) => Self::Node,
@@ -31,49 +31,49 @@ impl HookKind {
     }
 }
 
-/// Why no program sees what an interface sends and receives.
+/// Why no program sees the traffic of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NotObservable {
-    /// It is made so that netattach does not judge it: loopback, macvlan in mode passthru.
+    /// netattach does not judge interfaces of this kind: loopback, macvlan in mode passthru.
     NotJudged,
     /// The network's definition or the agent's settings say so.
     LeftAlone,
     /// The pod has no interface of that name.
     NoInterface,
-    /// Its frames are not Ethernet's.
+    /// Its frames are not Ethernet frames.
     NotEthernet,
-    /// The pod drives the device itself; of what type its device information says it is.
+    /// The pod drives the device itself; the value is the type from the device information.
     Userspace(String),
-    /// Besides the kernel's own, traffic by this RDMA device uses it.
+    /// This RDMA device shares the interface, so part of the traffic bypasses the kernel.
     Rdma(String),
 }
 
-/// Annotation of a NetworkAttachmentDefinition: [`EnforceWhen`] programs run for its attachments, if other plugins make them; in
-/// place of the agent's setting.
+/// Annotation of a NetworkAttachmentDefinition: [`EnforceWhen`] programs run for its attachments that other plugins
+/// make; it overrides the agent's setting.
 pub const ENFORCE_ANNOTATION: &str = "netattach.dev/enforce";
 
 /// When the programs of an attachment run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EnforceWhen {
-    /// From the first policy on that selects the attachment, until its end.
+    /// From the first policy that selects the attachment until the attachment ends.
     #[default]
     Selected,
-    /// From its beginning.
+    /// From the start of the attachment.
     Always,
     /// Never.
     Never,
 }
 
 impl EnforceWhen {
-    /// By its word.
+    /// Parses the word.
     pub fn named(word: &str) -> Option<Self> {
         let words = [("selected", Self::Selected), ("always", Self::Always), ("never", Self::Never)];
         words.into_iter().find(|(name, _)| *name == word).map(|(_, when)| when)
     }
 
-    /// What records say that do not say it: of interfaces that netattach made itself.
+    /// The default for records without the field: those of interfaces that netattach made itself.
     pub(super) const fn always() -> Self {
         Self::Always
     }

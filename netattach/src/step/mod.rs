@@ -1,6 +1,6 @@
-//! The words of a plan: steps, and what they bring. Data, read and written as the journal has it.
+//! The vocabulary of a plan: steps and their outputs. Plain data, serialised in the form the journal stores.
 //!
-//! A [`Step`] is one effect; an [`Output`] (`output`) is what it brought. Where programs see an attachment's frames is its
+//! A [`Step`] is one effect; an [`Output`] (`output`) is its result. Where programs see an attachment's frames is its
 //! [`HookKind`] (`hook_kind`). Drivers and plans put steps together, `attach` carries them out.
 
 mod hook_kind;
@@ -25,48 +25,49 @@ pub use output::{Bridge, Brought, Interface, Output, Outputs, Parent, Printed, S
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", tag = "step", rename_all = "kebab-case")]
 pub enum Step {
-    /// The bridge is there and up.
+    /// Creates the bridge if needed and brings it up.
     EnsureBridge(spec::Bridge),
-    /// A link in the pod. Written by the link itself, see [`spec::Link`].
+    /// Creates a link in the pod. Serialised by the link itself, see [`spec::Link`].
     #[serde(skip)]
     CreateLink(spec::Link),
-    /// The pod's loopback is up.
+    /// Brings the pod's loopback up.
     RaiseLoopback,
-    /// Addresses, by address management that netattach carries out itself.
+    /// Leases addresses from address management that netattach carries out itself.
     Lease(ipam::Config),
-    /// The file of the attachment's device information says what the device plugin says, where it says anything.
-    /// Before the attachment's plugins.
+    /// Copies the device plugin's information, if there is any, to the attachment's device information file. Before
+    /// the attachment's plugins.
     PrepareDeviceInfo(DeviceInfoFiles),
-    /// Another CNI plugin does its part.
+    /// Calls another CNI plugin.
     Delegate(Delegate),
-    /// The gateway addresses of what was leased are on the bridge.
+    /// Adds the gateway addresses of the lease to the bridge.
     Gateway {
         /// The bridge.
         bridge: String,
         /// Remove other addresses of the same family instead of refusing them.
         force: bool,
     },
-    /// The node forwards the families that were leased.
+    /// Enables forwarding on the node for the leased families.
     EnsureForwarding,
-    /// The node's end of a routed veth has the gateway addresses and the node a route to each of the pod's.
+    /// Adds the gateway addresses to the node's end of a routed veth, and a route to each of the pod's addresses to
+    /// the node.
     RouteToPod,
-    /// Where the interface that other plugins made can be judged. After all of them.
+    /// Finds where the traffic of the interface that other plugins made can be judged. After all of them.
     FindDevice,
-    /// The attachment has its record, its policy and its programs.
+    /// Creates the attachment's record and attaches its policy and its programs.
     Protect(Protect),
-    /// The pod's interface gets its addresses and routes and comes up.
+    /// Adds addresses and routes to the pod's interface and brings it up.
     Configure(Configure),
-    /// The attachment is in libcni's cache, for those who look there.
+    /// Writes the attachment to libcni's cache, for programs that read it.
     Remember(Remember),
-    /// What the device information says after the attachment's plugins have run.
+    /// Reads the device information after the attachment's plugins have run.
     ReadDeviceInfo(DeviceInfoFiles),
-    /// The pod's default routes are through the attachment's interface. After all attachments are made.
+    /// Moves the pod's default routes to the attachment's interface. After all attachments are made.
     MoveDefaultRoutes {
-        /// Next hops in the order of preference; empty: those that the attachment has brought.
+        /// Next hops in the order of preference; empty: those that the attachment itself has.
         gateways: Vec<IpAddr>,
     },
-    /// Traffic leaves by the interface whose address it has, where several interfaces lead to one destination. The
-    /// last step of all.
+    /// Makes traffic leave through the interface that has its source address, if several interfaces lead to one
+    /// destination. The last step of all.
     RouteBySource,
 }
 
@@ -92,13 +93,13 @@ impl<'de> Deserialize<'de> for Step {
     }
 }
 
-/// Where the information about an attachment's device is (NPWG Device Information Specification, section 4).
+/// The files of an attachment's device information (NPWG Device Information Specification, section 4).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfoFiles {
-    /// Written by the device plugin, where one allocated the device.
+    /// The device plugin's file, if a device plugin allocated the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_plugin: Option<PathBuf>,
-    /// The attachment's own: it is removed with the attachment.
+    /// The attachment's own file, removed with the attachment.
     pub attachment: PathBuf,
 }
 
@@ -107,48 +108,48 @@ pub struct DeviceInfoFiles {
 pub struct Delegate {
     /// Its `type`.
     pub plugin: String,
-    /// Exactly what it reads from standard input, except `prevResult`, which the steps before it decide.
+    /// Its standard input, except `prevResult`, which depends on earlier steps.
     pub config: Map<String, Value>,
-    /// What its result means.
+    /// How its result is used.
     pub role: Role,
 }
 
-/// What the result of a [`Delegate`] means.
+/// How the result of a [`Delegate`] is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// An interface or chained plugin: its result replaces the one so far.
+    /// An interface or chained plugin: its result replaces the previous one.
     Plugin,
     /// Address management for a native interface: its addresses are added to the result.
     Ipam,
 }
 
-/// What the dataplane has to know of an attachment.
+/// The dataplane's settings for an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Protect {
     /// The attachment's number in the maps.
     pub id: u32,
     /// Number of its network: flows of different networks never meet in conntrack.
     pub zone: u32,
-    /// Drop what the pod sends with another Ethernet source than its own.
+    /// Drop frames from the pod with an Ethernet source other than its own.
     pub check_mac: bool,
-    /// Drop what the pod sends from addresses that are not its own.
+    /// Drop packets from the pod with source addresses other than its own.
     pub check_addresses: bool,
-    /// What the pod may receive and send: rates in bits per second, each with its burst in bits.
+    /// Rate limits for receiving and sending, in bits per second, each with its burst in bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<crate::npwg::selection::Bandwidth>,
-    /// Whether its packets may pass the node's network stack by.
+    /// Whether its packets may bypass the node's network stack.
     #[serde(default = "yes")]
     pub fast_path: bool,
     /// When its programs run.
     #[serde(default = "EnforceWhen::always")]
     pub when: EnforceWhen,
-    /// Ethertypes that pass besides IP and ARP, whatever the policies say.
+    /// Ethertypes that pass in addition to IP and ARP, regardless of policies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ethertypes: Vec<u16>,
 }
 
-/// What records from before there was a fast path say about it.
+/// The default of `fast_path` for records from before the field existed.
 fn yes() -> bool {
     true
 }
@@ -160,34 +161,35 @@ pub struct Configure {
     pub style: Style,
     /// Whether a default route through the leased gateway is added for each family that has none.
     pub default_route: bool,
-    /// What the configuration says about name resolution: reported in place of what came with the addresses.
+    /// `dns` of the configuration: reported in place of the lease's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<cni::Dns>,
 }
 
-/// How a leased address appears in the pod.
+/// How a leased address is configured in the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Style {
-    /// With the prefix length of its subnet, which is on the link.
+    /// With the prefix length of its subnet, which is on-link.
     Subnet,
-    /// As a host address; everything else goes through the node ([`crate::plan::addressing::GATEWAY_V4`], [`crate::plan::addressing::GATEWAY_V6`]).
+    /// As a host address; all traffic goes through the node ([`crate::plan::addressing::GATEWAY_V4`],
+    /// [`crate::plan::addressing::GATEWAY_V6`]).
     Routed,
 }
 
-/// What brings an attachment its interface.
+/// How an attachment gets its interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MadeBy<'s> {
     /// netattach makes this link.
     Link(&'s spec::Link),
-    /// The kernel made it with the pod's namespace: loopback.
+    /// The kernel creates it with the pod's namespace: loopback.
     Kernel,
     /// Another plugin makes it.
     Plugin,
 }
 
 impl<'s> MadeBy<'s> {
-    /// The link, where netattach makes it.
+    /// The link, if netattach makes it.
     pub fn link(self) -> Option<&'s spec::Link> {
         match self {
             Self::Link(link) => Some(link),
@@ -197,8 +199,8 @@ impl<'s> MadeBy<'s> {
 }
 
 impl Step {
-    /// Whether the step brings the attachment's interface, and how. Each attachment has one such step; plugins that run after
-    /// it change the interface.
+    /// How the step makes the attachment's interface; `None` if it does not. Each attachment has one such step;
+    /// plugins that run after it change the interface.
     pub fn makes_interface(&self) -> Option<MadeBy<'_>> {
         match self {
             Self::CreateLink(link) => Some(MadeBy::Link(link)),
@@ -221,7 +223,7 @@ impl Step {
         }
     }
 
-    /// Without what may be large: see [`crate::plan::Plan::outline`].
+    /// A copy without potentially large parts: see [`crate::plan::Plan::outline`].
     pub(crate) fn outline(&self) -> Self {
         match self {
             Self::Lease(config) => Self::Lease(config.without_routes()),
@@ -233,7 +235,7 @@ impl Step {
 }
 
 impl Delegate {
-    /// The plugin, and who assigns its addresses.
+    /// A copy with only the plugin and its IPAM plugin.
     fn outline(&self) -> Self {
         let ipam = self.config.get("ipam").and_then(|ipam| ipam.get("type"));
         let ipam = ipam.map(|kind| ("ipam".to_owned(), serde_json::json!({ "type": kind })));
@@ -241,40 +243,40 @@ impl Delegate {
     }
 }
 
-/// What the steps of an attachment do not say of it.
+/// Data about an attachment that its steps do not contain.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Remember {
     /// The network's configuration.
     pub config: Text,
-    /// What was offered to plugins that declare the capability.
+    /// The values offered to plugins that declare the capability.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub capability_args: Map<String, Value>,
 }
 
-/// Which step of a plan: attachment, then step, both from 0.
+/// Position of a step in a plan: attachment, then step, both from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StepRef(pub u16, pub u16);
 
-/// When a step is carried out, relative to those of other attachments.
+/// When a step runs, relative to those of other attachments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// With its attachment.
+    /// Together with its attachment.
     Attach,
-    /// Once all attachments are made.
+    /// After all attachments are made.
     MoveDefaultRoutes,
-    /// After that.
+    /// After [`Stage::MoveDefaultRoutes`].
     RouteBySource,
-    /// What is told of an attachment is true then.
+    /// Last: only then is the state written to the cache final.
     Remember,
 }
 
 impl Stage {
-    /// In their order.
+    /// All stages, in order.
     pub const ALL: [Self; 4] = [Self::Attach, Self::MoveDefaultRoutes, Self::RouteBySource, Self::Remember];
 }
 
 impl Step {
-    /// When it is carried out.
+    /// The stage in which it runs.
     pub fn stage(&self) -> Stage {
         match self {
             Self::MoveDefaultRoutes { .. } => Stage::MoveDefaultRoutes,
@@ -296,7 +298,7 @@ impl Step {
         }
     }
 
-    /// The step in an operator's words.
+    /// Describes the step for an operator.
     pub fn describe(&self) -> String {
         match self {
             Self::EnsureBridge(bridge) => format!("set up bridge {}", bridge.name),

@@ -1,4 +1,4 @@
-//! What steps bring.
+//! Outputs of steps.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,12 +15,12 @@ use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
 
-/// What the steps of a plan have put out.
+/// The outputs of a plan's steps.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outputs(BTreeMap<StepRef, Output>);
 
 impl Outputs {
-    /// Those of the attachment at that position of the plan.
+    /// The outputs of the attachment at that position of the plan.
     pub fn of(&self, attachment: u16) -> Brought<'_> {
         Brought { all: self, attachment }
     }
@@ -46,7 +46,7 @@ impl FromIterator<(StepRef, Output)> for Outputs {
     }
 }
 
-/// What the steps of one attachment have put out.
+/// The outputs of one attachment's steps.
 #[derive(Debug, Clone, Copy)]
 pub struct Brought<'o> {
     all: &'o Outputs,
@@ -54,7 +54,7 @@ pub struct Brought<'o> {
 }
 
 impl<'o> Brought<'o> {
-    /// What the step at that position has put out, if it has ended.
+    /// The output of the step at that position, if it has finished.
     pub fn step(self, position: usize) -> Option<&'o Output> {
         self.all.get(&StepRef(self.attachment, u16::try_from(position).ok()?))
     }
@@ -70,17 +70,17 @@ impl<'o> Brought<'o> {
         self.attachment
     }
 
-    /// Those of all attachments: a step of one may be about another.
+    /// The outputs of all attachments: a step of one attachment may depend on another.
     pub fn all(self) -> &'o Outputs {
         self.all
     }
 }
 
-/// What a step brought.
+/// The output of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "output", rename_all = "kebab-case")]
 pub enum Output {
-    /// Nothing that later steps need.
+    /// No output that later steps need.
     Nothing,
     /// A bridge.
     Bridge(Bridge),
@@ -91,13 +91,13 @@ pub enum Output {
         host: Option<Interface>,
         /// The pod's end.
         pod: Interface,
-        /// What it is on, if it shares that with other pods' links.
+        /// The parent, if other pods' links share it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<Parent>,
     },
-    /// What the interface that other plugins made is to the dataplane.
+    /// Findings about the interface that other plugins made.
     Device {
-        /// Where programs see what it sends and receives.
+        /// Where programs see its traffic.
         vantage: HookKind,
         /// The node's end, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,7 +118,7 @@ pub enum Output {
         /// Name servers to hand to the runtime.
         #[serde(default)]
         dns: cni::Dns,
-        /// Routes that come with the lease.
+        /// Routes of the lease.
         #[serde(default)]
         routes: Vec<cni::Route>,
     },
@@ -137,14 +137,14 @@ pub enum Output {
         /// Of the specified form, unknown keys included.
         info: Value,
     },
-    /// What a plugin printed, in the version it was printed in.
+    /// The result of a plugin, in the version in which it was printed.
     Delegate {
         /// The result object.
         result: Printed,
     },
 }
 
-/// The result that a plugin printed: written as it was printed, read once.
+/// The result that a plugin printed: serialised unchanged, parsed once.
 #[derive(Debug, Default)]
 pub struct Printed {
     raw: Value,
@@ -152,20 +152,20 @@ pub struct Printed {
 }
 
 impl Printed {
-    /// One that has been read already.
+    /// A result that has been parsed already.
     pub fn new(raw: Value, read: CniResult) -> Self {
         Self { raw, read: OnceLock::from(Ok(read)) }
     }
 
-    /// As it was printed.
+    /// The JSON as printed.
     pub fn raw(&self) -> &Value {
         &self.raw
     }
 
-    /// The result. `version` is that of its attachment's configuration, always the same.
+    /// The parsed result. `version` is that of its attachment's configuration, always the same.
     ///
     /// # Errors
-    /// It is no result of that version.
+    /// It is not a valid result of that version.
     pub fn read(&self, version: Version) -> Result<&CniResult, CniError> {
         self.read.get_or_init(|| CniResult::parse(&self.raw, version)).as_ref().map_err(Clone::clone)
     }
@@ -177,7 +177,7 @@ impl From<Value> for Printed {
     }
 }
 
-/// Without what was read: copies are kept as long as the attachment, and seldom asked.
+/// Clones drop the parsed form: they are kept as long as the attachment and rarely read.
 impl Clone for Printed {
     fn clone(&self) -> Self {
         self.raw.clone().into()
@@ -207,7 +207,7 @@ impl<'de> Deserialize<'de> for Printed {
 pub struct Interface {
     /// Name in its namespace.
     pub name: String,
-    /// Index in its namespace; 0, which no link has, where it is not known.
+    /// Index in its namespace; 0, which no link has, if unknown.
     pub index: u32,
     /// Ethernet address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -216,38 +216,38 @@ pub struct Interface {
     pub mtu: u32,
 }
 
-/// A device of the node that carries links of pods.
+/// A device of the node that is the parent of links in pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parent {
     /// The device.
     pub device: Interface,
-    /// Cookie of the pod's namespace (`SO_NETNS_COOKIE`): how programs on the parent know what the pod's sockets send.
-    /// 0 where the kernel gives none.
+    /// Cookie of the pod's namespace (`SO_NETNS_COOKIE`), by which programs on the parent recognise traffic of the
+    /// pod's sockets. 0 if the kernel has no cookies.
     pub netns_cookie: u64,
 }
 
-/// A bridge that an attachment is on.
+/// The bridge of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bridge {
-    /// Itself.
+    /// The interface itself.
     #[serde(flatten)]
     pub link: Interface,
-    /// It was not there before: when the ADD fails, it goes again.
+    /// The step created it: it is deleted if the ADD fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made: bool,
 }
 
-/// How traffic from the addresses of one interface is kept to that interface.
+/// Source-based routing of one interface: traffic from its addresses leaves through it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceRouting {
     /// Name in the pod.
     pub ifname: String,
-    /// Its index in the pod.
+    /// Index in the pod.
     pub index: u32,
-    /// The routing table that is asked for traffic from these addresses.
+    /// The routing table for traffic from these addresses.
     pub table: u32,
     /// Addresses of the interface.
     pub sources: Vec<IpAddr>,
-    /// What is in the table, in the order of installation.
+    /// The routes in the table, in the order of installation.
     pub routes: Vec<spec::Route>,
 }
