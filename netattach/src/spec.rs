@@ -1,4 +1,4 @@
-//! Desired kernel objects, in the words of the kernel: what planning produces and `netlink` carries out.
+//! Desired kernel objects in the kernel's terms: produced by planning, carried out by `netlink`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,13 +11,13 @@ use crate::mac::Mac;
 /// A traffic-control hook of a device, as the node's stack sees it. Ordered as listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TcHook {
-    /// Packets that the device receives: those that a pod behind a veth sends.
+    /// Packets that the device receives: for a veth, those that the pod behind it sends.
     Ingress,
-    /// Packets that the device sends: those that a pod behind a veth receives.
+    /// Packets that the device sends: for a veth, those that the pod behind it receives.
     Egress,
 }
 
-/// The groups of links that an agent's plans make have this bit. Nobody else counts so high.
+/// This bit is set in the group of every link that an agent's plans make. Other programs do not use numbers this high.
 pub const OWN_GROUPS: u32 = 1 << 31;
 
 /// A veth pair. The pod's end is created in the pod's namespace under its final name, never moved there.
@@ -33,7 +33,8 @@ pub struct Veth {
     /// Address of the pod's end; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// Link group of both ends: links of one group are deleted by one request, and whose they are can be seen.
+    /// Link group of both ends: links of one group are deleted by one request, and the group shows that netattach made
+    /// them.
     pub group: u32,
     /// The bridge that the host's end joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,19 +46,19 @@ pub struct Veth {
 pub struct BridgePort {
     /// Name of the bridge in the node's namespace.
     pub bridge: String,
-    /// Whether frames may leave by the port they came in by.
+    /// Whether frames may leave through the port on which they arrived.
     #[serde(default)]
     pub hairpin: bool,
 }
 
-/// How fast a device sends.
+/// Sending rate of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Bytes per second, Ethernet headers included.
     pub rate: u64,
-    /// Bytes that may leave at once after a pause, at least the longest frame.
+    /// Bytes that may be sent at once after a pause, at least the longest frame.
     pub burst: u32,
-    /// Bytes that may wait; what comes when as many do is dropped.
+    /// Bytes that may wait in the queue; packets beyond that are dropped.
     pub queue: u32,
 }
 
@@ -69,7 +70,7 @@ pub struct Macvlan {
     /// The parent; the interface of the node's default route when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// How siblings reach each other.
+    /// How macvlans of the same parent reach each other.
     pub mode: MacvlanMode,
     /// In bytes, at most the parent's; the parent's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,9 +94,9 @@ pub enum MacvlanMode {
     Bridge,
     /// Not at all.
     Private,
-    /// By way of the switch that the parent is connected to.
+    /// Through the switch that the parent is connected to.
     Vepa,
-    /// There are no siblings: the one macvlan takes over the parent.
+    /// The macvlan takes over the parent; there is no other on it.
     Passthru,
 }
 
@@ -107,7 +108,7 @@ pub struct Ipvlan {
     /// The parent; the interface of the node's default route when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// Where packets are routed; the same for all ipvlans of one parent.
+    /// Where packets are routed; shared by all ipvlans of one parent.
     pub mode: IpvlanMode,
     /// In bytes, at most the parent's; the parent's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,7 +130,7 @@ pub enum IpvlanMode {
     L3s,
 }
 
-/// A link that a step makes in the pod's namespace. Written as the step itself: `{"step": "create-veth", ...}`.
+/// A link that a step makes in the pod's namespace. Serialised as the step itself: `{"step": "create-veth", ...}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step")]
 pub enum Link {
@@ -144,14 +145,14 @@ pub enum Link {
     Ipvlan(Ipvlan),
 }
 
-/// What ties a link in a pod to the node.
+/// How a link in a pod is connected to the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tie<'l> {
     /// Its other end, in the node's namespace.
     NodeEnd {
         /// Name of that end.
         name: &'l str,
-        /// The bridge that the end joins; the node routes to an end without one.
+        /// The bridge that the end joins; the node routes to an end outside bridges.
         port: Option<&'l BridgePort>,
     },
     /// A parent in the node's namespace, which carries links of other pods too.
@@ -173,10 +174,10 @@ pub enum LinkMode {
 }
 
 impl Link {
-    /// Values of `step` in the written form.
+    /// Values of `step` in the serialised form.
     pub const STEPS: [&str; 3] = ["create-veth", "create-macvlan", "create-ipvlan"];
 
-    /// The kernel's name of its kind.
+    /// The kernel's name for the kind of link.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Veth(_) => "veth",
@@ -194,7 +195,7 @@ impl Link {
         }
     }
 
-    /// What ties it to the node.
+    /// How the link is connected to the node.
     pub fn tie(&self) -> Tie<'_> {
         match self {
             Self::Veth(veth) => Tie::NodeEnd { name: &veth.host_name, port: veth.port.as_ref() },
@@ -205,7 +206,7 @@ impl Link {
         }
     }
 
-    /// Its mode, where links of its kind have one.
+    /// The mode, if links of this kind have one.
     pub fn mode(&self) -> Option<LinkMode> {
         match self {
             Self::Veth(_) => None,
@@ -214,21 +215,21 @@ impl Link {
         }
     }
 
-    /// How it shares its parent, in words: links that share a parent in different ways cannot be on it together. `None`: it
-    /// has no parent.
+    /// How the link shares its parent, in words: links that share a parent in different ways cannot coexist on it.
+    /// `None`: it has no parent.
     pub fn sharing(&self) -> Option<&'static str> {
         match self {
             Self::Veth(_) => None,
             Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) => Some("a macvlan in mode passthru"),
             Self::Macvlan(_) => Some("macvlans"),
-            // The mode is the parent's: the last one that is made gives it to all.
+            // The mode belongs to the parent: the ipvlan made last changes it for all.
             Self::Ipvlan(Ipvlan { mode: IpvlanMode::L2, .. }) => Some("ipvlans in mode l2"),
             Self::Ipvlan(Ipvlan { mode: IpvlanMode::L3, .. }) => Some("ipvlans in mode l3"),
             Self::Ipvlan(Ipvlan { mode: IpvlanMode::L3s, .. }) => Some("ipvlans in mode l3s"),
         }
     }
 
-    /// Name of the end in the node's namespace, where it has one.
+    /// Name of the end in the node's namespace, if there is one.
     pub fn node_end(&self) -> Option<&str> {
         match self.tie() {
             Tie::NodeEnd { name, .. } => Some(name),
@@ -236,7 +237,7 @@ impl Link {
         }
     }
 
-    /// Name of its parent, where that is named.
+    /// Name of the parent, if it is named.
     pub fn parent(&self) -> Option<&str> {
         match self.tie() {
             Tie::NodeEnd { .. } => None,
@@ -252,7 +253,7 @@ impl Link {
         }
     }
 
-    /// Whether the node routes to it: its end in the node's namespace is in no bridge.
+    /// Whether the node routes to the link: its end in the node's namespace is in no bridge.
     pub fn is_routed(&self) -> bool {
         matches!(self.tie(), Tie::NodeEnd { port: None, .. })
     }
@@ -273,12 +274,12 @@ impl fmt::Display for Link {
 /// A bridge in the node's namespace, shared by all attachments that name it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bridge {
-    /// Its name.
+    /// Name of the bridge.
     pub name: String,
     /// In bytes; the kernel's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Whether to receive all frames.
+    /// Whether the bridge receives all frames (promiscuous mode).
     #[serde(default)]
     pub promiscuous: bool,
 }
@@ -288,7 +289,7 @@ pub struct Bridge {
 pub struct Route {
     /// Destination; host bits are cleared before it is sent.
     pub destination: IpNet,
-    /// Next hop; absent for a destination on the link itself.
+    /// Next hop; absent for an on-link destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
     /// Preferred source address.
@@ -320,7 +321,7 @@ impl Route {
         Self { gateway: Some(gateway), ..Self::on_link(destination) }
     }
 
-    /// A route to a destination on the link.
+    /// A route to an on-link destination.
     pub fn on_link(destination: IpNet) -> Self {
         Self {
             destination,
@@ -336,14 +337,14 @@ impl Route {
     }
 }
 
-/// What is on an interface once it is configured.
+/// Addresses and routes of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addressing {
     /// Addresses with their prefix lengths.
     pub addresses: Vec<IpNet>,
     /// In the order in which they are installed.
     pub routes: Vec<Route>,
-    /// Whether the link tells its neighbours of its IPv4 addresses when it comes up (`arp_notify`): they may still know
-    /// them by the interface that had them before.
+    /// Whether the link announces its IPv4 addresses to its neighbours when it comes up (`arp_notify`): they may still
+    /// map them to the interface that had them before.
     pub announce_v4: bool,
 }

@@ -1,8 +1,8 @@
-//! What an operation may have to wait for that others own, and how it says so.
+//! Resources that an operation may have to wait for because others use them.
 //!
-//! Attaching and detaching is written as if nothing else ran. Where it goes to something that may hang, it says so
-//! ([`at`]), and before it has any effect it says where it will go ([`admit`]). In the agent both go to the lanes
-//! (`agent::scheduler`), by way of the thread's [`Place`]; on any other thread they do nothing.
+//! Code that attaches and detaches is written as if nothing else ran. It marks each call that may hang with [`at`],
+//! and announces the resources that it will need with [`admit`] before it has any effect. In the agent both are passed
+//! to the lanes (`agent::scheduler`) through the thread's [`Place`]; on any other thread they do nothing.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,25 +13,25 @@ use crate::ipam::Pool;
 use crate::plan::{AttachmentPlan, Plan};
 use crate::step::Step;
 
-/// Something outside of this process that may make an operation wait.
+/// A resource outside this process that an operation may have to wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Resource {
-    /// An executed plugin, as one network has it.
+    /// An executed plugin, per network.
     Plugin {
         /// Its `type`.
         plugin: String,
         /// `name` of the network's configuration.
         network: String,
     },
-    /// A pool: its lock, which other processes take too, and its disk.
+    /// A pool: its lock, which other processes also take, and its disk.
     Pool(Pool),
     /// libcni's cache of results: its disk.
     Cache,
-    /// The journal's disk, where a record has to be on it before a plugin runs.
+    /// The journal's disk: a record has to be durable before a plugin runs.
     Sync,
 }
 
-/// What an operation needs.
+/// The resources that an operation needs.
 pub type Footprint = BTreeSet<Resource>;
 
 impl fmt::Display for Resource {
@@ -45,7 +45,7 @@ impl fmt::Display for Resource {
     }
 }
 
-/// What carrying a plan out, or taking it back, may wait for.
+/// The resources that executing or undoing a plan may wait for.
 pub fn footprint(plan: &Plan) -> Footprint {
     let mut needed = Footprint::new();
     for (_, attachment, step) in plan.steps() {
@@ -66,28 +66,28 @@ pub(crate) fn plugin(attachment: &AttachmentPlan, plugin: &str) -> Resource {
     Resource::Plugin { plugin: plugin.to_owned(), network: attachment.config_name.clone() }
 }
 
-/// Something that is needed is crowded: the operation is to be given up without effect, and begun anew later.
+/// A needed resource is crowded: the operation gives up without effect and is retried later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("others wait for the same plugin or pool; try again")]
 pub struct Crowded;
 
-/// The place of one operation among all.
+/// One operation's access to the scheduler.
 pub trait Place {
-    /// Whether the operation may go on to what it needs.
+    /// Whether the operation may proceed to the resources that it needs.
     ///
     /// # Errors
     /// [`Crowded`].
     fn admit(&self, needs: &Footprint) -> Result<(), Crowded>;
-    /// The operation goes to a resource; blocks while that is closed.
+    /// The operation starts using a resource; blocks while the resource is closed.
     fn arrive(&self, resource: &Resource);
-    /// It is done with it; blocks until there is a place to work in.
+    /// The operation has finished using the resource; blocks until a worker slot is free.
     fn depart(&self);
-    /// The containers that are being taken back by other operations.
+    /// The containers that other operations are removing.
     fn leaving(&self) -> Vec<String> {
         Vec::new()
     }
-    /// The operation has failed, and taken back what it did, for what that container still has: it is to be begun anew once
-    /// that one has left.
+    /// The operation failed because of a resource that this container still holds, and was rolled back: it is to be
+    /// retried once the container is gone.
     fn put_off(&self, _container: String) {}
 }
 
@@ -95,7 +95,7 @@ thread_local! {
     static PLACE: RefCell<Option<Arc<dyn Place>>> = const { RefCell::new(None) };
 }
 
-/// Does the work of an operation that has that place.
+/// Runs `work` on behalf of the operation with that place.
 pub(crate) fn within<T>(place: Arc<dyn Place>, work: impl FnOnce() -> T) -> T {
     struct Outside;
     impl Drop for Outside {
@@ -108,7 +108,7 @@ pub(crate) fn within<T>(place: Arc<dyn Place>, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Says what the operation of this thread will need, before it has any effect.
+/// Announces the resources that this thread's operation will need, before it has any effect.
 ///
 /// # Errors
 /// [`Crowded`].
@@ -116,8 +116,9 @@ pub(crate) fn admit(needs: &Footprint) -> Result<(), Crowded> {
     here().map_or(Ok(()), |place| place.admit(needs))
 }
 
-/// The operation of this thread has failed, and taken back what it did: where it was for what one of the containers has that
-/// are being taken back, it is begun anew when that one has left. `holder` says which of them.
+/// This thread's operation has failed and was rolled back: if the cause is a resource of a container that is being
+/// removed, the operation is retried when that container is gone. `holder` selects the container from the list of
+/// those.
 pub(crate) fn put_off(holder: impl FnOnce(&[String]) -> Option<String>) {
     let Some(place) = here() else { return };
     let leaving = place.leaving();
@@ -128,7 +129,7 @@ pub(crate) fn put_off(holder: impl FnOnce(&[String]) -> Option<String>) {
     }
 }
 
-/// Does what may hang at a resource.
+/// Runs work that may hang at a resource.
 pub(crate) fn at<T>(resource: &Resource, work: impl FnOnce() -> T) -> T {
     struct There(Arc<dyn Place>);
     impl Drop for There {
@@ -143,7 +144,7 @@ pub(crate) fn at<T>(resource: &Resource, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Calls address management that may hang at its pool, if it has one.
+/// Calls address management, which may hang at its pool, if it has one.
 pub(crate) fn at_pool<T>(pool: Option<Pool>, work: impl FnOnce() -> T) -> T {
     match pool {
         Some(pool) => at(&Resource::Pool(pool), work),

@@ -1,4 +1,5 @@
-//! What the journal asks of a directory. The file system's, or under the model checker one in memory.
+//! The directory operations that the journal needs. Implemented by the file system, and by memory under the model
+//! checker.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -10,17 +11,17 @@ use crate::durable;
 
 /// A directory of records.
 pub(crate) trait Files: fmt::Debug + Send + Sync {
-    /// A new, empty file for its owner alone.
+    /// Creates an empty file that only its owner can access.
     ///
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] where the name is taken.
     fn create(&self, name: &str) -> io::Result<Box<dyn Appended>>;
-    /// A file that is there.
+    /// Opens an existing file.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] where there is none.
     fn open(&self, name: &str) -> io::Result<Box<dyn Appended>>;
-    /// The name is free; one that is free already is as good.
+    /// Removes the name; succeeds if it does not exist.
     ///
     /// # Errors
     /// The system's error.
@@ -30,7 +31,7 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
     /// # Errors
     /// The system's error.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// Names that were made or removed survive a loss of power.
+    /// Makes created and removed names survive a power loss.
     ///
     /// # Errors
     /// The system's error.
@@ -39,27 +40,27 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
 
 /// An open file.
 pub(crate) trait Appended: fmt::Debug + Send {
-    /// All of it, from the beginning.
+    /// Reads the whole file.
     ///
     /// # Errors
     /// The system's error.
     fn read(&mut self) -> io::Result<Vec<u8>>;
-    /// Writes these from that byte on, at once as far as the death of the process is concerned.
+    /// Writes the bytes at this offset; they survive the death of the process at once.
     ///
     /// # Errors
     /// The system's error; part of it may have been written.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Cuts it off.
+    /// Truncates the file.
     ///
     /// # Errors
     /// The system's error.
     fn cut(&mut self, length: u64) -> io::Result<()>;
-    /// The same open file once more, for another thread.
+    /// A second handle to the same open file, for another thread.
     ///
     /// # Errors
     /// The system's error.
     fn again(&self) -> io::Result<Box<dyn Appended>>;
-    /// Makes written bytes survive a loss of power.
+    /// Makes written bytes survive a power loss.
     ///
     /// # Errors
     /// The system's error.
@@ -84,12 +85,12 @@ impl Files for OnDisk {
 
     fn open(&self, name: &str) -> io::Result<Box<dyn Appended>> {
         let open = |write| {
-            // Neither waits for the other end of a FIFO nor follows a link to somewhere else.
+            // The flags avoid waiting for the other end of a FIFO and following a link out of the directory.
             let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
             OpenOptions::new().read(true).write(write).custom_flags(flags).open(self.at(name))
         };
         let file = match open(true) {
-            // A file that cannot be written can be read: its sandbox is taken back all the same.
+            // A file that cannot be written can still be read, so its sandbox is removed all the same.
             Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => open(false)?,
             other => other?,
         };

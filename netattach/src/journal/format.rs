@@ -1,14 +1,15 @@
-//! What a record's file says, and what is wrong with it. Pure.
+//! Reads and writes the content of a record's file, and detects damage. Pure.
 //!
-//! Version 2 begins with a line of its own, of one length: version, whether the sandbox is attached and how long the file
-//! was then, and a checksum. It is written anew in place once, when the sandbox is attached; from then on a file that is
-//! shorter has lost something. Every other line is a JSON array of a checksum and what happened. A checksum covers the name
-//! of the file, its own line and the checksum before it, so that lines of other records, in another order or twice are
-//! found out as well as changed ones. Version 1 had none of this: each line was what happened. Version 3 is version 2 with
-//! plans that version 2 has no words for.
+//! Version 2 begins with a header line of fixed length: version, whether the sandbox is attached and how long the file
+//! was then, and a checksum. The header is rewritten in place once, when the sandbox is attached; a file that is
+//! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
+//! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
+//! lines are detected. Version 1 had no checksums and no header: each line was an event. Version 3 is version 2 with
+//! plans that version 2 cannot express.
 //!
-//! A last line without its newline was cut off by a crash: the step it announced had not begun or is repeatable. Anything
-//! else that is not as it was written is damage: what is left is read, and nothing is concluded from what is not there.
+//! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
+//! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
+//! missing ones.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,11 +21,12 @@ use crate::plan::Plan;
 use crate::spec::Link;
 use crate::step::{Output, Step, StepRef};
 
-/// The versions that are written: see [`version_of`]. They differ in nothing else.
+/// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
 const WRITTEN: [u32; 2] = [2, 3];
 
-/// The version in which a plan is written: the lowest that has words for all of it, so that an agent of that version reads
-/// it, and an older one says which version it would need. Version 3 has leases of other kinds than `host-local`, and ipvlans.
+/// The version in which a plan is written: the lowest that can express all of it, so that an agent of that version can
+/// read it, and an older one reports the version that it would need. Version 3 adds leases of kinds other than
+/// `host-local`, and ipvlans.
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let is_new = |step: &Step| match step {
         Step::Lease(config) => config.is_tagged(),
@@ -37,16 +39,16 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
     if plan.steps().any(|(_, _, step)| is_new(step)) { WRITTEN[1] } else { WRITTEN[0] }
 }
 
-/// One thing that happened.
+/// One event of a record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Line {
     Planned {
         version: u32,
         boot: String,
-        /// When it was written, in milliseconds since 1970: for people.
+        /// Time of writing, in milliseconds since 1970: for people.
         at: u64,
-        /// The same in nanoseconds since that boot. Not in version 1.
+        /// Time of writing, in nanoseconds since that boot. Not in version 1.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since_boot: Option<u64>,
         #[serde(with = "shared")]
@@ -60,7 +62,7 @@ pub(super) enum Line {
     Removing,
 }
 
-/// A shared value is written and read as the value.
+/// Serialises a shared value as the value itself.
 mod shared {
     use std::sync::Arc;
 
@@ -80,10 +82,10 @@ mod shared {
     }
 }
 
-/// Something in a record is not as it was written.
+/// A part of a record that is not as it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// Which line, from 1.
+    /// Number of the line, from 1.
     pub line: usize,
     /// The problem.
     pub what: String,
@@ -95,23 +97,23 @@ impl fmt::Display for Damage {
     }
 }
 
-/// The state of a record's file, for tests of its reading.
+/// The state of a record's file, for tests of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It ends before its plan does.
+    /// The file ends before its plan does.
     Torn,
-    /// Of a version that this code does not know.
+    /// The file has a version that this code does not know.
     Foreign(u64),
-    /// Not as it was written.
+    /// The file is not as it was written.
     Damaged(Vec<Damage>),
-    /// As it was written; whether the first line says that the sandbox is attached.
+    /// The file is as it was written.
     Whole {
-        /// It does.
+        /// Whether the header says that the sandbox is attached.
         attached: bool,
     },
 }
 
-/// Reads the content of the file of that name and says what it is.
+/// Reads the content of the file of that name and judges it.
 pub fn judge(name: &str, bytes: &[u8]) -> Verdict {
     match read(name, bytes) {
         Content::Torn => Verdict::Torn,
@@ -121,7 +123,7 @@ pub fn judge(name: &str, bytes: &[u8]) -> Verdict {
     }
 }
 
-/// How lines are written to one file.
+/// The encoder of one file's lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Writer {
     version: u32,
@@ -129,12 +131,12 @@ pub(super) struct Writer {
     sum: u32,
 }
 
-/// A file that could be read.
+/// The lines of a readable file.
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) lines: Vec<Line>,
     pub(super) damage: Vec<Damage>,
-    /// The first line says that the sandbox is attached.
+    /// The header says that the sandbox is attached.
     pub(super) sealed: bool,
     /// Bytes up to the end of the last whole line.
     pub(super) length: usize,
@@ -144,18 +146,18 @@ pub(super) struct Read {
 /// The content of a file.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// It ends before its plan does, as a file does whose writer died writing it.
+    /// The file ends before its plan does: its writer died while writing it.
     Torn,
-    /// Of a version that this code does not know.
+    /// The file has a version that this code does not know.
     Foreign(u64),
-    /// Lines.
+    /// The file could be read.
     Lines(Read),
 }
 
 const SUM_DIGITS: usize = 8;
 const BEFORE_SUM: &str = "\",\"sum\":\"";
 
-/// The first line, with its newline.
+/// The header line, with its newline.
 pub(super) fn head(name: &str, version: u32, attached_at: Option<u64>) -> String {
     let state = if attached_at.is_some() { "attached" } else { "applying" };
     let length = attached_at.unwrap_or(0);
@@ -176,12 +178,12 @@ impl Writer {
         self.version
     }
 
-    /// Whether the file begins with a line about itself.
+    /// Whether files of this version begin with a header.
     pub(super) fn has_head(self) -> bool {
         self.version >= 2
     }
 
-    /// Adds the line to what is to be written.
+    /// Appends the encoded line to `to`.
     pub(super) fn encode(&mut self, line: &Line, to: &mut Vec<u8>) -> serde_json::Result<()> {
         if self.version < 2 {
             serde_json::to_writer(&mut *to, line)?;
@@ -231,7 +233,7 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     Content::Lines(Read { lines, damage, sealed: sealed.is_some(), length: whole, writer })
 }
 
-/// The version, if this is the first line of a file of that version, and the length where it says that the sandbox is
+/// The version, if this is the header of a file of that version, and the length that it states if the sandbox is
 /// attached.
 fn first_line(name: &str, version: u32, line: &[u8]) -> Option<(u32, Option<u64>)> {
     if line == head(name, version, None).as_bytes() {
@@ -243,12 +245,13 @@ fn first_line(name: &str, version: u32, line: &[u8]) -> Option<(u32, Option<u64>
     (head(name, version, Some(length)) == text).then_some((version, Some(length)))
 }
 
-/// The lines after the first, and the checksum of the last. A line is known by the checksum before it, as it stands there or as it should.
+/// The lines after the header, and the checksum of the last. A line is accepted if it follows from the previous line's
+/// checksum, either as stored or as computed.
 fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, u32) {
     let mut lines = Vec::new();
     let mut before = [checksum(0, name.as_bytes()); 2];
     for (number, line) in whole_lines(text).enumerate() {
-        // The first line is 1, and not among these.
+        // Line 1 is the header, which is not among these.
         let at = number + 2;
         let mut fail = |what: &str| damage.push(Damage { line: at, what: what.to_owned() });
         let Some((written, body)) = taken_apart(line) else {
@@ -302,19 +305,19 @@ fn read_first_version(bytes: &[u8], whole: usize) -> Content {
     Content::Lines(Read { lines, damage, sealed: false, length: whole, writer })
 }
 
-/// Without their newlines.
+/// The complete lines, without their newlines.
 fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\n").unwrap_or(line))
 }
 
-/// The version that a whole first line names, if it is none of ours.
+/// The version that a complete header names, if this code does not know it.
 fn foreign_version(text: &[u8]) -> Option<u64> {
     let first = text.split(|byte| *byte == b'\n').next()?;
     let line: Value = serde_json::from_slice(first).ok()?;
     line.get("planned")?.get("version")?.as_u64().filter(|version| *version > u64::from(WRITTEN[1]))
 }
 
-/// CRC-32 of what went before and of these bytes.
+/// CRC-32 of these bytes, continued from the previous sum.
 fn checksum(before: u32, bytes: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(before);
     hasher.update(bytes);

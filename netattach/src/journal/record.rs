@@ -1,4 +1,4 @@
-//! One sandbox's record: lines that are appended, and what they add up to.
+//! One sandbox's record: lines that are appended, and the state that results from them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::sync::Arc;
 use crate::sync::thread::{self, JoinHandle};
 use crate::timing;
 
-/// Which sandbox and which of its CNI interfaces a record is about.
+/// The sandbox and CNI interface of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JournalKey {
     /// `CNI_CONTAINERID`.
@@ -36,7 +36,7 @@ impl JournalKey {
         if self.container_id.len() > Self::MAX_CONTAINER_ID {
             return Err(JournalError::KeyTooLong(self.container_id.clone()));
         }
-        // A path is made of both.
+        // Both become part of a path.
         check_container_id(&self.container_id).map_err(JournalError::Key)?;
         check_ifname(&self.ifname).map_err(JournalError::Key)?;
         // `@` cannot be part of a container id.
@@ -49,15 +49,15 @@ impl JournalKey {
     }
 }
 
-/// How far a sandbox has come.
+/// Progress of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordState {
-    /// Steps are being carried out, or were when the agent ended.
+    /// Steps are being carried out, or were when the agent died.
     Applying,
-    /// All steps are done and the runtime has its answer.
+    /// All steps are done and the runtime has the result.
     Attached,
-    /// Inverses are being carried out, or some of them failed.
+    /// Inverses are running, or some of them failed.
     Removing,
 }
 
@@ -68,32 +68,32 @@ pub struct Record {
     pub key: JournalKey,
     /// The steps to carry out.
     pub plan: std::sync::Arc<Plan>,
-    /// When that was decided.
+    /// Time when the plan was made.
     pub planned: Moment,
-    /// How far it has come.
+    /// Progress.
     pub state: RecordState,
     /// The output of each finished step.
     pub outputs: Outputs,
-    /// The result that the runtime was given, in the newest version.
+    /// The result that the runtime received, in the newest version.
     pub result: Option<Value>,
-    /// Cookie of the sandbox's namespace, which no other ever has during a boot; `None` before it was looked at, where
-    /// the kernel gives none (before Linux 5.14), and in records of version 1.
+    /// Cookie of the sandbox's namespace, unique during a boot; `None` before the namespace was opened, on kernels
+    /// without cookies (before Linux 5.14), and in records of version 1.
     pub netns_cookie: Option<u64>,
     begun: BTreeSet<StepRef>,
     /// Written during an earlier boot: nothing in the kernel is left of it, and progress may be missing.
     earlier_boot: bool,
-    /// The lines that are not as they were written: progress may be missing.
+    /// The damaged lines: progress may be missing.
     damage: Vec<Damage>,
     path: PathBuf,
     name: String,
     files: Arc<dyn Files>,
     file: Box<dyn Appended>,
     writer: Writer,
-    /// Of the file, in bytes.
+    /// Length of the file's complete lines, in bytes.
     length: u64,
-    /// After that, a crash left part of a line.
+    /// A crash left part of a line after `length`.
     cut_off: bool,
-    /// Goes with the next write.
+    /// Bytes to be written with the next write.
     unwritten: Vec<u8>,
     sync: Option<JoinHandle<std::io::Result<()>>>,
 }
@@ -108,11 +108,11 @@ pub(super) struct RecordFile {
 
 /// The result of reading a record's file.
 pub(super) enum Replayed {
-    /// Its plan was never completely written: nothing was done.
+    /// The plan was never completely written: nothing was done.
     Torn,
-    /// Its plan cannot be read.
+    /// The plan cannot be read.
     Lost(Vec<Damage>),
-    /// A record.
+    /// The record could be read.
     Record(Box<Record>),
 }
 
@@ -171,7 +171,7 @@ impl Record {
         }
     }
 
-    /// Reads what the lines add up to.
+    /// Computes the state of a record from its lines.
     ///
     /// # Errors
     /// [`JournalError::Version`] for a record that another version of the agent wrote.
@@ -230,7 +230,7 @@ impl Record {
     /// Refuses a record that is damaged.
     ///
     /// # Errors
-    /// [`JournalError::Damaged`], with what is wrong.
+    /// [`JournalError::Damaged`], with the problems.
     pub fn check_whole(&self) -> Result<(), JournalError> {
         match self.damage.is_empty() {
             true => Ok(()),
@@ -238,11 +238,11 @@ impl Record {
         }
     }
 
-    /// Refuses a record of which more is lost than taking it back can do without: what another plugin answered.
-    /// Every other inverse is known from the plan alone, and does nothing where there is nothing of this sandbox.
+    /// Refuses a record that has lost data needed for undoing it: another plugin's result. Every other inverse is
+    /// known from the plan alone, and has no effect if nothing of this sandbox exists.
     ///
     /// # Errors
-    /// [`JournalError::Damaged`], with what is wrong.
+    /// [`JournalError::Damaged`], with the problems.
     pub fn check_undoable(&self) -> Result<(), JournalError> {
         let mut delegates = self.plan.steps().filter(|(_, _, step)| matches!(step, Step::Delegate(_)));
         match delegates.all(|(at, _, _)| self.outputs.contains_key(&at)) {
@@ -251,7 +251,7 @@ impl Record {
         }
     }
 
-    /// Whether every step of the plan has its output: what is attached is known, even if other lines are lost.
+    /// Whether every step of the plan has its output: the attachment is then known, even if other lines are lost.
     pub fn is_complete(&self) -> bool {
         self.plan.steps().all(|(at, _, _)| self.outputs.contains_key(&at))
     }
@@ -266,12 +266,12 @@ impl Record {
         self.earlier_boot
     }
 
-    /// Where the record is.
+    /// Path of the record's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which namespace the steps are carried out in. Written with the next line.
+    /// Sets the namespace in which the steps are carried out. Written with the next line.
     pub fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
         if netns_cookie == 0 {
             return Ok(());
@@ -286,15 +286,15 @@ impl Record {
         self.append(&Line::Began(step))
     }
 
-    /// To be called after a step's effect. The line is written together with the next one: between the two nothing
-    /// happens that is taken back, and a step that is only known to have begun is taken back all the same.
+    /// To be called after a step's effect. The line is written together with the next one: there is no effect in
+    /// between that needs undoing, and a step that is only known to have begun is undone too.
     pub fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
         let line = Line::Done(step, Box::new(output.clone()));
         self.outputs.insert(step, output);
         self.encode(&line)
     }
 
-    /// All steps are done.
+    /// Marks all steps as done.
     pub fn attached(&mut self, result: Value) -> Result<(), JournalError> {
         self.state = RecordState::Attached;
         self.result = Some(result.clone());
@@ -306,13 +306,13 @@ impl Record {
         Ok(())
     }
 
-    /// Inverses are about to run.
+    /// Marks the start of the inverses.
     pub fn removing(&mut self) -> Result<(), JournalError> {
         self.state = RecordState::Removing;
         self.append(&Line::Removing)
     }
 
-    /// Starts writing the plan out to the disk, on a thread of its own.
+    /// Starts writing the plan out to disk, on a thread of its own.
     pub fn start_sync(&mut self) {
         let Ok(mut file) = self.file.again() else { return };
         let files = Arc::clone(&self.files);
@@ -325,7 +325,7 @@ impl Record {
             .ok();
     }
 
-    /// Waits until the plan is on the disk.
+    /// Waits until the plan is on disk.
     pub fn wait_durable(&mut self) -> Result<(), JournalError> {
         let failed = |source| JournalError::Sync { path: self.path.clone(), source };
         match self.sync.take() {
@@ -339,7 +339,7 @@ impl Record {
 
     /// Removes the record: nothing of the sandbox is left.
     pub fn remove(mut self) -> Result<(), JournalError> {
-        // The thread holds only a descriptor; it must not outlive the record and report on nothing.
+        // The thread holds only a descriptor; it must not outlive the record.
         let _ = self.wait_durable();
         self.files
             .remove(&self.name)
@@ -359,7 +359,8 @@ impl Record {
         }
         // One write: after a crash a line is whole, cut off at the end, or absent.
         if let Err(source) = self.file.write_at(self.length, &self.unwritten) {
-            // A full disk may have taken part of a line. Without it the next line starts where it should.
+            // A full disk may have accepted part of a line. It is removed, so that the next line starts at the right
+            // offset.
             let _ = self.file.cut(self.length);
             return Err(self.not_written(source));
         }
@@ -379,7 +380,7 @@ impl Record {
     }
 }
 
-/// Since 1970; a clock before that counts as 1970.
+/// Milliseconds since 1970; an earlier time counts as 1970.
 fn milliseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

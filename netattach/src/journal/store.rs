@@ -16,51 +16,51 @@ use crate::plan::Plan;
 use crate::sync::{Arc, Mutex, locked};
 use crate::timing;
 
-/// Says in which boot the directory was opened last, once all that was torn before is cleared.
+/// File with the boot in which the directory was opened last, written after all torn records are removed.
 const BOOT: &str = "boot";
 
-/// Names the pools below the directory of records. No record is called so: records have an `@` in their names.
+/// File with the pools, in the directory of records. No record has this name: records have an `@` in their names.
 const POOLS: &str = "pools.jsonl";
 
 /// The state of a record on disk.
 #[derive(Debug)]
 pub enum Loaded {
-    /// Nothing.
+    /// There is no file.
     Absent,
-    /// A file without a whole plan.
+    /// A file without a complete plan.
     Torn {
-        /// `false`: the agent died before the first step, and nothing was done. `true`: the power failed, and nothing
-        /// is left of the sandbox but leases, perhaps.
+        /// `false`: the agent died before the first step, and nothing was done. `true`: the power failed, and at most
+        /// leases of the sandbox are left.
         earlier_boot: bool,
     },
-    /// All of it.
+    /// A record with its plan.
     Whole(Box<Record>),
 }
 
-/// A directory of records. Callers see to it that one sandbox is worked on by one caller at a time.
+/// A directory of records. Callers ensure that only one of them works on a sandbox at a time.
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
     files: Arc<dyn Files>,
     boot: String,
-    /// The names there were when the first agent of this boot opened the directory.
+    /// The names that existed when the first agent of this boot opened the directory.
     earlier: BTreeSet<String>,
     pools: Mutex<BTreeSet<Pool>>,
 }
 
 impl Store {
-    /// Opens the directory, making it (mode 0700) when it is missing.
+    /// Opens the directory; creates it (mode 0700) if it is missing.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, JournalError> {
         let directory = directory.into();
         let failed = |source| JournalError::Open { path: directory.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
-        // Of an earlier version, which kept the file of the record removed last.
+        // An earlier version kept the file of the last removed record.
         let _ = std::fs::remove_file(directory.join("spare"));
         let boot = boot_id().map_err(failed)?;
         Self::over(Arc::new(OnDisk(directory.clone())), directory.clone(), boot)
     }
 
-    /// The same over any files. `directory` is what errors call them.
+    /// Opens a store over any implementation of `files`. `directory` is the name used in errors.
     pub(crate) fn over(
         files: Arc<dyn Files>,
         directory: PathBuf,
@@ -74,7 +74,7 @@ impl Store {
         };
         let earlier = match opened_in {
             Some(before) if before != boot.as_bytes() => files.list().map_err(failed)?.into_iter().collect(),
-            // Not known, of a version that did not note it: nothing is concluded.
+            // Unknown: written by a version that did not note the boot. Nothing is concluded from it.
             _ => BTreeSet::new(),
         };
         Ok(Self { directory, files, boot, earlier, pools })
@@ -83,7 +83,7 @@ impl Store {
     /// Writes a new record with its plan.
     ///
     /// # Errors
-    /// [`JournalError::Exists`] when there is one for the same sandbox and interface.
+    /// [`JournalError::Exists`] if there is one for the same sandbox and interface.
     pub fn create(&self, key: JournalKey, plan: Plan) -> Result<Record, JournalError> {
         let name = key.file_name()?;
         let path = self.directory.join(&name);
@@ -98,14 +98,14 @@ impl Store {
         let place = RecordFile { path, name: name.clone(), files: Arc::clone(&self.files), file };
         let created = timing::part("journal", || Record::create(place, key, &self.boot, plan));
         if created.is_err() {
-            // A full disk leaves part of a line; nothing was done yet, so nothing needs to be remembered.
+            // A full disk leaves part of a line; no step has run yet, so the file can be removed.
             let _ = self.files.remove(&name);
         }
         created
     }
 
-    /// The record of a sandbox and interface that another operation may be working on: only to be looked at. Its last line
-    /// may be in the making, and its first one in the change.
+    /// Reads the record of a sandbox and interface that another operation may be working on, without changing it. Its
+    /// last line may be incomplete, and its header may be changing.
     pub fn peek(&self, key: &JournalKey) -> Result<Loaded, JournalError> {
         match self.load(key) {
             Err(JournalError::Damaged { .. }) => self.load(key),
@@ -114,7 +114,7 @@ impl Store {
         }
     }
 
-    /// The record of a sandbox and interface.
+    /// Reads the record of a sandbox and interface.
     pub fn load(&self, key: &JournalKey) -> Result<Loaded, JournalError> {
         timing::part("journal", || self.read(key))
     }
@@ -143,7 +143,7 @@ impl Store {
         }
     }
 
-    /// Remembers which boot this is. To be called when nothing of an earlier one is torn any more.
+    /// Notes the current boot. To be called when no torn record of an earlier boot is left.
     pub fn note_boot(&self) -> Result<(), JournalError> {
         let write = || -> io::Result<()> {
             let mut file = match self.files.open(BOOT) {
@@ -159,20 +159,20 @@ impl Store {
         write().map_err(|source| JournalError::Write { path: self.directory.join(BOOT), source })
     }
 
-    /// That there is no plan in a record's file, and yet something of its sandbox, is damage.
+    /// The error for a record without a plan although objects of its sandbox exist: damage.
     pub fn emptied(&self, key: &JournalKey, what: String) -> JournalError {
         let path = self.directory.join(key.file_name().unwrap_or_default());
         JournalError::damaged(&path, &[Damage { line: 1, what }])
     }
 
-    /// Removes a record that turned out to be torn.
+    /// Removes a record that is torn.
     pub fn discard(&self, key: &JournalKey) -> Result<(), JournalError> {
         let name = key.file_name()?;
         let failed = |source| JournalError::Write { path: self.directory.join(&name), source };
         self.files.remove(&name).map_err(failed)
     }
 
-    /// Remembers, for good, a pool that leases are about to be taken from. Syncs to disk the first time.
+    /// Permanently notes a pool that leases are about to be taken from. Syncs to disk the first time.
     pub fn note_pool(&self, pool: Pool) -> Result<(), JournalError> {
         let mut pools = locked(&self.pools);
         if pools.contains(&pool) {
@@ -186,7 +186,7 @@ impl Store {
                 other => other?,
             };
             let end = file.read()?;
-            // After a line that a crash cut off, one begins anew.
+            // A line that a crash cut off is overwritten.
             let whole = end.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
             file.cut(whole as u64)?;
             file.write_at(whole as u64, &line)?;
@@ -199,7 +199,7 @@ impl Store {
         Ok(())
     }
 
-    /// Every pool that leases were ever taken from.
+    /// All pools that leases were ever taken from.
     pub fn pools(&self) -> Vec<Pool> {
         locked(&self.pools).iter().cloned().collect()
     }
@@ -214,7 +214,7 @@ impl Store {
         Ok(keys)
     }
 
-    /// Where the records are.
+    /// Path of the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

@@ -1,4 +1,5 @@
-//! Records cut off at every byte, as a death in the middle of a write leaves them, and records of earlier versions.
+//! Tests of records cut off at every byte, as left by a crash in the middle of a write, and of records of earlier
+//! versions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ fn key() -> JournalKey {
     JournalKey { container_id: "c".to_owned(), ifname: "eth0".to_owned() }
 }
 
-/// A record that has seen every kind of line but those at its end.
+/// A record with every kind of line except those of its end.
 fn write_record(store: &Store) -> Record {
     let plan: Plan = serde_json::from_value(json!({
         "sandbox": {
@@ -39,7 +40,7 @@ fn write_record(store: &Store) -> Record {
     record
 }
 
-/// All that a record says; `None` for a torn one.
+/// The content of a record as text; `None` for a torn one.
 fn said(loaded: Loaded) -> Option<String> {
     match loaded {
         Loaded::Absent => panic!("the file is there"),
@@ -104,7 +105,7 @@ fn an_attached_record_that_is_cut_off_is_damaged_and_stays_attached() {
     fs::write(&path, &whole).unwrap();
     let Loaded::Whole(mut record) = store.load(&key()).unwrap() else { panic!("it is whole") };
     record.removing().unwrap();
-    // What is being added is lost by a death, and nothing else.
+    // A crash loses only the line that is being added.
     for length in whole.len()..fs::read(&path).unwrap().len() {
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length as u64).unwrap();
         let Loaded::Whole(record) = store.load(&key()).unwrap() else { panic!("{length}") };
@@ -129,7 +130,7 @@ fn a_record_that_was_cut_off_is_continued_where_its_last_whole_line_ends() {
     assert_eq!(fs::read(&path).unwrap().len(), planned + "[\"01234567\",\"removing\"]\n".len());
 }
 
-/// Records as version 1 wrote them, of a pod with links of our own and of one with other plugins.
+/// Records in version 1: one of a pod with links of our own and one of a pod with other plugins.
 #[test]
 fn records_of_version_1_are_read_and_continued() {
     const BOOT: &str = "e2637ebe-17be-4d28-8243-abe9d6507768";
@@ -159,10 +160,10 @@ fn records_of_version_1_are_read_and_continued() {
         record.removing().unwrap();
         assert_eq!(load().state, RecordState::Removing);
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{text}\"removing\"\n"));
-        // In another boot everything counts as begun.
+        // After another boot every step counts as begun.
         fs::write(&path, text.replace(boot, BOOT.trim_start_matches('e'))).unwrap();
         assert!(load().is_of_earlier_boot());
-        // A damaged one is not taken for one that never began.
+        // A damaged record is not taken for one that never began.
         for (from, to) in [("\"plan\":", "\"pla\":"), ("c-a\",\"ifname\"", "c-b\",\"ifname\"")] {
             fs::write(&path, text.replacen(from, to, 1)).unwrap();
             assert!(matches!(store.load(&key), Err(JournalError::Damaged { .. })), "{from}");
@@ -170,8 +171,8 @@ fn records_of_version_1_are_read_and_continued() {
     }
 }
 
-/// Records as version 2 wrote them: the same pods' lines, each with its checksum. What later versions write may differ; what
-/// these say may not.
+/// Records in version 2: the same pods' lines, each with its checksum. Later versions may write other lines; the
+/// meaning of these must not change.
 #[test]
 fn records_of_version_2_are_read_and_continued() {
     let versions = [
@@ -228,7 +229,7 @@ fn no_path_is_made_of_a_name_that_leaves_the_directory() {
     assert!(directory.path().join("x@eth0.jsonl").exists());
 }
 
-/// The record of a plan with one lease by `ipam`, as the file has it.
+/// The record of a plan with one lease by `ipam`, and the content of its file.
 fn record_of_lease(directory: &Path, lease: serde_json::Value) -> (Record, String) {
     let plan: Plan = serde_json::from_value(json!({
         "sandbox": {
@@ -274,7 +275,8 @@ fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(said).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        // An agent that knows no version 3 leaves the record alone and says so; this one does with version 4.
+        // An agent that does not know version 3 leaves the record alone and reports it; this agent does the same with
+        // version 4.
         let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":4", 1);
         assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(4));
     }

@@ -1,5 +1,6 @@
-//! A directory in memory, which outlives the agents that have it open. Names and contents are apart, as inodes are: a file that is open stays the same file
-//! whatever becomes of its name. Every operation is a step of its own, before which any other thread may run.
+//! A directory in memory that outlives the agents that have it open. Names and contents are separate, as with inodes:
+//! an open file stays the same file even if its name is removed or changed. Every operation is a step of its own,
+//! before which any other thread may run.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +11,7 @@ use crate::sync::{Arc, Mutex, locked};
 
 type Content = Arc<Mutex<Vec<u8>>>;
 
-/// A directory; clones are the same one, open to the same agent.
+/// A directory; clones share its contents and belong to the same agent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Disk {
     names: Arc<Mutex<BTreeMap<String, Content>>>,
@@ -22,7 +23,7 @@ pub(super) struct Disk {
 struct Open(Content, Life);
 
 impl Disk {
-    /// The same directory, open to an agent of this life.
+    /// The same directory, opened by an agent with this life.
     pub(super) fn of(&self, life: &Life) -> Self {
         Self { life: life.clone(), ..self.clone() }
     }
@@ -31,12 +32,12 @@ impl Disk {
         Box::new(Open(content, self.life.clone()))
     }
 
-    /// From now on names cannot be removed, or can again.
+    /// Sets whether removing names fails from now on.
     pub(super) fn keep_names(&self, keeps: bool) {
         *locked(&self.keeps_names) = keeps;
     }
 
-    /// Gives a file another name, which may be taken only if it is to be replaced.
+    /// Renames a file; an existing target is an error unless it is to be replaced.
     pub(super) fn rename(&self, from: &str, to: &str, replace: bool) -> io::Result<()> {
         let mut names = locked(&self.names);
         self.life.goes_on()?;

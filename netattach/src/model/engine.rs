@@ -1,5 +1,5 @@
-//! ADD, DEL, CHECK and GC of several containers beside each other on one engine, and an agent that starts afterwards: the
-//! registry's numbers, the journal's records and the pool's addresses are of one mind at the end.
+//! Runs ADD, DEL, CHECK and GC of several containers concurrently on one engine, then starts an agent. At the end the
+//! registry's numbers, the journal's records and the pool's addresses must agree.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::plan::resolve::Numbers;
 use crate::step::{Step, StepRef};
 use crate::sync::{Arc, thread};
 
-/// A node: what outlives its agent.
+/// The parts of a node that outlive its agent.
 struct Scene {
     directory: tempfile::TempDir,
     disk: Disk,
@@ -42,7 +42,7 @@ impl Scene {
         Arc::new(engine)
     }
 
-    /// A new agent knows these containers and no others, each with one address and a number of its own.
+    /// Asserts that a new agent knows exactly these containers, each with one address and a number of its own.
     fn assert_attached(&self, containers: &[&str]) {
         let engine = self.start();
         let mut numbers = BTreeMap::new();
@@ -68,7 +68,7 @@ impl Scene {
     }
 }
 
-/// As ADD does it once the plan is made.
+/// The part of ADD after planning.
 fn add(engine: &Engine, directory: &Path, container: &str) {
     let mut numbers = engine.registry().reserve();
     let id = numbers.attachment().unwrap();
@@ -83,7 +83,8 @@ fn del(engine: &Engine, container: &str) {
     engine.del(&rig::request("DEL", container)).unwrap();
 }
 
-/// What GC does, by a runtime that has these containers in use. Each stale one is in its turn.
+/// The part of GC after planning, for a runtime that has these containers in use. Each stale container is removed
+/// under its own turn.
 fn gc(engine: &Engine, in_use: &[&str]) {
     let id =
         |container: &&str| AttachmentId { container_id: (*container).to_owned(), ifname: "eth0".to_owned() };
@@ -116,10 +117,10 @@ fn operations_beside_each_other_leave_one_mind() {
             add(&one, &directory, "a");
         });
         let second = thread::spawn(move || del(&other, "b"));
-        // As the runtime sees it: what is being added and removed is in use.
+        // The runtime's view: containers that are being added or removed are in use.
         let collector = thread::spawn(move || gc(&third, &["a", "b", "c", "d"]));
         add(&engine, scene.path(), "c");
-        // Not attached in the namespace it is asked in; what matters is that it is looked at beside the others.
+        // CHECK fails as `c` is not attached in the requested namespace; the test only needs it to run concurrently.
         assert!(engine.check(&rig::request("CHECK", "c")).is_err());
         del(&engine, "c");
         add(&engine, scene.path(), "d");
@@ -128,7 +129,7 @@ fn operations_beside_each_other_leave_one_mind() {
     });
 }
 
-/// A record that cannot be removed has its numbers until it can.
+/// A record that cannot be removed keeps its numbers until it can.
 fn a_record_stays(frees_numbers: bool) {
     let scene = Scene::new();
     let engine = scene.start();
@@ -138,7 +139,7 @@ fn a_record_stays(frees_numbers: bool) {
     let failed = engine.del(&rig::request("DEL", "a"));
     assert!(failed.is_err());
     if frees_numbers {
-        // The fault: as it was when numbers were free before the record was gone.
+        // The fault: numbers were once freed before the record was gone.
         engine.registry().remove(&rig::key("a"), &plan);
     }
     scene.disk.keep_names(false);
@@ -159,7 +160,7 @@ fn numbers_that_are_free_before_their_record_is_gone_are_found() {
     assert!(finds(300, || a_record_stays(true)));
 }
 
-/// Three threads take and give back numbers, by one look under the lock or, the fault, by two.
+/// Three threads take and return numbers, with one lock acquisition each or, as the fault, with two.
 fn numbers(in_two_steps: bool) {
     let registry = Arc::new(Registry::new(8));
     let held = Arc::new(crate::sync::Mutex::new(BTreeSet::new()));

@@ -1,5 +1,5 @@
-//! Records of several sandboxes, written and removed beside each other, and an agent that starts afterwards or takes the place
-//! of one that ended in the middle.
+//! Records of several sandboxes are written and removed concurrently; then an agent starts, or replaces one that died
+//! in the middle.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ fn store(files: impl Files + 'static) -> Store {
     Store::over(Arc::new(files), PathBuf::from("/journal"), "this boot".to_owned()).unwrap()
 }
 
-/// As an ADD does it.
+/// The journal operations of an ADD.
 fn try_add(store: &Store, container: &str, says: &str) -> Result<(), JournalError> {
     let mut record = store.create(key(container), plan(container))?;
     record.begin(StepRef(0, 0))?;
@@ -43,7 +43,7 @@ fn add(store: &Store, container: &str) {
     try_add(store, container, container).unwrap();
 }
 
-/// As a DEL does it.
+/// The journal operations of a DEL.
 fn try_del(store: &Store, container: &str) -> Result<(), JournalError> {
     match store.load(&key(container))? {
         Loaded::Whole(mut record) => {
@@ -60,7 +60,7 @@ fn del(store: &Store, container: &str) {
     try_del(store, container).unwrap();
 }
 
-/// As a start does it: what is half done or half undone is taken back.
+/// The journal operations of a start: incomplete attachments and removals are undone.
 fn recover(store: &Store) {
     for key in store.keys().unwrap() {
         match store.load(&key).unwrap() {
@@ -70,7 +70,7 @@ fn recover(store: &Store) {
     }
 }
 
-/// What there is of a container.
+/// The record of a container, if there is one.
 fn said(store: &Store, container: &str) -> Option<(RecordState, String, Option<serde_json::Value>)> {
     match store.load(&key(container)).unwrap() {
         Loaded::Whole(record) => {
@@ -85,7 +85,7 @@ fn attached(container: &str, says: &str) -> Option<(RecordState, String, Option<
     Some((RecordState::Attached, container.to_owned(), Some(json!({"of": says}))))
 }
 
-/// An ADD, its DEL, and then two ADDs beside the DEL of a third container; then an agent starts.
+/// An ADD, its DEL, and then two ADDs concurrent with the DEL of a third container; then an agent starts.
 fn adds_beside_a_del(disk: &Disk, files: impl Files + 'static) {
     let before = Arc::new(store(files));
     for container in ["a", "b"] {
@@ -104,8 +104,9 @@ fn adds_beside_a_del(disk: &Disk, files: impl Files + 'static) {
     assert_eq!(["a", "b", "c", "d"].map(|it| said(&after, it)), [None, None, lives("c"), lives("d")]);
 }
 
-/// An agent ends while it adds one container and removes another, at any step; the next one goes on, and the runtime asks it
-/// again for what it got no answer to. The fault: the first goes on beside it, as if nothing locked the directory.
+/// An agent dies at any step while it adds one container and removes another; the next agent recovers, and the runtime
+/// repeats the requests that had no answer. The fault: the first agent continues beside the next, as if nothing locked
+/// the directory.
 fn an_end_between(goes_on: bool) {
     let (disk, life) = (Disk::default(), Life::default());
     let before = Arc::new(store(disk.of(&life)));
@@ -117,7 +118,7 @@ fn an_end_between(goes_on: bool) {
         thread::spawn(move || drop(try_del(&one, "goes"))),
         thread::spawn(move || drop(try_add(&other, "comes", "the first"))),
     ];
-    // Whatever these have done by then.
+    // These may have progressed to any step by now.
     crate::sync::step();
     if !goes_on {
         life.end();

@@ -1,4 +1,4 @@
-//! Addresses taken and released in one directory by an agent's threads and by another process.
+//! Addresses are taken and released in one directory by an agent's threads and by another process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -20,7 +20,7 @@ fn owner(container: &str) -> Owner {
     Owner { container_id: container.to_owned(), ifname: "eth0".to_owned() }
 }
 
-/// Takes an address, and gives it back unless the container is to keep it.
+/// Takes an address, and releases it unless the container is to keep it.
 fn take(leases: &Leases, config: &Config, container: &str, keeps: bool) {
     let lease = leases.allocate(config, &owner(container)).unwrap();
     assert_eq!(lease.addresses.len(), 1);
@@ -32,8 +32,8 @@ fn take(leases: &Leases, config: &Config, container: &str, keeps: bool) {
     }
 }
 
-/// Two threads of an agent beside another process. The fault: the process
-/// locks another file than the agent has locked, as somebody has removed that one.
+/// Two threads of an agent run beside another process. The fault: that process locks a different file from the
+/// agent's, because the agent's lock file was removed.
 fn beside_another_process(two_locks: bool) {
     let directory = tempfile::tempdir().unwrap();
     let config = Arc::new(config(directory.path()));

@@ -1,9 +1,10 @@
-//! What threads share, under a model checker: one order of the threads' steps after another, the product's own functions.
+//! Runs the product's own functions under a model checker, which explores the orders of the threads' steps.
 //!
-//! Each state has a test that finds nothing and one with a planted fault that is found, so that a model which has
-//! stopped looking is noticed. A schedule that fails is printed with what replays it.
+//! Each scenario has a test that must pass and one with a planted fault that must be found, so that a model which no
+//! longer detects anything is noticed. A schedule that fails is printed together with the way to replay it.
 //!
-//! `disk` is a directory in memory. States: `leases`, `journal` (and `spare`, a fault that it had once), `engine`, which has the registry, too. An agent has a `life`, which ends at any step.
+//! `disk` is a directory in memory. Scenarios: `leases`, `journal` (and `spare`, a fault that the journal once had),
+//! `engine`, which includes the registry. An agent has a `life`, which may end at any step.
 
 mod disk;
 mod engine;
@@ -13,7 +14,7 @@ pub(crate) mod life;
 mod spare;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-// The model's own, not the modelled.
+// The standard library's types are used here: the model itself is not under test.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,21 +24,21 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 /// The seed: CI explores the same orders each time.
 const SEED: u64 = 20_251_122;
 
-/// Operations go deep: parsers and the system's libraries among them.
+/// A larger stack: operations call deep into parsers and system libraries.
 fn config() -> Config {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
     config
 }
 
-/// Explores `schedules` orders of `scenario`, half of them at random, half with few changes of thread at
-/// chosen places, which is what most faults need.
+/// Explores `schedules` orders of `scenario`: half of them random, half with few thread switches at chosen places,
+/// which exposes most faults.
 pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::Runner::new(RandomScheduler::new_from_seed(SEED, schedules / 2), config()).run(scenario.clone());
     shuttle::Runner::new(PctScheduler::new_from_seed(SEED, 3, schedules / 2), config()).run(scenario);
 }
 
-/// Whether one of at most `schedules` orders of a scenario with a planted fault fails, as it should.
+/// Whether at least one of `schedules` orders of a scenario with a planted fault fails, as it should.
 pub(crate) fn finds(schedules: usize, planted: impl Fn() + Send + Sync + Copy + 'static) -> bool {
     let explored = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&explored);

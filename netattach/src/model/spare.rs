@@ -1,5 +1,5 @@
-//! A fault that was in the journal once: the file of the record removed last was kept for the next record, and
-//! the lock that guarded it was free again before the file had its new name.
+//! A fault that the journal once had: the file of the last removed record was kept for the next record, and its lock
+//! was released before the file had its new name.
 
 use std::io;
 
@@ -24,7 +24,7 @@ impl WithSpare {
 
 impl Files for WithSpare {
     fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
-        // The fault: whoever removes a record now makes its file the spare one, and empties what has this name then.
+        // The fault: a concurrent removal now moves its file to the spare name and truncates the file of that name.
         if std::mem::take(&mut *locked(&self.present)) && self.disk.rename(NAME, name, false).is_ok() {
             return self.disk.open(name);
         }

@@ -142,7 +142,7 @@ fn replace_routes(result: &mut Value, settled: &Value) {
 /// # Errors
 /// The result cannot be expressed in the attachment's version.
 pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Result<Outputs, CniError> {
-    // Under whichever type it was requested.
+    // Loopback is always `lo`, regardless of the requested interface name.
     let name =
         if attachment.steps.contains(&Step::RaiseLoopback) { "lo" } else { attachment.ifname.as_str() };
     let pod =

@@ -174,7 +174,7 @@ fn kept_to_its_interface(
     );
     if attachment.yields_to.is_some_and(|at| at.0 == outputs.attachment()) {
         routes.extend(moved(attachment.yields_to, outputs.all()).iter().map(|route| Route {
-            // The gateway was already resolved by the kernel in the main table; this table need not contain the route
+            // The kernel has already resolved the gateway when the route was moved; this table need not contain the route
             // to it.
             on_link: route.gateway.is_some(),
             ..route.clone()
