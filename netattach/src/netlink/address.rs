@@ -1,4 +1,4 @@
-//! Addresses of links, and an interface's whole configuration in one datagram.
+//! Addresses of links, and the complete configuration of an interface in one datagram.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,9 +16,9 @@ use crate::spec::Addressing;
 impl Handle {
     /// Adds the addresses, brings the link up and installs the routes, in one datagram.
     ///
-    /// IPv6 addresses skip duplicate address detection (`IFA_F_NODAD`): the allocator answers for their being
-    /// unique, and detection would hold the pod back for a second. A route to a destination that has one becomes
-    /// another next hop of it. Repeating the call changes nothing.
+    /// IPv6 addresses skip duplicate address detection (`IFA_F_NODAD`): the allocator guarantees that they are unique,
+    /// and detection would delay the pod by a second. A route to a destination that already has one becomes another
+    /// next hop of it. Repeating the call changes nothing.
     pub fn configure(&mut self, index: u32, addressing: &Addressing) -> Result<(), Error> {
         let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 2);
         if addressing.announce_v4 {
@@ -34,18 +34,18 @@ impl Handle {
             let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
             requests.push(Request::new(message, CREATE | APPEND));
         }
-        // Addresses are replaced, so only a route can be there already, and then it is the same.
+        // Addresses are replaced, so only a route can exist already, and then it is identical.
         self.socket.all_but(requests, rustix::io::Errno::EXIST)
     }
 
-    /// The link has this address.
+    /// Adds this address to the link. Idempotent.
     pub fn ensure_address(&mut self, index: u32, address: IpNet) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewAddress(address_message(index, address));
         self.socket.request(message, CREATE | REPLACE)?;
         Ok(())
     }
 
-    /// The link does not have this address.
+    /// Removes this address from the link. Idempotent.
     pub fn ensure_address_absent(&mut self, index: u32, address: IpNet) -> Result<(), Error> {
         let message = RouteNetlinkMessage::DelAddress(address_message(index, address));
         match self.socket.request(message, 0) {
@@ -71,7 +71,7 @@ impl Handle {
     }
 }
 
-/// The link tells its neighbours of its IPv4 addresses when it comes up.
+/// Makes the link announce its IPv4 addresses to its neighbours when it comes up.
 fn arp_notify(index: u32) -> RouteNetlinkMessage {
     let mut settings = InetDevConf::default();
     settings.arp_notify = 1;
@@ -103,7 +103,7 @@ fn address_message(index: u32, address: IpNet) -> AddressMessage {
     }
 }
 
-/// `index`: of which link; `None`: of any.
+/// `index`: only addresses of this link; `None`: of any.
 fn observed(message: RouteNetlinkMessage, index: Option<u32>) -> Option<IpNet> {
     let RouteNetlinkMessage::NewAddress(address) = message else { return None };
     if index.is_some_and(|index| index != address.header.index) {

@@ -1,4 +1,4 @@
-//! What links do to frames beyond passing them on: bridges, their ports, and the devices that lead elsewhere.
+//! Properties of links that affect forwarding: of bridges, their ports, and the devices that lead elsewhere.
 
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -14,7 +14,7 @@ use super::socket::{CREATE, REPLACE};
 use super::{Error, Handle};
 use crate::mac::Mac;
 
-/// A link, as far as it matters to frames that might pass it by.
+/// A link's properties that matter to a fast path around it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwardingState {
     /// Index in its namespace.
@@ -23,45 +23,45 @@ pub struct ForwardingState {
     pub name: String,
     /// In bytes.
     pub mtu: u32,
-    /// Its own address, if it sends Ethernet frames.
+    /// The link's own address, if it sends Ethernet frames.
     pub mac: Option<Mac>,
     /// Link group; one of [`OWN_GROUPS`](crate::spec::OWN_GROUPS) if an agent has made it.
     pub group: u32,
-    /// Its kind, as `ip -d link` shows it; empty for a network card.
+    /// Kind, as `ip -d link` shows it; empty for a network card.
     pub kind: String,
-    /// An XDP program runs on it.
+    /// Whether an XDP program runs on the link.
     pub xdp: bool,
-    /// The bridge (or other controller) that it is a port of.
+    /// The bridge (or other controller) of which the link is a port.
     pub controller: Option<u32>,
-    /// Kind of its queueing discipline for what it sends; `noqueue` for a veth by default.
+    /// Kind of the queueing discipline for sending; `noqueue` for a veth by default.
     pub discipline: String,
-    /// Of a bridge.
+    /// Settings, for a bridge.
     pub bridge: Option<BridgeState>,
-    /// Of a bridge's port.
+    /// Settings, for a bridge's port.
     pub port: Option<PortState>,
 }
 
-/// Settings of a bridge that make more of it than a switch.
+/// Settings of a bridge beyond plain switching.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BridgeState {
-    /// It runs a spanning tree protocol.
+    /// The bridge runs a spanning tree protocol.
     pub spanning_tree: bool,
-    /// It forwards by VLAN.
+    /// The bridge forwards by VLAN.
     pub vlan_filtering: bool,
-    /// It shows what it forwards to iptables or ip6tables, independent of the sysctls.
+    /// The bridge passes forwarded packets to iptables or ip6tables, independent of the sysctls.
     pub calls_iptables: bool,
-    /// After how long it forgets a station that it does not see, in hundredths of a second.
+    /// Ageing time of a station that is not seen, in hundredths of a second.
     pub ageing: u32,
 }
 
-/// A bridge's port.
+/// Settings of a bridge's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortState {
-    /// It forwards: up, with a carrier, and not blocked by a spanning tree.
+    /// The port forwards: up, with a carrier, and not blocked by a spanning tree.
     pub forwarding: bool,
-    /// It does not exchange frames with other isolated ports.
+    /// The port does not exchange frames with other isolated ports.
     pub isolated: bool,
-    /// It takes frames only from addresses that were entered by hand.
+    /// The port accepts frames only from addresses that were entered by hand.
     pub locked: bool,
 }
 
@@ -81,14 +81,14 @@ impl Handle {
         Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
     }
 
-    /// The port's bridge knows that the address is behind it, and does not forget it with age. When the bridge sees the
-    /// address elsewhere it follows, and when the port goes the entry goes too.
+    /// Adds the address behind the port to the bridge's forwarding database, without ageing. The entry moves when the
+    /// bridge sees the address elsewhere, and is removed with the port.
     pub fn ensure_station(&mut self, port: u32, mac: Mac) -> Result<(), Error> {
         let mut entry = NeighbourMessage::default();
         entry.header.family = AddressFamily::Bridge;
         entry.header.ifindex = port;
         entry.header.state = NeighbourState::Reachable;
-        // Learned by a control plane: the kernel ages these neither, but lets them move (`br_fdb_update`).
+        // Learned by a control plane: the kernel does not age such entries, but lets them move (`br_fdb_update`).
         entry.header.flags = NeighbourFlags::Controller | NeighbourFlags::ExtLearned;
         entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
         self.socket.request(RouteNetlinkMessage::NewNeighbour(entry), CREATE | REPLACE)?;

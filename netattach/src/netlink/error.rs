@@ -1,4 +1,4 @@
-//! What the kernel answered, as data.
+//! Errors of netlink requests.
 
 use std::fmt;
 use std::io;
@@ -6,16 +6,16 @@ use std::io;
 /// A request that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No socket.
+    /// The socket could not be opened.
     #[error("open a netlink socket")]
     Open(#[source] io::Error),
-    /// The request did not leave.
+    /// The request could not be sent.
     #[error("send {0}")]
     Send(&'static str, #[source] io::Error),
-    /// The answer did not arrive.
+    /// The answer could not be received.
     #[error("receive the answer to {0}")]
     Receive(&'static str, #[source] io::Error),
-    /// The kernel refused.
+    /// The kernel refused the request.
     #[error(transparent)]
     Refused(#[from] Refused),
     /// The answer could not be read.
@@ -26,26 +26,26 @@ pub enum Error {
         /// The problem.
         what: &'static str,
     },
-    /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) each of the few times it was tried.
+    /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) on each of a few attempts.
     #[error("{0} dump kept being interrupted by changes")]
     Interrupted(&'static str),
-    /// The link asked for by name does not exist.
+    /// There is no link with the requested name.
     #[error("no link named {0}")]
     NoSuchLink(String),
-    /// The kernel accepted a link and then did not show it.
+    /// The kernel accepted a new link, but does not list it.
     #[error("link {0} was created and is not there")]
     Vanished(String),
-    /// A link of that name exists and is of another kind.
+    /// A link of that name exists, but has another kind.
     #[error("link {name} exists and is {actual}, not {wanted}")]
     WrongKind {
-        /// Its name.
+        /// Name of the link.
         name: String,
-        /// The kind that was needed.
+        /// The required kind.
         wanted: &'static str,
-        /// The kind it has.
+        /// The actual kind.
         actual: String,
     },
-    /// No default route to take the parent interface from.
+    /// There is no default route that would determine the parent interface.
     #[error("there is no default route whose interface could be used")]
     NoDefaultRoute,
 }
@@ -57,7 +57,7 @@ pub struct Refused {
     pub request: &'static str,
     /// Positive errno.
     pub errno: i32,
-    /// The kernel's own words.
+    /// The kernel's message.
     pub text: Option<String>,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Error {
-    /// The errno that the kernel answered with, if it answered.
+    /// The errno that the kernel returned, if it answered.
     pub fn errno(&self) -> Option<rustix::io::Errno> {
         match self {
             Self::Refused(refused) => Some(rustix::io::Errno::from_raw_os_error(refused.errno)),
@@ -82,17 +82,17 @@ impl Error {
         }
     }
 
-    /// Something of that name is there already.
+    /// Whether an object of that name already exists.
     pub fn already_exists(&self) -> bool {
         self.errno() == Some(rustix::io::Errno::EXIST)
     }
 
-    /// The name or the index that was asked for has another link.
+    /// Whether another link has the requested name or index.
     pub(super) fn is_taken(&self) -> bool {
         matches!(self.errno(), Some(rustix::io::Errno::EXIST | rustix::io::Errno::BUSY))
     }
 
-    /// The object that the request named is not there.
+    /// Whether the object of the request does not exist.
     pub fn not_found(&self) -> bool {
         matches!(self, Self::NoSuchLink(_))
             || matches!(

@@ -1,4 +1,4 @@
-//! The kernel's notifications about filters and queueing disciplines that go.
+//! The kernel's notifications about removed filters and queueing disciplines.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -10,12 +10,12 @@ use tokio::io::unix::AsyncFd;
 const GROUP_TC: u32 = 4;
 const RTM_DELQDISC: u16 = 37;
 const RTM_DELTFILTER: u16 = 45;
-/// Length of a message's header, which is all that is read of it.
+/// Length of a message's header, the only part that is read.
 const HEADER: usize = 16;
 const BUFFER: usize = 64 * 1024;
 
-/// Hears of every filter and queueing discipline that is removed in the namespace of the thread that opened it. A device
-/// that goes takes its own along without a word.
+/// Receives a notification for every filter and queueing discipline that is removed in the namespace of the thread
+/// that opened it. Removing a device removes its filters without a notification.
 #[derive(Debug)]
 pub struct FilterWatch {
     socket: AsyncFd<Descriptor>,
@@ -37,10 +37,10 @@ impl AsRawFd for Descriptor {
 }
 
 impl FilterWatch {
-    /// Begins to listen. To be called by a task.
+    /// Starts listening. To be called by an async task.
     ///
     /// # Errors
-    /// There is no such socket.
+    /// The socket cannot be opened.
     pub fn open() -> io::Result<Self> {
         let mut raw = RawSocket::new(NETLINK_ROUTE)?;
         raw.bind_auto()?;
@@ -51,10 +51,10 @@ impl FilterWatch {
         Ok(Self { socket, buffer: vec![0; BUFFER] })
     }
 
-    /// Waits until something was removed, or so much has changed that the kernel did not keep it all.
+    /// Waits until something was removed, or until the kernel dropped notifications because there were too many.
     ///
     /// # Errors
-    /// The socket fails.
+    /// The socket failed.
     pub async fn removed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.socket.readable_mut().await?;
@@ -65,7 +65,7 @@ impl FilterWatch {
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(error)) => return Err(error),
-                // There was nothing; the runtime waits again.
+                // There was nothing to read; the runtime waits again.
                 Err(_) => {}
             }
         }

@@ -1,7 +1,7 @@
-//! The table of the node's packet filter in which a program judges what the node routes, behind its translation of addresses.
+//! The nftables table in which a program judges the packets that the node routes, after address translation.
 //!
-//! nftables with one expression of the older filter's, `bpf` (`xt_bpf`, by `nft_compat`): every kernel has had it since long
-//! before Linux 5.15. The table is all the agent's; it is replaced whole, in one transaction.
+//! nftables with one iptables match, `bpf` (`xt_bpf`, through `nft_compat`): available in every kernel since long
+//! before Linux 5.15. The table belongs to the agent alone; it is replaced as a whole, in one transaction.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
 use super::nft::{Family, NLMSG_ERROR, attributes_of, dump, messages, name};
 use super::{Error, Refused};
 
-/// The name of the table, in the family of both versions of IP.
+/// The name of the table, in the family that covers both versions of IP.
 pub const TABLE: &str = "netattach";
 
 const NAME: &str = "NFT_MSG_NEWRULE";
@@ -46,7 +46,7 @@ struct Chain {
     priority: i32,
 }
 
-/// Behind the translation of destinations (-100) and everybody's filters (0), before that of sources (100) and before IPVS
+/// After destination translation (-100) and the usual filters (0), before source translation (100) and before IPVS
 /// takes answers (99) or has taken packets (98).
 const CHAINS: [Chain; 3] = [
     Chain { name: "input", hook: 1, priority: 99 },
@@ -54,17 +54,17 @@ const CHAINS: [Chain; 3] = [
     Chain { name: "output", hook: 3, priority: 90 },
 ];
 
-/// `struct xt_bpf_info_v1` of `linux/netfilter/xt_bpf.h`: mode, number of instructions, descriptor, room for instructions or
-/// a path, and a pointer of the kernel's.
+/// `struct xt_bpf_info_v1` of `linux/netfilter/xt_bpf.h`: mode, number of instructions, descriptor, room for
+/// instructions or a path, and a pointer for the kernel.
 const INFO_LEN: usize = 2 + 2 + 4 + 512 + 8;
-/// `XT_BPF_MODE_FD_ELF`: the program is a descriptor.
+/// `XT_BPF_MODE_FD_ELF`: the program is given as a descriptor.
 const BY_DESCRIPTOR: u16 = 2;
 const INFO_REVISION: u32 = 1;
 
-/// Puts the table in place, or in the place of another of its name: what the program answers 1 to is dropped.
+/// Installs the table, replacing any of the same name: packets for which the program returns 1 are dropped.
 ///
 /// # Errors
-/// The kernel refuses: it may have no nftables, no `nft_compat` or no `xt_bpf`.
+/// The kernel refuses: it may lack nftables, `nft_compat` or `xt_bpf`.
 pub fn install_guard(program: BorrowedFd<'_>) -> Result<(), Error> {
     transact(&[remove(), install(program.as_raw_fd())].concat())
 }
@@ -75,14 +75,14 @@ pub fn install_guard(program: BorrowedFd<'_>) -> Result<(), Error> {
 /// The kernel refuses.
 pub fn remove_guard() -> Result<(), Error> {
     match transact(&remove()) {
-        // No nftables, no table.
+        // Without nftables there is no table.
         Err(error) if is_unsupported(&error) => Ok(()),
         other => other,
     }
 }
 
-/// Whether the table is there as [`install_guard`] puts it, as far as it can be seen from outside: its chains, and in each of
-/// them one rule, which drops what a program answers 1 to.
+/// Whether the table is as [`install_guard`] creates it, as far as this can be read back: its chains, and in each of
+/// them one rule, which drops the packets for which a program returns 1.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -100,7 +100,7 @@ pub fn guard_stands() -> Result<bool, Error> {
         }
     })?;
     if !(seen && all_seen) {
-        // What was in the middle of changing is looked at again; who asks does so soon.
+        // The table changed while it was read. The caller repeats the check soon.
         return Err(Error::Interrupted(RULES));
     }
     let wanted = CHAINS.map(|chain| (chain.name.to_owned(), (chain.hook, chain.priority)));
@@ -108,7 +108,7 @@ pub fn guard_stands() -> Result<bool, Error> {
     Ok(chains == wanted.into() && rules == CHAINS.map(|chain| (chain.name.to_owned(), rule())).into())
 }
 
-/// Whether there is anything of the table.
+/// Whether the table exists, complete or not.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -119,10 +119,10 @@ pub fn guard_is_there() -> Result<bool, Error> {
     Ok(found)
 }
 
-/// Whether all bridges show frames of a family to the packet filter for IP packets: `iptables` or `ip6tables`.
+/// Whether all bridges pass packets of a family to the IP packet filter: `iptables` or `ip6tables`.
 pub fn bridges_call(family: &str) -> bool {
     let path = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
-    // Without the file nothing shows frames to it.
+    // Without the file, bridges pass nothing to it.
     std::fs::read_to_string(path).is_ok_and(|value| !matches!(value.trim(), "" | "0"))
 }
 
@@ -132,7 +132,7 @@ fn is_unsupported(error: &Error) -> bool {
     open || matches!(error.errno(), Some(Errno::OPNOTSUPP | Errno::INVAL))
 }
 
-/// Name, hook and priority of a chain of the table.
+/// Name, hook and priority of a chain, if it belongs to the table.
 fn own_chain(attributes: &[u8]) -> Option<(String, (u32, i32))> {
     let (mut table, mut chain, mut at) = (None, None, None);
     for (kind, value) in attributes_of(attributes) {
@@ -152,7 +152,7 @@ fn own_chain(attributes: &[u8]) -> Option<(String, (u32, i32))> {
     (table? == TABLE).then_some((chain?, at?))
 }
 
-/// Chain of a rule of the table, and the names of its expressions.
+/// Chain of a rule and the names of its expressions, if the rule belongs to the table.
 fn own_rule(attributes: &[u8]) -> Option<(String, Vec<String>)> {
     let (mut table, mut chain, mut expressions) = (None, None, Vec::new());
     for (kind, value) in attributes_of(attributes) {
@@ -170,7 +170,7 @@ fn own_rule(attributes: &[u8]) -> Option<(String, Vec<String>)> {
     (table? == TABLE).then_some((chain?, expressions))
 }
 
-/// Carries out messages, all or none.
+/// Carries out the messages as one transaction.
 fn transact(messages_in_order: &[Vec<u8>]) -> Result<(), Error> {
     let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
     socket.bind_auto().map_err(Error::Open)?;
@@ -178,7 +178,7 @@ fn transact(messages_in_order: &[Vec<u8>]) -> Result<(), Error> {
     let end = message(BATCH_END, 0, 0, NFTABLES, &[]);
     let batch = [begin, messages_in_order.concat(), end].concat();
     socket.send(&batch, 0).map_err(|source| Error::Send(NAME, source))?;
-    // The kernel has answered when it has taken them: whatever is said of any of them is there.
+    // The kernel answers while it takes the messages: all answers are already there.
     socket.set_non_blocking(true).map_err(Error::Open)?;
     let mut buffer = vec![0; 64 * 1024];
     let mut answered = 0;
@@ -205,7 +205,7 @@ fn transact(messages_in_order: &[Vec<u8>]) -> Result<(), Error> {
     }
 }
 
-/// Takes the table away, which need not be there.
+/// The messages that remove the table, whether or not it exists.
 fn remove() -> Vec<Vec<u8>> {
     let table = attribute(1, &text(TABLE));
     vec![own(NEW_TABLE, CREATE, &table), own(DELETE_TABLE, 0, &table)]
@@ -220,7 +220,7 @@ fn install(program: i32) -> Vec<Vec<u8>> {
 }
 
 fn chain_attributes(chain: &Chain) -> Vec<u8> {
-    /// `NF_ACCEPT`: what no rule drops goes on.
+    /// `NF_ACCEPT`: the policy for packets that no rule drops.
     const ACCEPT: u32 = 1;
     let hook = [attribute(1, &chain.hook.to_be_bytes()), attribute(2, &chain.priority.to_be_bytes())];
     [
@@ -256,7 +256,7 @@ fn rule_attributes(chain: &Chain, program: i32) -> Vec<u8> {
     .concat()
 }
 
-/// A message about the table or what is in it, to be acknowledged.
+/// A message about the table or its contents, with acknowledgement.
 fn own(kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
     message(NFTABLES << 8 | kind, flags | ACK, Family::Inet as u8, 0, attributes)
 }

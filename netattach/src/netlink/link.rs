@@ -1,4 +1,4 @@
-//! Links: creating in place, looking up, deleting.
+//! Links: creating them in place, finding them, deleting them.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,19 +17,19 @@ use crate::mac::Mac;
 use crate::spec;
 use crate::timing;
 
-/// Name under which a macvlan is created when the node has a link of the final name, see [`Handle::create_macvlan`].
+/// Name under which a macvlan is created if the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";
 
-/// MTU of a veth that is given none, in bytes: that of Ethernet (`ETH_DATA_LEN`), the kernel's default too.
+/// MTU of a veth without a configured one, in bytes: that of Ethernet (`ETH_DATA_LEN`), the kernel's default too.
 const DEFAULT_MTU: u32 = 1500;
 
-/// The indices that new links are given. The kernel counts up from 1 and passes over those that are taken. A taken one
-/// is no error: then the kernel chooses.
+/// The indices for new links. The kernel counts up from 1 and skips those in use. If a chosen index is in use, the
+/// kernel chooses one instead.
 const INDICES: std::ops::RangeInclusive<u16> = 4096..=u16::MAX;
 
-/// How long a link may take to carry packets once both its ends are up.
+/// Maximum time for a link to carry packets once both its ends are up.
 const CARRIER_WAIT: Duration = Duration::from_secs(1);
-/// Time between two looks at it.
+/// Time between two checks of the carrier.
 const CARRIER_POLL: Duration = Duration::from_millis(1);
 
 /// A link as the kernel shows it.
@@ -47,26 +47,26 @@ pub struct LinkState {
     pub mtu: u32,
     /// Administratively up.
     pub up: bool,
-    /// Receives all frames because it was configured to.
+    /// Whether the link was configured to receive all frames.
     pub promiscuous: bool,
-    /// Index of the bridge (or other controller) that it is a port of.
+    /// Index of the bridge (or other controller) of which the link is a port.
     pub controller: Option<u32>,
-    /// Whether frames may leave by the port they came in by; only a bridge port has this.
+    /// Whether frames may leave through the port on which they arrived; only for a bridge port.
     pub hairpin: Option<bool>,
     /// Index of the peer or parent, possibly in another namespace.
     pub link: Option<u32>,
-    /// Its mode, of a kind that has one.
+    /// Mode, if the kind has modes.
     pub mode: Option<spec::LinkMode>,
     /// Link group.
     pub group: u32,
 }
 
-/// The object that `ensure` found or made.
+/// The object that `ensure` found or created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ensured {
     /// The link.
     pub link: LinkState,
-    /// Whether it was made by this call.
+    /// Whether this call created it.
     pub created: bool,
 }
 
@@ -83,7 +83,7 @@ impl Handle {
     /// The link of that name.
     ///
     /// # Errors
-    /// [`Error::NoSuchLink`] when there is none.
+    /// [`Error::NoSuchLink`] if there is none.
     pub fn link(&mut self, name: &str) -> Result<LinkState, Error> {
         self.find_link(name)?.ok_or_else(|| Error::NoSuchLink(name.to_owned()))
     }
@@ -91,7 +91,7 @@ impl Handle {
     /// The link of that index.
     ///
     /// # Errors
-    /// [`Error::NoSuchLink`] when there is none.
+    /// [`Error::NoSuchLink`] if there is none.
     pub fn link_by_index(&mut self, index: u32) -> Result<LinkState, Error> {
         let found = match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
             Err(error) if error.not_found() => Vec::new(),
@@ -109,7 +109,7 @@ impl Handle {
     /// Creates a veth pair with its far end in `pod` and its near end up (and, for a port, in its bridge).
     /// Returns the near end and the far one. The far end is down: the kernel cannot create it up.
     ///
-    /// Both ends get one queue each way: veth otherwise starts one per CPU and takes most of a third longer.
+    /// Both ends get one queue each way: otherwise veth creates one per CPU, and creation takes almost a third longer.
     pub fn create_veth(
         &mut self,
         veth: &spec::Veth,
@@ -177,8 +177,8 @@ impl Handle {
 
     /// Creates a macvlan on `parent` directly in `pod`, down.
     ///
-    /// The kernel looks the new name up in the sender's namespace, so a name that the node uses too is refused
-    /// as existing; then the link is created under a temporary name and renamed by `pod_handle`.
+    /// The kernel checks the new name in the sender's namespace, so it refuses a name that the node also uses as
+    /// existing; the link is then created under a temporary name and renamed by `pod_handle`.
     pub fn create_macvlan(
         &mut self,
         macvlan: &spec::Macvlan,
@@ -189,7 +189,7 @@ impl Handle {
         let name = macvlan.pod_name.as_str();
         let chosen = Chosen::new(macvlan.mac);
         match self.request_macvlan(name, macvlan, parent, pod, &chosen) {
-            // It has its parent's address, whatever was asked for.
+            // It has its parent's address, regardless of the requested one.
             Ok(()) if macvlan.mode == spec::MacvlanMode::Passthru => return pod_handle.link(name),
             Ok(()) => {
                 return Ok(LinkState {
@@ -234,8 +234,8 @@ impl Handle {
         self.socket.request(RouteNetlinkMessage::NewLink(chosen.build(link)), CREATE | EXCL).map(drop)
     }
 
-    /// Creates an ipvlan on `parent` directly in `pod`, down: under a temporary name, as the node may have a link of the final
-    /// one, see [`Handle::create_macvlan`]. It has its parent's address.
+    /// Creates an ipvlan on `parent` directly in `pod`, down: under a temporary name, as the node may have a link of
+    /// the final name, see [`Handle::create_macvlan`]. It has its parent's address.
     pub fn create_ipvlan(
         &mut self,
         ipvlan: &spec::Ipvlan,
@@ -261,11 +261,11 @@ impl Handle {
         pod_handle.link(name)
     }
 
-    /// The bridge of that name, up; made when it is missing. Properties of an existing bridge are left alone
-    /// except `promiscuous`, which is switched on when asked for.
+    /// The bridge of that name, up; created if it is missing. Properties of an existing bridge are left alone except
+    /// `promiscuous`, which is switched on if requested.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] when the name belongs to something else.
+    /// [`Error::WrongKind`] if another kind of link has that name.
     pub fn ensure_bridge(&mut self, bridge: &spec::Bridge) -> Result<Ensured, Error> {
         if let Some(link) = self.find_link(&bridge.name)? {
             return self.adopt_bridge(link, bridge).map(|link| Ensured { link, created: false });
@@ -280,14 +280,15 @@ impl Handle {
         let create = RouteNetlinkMessage::NewLink(create.build());
         match self.create_and_show(create, &bridge.name) {
             Ok(link) => {
-                // A bridge that was never given an address changes it with its ports; its own, written back, stays.
+                // A bridge without a configured address changes its address with its ports. Writing its own address
+                // back fixes it.
                 if let Some(mac) = link.mac {
                     let pin = LinkUnspec::new_with_index(link.index).address(mac.0.to_vec());
                     self.socket.request(RouteNetlinkMessage::SetLink(pin.build()), 0)?;
                 }
                 Ok(Ensured { link, created: true })
             }
-            // Another attachment was quicker.
+            // Another attachment created it first.
             Err(error) if error.already_exists() => {
                 let link = self.link(&bridge.name)?;
                 self.adopt_bridge(link, bridge).map(|link| Ensured { link, created: false })
@@ -314,12 +315,13 @@ impl Handle {
         Ok(link)
     }
 
-    /// Waits until a link carries packets whose far end has just come up, [`CARRIER_WAIT`] at most. Returns whether it does.
+    /// Waits at most [`CARRIER_WAIT`] until a link whose far end has just come up carries packets. Returns whether it
+    /// does.
     ///
-    /// The kernel sees to that in its own time (`net/core/link_watch.c`), late on a busy node. Until then the link has no
-    /// queue and loses what it is to send, and a bridge takes nothing in by it: the pod's first question for its gateway's
-    /// address would be lost, and asked again after a second. From Linux 6.8 on, the kernel sees to it when it is asked
-    /// about the link.
+    /// The kernel processes this change asynchronously (`net/core/link_watch.c`), late on a busy node. Until then the
+    /// link has no queue and loses packets that it should send, and a bridge accepts nothing from it: the pod's first
+    /// request for its gateway's address would be lost, and repeated only after a second. From Linux 6.8 on, the
+    /// kernel processes the change when the link is queried.
     pub fn await_carrier(&mut self, index: u32) -> Result<bool, Error> {
         timing::part("carrier", || self.poll_carrier(index))
     }
@@ -345,9 +347,9 @@ impl Handle {
         Ok(())
     }
 
-    /// Deletes all links of `group` in this namespace at the price of one grace period, and then, one by one,
-    /// those of `names` that are still there: a process in the pod may have changed their group. Returns once
-    /// they are gone. Links already absent count as deleted.
+    /// Deletes all links of `group` in this namespace for the cost of one grace period, then, one by one, those of
+    /// `names` that still exist: a process in the pod may have changed their group. Returns once they are gone. Links
+    /// that are already absent count as deleted.
     pub fn ensure_links_absent(&mut self, group: u32, names: &[&str]) -> Result<(), Error> {
         if names.len() > 1 {
             let mut all = LinkMessage::default();
@@ -363,7 +365,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Deletes the link of that name if there is one.
+    /// Deletes the link of that name if it exists.
     pub fn ensure_link_absent(&mut self, name: &str) -> Result<(), Error> {
         let named = LinkUnspec::new_with_name(name).build();
         match self.socket.request(RouteNetlinkMessage::DelLink(named), 0) {
@@ -382,30 +384,30 @@ impl Handle {
     }
 }
 
-/// Asks for one link without its counters: gathering and parsing them takes longer than all the rest.
+/// Requests one link without its counters: gathering and parsing them takes longer than all the rest.
 pub(super) fn show(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
     let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]);
     RouteNetlinkMessage::GetLink(link.append_extra_attribute(mask).build())
 }
 
-/// What the kernel would choose for a new link, chosen here: it need not be asked afterwards, which costs more than
-/// everything else about a link that it does not wait for.
+/// Properties of a new link that the kernel would choose. Choosing them here avoids a query afterwards, which costs
+/// more than everything else about a link that the kernel does not wait for.
 struct Chosen {
-    /// 0: the kernel's choice after all.
+    /// 0: the kernel chooses after all.
     index: u32,
     mac: Mac,
 }
 
 impl Chosen {
-    /// At random, but for an address that is asked for. Random numbers come from the standard library's hash keys: they
-    /// need to be different, not secret.
+    /// Chooses random values, except for a requested address. Random numbers come from the standard library's hash
+    /// keys: they need to be different, not secret.
     fn new(mac: Option<Mac>) -> Self {
         let random = RandomState::new().build_hasher().finish();
         let [first, .., a, b] = random.to_ne_bytes();
         let (low, high) = (u32::from(*INDICES.start()), u32::from(*INDICES.end()));
         let index = low + u32::from(u16::from_ne_bytes([a, b])) % (high - low + 1);
         let octets = RandomState::new().build_hasher().finish().to_ne_bytes();
-        // Locally administered (bit 1 set), for one station (bit 0 clear): as the kernel's random addresses.
+        // Locally administered (bit 1 set), unicast (bit 0 clear): like the kernel's random addresses.
         let random = Mac([first & 0xfe | 0x02, octets[0], octets[1], octets[2], octets[3], octets[4]]);
         Self { index, mac: mac.unwrap_or(random) }
     }
@@ -414,7 +416,7 @@ impl Chosen {
         Self { index: 0, mac: self.mac }
     }
 
-    /// One queue each way: see [`Handle::create_veth`].
+    /// With one queue each way: see [`Handle::create_veth`].
     fn build<T: std::fmt::Debug + Default>(&self, link: LinkMessageBuilder<T>) -> LinkMessage {
         let mut message = link
             .append_extra_attribute(LinkAttribute::NumTxQueues(1))
@@ -425,7 +427,7 @@ impl Chosen {
         message
     }
 
-    /// The link that was made so: down, in no bridge and no group.
+    /// The state of a link created with these values: down, in no bridge and no group.
     fn link(&self, name: &str, kind: &str, mtu: u32) -> LinkState {
         LinkState {
             index: self.index,
@@ -480,8 +482,8 @@ fn observed_mode(mode: &MacVlanMode) -> Option<spec::MacvlanMode> {
     })
 }
 
-/// By its operational state (RFC 2863), which the kernel changes after it has given the link its queue. Unlike it the flags of
-/// a link whose first change of carrier is not yet dealt with say that it runs.
+/// Uses the operational state (RFC 2863), which the kernel changes only after the link has its queue. The flags are no
+/// substitute: they say that a link runs although its first change of carrier has not been processed yet.
 fn is_operational(message: &RouteNetlinkMessage) -> bool {
     matches!(message, RouteNetlinkMessage::NewLink(link)
         if link.attributes.contains(&LinkAttribute::OperState(State::Up)))
@@ -546,7 +548,7 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
     Some(state)
 }
 
-/// FNV-1a, for a short name that differs between interfaces of one pod.
+/// FNV-1a, for a short name that differs between the interfaces of one pod.
 fn fnv32(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

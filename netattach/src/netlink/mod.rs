@@ -1,17 +1,17 @@
-//! The only module that talks netlink: typed calls, specifications in and observed state out.
+//! The only module that uses netlink: typed calls that take specifications and return observed state.
 //!
-//! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it. Requests that belong
-//! together travel in one datagram. Calls named `ensure_*` are idempotent, `create_*` are not.
+//! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it. Related requests are sent in
+//! one datagram. Calls named `ensure_*` are idempotent, `create_*` are not.
 //!
-//! | module | what it asks the kernel for |
+//! | module | contents |
 //! |---|---|
-//! | `socket`, `error` | several requests in one datagram; what was refused, as data |
-//! | `link`, `peer` | links, and the other end of a veth |
-//! | `address`, `route`, `rule` | an interface's addresses; routes; which traffic asks which table |
+//! | `socket`, `error` | several requests in one datagram; the kernel's refusals as data |
+//! | `link`, `peer` | links; the other end of a veth |
+//! | `address`, `route`, `rule` | an interface's addresses; routes; rules that select routing tables |
 //! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
-//! | `bridge_state`, `stations` | what bridges do to frames, and where they know stations |
-//! | `nft`, `xfrm`, `guard` | whether packets would meet nftables chains or IPsec; our own table of nftables |
-//! | `watch`, `filter_watch` | notifications about links and routes; about filters that go |
+//! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
+//! | `nft`, `xfrm`, `guard` | whether packets would meet nftables chains or IPsec; our own nftables table |
+//! | `watch`, `filter_watch` | notifications about links and routes; about removed filters |
 
 mod address;
 mod bridge_state;
@@ -54,13 +54,13 @@ pub struct Handle {
     socket: socket::Socket,
 }
 
-/// Why no handle could be opened in a namespace.
+/// No handle could be opened in a namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The namespace could not be entered.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// No socket.
+    /// The socket could not be opened.
     #[error(transparent)]
     Netlink(#[from] Error),
 }
@@ -71,8 +71,8 @@ impl Handle {
         Ok(Self { socket: socket::Socket::open()? })
     }
 
-    /// Cookie of the handle's namespace, by which BPF programs know its sockets; 0 where the kernel gives none (before
-    /// Linux 5.14).
+    /// Cookie of the handle's namespace, by which BPF programs recognise its sockets; 0 on kernels without cookies
+    /// (before Linux 5.14).
     pub fn netns_cookie(&self) -> u64 {
         self.socket.netns_cookie()
     }

@@ -1,4 +1,4 @@
-//! Which hooks of the packet path have nftables chains. `iptables-nft` and `ebtables-nft` write such chains too.
+//! Finds the packet path hooks that have nftables chains. `iptables-nft` and `ebtables-nft` write such chains too.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -40,7 +40,7 @@ const TRIES: u32 = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Family {
-    /// Whichever.
+    /// Any family.
     Any = 0,
     /// Both versions of IP.
     Inet = 1,
@@ -54,21 +54,22 @@ pub enum Family {
     Ip6 = 10,
 }
 
-/// The chains of a family that packets meet.
+/// The chains of a family that packets traverse.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HookedChains {
-    /// How many.
+    /// Number of chains.
     pub count: usize,
-    /// Whether some of them translate addresses and ports.
+    /// Whether any of them translates addresses and ports.
     pub nat: bool,
-    /// The devices that they name; a name that ends in `*` stands for all that begin so.
+    /// The devices that they name; a name that ends in `*` is a prefix.
     pub devices: BTreeSet<String>,
 }
 
-/// The chains of a family that are on a hook, in the calling thread's namespace. A kernel without nftables has none.
+/// The chains of a family that are attached to a hook, in the calling thread's namespace. A kernel without nftables
+/// has none.
 ///
 /// # Errors
-/// The kernel did not answer, or not in time for one state of things.
+/// The kernel did not answer, or the chains kept changing while they were listed.
 pub fn hooked_chains(family: Family) -> Result<HookedChains, Error> {
     for _ in 0..TRIES {
         if let Some(found) = dump_chains(family)? {
@@ -84,8 +85,9 @@ fn dump_chains(family: Family) -> Result<Option<HookedChains>, Error> {
     Ok(whole.then_some(found))
 }
 
-/// Asks for everything of a kind: `kinds` are those of the request and of its answers, `only` the attributes that narrow it. The
-/// attributes of each answer are handed to `each`. `false`: changes came in between. A kernel without nftables has nothing.
+/// Lists all objects of a kind: `kinds` are the message types of the request and of its answers, `only` the attributes
+/// that restrict it. The attributes of each answer are passed to `each`. `false`: there were changes during the
+/// listing. A kernel without nftables has no objects.
 pub(super) fn dump(
     request_name: &'static str,
     kinds: [u16; 2],
@@ -118,7 +120,7 @@ pub(super) fn dump(
     }
 }
 
-/// The number that the kernel raises with each change of the packet filter of the calling thread's namespace.
+/// The packet filter's generation, which the kernel raises with each change in the calling thread's namespace.
 ///
 /// # Errors
 /// The kernel did not answer, or has no nftables.
@@ -147,7 +149,7 @@ fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Res
     }
 }
 
-/// No nftables in this kernel, or what it said.
+/// The error that an answer contains: the kernel lacks nftables, or it refused the request.
 fn refusal(request: &'static str, body: &[u8]) -> Result<(), Error> {
     let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
     match code.saturating_neg() {
@@ -169,8 +171,8 @@ fn request(kind: u16, flags: u16, family: Family, attributes: &[u8]) -> Vec<u8> 
 }
 
 impl HookedChains {
-    /// Counts a chain if it is on a hook: the others are only jumped to.
-    /// The agent's own do nothing to packets that are judged elsewhere.
+    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips the agent's own chains, which do
+    /// nothing to packets that are judged elsewhere.
     fn add(&mut self, attributes: &[u8]) {
         let table = attributes_of(attributes).find(|(kind, _)| *kind == NFTA_CHAIN_TABLE);
         if table.and_then(|(_, table)| name(table)).as_deref() == Some(TABLE) {
@@ -189,7 +191,7 @@ impl HookedChains {
                     NFTA_HOOK_DEV => self.devices.extend(name(value)),
                     NFTA_HOOK_DEVS => {
                         self.devices.extend(attributes_of(value).filter_map(|(kind, value)| {
-                            // Another kind of attribute than a whole name is a prefix (Linux 6.16).
+                            // An attribute other than a full name is a prefix (Linux 6.16).
                             let name = name(value)?;
                             Some(if kind == NFTA_DEVICE_NAME { name } else { format!("{name}*") })
                         }))

@@ -1,4 +1,4 @@
-//! The other end of a veth, and in which namespace it is.
+//! Finds the other end of a veth and its namespace.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -10,15 +10,15 @@ use rtnetlink::LinkUnspec;
 use super::link::{observed, show};
 use super::{Error, Handle, LinkState};
 
-/// The kernel's answer for a namespace that it has no number for (`NETNSA_NSID_NOT_ASSIGNED`).
+/// The kernel's answer for a namespace without a number (`NETNSA_NSID_NOT_ASSIGNED`).
 const NOT_ASSIGNED: i32 = -1;
 
 impl Handle {
-    /// The veth of this namespace whose other end is `far`, a link of the namespace `pod`; `None` when `far` is no veth or
-    /// its other end is elsewhere. Indices say little: the same ones are in use in every namespace.
+    /// The veth of this namespace whose other end is `far`, a link of the namespace `pod`; `None` if `far` is not a
+    /// veth or its other end is elsewhere. Indices alone are not sufficient: every namespace uses the same ones.
     pub fn find_peer(&mut self, far: &LinkState, pod: BorrowedFd<'_>) -> Result<Option<LinkState>, Error> {
         let Some(index) = far.link.filter(|_| far.kind == "veth") else { return Ok(None) };
-        // Asked first: showing a link gives the namespace of its other end a number.
+        // First, because showing a link assigns a number to the namespace of its other end.
         let mut shown = match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
             Err(error) if error.not_found() => return Ok(None),
             other => other?,
@@ -30,7 +30,7 @@ impl Handle {
         Ok(Some(near).filter(|_| is_end && is_there))
     }
 
-    /// The number by which this namespace knows another, if it does.
+    /// The number of another namespace in this one, if it has one.
     fn number_of(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>, Error> {
         let mut message = NsidMessage::default();
         // A file descriptor is never negative.

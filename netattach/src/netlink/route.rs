@@ -14,7 +14,7 @@ use super::socket::{APPEND, CREATE, REPLACE, Request};
 use super::{Error, Handle};
 use crate::spec::Route;
 
-/// A route as the kernel shows it; one with several next hops is several of these.
+/// A route as the kernel shows it; a route with several next hops is split into one per hop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteState {
     /// Destination; a zero prefix for the default route.
@@ -23,14 +23,14 @@ pub struct RouteState {
     pub gateway: Option<IpAddr>,
     /// Index of the outgoing interface, if the route has one.
     pub interface: Option<u32>,
-    /// Metric (0 when the kernel shows none).
+    /// Metric (0 if the kernel shows none).
     pub priority: u32,
     /// Table.
     pub table: u32,
 }
 
 impl Handle {
-    /// The namespace has these routes on the link.
+    /// Adds these routes through the link to the namespace. Idempotent.
     pub fn ensure_routes(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
         let requests = routes.iter().map(|route| {
             Request::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | REPLACE)
@@ -38,13 +38,13 @@ impl Handle {
         self.socket.all(requests.collect())
     }
 
-    /// The namespace has this route on the link, after others of the same destination and metric.
+    /// Adds this route through the link to the namespace, after others of the same destination and metric.
     pub fn ensure_route_beside_others(&mut self, index: u32, route: &Route) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
         self.socket.all_but(vec![Request::new(message, CREATE | APPEND)], rustix::io::Errno::EXIST)
     }
 
-    /// The namespace does not have these routes.
+    /// Removes these routes from the namespace. Idempotent.
     pub fn ensure_routes_absent(&mut self, routes: &[RouteState]) -> Result<(), Error> {
         let gone = |route| Request::new(RouteNetlinkMessage::DelRoute(any_such_route(route)), 0);
         self.socket.all_but(routes.iter().map(gone).collect(), rustix::io::Errno::SRCH)
@@ -68,14 +68,15 @@ impl Handle {
         Ok(found)
     }
 
-    /// Whether packets for the address stay on the node: it is an address of the node, or means everybody on a link of it.
+    /// Whether packets to the address stay on the node: it is an address of the node, or a broadcast address of one of
+    /// its links.
     pub fn is_own_address(&mut self, address: IpAddr) -> Result<bool, Error> {
         let mut to = RouteMessage::default();
         to.header.address_family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         to.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
         to.attributes.push(RouteAttribute::Destination(wire(address)));
         let answers = match self.socket.request(RouteNetlinkMessage::GetRoute(to), 0) {
-            // No route leads there, or one that refuses.
+            // There is no route to it, or one that refuses packets.
             Err(Error::Refused(_)) => return Ok(false),
             other => other?,
         };
@@ -94,7 +95,7 @@ impl Handle {
     /// Index of the interface of the default route: IPv4 first, the lowest metric first.
     ///
     /// # Errors
-    /// [`Error::NoDefaultRoute`] when neither family has one.
+    /// [`Error::NoDefaultRoute`] if neither family has one.
     pub fn default_route_interface(&mut self) -> Result<u32, Error> {
         let mut defaults = self.default_routes()?;
         defaults.sort_by_key(|route| (matches!(route.destination, IpNet::V6(_)), route.priority));
@@ -134,7 +135,7 @@ pub(super) fn route_message(index: u32, route: &Route) -> RouteMessage {
     message
 }
 
-/// A route of any type, scope and origin.
+/// Matches a route of any type, scope and origin.
 fn any_such_route(route: &RouteState) -> RouteMessage {
     let wanted = Route {
         gateway: route.gateway,
@@ -156,7 +157,7 @@ fn wire(address: IpAddr) -> RouteAddress {
     }
 }
 
-/// One state per next hop; none for what is not a route.
+/// One state per next hop; none for messages other than routes.
 fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
     let RouteNetlinkMessage::NewRoute(route) = message else { return Vec::new() };
     let length = route.header.destination_prefix_length;
@@ -194,7 +195,7 @@ fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
     hops.into_iter().map(|hop| through(hop, &state)).collect()
 }
 
-/// The route by way of one of its next hops.
+/// The route through one of its next hops.
 fn through(hop: RouteNextHop, route: &RouteState) -> RouteState {
     let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(address) => ip(address),

@@ -1,4 +1,4 @@
-//! Rules: which traffic asks which routing table.
+//! Rules that select the routing table of traffic.
 
 use std::net::IpAddr;
 
@@ -8,31 +8,31 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::socket::{CREATE, EXCL, Request};
 use super::{Error, Handle};
 
-/// Traffic from one address asks one table.
+/// A rule that makes traffic from one address use one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     /// The address.
     pub source: IpAddr,
     /// The table.
     pub table: u32,
-    /// Rules of lower numbers are asked first; the main table has 32766.
+    /// Rules with lower numbers apply first; the main table has 32766.
     pub priority: u32,
 }
 
 impl Handle {
-    /// The namespace has these rules.
+    /// Adds these rules to the namespace. Idempotent.
     pub fn ensure_rules(&mut self, rules: &[Rule]) -> Result<(), Error> {
         let new = |rule| Request::new(RouteNetlinkMessage::NewRule(message(rule)), CREATE | EXCL);
         self.socket.all_but(rules.iter().map(new).collect(), rustix::io::Errno::EXIST)
     }
 
-    /// The namespace does not have these rules.
+    /// Removes these rules from the namespace. Idempotent.
     pub fn ensure_rules_absent(&mut self, rules: &[Rule]) -> Result<(), Error> {
         let gone = |rule| Request::new(RouteNetlinkMessage::DelRule(message(rule)), 0);
         self.socket.all_but(rules.iter().map(gone).collect(), rustix::io::Errno::NOENT)
     }
 
-    /// The rules of the namespace that are about single source addresses, both families.
+    /// The namespace's rules for single source addresses, both families.
     pub fn rules(&mut self) -> Result<Vec<Rule>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {

@@ -1,8 +1,8 @@
 //! A blocking route-netlink socket that sends several requests in one datagram.
 //!
-//! The kernel carries out the messages of a datagram one after another and acknowledges each, so a batch
-//! costs one system call each way. It does not stop at an error: callers batch only what is harmless after a
-//! failure of what stands before it.
+//! The kernel carries out the messages of a datagram one after another and acknowledges each, so a batch costs one
+//! system call each way. It does not stop at an error: callers batch only requests that are harmless if an earlier one
+//! fails.
 
 use std::os::fd::AsRawFd;
 
@@ -26,21 +26,22 @@ const NLM_F_CAPPED: u16 = 0x100;
 /// In an acknowledgement: attributes follow.
 const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
-/// Tell the sender what was done.
+/// Report the resulting object to the sender.
 pub(super) const ECHO: u16 = 0x8;
-/// Fail when the object exists.
+/// Fail if the object exists.
 pub(super) const EXCL: u16 = 0x200;
-/// Create the object when it does not exist.
+/// Create the object if it does not exist.
 pub(super) const CREATE: u16 = 0x400;
-/// Change the object when it exists.
+/// Change the object if it exists.
 pub(super) const REPLACE: u16 = 0x100;
-/// Add to the end of a list of equals (for routes: another next hop).
+/// Append to a list (for routes: another next hop).
 pub(super) const APPEND: u16 = 0x800;
-/// A datagram from the kernel is at most this long (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
+/// Upper bound of the kernel's datagrams (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB), with a margin.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 const DUMP_TRIES: u32 = 5;
-/// Most requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue of 208 KiB by default
-/// (`net.core.rmem_default`), and counts a kilobyte for the shortest; what does not fit is lost (ENOBUFS).
+/// Maximum number of requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue
+/// of 208 KiB by default (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
+/// are lost (ENOBUFS).
 const AT_ONCE: usize = 64;
 /// `asm-generic/socket.h`.
 const SO_NETNS_COOKIE: libc::c_int = 71;
@@ -60,7 +61,7 @@ impl Request {
 /// The answer to one request: the messages before its acknowledgement, or the kernel's refusal.
 pub(super) type Reply = Result<Vec<RouteNetlinkMessage>, Refused>;
 
-/// Bound to the namespace of the thread that opened it.
+/// A socket bound to the namespace of the thread that opened it.
 pub(super) struct Socket {
     raw: RawSocket,
     sequence: u32,
@@ -83,7 +84,7 @@ impl Socket {
         Ok(Self { raw, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
     }
 
-    /// Cookie of the socket's namespace, 0 where the kernel gives none (before 5.14).
+    /// Cookie of the socket's namespace, 0 on kernels without cookies (before 5.14).
     pub(super) fn netns_cookie(&self) -> u64 {
         let mut cookie = 0u64;
         let mut length = size_of_val(&cookie) as libc::socklen_t;
@@ -100,7 +101,7 @@ impl Socket {
         if result == 0 { cookie } else { 0 }
     }
 
-    /// Sends `requests`, [`AT_ONCE`] in one datagram, and waits for all their acknowledgements.
+    /// Sends `requests`, at most [`AT_ONCE`] in one datagram, and waits for all their acknowledgements.
     pub(super) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
         let mut replies = Vec::with_capacity(requests.len());
         let mut requests = requests.into_iter().peekable();
@@ -195,7 +196,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Lists objects, again from the start when the kernel says that they changed meanwhile.
+    /// Lists objects; starts again if the kernel reports that they changed meanwhile.
     pub(super) fn dump(&mut self, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let name = request_name(&message);
         for _ in 0..DUMP_TRIES {
@@ -305,8 +306,8 @@ fn parse_message(message: &[u8]) -> Result<Option<Received>, &'static str> {
             header.message_type = kind;
             match RouteNetlinkMessage::deserialize(&header, payload) {
                 Ok(message) => Body::Payload(message),
-                // A newer kernel may describe an object in a way that the parser refuses; the acknowledgement
-                // still counts, and whoever needs the object reports that it is missing.
+                // A newer kernel may describe an object in a way that the parser refuses; the acknowledgement still
+                // counts, and the caller that needs the object reports it missing.
                 Err(error) => {
                     tracing::debug!(kind, %error, "netlink message skipped");
                     return Ok(None);

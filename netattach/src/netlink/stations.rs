@@ -1,4 +1,4 @@
-//! Where bridges know stations: their forwarding databases, asked and followed.
+//! The stations in bridges' forwarding databases: queries and notifications.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,32 +13,32 @@ use super::socket::Request;
 use super::{Error, Handle};
 use crate::mac::Mac;
 
-/// `RTNLGRP_NEIGH`: neighbours of every kind, entries of bridges among them.
+/// `RTNLGRP_NEIGH`: neighbours of every kind, including bridge entries.
 const GROUP_NEIGH: u32 = 3;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;
-/// `AF_BRIDGE`, as `ndmsg` has it.
+/// `AF_BRIDGE`, in the width of the field in `ndmsg`.
 const AF_BRIDGE: u8 = 7;
 const HEADER_LEN: usize = 16;
-/// Where `ndmsg` begins, and where its attributes do.
+/// Offsets of `ndmsg` and of its attributes.
 const FAMILY_AT: usize = HEADER_LEN;
 const INDEX_AT: usize = HEADER_LEN + 4;
 const ATTRIBUTES_AT: usize = HEADER_LEN + 12;
 const NDA_LLADDR: u16 = 2;
 const NDA_MASTER: u16 = 9;
 const RECEIVE_BUFFER: usize = 64 * 1024;
-/// How many entries are asked for in one datagram.
+/// Maximum number of entries queried in one datagram.
 const AT_ONCE: usize = 32;
 
-/// An entry of a bridge.
+/// An entry of a bridge's forwarding database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Station {
-    /// Its address.
+    /// The station's address.
     pub mac: Mac,
-    /// Index of the port that it is behind; the bridge's own index for an address of the bridge itself.
+    /// Index of the port; the bridge's own index for an address of the bridge itself.
     pub port: u32,
-    /// Whether somebody entered it, or it is an address of the node; the bridge has learned it otherwise, and forgets it when it
-    /// is not seen for a while.
+    /// Whether the entry was configured or is an address of the node. Otherwise the bridge has learned it, and removes
+    /// it when the station is not seen for a while.
     pub kept: bool,
 }
 
@@ -49,22 +49,22 @@ pub struct Move {
     pub bridge: u32,
     /// The station.
     pub mac: Mac,
-    /// Behind which port it is known from now on; `None`: nowhere.
+    /// The port of the station from now on; `None`: the station is unknown.
     pub port: Option<u32>,
 }
 
-/// The changes since the last question.
+/// The changes since the last call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moves {
-    /// These, in order.
+    /// These changes, in order.
     Of(Vec<Move>),
-    /// More than the kernel kept for us: anything may have.
+    /// The kernel dropped notifications: any entry may have changed.
     Anything,
 }
 
 impl Handle {
-    /// Behind which port each of these stations is known to the bridge of that index; `None`: nowhere, or there is no such
-    /// bridge.
+    /// The port behind which the bridge of that index knows each of these stations; `None`: unknown, or there is no
+    /// such bridge.
     pub fn whereabouts(&mut self, wanted: &[(u32, Mac)]) -> Result<Vec<Option<u32>>, Error> {
         let mut found = Vec::with_capacity(wanted.len());
         for some in wanted.chunks(AT_ONCE) {
@@ -86,7 +86,7 @@ impl Handle {
         Ok(found)
     }
 
-    /// All stations that a bridge knows, in any VLAN.
+    /// All stations in a bridge's database, in any VLAN.
     pub fn stations(&mut self, bridge: u32) -> Result<Vec<Station>, Error> {
         let all = self.socket.dump(RouteNetlinkMessage::GetNeighbour(of_bridge(bridge)))?;
         Ok(all.into_iter().filter_map(observed).collect())
@@ -111,14 +111,14 @@ fn observed(message: RouteNetlinkMessage) -> Option<Station> {
     Some(Station { mac, port: entry.header.ifindex, kept })
 }
 
-/// Hears of stations that bridges of the namespace learn, move and forget. Readable when there are any.
+/// Receives notifications when bridges of the namespace learn, move and remove stations. Readable if there are any.
 pub struct StationWatch {
     raw: RawSocket,
     buffer: Vec<u8>,
 }
 
 impl StationWatch {
-    /// Begins to listen.
+    /// Starts listening.
     pub fn open() -> Result<Self, Error> {
         let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
         raw.bind_auto().map_err(Error::Open)?;
@@ -130,13 +130,13 @@ impl StationWatch {
     /// Lets the async runtime wait for notifications.
     ///
     /// # Errors
-    /// The runtime cannot.
+    /// The runtime refused the descriptor.
     pub fn into_async(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
         Ok(unsafe { AsyncFd::register(self) }?)
     }
 
-    /// Everything that has come. Does not wait.
+    /// All notifications so far. Does not wait.
     pub fn moves(&mut self) -> Result<Moves, Error> {
         let mut moves = Vec::new();
         let mut lost = false;
@@ -145,7 +145,7 @@ impl StationWatch {
                 Ok(length) => read(&self.buffer[..length], &mut moves),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The queue was full: the kernel says so once, and goes on with what comes after.
+                // The queue was full: the kernel reports it once and continues with later notifications.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(error) => return Err(Error::Receive("notifications about stations", error)),
             }
@@ -166,7 +166,7 @@ impl std::fmt::Debug for StationWatch {
     }
 }
 
-/// Reads the notifications of one datagram. Those about other neighbours are ignored.
+/// Reads the notifications of one datagram. Those about neighbours other than bridge entries are ignored.
 fn read(mut datagram: &[u8], moves: &mut Vec<Move>) {
     while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
         let message = datagram.get(..length).unwrap_or(datagram);
@@ -198,7 +198,7 @@ fn one(message: &[u8]) -> Option<Move> {
         let Some(rest) = attributes.get(length.max(4).next_multiple_of(4)..) else { break };
         attributes = rest;
     }
-    // An address of the bridge itself has no port, and the bridge's index.
+    // An address of the bridge itself has no port, but the bridge's index.
     Some(Move { bridge: bridge.unwrap_or(port), mac: mac?, port: Some(port).filter(|_| !gone) })
 }
 

@@ -15,37 +15,37 @@ const KIND: &str = "tbf";
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RATE64: u16 = 4;
 const TCA_TBF_BURST: u16 = 6;
-/// `TC_LINKLAYER_ETHERNET`: the kernel computes times itself and wants no table of them.
+/// `TC_LINKLAYER_ETHERNET`: the kernel computes times itself and needs no table of them.
 const ETHERNET: u8 = 1;
 /// Length of `struct tc_tbf_qopt`: two of `struct tc_ratespec`, then limit, buffer and mtu.
 const PARMS: usize = 36;
-/// Where `struct tc_ratespec` has its rate, and `struct tc_tbf_qopt` its limit.
+/// Offsets of the rate in `struct tc_ratespec` and of the limit in `struct tc_tbf_qopt`.
 const RATE_AT: usize = 8;
 const LIMIT_AT: usize = 24;
 /// The header before an attribute's value: its length and kind.
 const ATTRIBUTE_HEADER: usize = 4;
 
 impl Handle {
-    /// The device sends at that pace. Another queueing discipline is replaced; one of this kind is changed in place and
-    /// keeps its queue.
+    /// Makes the device send at that pace. Replaces another queueing discipline; changes an existing tbf in place,
+    /// which keeps its queue.
     pub fn ensure_paced(&mut self, index: u32, pace: &Pace) -> Result<(), Error> {
         self.socket.request(discipline(index, options(pace)), CREATE | REPLACE).map(drop)
     }
 
-    /// Rate in bytes per second and queue in bytes at which the device is paced, if it is.
+    /// Rate in bytes per second and queue in bytes, if the device is paced.
     pub fn find_pace(&mut self, index: u32) -> Result<Option<(u64, u32)>, Error> {
         let mut request = TcMessage::with_index(index_of(index));
         request.header.parent = TcHandle::ROOT;
-        // The kernel shows a discipline only where it is asked to echo.
+        // The kernel shows a single discipline only if the request asks for an echo.
         match self.socket.request(RouteNetlinkMessage::GetQueueDiscipline(request), ECHO) {
-            // A device without any discipline, or with the one that shows nothing (`noqueue`).
+            // The device has no discipline, or one that the kernel does not show (`noqueue`).
             Err(error) if matches!(error.errno(), Some(Errno::NOENT | Errno::INVAL)) => Ok(None),
             answers => Ok(answers?.into_iter().find_map(observed)),
         }
     }
 
-    /// Whether the kernel has the token bucket. Asks for one without its parameters on the loopback device, which has to
-    /// be refused: a kernel that does not know the kind says so first.
+    /// Whether the kernel has the token bucket. Requests one without parameters on the loopback device, which must
+    /// fail: a kernel without tbf reports the unknown kind first.
     pub fn has_pacing(&mut self) -> Result<bool, Error> {
         match self.socket.request(discipline(LOOPBACK, Vec::new()), CREATE | REPLACE | EXCL) {
             Err(error) if error.errno() == Some(Errno::INVAL) => Ok(true),
@@ -66,7 +66,7 @@ fn discipline(index: u32, options: Vec<TcOption>) -> RouteNetlinkMessage {
 fn options(pace: &Pace) -> Vec<TcOption> {
     let mut parms = [0; PARMS];
     parms[1] = ETHERNET;
-    // A larger rate is in the attribute of 64 bits; the kernel takes the larger of both.
+    // A larger rate goes into the 64-bit attribute; the kernel takes the larger of the two.
     let rate = u32::try_from(pace.rate).unwrap_or(u32::MAX);
     parms[RATE_AT..][..4].copy_from_slice(&rate.to_ne_bytes());
     parms[LIMIT_AT..][..4].copy_from_slice(&pace.queue.to_ne_bytes());
@@ -88,7 +88,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<(u64, u32)> {
         TcAttribute::Options(options) => options.into_iter().next(),
         _ => None,
     });
-    // The crate leaves the options of a kind that it does not know as one attribute.
+    // The crate keeps the options of an unknown kind as one attribute.
     let Some(TcOption::Other(options)) = options else { return None };
     let mut value = vec![0; options.value_len()];
     options.emit_value(&mut value);

@@ -1,7 +1,7 @@
 //! Traffic control: BPF programs on the `clsact` hooks of a device.
 //!
-//! `clsact` costs 70 us where a tcx link costs an RCU grace period under the route-netlink lock. It is used on
-//! devices in the node's namespace only: inside a pod's namespace the pod could remove it.
+//! `clsact` costs 70 us; a tcx link costs an RCU grace period under the route-netlink lock. It is used on devices in
+//! the node's namespace only: inside a pod's namespace the pod could remove it.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -13,7 +13,7 @@ use super::socket::{CREATE, EXCL, Reply, Request};
 use super::{Error, Handle};
 use crate::spec::TcHook;
 
-/// Priority of our filters: the first that a packet meets, so that no other filter passes it on before it was judged.
+/// Priority of our filters: the first, so that no other filter passes a packet on before it was judged.
 const PRIORITY: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
 /// Priority and protocol of our filters (`tcm_info`).
@@ -25,12 +25,12 @@ const TCA_BPF_CLASSID: u16 = 3;
 /// `linux/rtnetlink.h`.
 const TCA_INGRESS_BLOCK: u16 = 13;
 
-/// One of our filters.
+/// A filter to be attached.
 #[derive(Debug, Clone, Copy)]
 pub struct Filter<'a> {
-    /// Which packets.
+    /// The hook.
     pub hook: TcHook,
-    /// Its number among the filters of our priority.
+    /// Number among the filters of our priority.
     pub handle: u32,
     /// The number that the program reads in `tc_classid`.
     pub class: u16,
@@ -40,10 +40,10 @@ pub struct Filter<'a> {
     pub program: BorrowedFd<'a>,
 }
 
-/// How many devices are asked about at once: the answers have to fit into a socket's buffer.
+/// Maximum number of devices queried at once: the answers have to fit into a socket's buffer.
 const DEVICES_AT_ONCE: usize = 32;
 
-/// The names of the programs that filters of one number run on a device.
+/// The names of the programs that the filters with one number run on a device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DevicePrograms {
     /// On [`TcHook::Ingress`].
@@ -55,20 +55,20 @@ pub struct DevicePrograms {
 /// A BPF filter as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilterState {
-    /// Its name, given when it was attached.
+    /// Name, given when the filter was attached.
     pub name: Option<String>,
     /// Kernel's id of the program.
     pub program_id: Option<u32>,
-    /// Its number among the filters of our priority.
+    /// Number among the filters of our priority.
     pub handle: u32,
 }
 
 impl Handle {
-    /// The filters are on the device, in the order in which packets are to meet those that are new. One that is there already is
-    /// replaced in one step: no packet passes between the two. Says whether the device had no `clsact` before.
+    /// Attaches the filters to the device; packets meet new ones in this order. An existing filter is replaced
+    /// atomically: no packet passes without one. Returns whether the device had no `clsact` before.
     pub fn ensure_filters(&mut self, index: u32, filters: &[Filter<'_>]) -> Result<bool, Error> {
         let mut requests = vec![Request::new(clsact(index), CREATE | EXCL)];
-        // The kernel puts a new filter before the others of its priority (`cls_bpf_change`).
+        // The kernel inserts a new filter before the others of its priority (`cls_bpf_change`).
         for wanted in filters.iter().rev() {
             requests.push(Request::new(RouteNetlinkMessage::NewTrafficFilter(filter(index, wanted)), CREATE));
         }
@@ -85,8 +85,8 @@ impl Handle {
         Ok(made)
     }
 
-    /// Our filters of these numbers are gone, and with `clsact` that too, unless others have filters there. A device that
-    /// is gone has none.
+    /// Removes our filters with these numbers, and `clsact` too unless others have filters there. A device that is
+    /// gone has none.
     pub fn ensure_filters_absent(
         &mut self,
         index: u32,
@@ -112,8 +112,8 @@ impl Handle {
         absent_is_fine(self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0).map(drop))
     }
 
-    /// The programs that our filters of that number run on each of these devices, in the order of the devices; `None` for one
-    /// that is gone. Filters of others before ours are not seen.
+    /// The programs that our filters with that number run on each of these devices, in the order of the devices;
+    /// `None` for a device that is gone. Does not detect foreign filters before ours.
     pub fn attached_programs(
         &mut self,
         devices: &[u32],
@@ -135,8 +135,8 @@ impl Handle {
         Ok(attached)
     }
 
-    /// Whether the kernel has the `clsact` queueing discipline. Asks for one that has to be refused, with a filter block
-    /// of number 0 on the loopback device: a kernel that does not know the kind says so first.
+    /// Whether the kernel has the `clsact` queueing discipline. Requests one that must fail, with filter block number
+    /// 0 on the loopback device: a kernel without clsact reports the unknown kind first.
     pub fn has_clsact(&mut self) -> Result<bool, Error> {
         let RouteNetlinkMessage::NewQueueDiscipline(mut message) = clsact(LOOPBACK) else { return Ok(false) };
         message.attributes.push(TcAttribute::Other(DefaultNla::new(TCA_INGRESS_BLOCK, vec![0; 4])));
@@ -152,14 +152,14 @@ impl Handle {
         Ok(self.dump_filters(index, hook)?.into_iter().filter_map(observed).collect())
     }
 
-    /// Whether another program has a filter on that hook of the device: any but ours by these names.
+    /// Whether that hook of the device has a filter other than ours, which have these names.
     pub fn has_other_filters(&mut self, index: u32, hook: TcHook, ours: &[&str]) -> Result<bool, Error> {
         let is_others = |message| {
             let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return false };
             if filter.header.info != OUR_INFO {
                 return true;
             }
-            // A list of filters is shown once more without one.
+            // A list of filters contains one more message without a filter.
             let shows_filter = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Options(_));
             let is_filter =
                 filter.header.handle != TcHandle::default() && filter.attributes.iter().any(shows_filter);
@@ -228,7 +228,7 @@ fn both(ingress: Reply, egress: Reply) -> Result<Option<DevicePrograms>, Error> 
     Ok(names.map(|(ingress, egress)| DevicePrograms { ingress, egress }))
 }
 
-/// A filter that is not there, or was on a device that is gone, is removed already.
+/// Treats a filter that does not exist, or whose device is gone, as removed.
 fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     use rustix::io::Errno;
     match result {
@@ -267,7 +267,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
     state.program_id.is_some().then_some(state)
 }
 
-/// The wire type of an interface index in traffic control is signed; the kernel never assigns one beyond it.
+/// The wire type of an interface index in traffic control is signed; the kernel never assigns a larger one.
 pub(super) fn index_of(index: u32) -> i32 {
     index.cast_signed()
 }

@@ -9,7 +9,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::Error;
 
-/// `RTNLGRP_LINK`: links of every kind, and the bridge's own notices about its ports.
+/// `RTNLGRP_LINK`: links of every kind, including the bridge's notifications about its ports.
 const GROUP_LINK: u32 = 1;
 /// `RTNLGRP_TC`: queueing disciplines and filters of links.
 const GROUP_TC: u32 = 4;
@@ -24,28 +24,29 @@ const RTM_DELQDISC: u16 = 37;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_DELTFILTER: u16 = 45;
 const HEADER_LEN: usize = 16;
-/// Where `ifinfomsg` and `tcmsg` have the link's index.
+/// Offset of the link's index in `ifinfomsg` and `tcmsg`.
 const INDEX_AT: usize = HEADER_LEN + 4;
-/// Where `rtmsg` has the length of the destination's prefix.
+/// Offset of the destination's prefix length in `rtmsg`.
 const PREFIX_AT: usize = HEADER_LEN + 1;
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
-/// Hears of changes of links in the namespace of the thread that opened it. Readable when there are any.
+/// Receives notifications about changed links in the namespace of the thread that opened it. Readable if there are
+/// any.
 pub struct LinkWatch {
     raw: RawSocket,
     buffer: Vec<u8>,
 }
 
-/// The changes since the last question.
+/// The changes since the last call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changes {
-    /// These.
+    /// These changes.
     Of(Touched),
-    /// More than the kernel kept for us: anything may have.
+    /// The kernel dropped notifications: anything may have changed.
     Anything,
 }
 
-/// The subjects of notifications. Nothing else of them is read: the reader asks the kernel for the present state.
+/// The subjects of notifications. No other content is used: the reader queries the kernel for the present state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Touched {
     /// Links by index.
@@ -55,7 +56,7 @@ pub struct Touched {
 }
 
 impl LinkWatch {
-    /// Begins to listen.
+    /// Starts listening.
     pub fn open() -> Result<Self, Error> {
         let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
         raw.bind_auto().map_err(Error::Open)?;
@@ -71,13 +72,13 @@ impl LinkWatch {
     /// Lets the async runtime wait for notifications.
     ///
     /// # Errors
-    /// The runtime cannot.
+    /// The runtime refused the descriptor.
     pub fn into_async(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
         Ok(unsafe { AsyncFd::register(self) }?)
     }
 
-    /// Everything that has come. Does not wait.
+    /// All notifications so far. Does not wait.
     pub fn changes(&mut self) -> Result<Changes, Error> {
         let mut touched = Touched::default();
         let mut lost = false;
@@ -86,7 +87,7 @@ impl LinkWatch {
                 Ok(length) => touched.read(&self.buffer[..length]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The queue was full: the kernel says so once, and goes on with what comes after.
+                // The queue was full: the kernel reports it once and continues with later notifications.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(error) => return Err(Error::Receive("notifications about links", error)),
             }

@@ -1,4 +1,4 @@
-//! Whether the node encrypts: packets that it forwards have to meet its IPsec policies.
+//! Detects IPsec on the node: if there are policies, forwarded packets have to pass them.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_XFRM};
 use super::{Error, Refused};
 
 const NAME: &str = "XFRM_MSG_GETSPDINFO";
-/// `linux/xfrm.h`: how many policies there are.
+/// `linux/xfrm.h`: requests the number of policies.
 const GET_SPD_INFO: u16 = 0x25;
 const NEW_SPD_INFO: u16 = 0x24;
 const XFRMA_SPD_INFO: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 const REQUEST: u16 = 1;
 const HEADER_LEN: usize = 16;
-/// Flags, which the message begins with.
+/// Length of the flags at the start of the message.
 const FLAGS_LEN: usize = 4;
-/// An attribute's header.
+/// Length of an attribute's header.
 const ATTRIBUTE_LEN: usize = 4;
-/// `struct xfrmu_spdinfo` begins with the numbers of policies for what comes in, goes out and is forwarded.
+/// `struct xfrmu_spdinfo` begins with the numbers of inbound, outbound and forward policies.
 const COUNTS: usize = 3;
 
 /// Whether there are IPsec policies in the calling thread's namespace. A kernel without IPsec has none.
@@ -60,11 +60,11 @@ fn request() -> Vec<u8> {
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Policies(bool),
-    /// With this number.
+    /// The kernel refused, with this errno.
     Refused(i32),
 }
 
-/// An answer that cannot be understood counts as policies: what might be encrypted is left to the stack.
+/// An answer that cannot be parsed counts as policies: packets that may need encryption are left to the stack.
 fn answer(datagram: &[u8]) -> Answer {
     let half = |at: usize| Some(u16::from_ne_bytes(datagram.get(at..at + 2)?.try_into().ok()?));
     let word = |at: usize| Some(u32::from_ne_bytes(datagram.get(at..at + 4)?.try_into().ok()?));
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(answer(&datagram), Answer::Refused(libc::EINVAL));
     }
 
-    /// Needs root, as the agent does.
+    /// Needs root, like the agent.
     #[test]
     fn the_kernel_answers() {
         has_policies().unwrap();
