@@ -1,9 +1,9 @@
-//! The directory of cached attachments that libcni and the readers of its files know.
+//! libcni's directory of cached attachments, in the format that its readers know.
 //!
-//! A file is written under a temporary name and renamed, so that no reader sees half of one. It is not synced: what
-//! netattach itself needs is in the journal, and a record of an earlier boot is taken back, its files here
-//! included. A file that a loss of power has left empty or torn is set aside when its attachment is asked for, so
-//! that nobody stumbles over it again.
+//! A file is written under a temporary name and renamed, so that no reader sees an incomplete one. It is not synced:
+//! netattach's own state is in the journal, and a record of an earlier boot is undone together with its files here. A
+//! file that a power loss has left empty or torn is set aside when its attachment is read, so that no reader meets it
+//! again.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use crate::cni::cache::{self, CacheFormatError, Entry, Key};
 use crate::{bounded, budget};
 
-/// The directory that libcni uses by default.
+/// libcni's default directory.
 pub const DEFAULT_DIRECTORY: &str = "/var/lib/cni";
 
-/// Starts the name of a file that is being written; no network's name starts so.
+/// Prefix of the name of a file that is being written; no network name starts with it.
 const TEMPORARY_PREFIX: &str = ".writing-";
 
 /// Cached attachments below one directory.
@@ -30,20 +30,20 @@ pub struct ResultCache {
 pub struct Cached {
     /// The file.
     pub path: PathBuf,
-    /// What it says.
+    /// Its content.
     pub entry: Entry,
 }
 
-/// A container's entries in a directory.
+/// The entries of one container.
 #[derive(Debug, Default)]
 pub struct Listing {
     /// Its attachments, by file name.
     pub found: Vec<Cached>,
-    /// Files that have the container in their name and cannot be read. They are where they were.
+    /// Files that have the container in their name and cannot be read. They are left in place.
     pub unreadable: Vec<CacheError>,
 }
 
-/// Why the cache could not be used.
+/// The cache could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// A part of the key is empty.
@@ -52,24 +52,24 @@ pub enum CacheError {
         key.network, key.container_id, key.ifname
     )]
     Key {
-        /// Of which attachment.
+        /// The attachment.
         key: Key,
-        /// Which.
+        /// The empty part.
         part: &'static str,
     },
     /// A file or the directory cannot be read.
     #[error("read cached attachment {path}")]
     Read {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
         /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The content of a file is not what it must be.
+    /// The content of a file is invalid.
     #[error("cached attachment {path}")]
     Format {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// The reason.
         #[source]
@@ -78,7 +78,7 @@ pub enum CacheError {
     /// A file cannot be written, moved or removed.
     #[error("write cached attachment {path}")]
     Write {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -87,19 +87,19 @@ pub enum CacheError {
 }
 
 impl ResultCache {
-    /// The cache in `directory`, which libcni calls the cache directory: files are in `results` below it.
+    /// The cache in `directory`, libcni's cache directory: files are in `results` below it.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into() }
     }
 
-    /// Keeps an entry, in place of what was there.
+    /// Writes an entry, replacing an earlier one.
     ///
     /// # Errors
     /// [`CacheError::Key`] or [`CacheError::Write`].
     pub fn write(&self, entry: &Entry) -> Result<(), CacheError> {
         let path = self.path(&entry.key)?;
         let temporary = temporary_of(&path);
-        // For the owner's eyes: configurations may hold credentials.
+        // Only the owner may read it: configurations may contain credentials.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(self.results());
         made.and_then(|()| remove_if_present(&temporary))
             .and_then(|()| {
@@ -112,23 +112,24 @@ impl ResultCache {
                 Ok(())
             })
             .map_err(|source| {
-                // A file that cannot be removed now is ignored by all readers.
+                // All readers ignore a temporary file that cannot be removed now.
                 let _ = fs::remove_file(&temporary);
                 CacheError::Write { path, source }
             })
     }
 
-    /// The entry of an attachment. `None` where there is none, where the file of that name is about another
-    /// attachment, and where it holds nothing usable: then it is set aside, in `results-unreadable` beside it.
+    /// The entry of an attachment. `None` if there is none, if the file of that name belongs to another attachment, or
+    /// if its content is unusable: then it is moved to `results-unreadable` beside it.
     ///
     /// # Errors
+    /// [`CacheError::Key`], or the kernel's refusal.
     /// [`CacheError::Key`], or the kernel's refusal.
     pub fn read(&self, key: &Key) -> Result<Option<Entry>, CacheError> {
         let path = self.path(key)?;
         match read(&path) {
             Ok(Some(entry)) if entry.key == *key => Ok(Some(entry)),
             Ok(_) => Ok(None),
-            // A bare result is whole, and somebody's.
+            // A bare result is complete, and another program's.
             Err(CacheError::Format { source: CacheFormatError::Kind(_), .. }) => Ok(None),
             Err(error @ CacheError::Format { .. }) => {
                 let aside = self.set_aside(&path)?;
@@ -149,8 +150,8 @@ impl ResultCache {
         cache::result(&bytes).map_err(|source| CacheError::Format { path, source })
     }
 
-    /// Every attachment of a container, read-only. No directory is none. Files of other kinds and of other
-    /// containers are passed over.
+    /// Reads every attachment of a container, without changes. A missing directory counts as empty. Files of other
+    /// kinds and of other containers are skipped.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -181,14 +182,14 @@ impl ResultCache {
         Ok(listing)
     }
 
-    /// Removes the entry of an attachment. A file of that name that is about another attachment stays.
+    /// Removes the entry of an attachment. A file of that name that belongs to another attachment stays.
     ///
     /// # Errors
-    /// [`CacheError`]. No file is success.
+    /// [`CacheError`]. A missing file counts as success.
     pub fn remove(&self, key: &Key) -> Result<(), CacheError> {
         let path = self.path(key)?;
         let failed = |source| CacheError::Write { path: path.clone(), source };
-        // A writer that was killed has left it.
+        // Left by a writer that was killed.
         remove_if_present(&temporary_of(&path)).map_err(failed)?;
         if self.read(key)?.is_some() {
             remove_if_present(&path).map_err(failed)?;
@@ -236,8 +237,8 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, CacheError> {
     }
 }
 
-/// Where the content of a file is before it has its name: one place for each, so that what a killed writer left is
-/// found again.
+/// The temporary path under which a file is written: one for each file, so that remains of a killed writer are found
+/// again.
 fn temporary_of(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("{TEMPORARY_PREFIX}{name}"))

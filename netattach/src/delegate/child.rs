@@ -1,7 +1,7 @@
 //! One child process, from start to end, with bounded time and memory.
 //!
-//! A single thread feeds stdin, reads stdout and stderr and watches for the exit through a pidfd. The end of
-//! a call is the exit of the child, not the end of its output: a grandchild may hold the pipes for ever.
+//! A single thread feeds stdin, reads stdout and stderr and watches for the exit through a pidfd. The call ends with
+//! the exit of the child, not with the end of its output: a grandchild may hold the pipes for ever.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,20 +16,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// The most that a plugin may write to stdout, in bytes.
+/// Maximum size of a plugin's stdout, in bytes.
 pub const STDOUT_LIMIT: usize = crate::budget::RESULT.most;
 
-/// How much of a plugin's stderr is kept, in bytes: its end.
+/// How many of the last bytes of a plugin's stderr are kept.
 pub const STDERR_LIMIT: usize = 16 << 10;
 
-/// How long output may still arrive after the exit, from a process that the plugin left behind: the `tee` of
-/// a wrapper script is late by milliseconds.
+/// How long after the exit output may still arrive from a process that the plugin left behind: the `tee` of a wrapper
+/// script is late by milliseconds.
 const LATE_OUTPUT: Duration = Duration::from_millis(200);
 
-/// How long an executable may be busy, because it is still being written, before that is an error.
+/// How long starting an executable that is still being written is retried before that is an error.
 const BUSY_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long to wait for a killed child. One that sits in the kernel longer is left to a thread.
+/// How long to wait for a killed child. One that stays in the kernel longer is left to a thread.
 const KILL_WAIT: Duration = Duration::from_secs(1);
 
 /// Used when this process has no `PATH`; plugins call `ip`, `iptables`, `nft`.
@@ -50,11 +50,11 @@ pub(super) struct Output {
     pub(super) status: ExitStatus,
     pub(super) stdout: Vec<u8>,
     pub(super) stderr: String,
-    /// Whether another process still held the output open.
+    /// Whether another process still held the output open after the exit.
     pub(super) held_open: bool,
 }
 
-/// Why there is no [`Output`]. The child is dead in every case.
+/// Reasons for a missing [`Output`]. The child is dead in every case.
 #[derive(Debug)]
 pub(super) enum ChildError {
     Spawn(io::Error),
@@ -64,7 +64,7 @@ pub(super) enum ChildError {
     TooMuchOutput { stderr: String },
 }
 
-/// Starts the program and stays with it until it ends.
+/// Runs the program to its end.
 pub(super) fn run(invocation: &Invocation<'_>) -> Result<Output, ChildError> {
     let deadline = Instant::now() + invocation.timeout;
     let mut child = spawn(invocation, deadline)?;
@@ -127,7 +127,7 @@ fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildE
     }
 }
 
-/// The pipes of a running child and what has passed through them.
+/// The pipes of a running child and the data read and written so far.
 struct Conversation<'a> {
     exit: Option<OwnedFd>,
     stdin: Option<ChildStdin>,
@@ -167,7 +167,7 @@ impl<'a> Conversation<'a> {
         Ok(conversation)
     }
 
-    /// Stays until the child has ended and its output too, or until one of the limits is met.
+    /// Runs until the child and its output have ended, or until one of the limits is reached.
     fn hold(mut self, deadline: Instant) -> Result<Heard, ChildError> {
         let mut limit = deadline;
         loop {
@@ -191,7 +191,7 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Waits for something to happen, deals with it, and says whether it was the exit.
+    /// Waits for an event, handles it, and returns whether it was the exit.
     fn step(&mut self, wait: Duration) -> Result<bool, ChildError> {
         let ready = self.wait_ready(wait).map_err(ChildError::Pipe)?;
         if ready.stdin {
@@ -215,7 +215,7 @@ impl<'a> Conversation<'a> {
         }
         if ready.stderr {
             let stderr = &mut self.heard.stderr;
-            // One bufferful at a time: a child that never stops writing must not keep us from the clock.
+            // One buffer at a time: a child that never stops writing must not keep us from checking the deadline.
             let ended = drain(self.stderr.as_mut(), &mut buffer, |bytes| {
                 stderr.push(bytes);
                 false
@@ -253,7 +253,7 @@ impl<'a> Conversation<'a> {
         Ok(Ready { exit, stdin, stdout, stderr })
     }
 
-    /// Writes what the pipe takes, and closes it after the last byte. A child that does not want its
+    /// Writes as much as the pipe takes, and closes it after the last byte. A child that does not read its
     /// configuration is not an error: VERSION needs none.
     fn send(&mut self) -> io::Result<()> {
         let Some(stdin) = self.stdin.as_mut() else { return Ok(()) };
@@ -279,11 +279,11 @@ struct Ready {
 }
 
 enum Drained {
-    /// Nothing more for now.
+    /// No more data for now.
     Open,
     /// The other end is closed.
     Ended,
-    /// The sink wants no more for now.
+    /// The sink accepts no more for now.
     Stopped,
 }
 
@@ -311,7 +311,7 @@ fn drain(
 
 /// Kills the child's process group and reaps the child.
 fn kill(mut child: Child) {
-    // Not reaped yet, so the number still names this group. It may be gone already: then there is nothing
+    // Not reaped yet, so the number still identifies this group. The group may be gone already; then there is nothing
     // to kill.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     let give_up = Instant::now() + KILL_WAIT;
@@ -324,11 +324,11 @@ fn kill(mut child: Child) {
         pause = (pause * 2).min(Duration::from_millis(50));
     }
     tracing::warn!(pid = child.id(), "killed plugin does not end; it hangs in the kernel");
-    // Reaped whenever the kernel lets go of it. If no thread can be started it stays a zombie.
+    // Reaped as soon as the kernel lets it exit. If no thread can be started it stays a zombie.
     let _ = thread::Builder::new().name("plugin-reaper".into()).spawn(move || child.wait());
 }
 
-/// The end of a stream, and how much came before it.
+/// The last bytes of a stream, and how many came before.
 #[derive(Default)]
 struct Tail {
     bytes: Vec<u8>,
@@ -338,7 +338,7 @@ struct Tail {
 impl Tail {
     fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
-        // In large steps, so that a flood costs one move per limit and not one per read.
+        // Discards in large steps, so that a flood costs one move per limit and not one per read.
         if self.bytes.len() > 4 * STDERR_LIMIT {
             self.cut();
         }

@@ -1,4 +1,4 @@
-//! The ways in which calling a plugin fails, and how they are reported to a container runtime.
+//! The errors of plugin calls, and their form in a report to a container runtime.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,9 +39,9 @@ pub enum DelegateError {
     NotFound {
         /// The `type`.
         plugin: String,
-        /// Where it was looked for.
+        /// The directories that were searched.
         search: Vec<PathBuf>,
-        /// The path of something that has the name but is not a regular file.
+        /// Paths with that name that are not regular files.
         not_files: Vec<PathBuf>,
     },
     /// The executable could not be started.
@@ -55,14 +55,14 @@ pub enum DelegateError {
         #[source]
         source: io::Error,
     },
-    /// The executable stayed open for writing.
+    /// The executable was still open for writing by another process at the deadline.
     #[error("start plugin {plugin:?}: {} is still being written after {waited:.1?}", path.display())]
     Busy {
         /// The `type`.
         plugin: String,
         /// The executable.
         path: PathBuf,
-        /// How long it was tried.
+        /// How long starting it was retried.
         waited: Duration,
     },
     /// Talking to the running plugin failed.
@@ -83,12 +83,12 @@ pub enum DelegateError {
         plugin: String,
         /// The verb.
         command: Command,
-        /// The time it had.
+        /// The timeout.
         timeout: Duration,
         /// The end of its stderr.
         stderr: String,
     },
-    /// The plugin wrote more than a result can be; it was killed.
+    /// The plugin exceeded the size limit of stdout; it was killed.
     #[error("plugin {plugin:?} ({command}) wrote more than {STDOUT_LIMIT} bytes to stdout and was killed")]
     TooMuchOutput {
         /// The `type`.
@@ -98,7 +98,7 @@ pub enum DelegateError {
         /// The end of its stderr.
         stderr: String,
     },
-    /// The plugin reported an error as the specification says.
+    /// The plugin reported an error in the form of the specification.
     #[error("plugin {plugin:?} failed ({command})")]
     Reported {
         /// The `type`.
@@ -118,19 +118,19 @@ pub enum DelegateError {
         plugin: String,
         /// The verb.
         command: Command,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
         /// The end of its stderr.
         stderr: String,
     },
-    /// The plugin failed and what it printed is not an error object.
+    /// The plugin failed and printed something other than an error object.
     #[error("plugin {plugin:?} failed ({command}, {status}) and its message {stdout:?} is not a CNI error")]
     Unreadable {
         /// The `type`.
         plugin: String,
         /// The verb.
         command: Command,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
         /// The beginning of its stdout.
         stdout: String,
@@ -164,7 +164,7 @@ pub enum DelegateError {
         #[source]
         source: CniError,
     },
-    /// The answer to VERSION is not one.
+    /// The answer to VERSION is invalid.
     #[error("decode the versions that plugin {plugin:?} supports")]
     VersionReply {
         /// The `type`.
@@ -175,10 +175,10 @@ pub enum DelegateError {
     },
 }
 
-/// Why an answer to VERSION cannot be used.
+/// An answer to VERSION cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VersionReplyError {
-    /// A key holds another type than it must.
+    /// A key has the wrong type.
     #[error("decode the answer")]
     Shape(#[source] crate::cni::json::KeyError),
     /// `cniVersion` is absent or empty.
@@ -193,7 +193,7 @@ pub enum VersionReplyError {
     /// An entry is no version number.
     #[error("key supportedVersions[{index}]")]
     Entry {
-        /// Which entry, from zero.
+        /// Position of the entry, from zero.
         index: usize,
         /// The problem.
         #[source]
@@ -202,7 +202,7 @@ pub enum VersionReplyError {
 }
 
 impl DelegateError {
-    /// Whether the plugin ran to its end and said that it failed.
+    /// Whether the plugin ran to its end and reported a failure.
     pub fn is_by_the_plugin(&self) -> bool {
         matches!(self, Self::Reported { .. } | Self::Silent { .. } | Self::Unreadable { .. })
     }
@@ -231,7 +231,7 @@ impl DelegateError {
     /// The code that reports this error to a container runtime: the plugin's own where it gave one.
     pub fn code(&self) -> u32 {
         match self {
-            // A plugin that forgot the code; 0 means success elsewhere.
+            // The plugin reported an error without a code; 0 means success elsewhere.
             Self::Reported { source, .. } if source.code == 0 => code::INTERNAL,
             Self::Reported { source, .. } => source.code,
             Self::NoType | Self::InvalidType { .. } | Self::NoSearchPath { .. } | Self::NotFound { .. } => {
@@ -277,7 +277,7 @@ impl From<DelegateError> for CniError {
 }
 
 impl From<&DelegateError> for CniError {
-    /// Keeps the plugin's own code and message, says which plugin it was, and adds its stderr to the details.
+    /// Keeps the plugin's own code and message, names the plugin, and adds its stderr to the details.
     fn from(error: &DelegateError) -> Self {
         let (msg, details) = match error {
             DelegateError::Reported { source, .. } => {
@@ -286,7 +286,7 @@ impl From<&DelegateError> for CniError {
             _ => (Chain(error).to_string(), ""),
         };
         let stderr = match error {
-            // Part of the message already.
+            // Already part of the message.
             DelegateError::Silent { .. } => String::new(),
             _ if error.stderr().is_empty() => String::new(),
             _ => format!("stderr: {}", error.stderr()),
@@ -296,7 +296,7 @@ impl From<&DelegateError> for CniError {
     }
 }
 
-/// Decides what the end of a plugin means: its stdout, or an error.
+/// Interprets the exit of a plugin: its stdout, or an error.
 pub(super) fn judge(call: &Call<'_>, output: Output) -> Result<Vec<u8>, DelegateError> {
     let Output { status, stdout, stderr, .. } = output;
     let (plugin, command) = (call.plugin_type.to_owned(), call.command);

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::DelegateError;
 
-/// The first regular file called `plugin` in the directories of `search`; symbolic links are followed. The
-/// executable bit is not looked at: starting the file says what is wrong with it.
+/// The first regular file named `plugin` in the directories of `search`; symbolic links are followed. The executable
+/// bit is not checked: starting the file reports the problem.
 pub(super) fn plugin(plugin: &str, search: &[PathBuf]) -> Result<PathBuf, DelegateError> {
     if plugin.is_empty() {
         return Err(DelegateError::NoType);

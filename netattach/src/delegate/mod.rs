@@ -1,11 +1,11 @@
 //! Runs other CNI plugins as the specification says. The only module that starts processes.
 //!
-//! A plugin is foreign code: it may hang, flood its output, print rubbish, or leave a child behind that
-//! holds its pipes. Time and memory of a call are bounded whatever it does, and every way to fail is a
-//! [`DelegateError`] that says which plugin, what happened and what it wrote on stderr.
+//! A plugin is foreign code: it may hang, flood its output, print garbage, or leave a child behind that holds its
+//! pipes. Time and memory of a call are bounded in every case, and every failure is a [`DelegateError`] with the
+//! plugin, the problem and the plugin's stderr.
 //!
-//! `find` finds an executable, `probe` asks for its versions, `child` runs it within its bounds, `cache` keeps what libcni would keep,
-//! `orphans` ends plugins of an agent that died, `error` names the ways to fail.
+//! `find` finds an executable, `probe` queries its versions, `child` runs it within its limits, `cache` keeps libcni's
+//! cache files, `orphans` ends plugins of an agent that died, `error` defines the errors.
 
 mod cache;
 mod child;
@@ -27,14 +27,15 @@ pub use probe::{UnfitPlugin, UnfitPlugins};
 use crate::cni::{CniError, CniResult, Command, NetworkList, Value, Version};
 use child::Invocation;
 
-/// Where plugins are found, and how long one may take.
+/// The directories with plugins, and the time limit of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delegate {
-    /// The directories to search, in order: what the runtime gives as `CNI_PATH`.
+    /// The directories to search, in order: the runtime's `CNI_PATH`.
     pub search: Vec<PathBuf>,
-    /// How long one call may take from start to exit. Then the plugin and its process group are killed.
+    /// Time limit of one call from start to exit. Then the plugin and its process group are killed.
     pub timeout: Duration,
-    /// The agent that starts the plugins, for [`end_orphans`] of a later agent; empty: no later agent looks for them.
+    /// Name of the agent that starts the plugins, for [`end_orphans`] of a later agent; empty: no later agent ends
+    /// them.
     pub owner: String,
 }
 
@@ -60,7 +61,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call of a verb that is about no container: GC, STATUS, VERSION.
+    /// A call of a verb without a container: GC, STATUS, VERSION.
     pub fn without_container(command: Command, plugin_type: &'a str, stdin: &'a [u8]) -> Self {
         Self {
             command,
@@ -80,7 +81,7 @@ impl<'a> Call<'a> {
 pub struct Added {
     /// The result as printed, keys that netattach does not know included: the next plugin's `prevResult`.
     pub raw: Value,
-    /// The result as understood.
+    /// The parsed result.
     pub result: CniResult,
 }
 
@@ -88,8 +89,8 @@ impl Delegate {
     /// Runs a plugin to its end, blocking, and returns its stdout. For ADD and VERSION that is JSON.
     ///
     /// # Errors
-    /// The plugin was not found, did not start, did not end in time, wrote too much, failed, or answered
-    /// with something else than JSON where JSON is due.
+    /// The plugin was not found, did not start, did not end in time, wrote too much, failed, or returned something
+    /// other than JSON for a verb that requires JSON.
     pub fn run(&self, call: &Call<'_>) -> Result<Vec<u8>, DelegateError> {
         let program = self.find(call.plugin_type)?;
         let invocation = Invocation {
@@ -112,7 +113,7 @@ impl Delegate {
         Ok(stdout)
     }
 
-    /// The executable of a plugin: whether a call could be made at all.
+    /// The executable of a plugin, without calling it.
     ///
     /// # Errors
     /// The name is no file name, or there is no such file.
@@ -120,8 +121,8 @@ impl Delegate {
         find::plugin(plugin_type, &self.search)
     }
 
-    /// Runs ADD and reads the result. `version` is that of the configuration, which a result without a
-    /// version of its own is taken to have.
+    /// Runs ADD and parses the result. `version` is that of the configuration; it is assumed for a result without a
+    /// version.
     ///
     /// # Errors
     /// As [`run`](Self::run), and a result that cannot be decoded.
@@ -136,19 +137,19 @@ impl Delegate {
         Ok(Added { raw: crate::cni::result::with_version(&raw, version), result })
     }
 
-    /// Asks a plugin which versions it supports, as texts: a plugin may know newer ones than netattach.
+    /// Queries the versions that a plugin supports, as text: a plugin may know newer ones than netattach.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and an answer that is not one.
+    /// As [`run`](Self::run), and an invalid answer.
     pub fn version(&self, plugin_type: &str) -> Result<Vec<String>, DelegateError> {
         probe::version(self, plugin_type)
     }
 
-    /// Whether every plugin of a list is there and supports the list's version; plugins that netattach
-    /// carries itself (`is_native`) are not asked. Returns the capabilities that the list declares.
+    /// Checks that every plugin of a list exists and supports the list's version; plugins that netattach carries
+    /// itself (`is_native`) are not called. Returns the capabilities that the list declares.
     ///
     /// # Errors
-    /// Every plugin that is unfit, with its reason.
+    /// Every unfit plugin, with its reason.
     pub fn validate(
         &self,
         list: &NetworkList,

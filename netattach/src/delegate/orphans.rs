@@ -1,12 +1,12 @@
-//! Plugins that outlived the agent that had called them.
+//! Ends plugins that outlived the agent that had called them.
 //!
-//! An agent that is killed leaves the plugin that it waits for running: its effects would come after the DEL of the
-//! next agent, and nobody would know of them. So every plugin has a variable in its environment that says whose it is,
-//! which what it starts inherits, and an agent that starts ends them before anything else.
+//! When an agent is killed, the plugin that it waits for keeps running: its effects could come after the DEL of the
+//! next agent and would never be removed. Therefore every plugin has an environment variable with its agent's name,
+//! which its child processes inherit, and an agent ends such plugins at its start before anything else.
 //!
-//! Only calls are ended that were not over: of a call that is over the plugin itself has exited. What a plugin has left
-//! behind on purpose is in a session of its own ([`daemon(3)`]) and is left alone; a plugin that does so in the middle
-//! of its work cannot be told from that.
+//! Only unfinished calls are ended: when a call is finished, the plugin itself has exited. A process that a plugin
+//! leaves behind on purpose has a session of its own ([`daemon(3)`]) and is left alone; a plugin that creates a
+//! session in the middle of its work cannot be distinguished from that.
 //!
 //! [`daemon(3)`]: https://man7.org/linux/man-pages/man3/daemon.3.html
 
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 
-/// The variable that says which agent a plugin belongs to.
+/// The variable with the name of the agent that called the plugin.
 pub(super) const VARIABLE: &str = "NETATTACH_PLUGIN_OF";
 
-/// How long what was killed may take to be gone: the kernel ends the system call that it is in first.
+/// How long a killed process may take to exit: the kernel finishes its current system call first.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A plugin that was ended.
@@ -34,16 +34,16 @@ pub struct Orphan {
     pub command: String,
     /// `CNI_CONTAINERID`.
     pub container_id: String,
-    /// Whether it is gone. What is not sits in the kernel: it does nothing after that.
+    /// Whether it has exited. One that has not is blocked in the kernel and will run no more code of its own.
     pub gone: bool,
 }
 
-/// Ends every plugin that an agent of that name had called and that is not over, with all that it has started in its
-/// process group. Blocks until they are gone, for some seconds at most.
+/// Ends every plugin called by an agent of that name whose call has not finished, together with its process group.
+/// Blocks until they have exited, for some seconds at most.
 pub fn end_orphans(owner: &str) -> Vec<Orphan> {
     let mut found: BTreeMap<i32, (Orphan, OwnedFd)> = BTreeMap::new();
     let deadline = Instant::now() + PATIENCE;
-    // A plugin may be starting another process while it is looked at.
+    // A plugin may start another process during the search, hence the loop.
     loop {
         let more: Vec<(Orphan, OwnedFd)> =
             running(owner).filter(|(it, _)| !found.contains_key(&it.pid)).collect();
@@ -66,13 +66,13 @@ fn running(owner: &str) -> impl Iterator<Item = (Orphan, OwnedFd)> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     pids.filter_map(move |pid| {
-        // Opened before it is looked at: what is ended is what was seen.
+        // Opened before the process is examined, so that the process that is killed is the one examined.
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
         Some((look(pid, owner)?, process))
     })
 }
 
-/// The process, if it is a plugin of that agent and not over.
+/// The process, if it is a plugin of that agent whose call has not finished.
 fn look(pid: i32, owner: &str) -> Option<Orphan> {
     let directory = fs::metadata(format!("/proc/{pid}")).ok()?;
     if directory.uid() != rustix::process::geteuid().as_raw() {
@@ -94,10 +94,10 @@ fn look(pid: i32, owner: &str) -> Option<Orphan> {
     is_called(pid, &stat).then_some(orphan)
 }
 
-/// Whether the process leads its group and not its session, as a plugin does from its start to its end: see
+/// Whether the process leads its process group but not its session, as a plugin does from start to end: see
 /// proc_pid_stat(5).
 fn is_called(pid: i32, stat: &str) -> bool {
-    // The name before may hold anything, parentheses too.
+    // The name before it may contain anything, even parentheses.
     let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
     let mut fields = fields.split(' ');
     let (Some(state), Some(_parent)) = (fields.next(), fields.next()) else { return false };
@@ -107,19 +107,19 @@ fn is_called(pid: i32, stat: &str) -> bool {
 }
 
 fn end(orphan: &Orphan, process: &OwnedFd) {
-    // The leader lives, so the number of the group is still its own.
+    // The leader still exists, so the number identifies its group.
     if let Some(group) = Pid::from_raw(orphan.pid) {
         let _ = kill_process_group(group, Signal::KILL);
     }
-    // One that has ended by itself is as good.
+    // A failure means that the process has already ended.
     let _ = pidfd_send_signal(process, Signal::KILL);
 }
 
-/// Whether the process ends before that time.
+/// Whether the process ends before the deadline.
 fn has_ended(process: &OwnedFd, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Every duration here is far below what the kernel takes.
+        // All durations here are far below the kernel's limit.
         let timeout = Timespec::try_from(left).ok();
         match poll(&mut [PollFd::new(process, PollFlags::IN)], timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => {}

@@ -1,4 +1,4 @@
-//! Which versions a plugin supports, and whether a network's plugins are all fit for it.
+//! Queries the versions that plugins support, and checks that a network's plugins can serve it.
 
 use std::fmt;
 
@@ -13,25 +13,25 @@ use crate::error_chain::Chain;
 #[derive(Debug)]
 pub struct UnfitPlugins(pub Vec<UnfitPlugin>);
 
-/// Why a plugin cannot serve its network.
+/// A plugin cannot serve its network.
 #[derive(Debug, thiserror::Error)]
 pub enum UnfitPlugin {
-    /// It could not be asked.
+    /// The plugin's versions could not be queried.
     #[error("plugin {index} of the list")]
     Probe {
-        /// Its place in the list, from zero.
+        /// Its position in the list, from zero.
         index: usize,
         /// The reason.
         #[source]
         source: DelegateError,
     },
-    /// It does not speak the network's version.
+    /// The plugin does not support the network's version.
     #[error(
         "plugin {index} of the list: {plugin:?} does not support version {version} (supported: {})",
         supported.join(", ")
     )]
     Version {
-        /// Its place in the list, from zero.
+        /// Its position in the list, from zero.
         index: usize,
         /// Its `type`.
         plugin: String,
@@ -51,10 +51,10 @@ impl fmt::Display for UnfitPlugins {
 
 impl std::error::Error for UnfitPlugins {}
 
-/// Variables that VERSION does not need but that plugins older than it may insist on: set to `dummy`.
+/// Variables that VERSION does not need but that older plugins may require: set to `dummy`.
 pub(super) const DUMMIES: [&str; 3] = ["CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
 
-/// The answer of a plugin that is older than VERSION.
+/// The answer of a plugin that does not know VERSION.
 const UNKNOWN_VERB: &str = "unknown CNI_COMMAND: VERSION";
 
 pub(super) fn version(delegate: &Delegate, plugin_type: &str) -> Result<Vec<String>, DelegateError> {
@@ -72,7 +72,7 @@ pub(super) fn version(delegate: &Delegate, plugin_type: &str) -> Result<Vec<Stri
     supported(&reply).map_err(|source| DelegateError::VersionReply { plugin: plugin_type.to_owned(), source })
 }
 
-/// Asks every plugin of a list that is not `native`, and gathers all that is wrong.
+/// Queries every plugin of a list that is not `native`, and collects all problems.
 pub(super) fn validate(
     delegate: &Delegate,
     list: &NetworkList,
@@ -119,7 +119,7 @@ fn supported(reply: &Value) -> Result<Vec<String>, VersionReplyError> {
             }
             Ok(versions)
         }
-        // 0.2.0 did not know the key yet.
+        // The key did not exist in 0.2.0 yet.
         None if version == Version::V0_2_0.as_str() => {
             Ok(vec![Version::V0_1_0.to_string(), Version::V0_2_0.to_string()])
         }

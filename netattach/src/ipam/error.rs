@@ -1,24 +1,24 @@
-//! Why an address could not be configured, leased, found or released.
+//! Errors of configuring, leasing, checking and releasing addresses.
 
 use std::net::IpAddr;
 
 use super::{Pool, host_local, static_addresses};
 
-/// Why a configuration cannot be used. Every variant names the key.
+/// A configuration cannot be used. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Of `host-local`.
+    /// An error of `host-local`.
     #[error(transparent)]
     HostLocal(#[from] host_local::ConfigError),
-    /// Of `static`.
+    /// An error of `static`.
     #[error(transparent)]
     Static(#[from] static_addresses::ConfigError),
 }
 
-/// Why a call of the [`super::Leases`] failed.
+/// A call of [`super::Leases`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Of `host-local`.
+    /// An error of `host-local`.
     #[error(transparent)]
     HostLocal(#[from] host_local::Error),
     /// The name servers of `host-local` cannot be read.
@@ -27,21 +27,21 @@ pub enum Error {
     /// A route of a configuration that a record keeps cannot be read.
     #[error("key ipam.routes")]
     Routes(#[source] serde_json::Error),
-    /// Of `static`.
+    /// An error of `static`.
     #[error(transparent)]
     Static(#[from] static_addresses::NotHeld),
 }
 
-/// The consequence of a failure for the request.
+/// The consequence of an error for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The same call may succeed later with nothing repaired: the lock, or the last address, is taken.
+    /// The same call may succeed later without intervention: the lock is held, or all addresses are in use.
     TryLater,
-    /// The configuration or the runtime asks for an address that can never be given.
+    /// The configuration or the runtime requests an address that can never be leased.
     WrongRequest,
     /// Something could not be read or written.
     Io,
-    /// The answer is no: what should be held is not.
+    /// A check failed: an expected address is not held.
     Other,
 }
 
@@ -56,12 +56,12 @@ impl Error {
         }
     }
 
-    /// Whether the pool was asked and gives no address: not that it could not be asked.
+    /// Whether the pool has no address to lease, as opposed to being inaccessible.
     pub fn is_without_address(&self) -> bool {
         matches!(self, Self::HostLocal(host_local::Error::Allocate { .. }))
     }
 
-    /// The pool in which there is no address for now, and the address that was asked for, if one was.
+    /// The pool without free addresses, and the requested address, if any.
     pub fn none_free(&self) -> Option<(Pool, Option<IpAddr>)> {
         match self {
             Self::HostLocal(error) => {

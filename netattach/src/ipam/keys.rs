@@ -1,6 +1,6 @@
-//! The keys of a plugin's configuration, read one by one with errors that name them. Pure.
+//! Reads the keys of a plugin's configuration one by one, with errors that name them. Pure.
 //!
-//! Every kind of address management reads its configuration with [`Object`], so that all refuse alike.
+//! Every kind of address management reads its configuration with [`Object`], so that all report errors alike.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -12,27 +12,27 @@ use serde_json::{Map, Value};
 use crate::budget::{self, Budget, Exceeded};
 use crate::{cidr, cni};
 
-/// Why a key cannot be used. Every variant but the first names the key.
+/// A key cannot be used. Every variant but the first names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// There is more of something than there may be.
+    /// A size limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
-    /// A key that must be there is not.
+    /// A required key is missing.
     #[error("{key} is missing")]
     Missing {
         /// Path of the key.
         key: String,
     },
-    /// A value of another JSON type.
+    /// A value has the wrong JSON type.
     #[error("{key} must be {expected}")]
     Type {
         /// Path of the key.
         key: String,
-        /// The type it should have, with its article.
+        /// The required type, with its article.
         expected: &'static str,
     },
-    /// A text that is no address.
+    /// A text is not an address.
     #[error("{key}: {value:?} is not an IP address")]
     Address {
         /// Path of the key.
@@ -40,7 +40,7 @@ pub enum KeyError {
         /// Its value.
         value: String,
     },
-    /// A text that is no network.
+    /// A text is not a network.
     #[error("{key}: {value:?} is not a network such as 10.1.0.0/16")]
     Network {
         /// Path of the key.
@@ -48,7 +48,7 @@ pub enum KeyError {
         /// Its value.
         value: String,
     },
-    /// A text that is no address with the length of its prefix.
+    /// A text is not an address with a prefix length.
     #[error("{key}: {value:?} is not an address with a prefix length such as 10.1.0.7/16")]
     NoPrefix {
         /// Path of the key.
@@ -56,7 +56,7 @@ pub enum KeyError {
         /// Its value.
         value: String,
     },
-    /// An object with a member that cannot be read.
+    /// An object has an invalid member.
     #[error("{key}: {reason}")]
     Member {
         /// Path of the object.
@@ -64,7 +64,7 @@ pub enum KeyError {
         /// The problem.
         reason: String,
     },
-    /// A path that depends on where the process was started.
+    /// A relative path, which would depend on the directory in which the process was started.
     #[error("{key}: {path} is not an absolute path")]
     RelativePath {
         /// Path of the key.
@@ -84,7 +84,7 @@ pub(super) fn holds_many_addresses(version: &str) -> bool {
     }
 }
 
-/// `10.0.0.5` or `10.0.0.5/24`, the prefix length being ignored as the Go plugins do.
+/// Parses `10.0.0.5` or `10.0.0.5/24`; the prefix length is ignored as the Go plugins do.
 pub(super) fn address_without_prefix(key: &str, text: &str) -> Result<IpAddr, KeyError> {
     let address = match cidr::parse(text) {
         Some(network) => network.addr(),
@@ -101,13 +101,13 @@ fn parse_network(key: &str, text: &str) -> Result<IpNet, KeyError> {
     cidr::parse(text).ok_or_else(|| KeyError::Network { key: key.to_owned(), value: text.to_owned() })
 }
 
-/// A JSON object and the path that leads to it, for messages. `null` counts as absent, as in Go.
+/// A JSON object and its path, for messages. `null` counts as absent, as in Go.
 pub(super) struct Object<'a> {
     path: String,
     map: &'a Map<String, Value>,
 }
 
-/// A value that is there, and its path.
+/// A value and its path.
 pub(super) struct Item<'a> {
     pub(super) key: String,
     value: &'a Value,
@@ -133,14 +133,14 @@ impl<'a> Object<'a> {
         self.get(name).map(|item| item.object()).transpose()
     }
 
-    /// The text of a key that has to be there, and the path of that.
+    /// The text of a required key, and the key's path.
     pub(super) fn needed_text(&self, name: &str) -> Result<(String, &'a str), KeyError> {
         let item = self.get(name).ok_or_else(|| self.missing(name))?;
         let text = item.text()?;
         Ok((item.key, text))
     }
 
-    /// The object of a key that has to be there.
+    /// The object of a required key.
     pub(super) fn needed_object(&self, name: &str) -> Result<Object<'a>, KeyError> {
         self.object(name)?.ok_or_else(|| self.missing(name))
     }
@@ -150,7 +150,7 @@ impl<'a> Object<'a> {
         Ok(list.into_iter().flatten())
     }
 
-    /// The items of a list that is within the budget.
+    /// The items of a list whose length is within the budget.
     pub(super) fn few(
         &self,
         name: &str,
@@ -182,18 +182,18 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The network of a key that has to be there. Host bits are kept.
+    /// The network of a required key. Host bits are kept.
     pub(super) fn network(&self, name: &str) -> Result<IpNet, KeyError> {
         let item = self.get(name).ok_or_else(|| self.missing(name))?;
         parse_network(&item.key, item.text()?)
     }
 
-    /// The `routes` of the section, as configured. Each can be read as a [`cni::Route`].
+    /// The `routes` of the section, as configured. Each is valid as a [`cni::Route`].
     pub(super) fn routes(&self) -> Result<Vec<Map<String, Value>>, KeyError> {
         self.few("routes", &budget::ROUTES)?.map(|item| item.route().map(|(raw, _)| raw)).collect()
     }
 
-    /// The same, read.
+    /// The `routes` of the section, parsed.
     pub(super) fn parsed_routes(&self) -> Result<Vec<cni::Route>, KeyError> {
         self.few("routes", &budget::ROUTES)?.map(|item| item.route().map(|(_, route)| route)).collect()
     }
@@ -209,7 +209,7 @@ impl<'a> Object<'a> {
         Ok(dns)
     }
 
-    /// `ips` of `args.cni`, and of `runtimeConfig`: what the runtime and the pod's author ask for.
+    /// `ips` of `args.cni` and of `runtimeConfig`: the requests of the pod's author and of the runtime.
     pub(super) fn asked_ips(&self) -> Result<[Vec<Item<'a>>; 2], KeyError> {
         let args = match self.object("args")? {
             Some(args) => args.object("cni")?,
@@ -252,7 +252,7 @@ impl<'a> Item<'a> {
         parse_network(&self.key, self.text()?)
     }
 
-    /// A network, or an address as a network of its own. Without host bits.
+    /// A network, or an address as a network of its own. Host bits are cleared.
     pub(super) fn network_or_address(&self) -> Result<IpNet, KeyError> {
         match self.text()?.parse::<IpAddr>() {
             Ok(address) => Ok(IpNet::from(address.to_canonical())),
@@ -260,7 +260,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// As configured, and read.
+    /// A route as configured, and parsed.
     fn route(&self) -> Result<(Map<String, Value>, cni::Route), KeyError> {
         let route = self.object()?;
         route.network("dst")?;

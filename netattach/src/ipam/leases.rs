@@ -1,4 +1,4 @@
-//! Carries out what steps and questions ask of address management: to each kind its own.
+//! Passes the calls of steps and requests to the kinds of address management.
 
 use std::net::IpAddr;
 
@@ -8,21 +8,21 @@ use super::host_local;
 use super::{Config, Error, Lease, LeasedAddress, Lessee, Owner, Pool};
 use crate::cni;
 
-/// The address management of this node. What each call may do stands at the head of [`super`].
+/// The address management of this node. The documentation of [`super`] says what each call may do.
 #[derive(Debug, Default)]
 pub struct Leases {
     host_local: host_local::Leases,
 }
 
 impl Leases {
-    /// Leases what the configuration asks for: all of it or nothing.
+    /// Leases the addresses that the configuration requests: all of them or none.
     ///
     /// # Errors
-    /// Why no address is given. Nothing is held then, but for what a release clears.
+    /// No address can be leased. Nothing is held then except what a release removes.
     pub fn lease(&self, config: &Config, lessee: Lessee<'_>) -> Result<Lease, Error> {
         match config {
             Config::HostLocal(config) => {
-                // Steps that can fail come before the reservation.
+                // Steps that may fail come before the reservation.
                 let dns = config.resolv_conf.as_deref().map(host_local::read_resolv_conf).transpose()?;
                 let route = |route: &_| serde_json::from_value(Value::Object(Clone::clone(route)));
                 let routes: Result<Vec<cni::Route>, _> = config.routes.iter().map(route).collect();
@@ -35,10 +35,10 @@ impl Leases {
         }
     }
 
-    /// Verifies that the lessee holds each of these addresses; any at all where there are none.
+    /// Verifies that the lessee holds each of these addresses; if the list is empty, that it holds any at all.
     ///
     /// # Errors
-    /// It does not, or that could not be seen.
+    /// It does not, or this could not be determined.
     pub fn check(&self, config: &Config, lessee: Lessee<'_>, addresses: &[IpAddr]) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => {
@@ -48,10 +48,10 @@ impl Leases {
         }
     }
 
-    /// Releases all that the lessee holds of the configuration's pool.
+    /// Releases all addresses that the lessee holds in the configuration's pool.
     ///
     /// # Errors
-    /// Something could not be released.
+    /// An address could not be released.
     pub fn release(&self, config: &Config, lessee: Lessee<'_>) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => {
@@ -62,10 +62,10 @@ impl Leases {
         }
     }
 
-    /// Releases every address of a pool that no owner in `in_use` holds.
+    /// Releases every address of a pool whose holder is not in `in_use`.
     ///
     /// # Errors
-    /// Something could not be released.
+    /// An address could not be released.
     pub fn collect(&self, pool: &Pool, in_use: &[Owner]) -> Result<(), Error> {
         match pool {
             Pool::HostLocal(pool) => {
@@ -75,10 +75,10 @@ impl Leases {
         }
     }
 
-    /// Verifies that a lease without wishes could be given now.
+    /// Verifies that a lease without requested addresses would succeed now.
     ///
     /// # Errors
-    /// [`Error::is_without_address`] where not; or that could not be seen.
+    /// [`Error::is_without_address`] if it would not; or this could not be determined.
     pub fn room(&self, config: &Config) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.check_room(config)?),
@@ -86,10 +86,10 @@ impl Leases {
         }
     }
 
-    /// The addresses that a container holds by any interface but those in `keep`.
+    /// The addresses that a container holds for any interface except those in `keep`.
     ///
     /// # Errors
-    /// They could not be looked at.
+    /// The pool could not be read.
     pub fn held(&self, pool: &Pool, container_id: &str, keep: &[String]) -> Result<Vec<IpAddr>, Error> {
         match pool {
             Pool::HostLocal(pool) => {
@@ -98,10 +98,10 @@ impl Leases {
         }
     }
 
-    /// Releases what a container holds by any interface but those in `keep`.
+    /// Releases the addresses that a container holds for any interface except those in `keep`.
     ///
     /// # Errors
-    /// Something could not be released.
+    /// An address could not be released.
     pub fn release_container(&self, pool: &Pool, container_id: &str, keep: &[String]) -> Result<(), Error> {
         match pool {
             Pool::HostLocal(pool) => {

@@ -1,11 +1,11 @@
-//! Address management that netattach carries out itself, one interface for all kinds.
+//! Address management that netattach carries out itself, with one interface for all kinds.
 //!
-//! A [`Kind`] is a value of `ipam.type`. Its configuration is a [`Config`], which a plan has in its step `Lease` and a
-//! record keeps; [`Leases`] carries out what steps and questions ask for. Only this directory names a single kind:
-//! address management of a `type` that is not here is executed as a plugin.
+//! A [`Kind`] is a value of `ipam.type`. Its configuration is a [`Config`], which is part of a plan's step `Lease` and
+//! of its record; [`Leases`] carries out the calls of steps and requests. Only this directory names a single kind:
+//! address management of any other `type` is executed as a plugin.
 //!
 //! In the order of one lease: `keys` read a configuration, `leases` passes the call on to its kind, [`host_local`] or
-//! [`static_addresses`], and `error` says why it failed.
+//! [`static_addresses`], and `error` defines the errors.
 //!
 //! # What each function may do
 //!
@@ -14,28 +14,28 @@
 //! | [`Kind::parse`], [`Kind::remains`], methods of [`Config`] | while planning, for status and GC | nothing: they are pure | the same answer |
 //! | [`Leases::lease`] | once for an ADD, after the journal's line "began" | locks, disk, network | not before [`Leases::release`] |
 //! | [`Leases::check`] | CHECK | the same | the same answer; changes nothing |
-//! | [`Leases::release`] | DEL, and an ADD or an agent's start that takes a lease back which may not have begun | the same | succeeds: nothing is left to release |
+//! | [`Leases::release`] | DEL, and an ADD or an agent's start that undoes a lease which may not have begun | the same | succeeds: nothing is left to release |
 //! | [`Leases::collect`] | GC, while the pool is closed to all others | the same | succeeds |
-//! | [`Leases::room`] | STATUS, every few seconds beside the requests | the same | the same answer; changes nothing |
+//! | [`Leases::room`] | STATUS, every few seconds concurrently with requests | the same | the same answer; changes nothing |
 //! | [`Leases::held`], [`Leases::release_container`] | for a container whose record has lost its plan | the same | as `check` and `release` |
 //!
-//! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], with an error whose [`Failure`] is `TryLater` where
-//! the reason may pass. A kind that asks a service bounds its connection and its answer by that.
+//! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], with an error whose [`Failure`] is `TryLater` if a
+//! retry may succeed. A kind that uses a service limits connection and answer to that time.
 //!
-//! *Lanes.* A call of [`Leases`] may take that long, so callers have a place at the [`Pool`] first
-//! (`waits::at_pool`): [`Config::pool`] names what a call waits for, operations that need the same pool share a lane,
-//! and no operation of another pool waits for them. A kind that waits for nothing outside of this process has no pool.
-//! A kind that asks a service has a variant of [`Pool`] for it, and with that a lane of its own.
+//! *Lanes.* Because a call of [`Leases`] may take that long, callers first enter the lane of the [`Pool`]
+//! (`waits::at_pool`): [`Config::pool`] names the pool that a call may wait for, operations that need the same pool
+//! share a lane, and operations of other pools do not wait for them. A kind that waits for nothing outside this
+//! process has no pool. A kind that uses a service has a variant of [`Pool`] for it, and with that a lane of its own.
 //!
-//! *Whose address it is.* An [`Owner`] is an interface of a container: unique on this node, and the same from ADD to
+//! *Owner of an address.* An [`Owner`] is an interface of a container: unique on this node, and the same from ADD to
 //! DEL and across restarts. A kind whose addresses are unique in a cluster adds the node's name itself. The agent
 //! compares a chosen address ([`Config::is_chosen`]) with those of other attachments and of the node
-//! (`attach::occupied`); a kind only has to keep its own addresses apart.
+//! (`attach::occupied`); a kind only has to avoid conflicts among its own addresses.
 //!
-//! *What is kept.* A lease has to be found again by its owner alone, by an agent that was restarted: on disk, at the
-//! service, or nowhere because it is the configuration's. A writer that is killed leaves either all of a lease or
-//! nothing. A kind that renews leases starts to do so in `lease` and ends it in `release` and `collect`; the
-//! [`Lessee`] has the pod's namespace for a kind that speaks from it.
+//! *Persistence.* A restarted agent has to find a lease by its owner alone: on disk, at the service, or nowhere if the
+//! configuration contains it. A writer that is killed leaves either a complete lease or none. A kind that renews
+//! leases starts doing so in `lease` and stops in `release` and `collect`; the [`Lessee`] has the pod's namespace for
+//! a kind that communicates from there.
 
 mod error;
 pub mod host_local;
@@ -58,7 +58,7 @@ pub use error::{ConfigError, Error, Failure};
 pub use keys::KeyError;
 pub use leases::Leases;
 
-/// The longest that a call of [`Leases`] takes.
+/// The longest duration of a call of [`Leases`].
 pub const DEADLINE: Duration = host_local::LOCK_DEADLINE;
 
 /// A kind of address management.
@@ -66,12 +66,12 @@ pub const DEADLINE: Duration = host_local::LOCK_DEADLINE;
 pub enum Kind {
     /// Addresses of one node, each reserved by a file.
     HostLocal,
-    /// Addresses that the configuration or the pod names.
+    /// Addresses from the configuration or the pod.
     Static,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 2] = [Self::HostLocal, Self::Static];
 
     /// The kind with that name.
@@ -79,7 +79,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The kind that a plugin's configuration names.
+    /// The kind in a plugin's configuration.
     pub fn of(config: &Map<String, Value>) -> Option<Self> {
         Self::named(config.get("ipam")?.get("type")?.as_str()?)
     }
@@ -92,7 +92,7 @@ impl Kind {
         }
     }
 
-    /// The keys of `CNI_ARGS` that it reads.
+    /// The keys of `CNI_ARGS` that the kind reads.
     pub const fn args(self) -> &'static [&'static str] {
         match self {
             Self::HostLocal => &["IP"],
@@ -111,8 +111,8 @@ impl Kind {
         })
     }
 
-    /// The part of a configuration that releasing needs; the rest may be broken, and nothing can be leased with it. `None`
-    /// where nothing was ever leased, or nothing is kept of a lease.
+    /// The part of a configuration that releasing needs, even if the rest is invalid; nothing can be leased with it.
+    /// `None` if nothing was ever leased, or a lease leaves nothing to release.
     pub fn remains(self, config: &Map<String, Value>) -> Option<Config> {
         match self {
             Self::HostLocal => host_local::Config::for_release(config).map(Config::HostLocal),
@@ -121,7 +121,8 @@ impl Kind {
     }
 }
 
-/// Whether a configuration lacks what the runtime adds at ADD, so that STATUS, which is not given it, can say nothing.
+/// Whether a configuration lacks parts that the runtime adds at ADD. STATUS is not given those, so it cannot judge
+/// such a configuration.
 pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
     let declares = |capability: &str| {
         config.get("capabilities").and_then(|all| all.get(capability)) == Some(&Value::Bool(true))
@@ -139,8 +140,9 @@ pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
     }
 }
 
-/// Gives the networks of one namespace pools of their own: changes an `ipam` section so that its pool is not that of the
-/// same network name in another namespace. A kind without pools stays as it is, as do plugins that are not built in.
+/// Gives the networks of one namespace pools of their own: changes an `ipam` section so that its pool differs from
+/// that of the same network name in another namespace. A kind without pools stays unchanged, as do plugins that are
+/// not built in.
 pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     match section.get("type").and_then(Value::as_str).and_then(Kind::named) {
         Some(Kind::HostLocal) => host_local::separate(section, namespace),
@@ -148,9 +150,9 @@ pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     }
 }
 
-/// A validated configuration, with what the runtime asked for.
+/// A validated configuration, with the runtime's requests.
 ///
-/// In a record `host-local` has no tag, as it was the only kind; every other kind is named by `ipam`.
+/// In a record `host-local` has no tag, as it was the only kind; every other kind is tagged by `ipam`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ipam", rename_all = "kebab-case")]
 pub enum Config {
@@ -162,7 +164,7 @@ pub enum Config {
 }
 
 impl Config {
-    /// Which kind it configures.
+    /// The kind that it configures.
     pub fn kind(&self) -> Kind {
         match self {
             Self::HostLocal(_) => Kind::HostLocal,
@@ -170,7 +172,7 @@ impl Config {
         }
     }
 
-    /// The pool that the addresses come from, where attachments share one.
+    /// The pool of the addresses, if attachments share one.
     pub fn pool(&self) -> Option<Pool> {
         match self {
             Self::HostLocal(config) => Some(Pool::HostLocal(config.pool())),
@@ -178,7 +180,7 @@ impl Config {
         }
     }
 
-    /// Whether a record names the kind. Agents before journal version 3 know no kind but `host-local`, which has no tag.
+    /// Whether a record names the kind. Agents before journal version 3 know only `host-local`, which has no tag.
     pub fn is_tagged(&self) -> bool {
         match self {
             Self::HostLocal(_) => false,
@@ -186,7 +188,7 @@ impl Config {
         }
     }
 
-    /// Whether something is kept of a lease that has to be released.
+    /// Whether a lease leaves state that has to be released.
     pub fn is_kept(&self) -> bool {
         match self {
             Self::HostLocal(_) => true,
@@ -194,7 +196,7 @@ impl Config {
         }
     }
 
-    /// Whether the addresses are the author's or the pod's choice, and may be in use elsewhere.
+    /// Whether the network's author or the pod chose the addresses, which may be in use elsewhere.
     pub fn is_chosen(&self) -> bool {
         match self {
             Self::HostLocal(config) => !config.requested.is_empty(),
@@ -210,7 +212,7 @@ impl Config {
         }
     }
 
-    /// Without what may be large: the pool, and what was asked of it.
+    /// A copy without potentially large parts: the pool and the requested addresses remain.
     pub fn without_routes(&self) -> Self {
         match self {
             Self::HostLocal(config) => Self::HostLocal(config.without_routes()),
@@ -230,7 +232,7 @@ impl fmt::Display for Config {
     }
 }
 
-/// A pool that attachments share: an operation may wait for it, GC collects it, and the journal notes it.
+/// A pool that attachments share: operations may wait for it, GC collects it, and the journal notes it.
 ///
 /// On disk a pool of `host-local` has no tag, as it was the only kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -242,7 +244,7 @@ pub enum Pool {
 
 #[cfg(test)]
 impl Pool {
-    /// The directory of one network.
+    /// The pool of one network.
     pub(crate) fn directory(data_dir: impl Into<std::path::PathBuf>, network: &str) -> Self {
         Self::HostLocal(host_local::Pool { data_dir: data_dir.into(), network: network.to_owned() })
     }
@@ -277,30 +279,30 @@ impl fmt::Display for Owner {
     }
 }
 
-/// For whom a call is made.
+/// The party for which a call is made.
 #[derive(Debug, Clone, Copy)]
 pub struct Lessee<'a> {
     /// The holder of the addresses.
     pub owner: &'a Owner,
-    /// The pod's namespace, where it exists: for a kind that speaks from the pod's interface.
+    /// The pod's namespace, if it exists: for a kind that communicates from the pod's interface.
     pub netns: Option<&'a Netns>,
 }
 
-/// The addresses that one ADD was given.
+/// The addresses leased by one ADD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// The addresses, in the order of the configuration.
     pub addresses: Vec<LeasedAddress>,
-    /// Routes that come with them.
+    /// Routes of the lease.
     pub routes: Vec<cni::Route>,
-    /// Name servers that come with them.
+    /// Name servers of the lease.
     pub dns: cni::Dns,
 }
 
 /// An address of a [`Lease`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeasedAddress {
-    /// With the prefix length of its subnet.
+    /// The address with the prefix length of its subnet.
     pub address: IpNet,
     /// The gateway of the subnet, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

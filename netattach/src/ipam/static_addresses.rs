@@ -1,8 +1,8 @@
-//! `static`: addresses that the configuration, or the pod, names. Pure: nothing is kept, so nothing is released.
+//! `static`: addresses from the configuration or the pod. Pure: nothing is stored, so nothing is released.
 //!
-//! The keys are those of `containernetworking/plugins`, `plugins/ipam/static`. That two pods do not use one address is
-//! for the agent to see to, as with every address that is chosen ([`super::Config::is_chosen`]); the plain executable
-//! cannot, as the reference cannot.
+//! The keys are those of `containernetworking/plugins`, `plugins/ipam/static`. The agent prevents two pods from using
+//! the same address, as for all chosen addresses ([`super::Config::is_chosen`]); the plain executable cannot, nor can
+//! the reference plugin.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use super::{Lease, LeasedAddress, Owner};
 use crate::cni::{self, CniArgs};
 use crate::{budget, cidr};
 
-/// A validated configuration, with the addresses that the runtime asked for in place of its own.
+/// A validated configuration; addresses requested by the runtime replace its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// In the order of the sources. Never empty, and no address is there twice.
+    /// In the order of the sources. Never empty, without duplicates.
     pub addresses: Vec<LeasedAddress>,
     /// `ipam.routes`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -29,16 +29,16 @@ pub struct Config {
     pub dns: cni::Dns,
 }
 
-/// Why a configuration cannot be used. Every variant names the key.
+/// A configuration cannot be used. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A key is missing, or its value cannot be read.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// No source names an address.
+    /// No source contains an address.
     #[error("no addresses: one of ipam.addresses, IP of CNI_ARGS, args.cni.ips, runtimeConfig.ips is needed")]
     NoAddresses,
-    /// An address that no interface can have for itself.
+    /// An address cannot belong to a single interface.
     #[error("{key}: {address} is not the address of one interface")]
     NotUnicast {
         /// Path of the key.
@@ -46,20 +46,20 @@ pub enum ConfigError {
         /// Its address.
         address: IpAddr,
     },
-    /// One address twice.
+    /// An address occurs twice.
     #[error("{key}: {address} is there already")]
     Repeated {
-        /// Path of the second.
+        /// Path of the second occurrence.
         key: String,
         /// The address.
         address: IpAddr,
     },
-    /// Results before 0.3.0 hold one address per family.
+    /// Results before 0.3.0 have one address per family.
     #[error("cniVersion {0:?} allows one address per address family: use 0.3.0 or newer")]
     ManyPerFamily(String),
 }
 
-/// CHECK: an address of the configuration is not among those of the attachment.
+/// CHECK: the attachment lacks an address of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("address {address} of the configuration is not among those of {owner}")]
 pub struct NotHeld {
@@ -70,10 +70,10 @@ pub struct NotHeld {
 }
 
 impl Config {
-    /// Reads the configuration from the object a plugin is given on stdin.
+    /// Reads the configuration from a plugin's stdin.
     ///
-    /// `IP` of `CNI_ARGS` adds addresses to those of `ipam.addresses`, and `GATEWAY` is the gateway of each of them
-    /// whose subnet it is in. `args.cni.ips` stands in place of all these, `runtimeConfig.ips` in place of all others.
+    /// `IP` of `CNI_ARGS` adds addresses to those of `ipam.addresses`, and `GATEWAY` is the gateway of each of them in
+    /// whose subnet it lies. `args.cni.ips` replaces all these, `runtimeConfig.ips` replaces all others.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -94,7 +94,7 @@ impl Config {
         Ok(Self { addresses, routes: ipam.parsed_routes()?, dns: ipam.dns()? })
     }
 
-    /// All of it, as it stands there.
+    /// The lease: exactly the configured addresses, routes and name servers.
     pub fn lease(&self) -> Lease {
         Lease { addresses: self.addresses.clone(), routes: self.routes.clone(), dns: self.dns.clone() }
     }
@@ -102,7 +102,7 @@ impl Config {
     /// Verifies that the attachment has every address of the configuration.
     ///
     /// # Errors
-    /// The first that it has not.
+    /// The first address that is missing.
     pub fn check(&self, owner: &Owner, addresses: &[IpAddr]) -> Result<(), NotHeld> {
         let mut own = self.addresses.iter().map(|leased| leased.address.addr());
         match own.find(|address| !addresses.contains(address)) {
@@ -122,7 +122,7 @@ impl fmt::Display for Config {
     }
 }
 
-/// An address, and the key that names it.
+/// An address, and the path of its key.
 struct Named {
     key: String,
     leased: LeasedAddress,
@@ -189,7 +189,7 @@ fn check(named: &[Named]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// An address with its prefix length. One of IPv4 that is written as one of IPv6 is one of IPv4.
+/// Parses an address with its prefix length. An IPv4 address in IPv6 form becomes an IPv4 address.
 fn prefixed(text: &str) -> Option<IpNet> {
     let network = cidr::parse(text)?;
     match network.addr().to_canonical() {

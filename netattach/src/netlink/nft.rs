@@ -149,7 +149,7 @@ fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Res
     }
 }
 
-/// The error that an answer contains: the kernel lacks nftables, or it refused the request.
+/// Converts the errno of an answer to a result; a kernel without nftables counts as success.
 fn refusal(request: &'static str, body: &[u8]) -> Result<(), Error> {
     let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
     match code.saturating_neg() {

@@ -1,7 +1,7 @@
-//! Which addresses an attachment gets, given what is reserved. Pure.
+//! Chooses the addresses of an attachment, given the existing reservations. Pure.
 //!
-//! Addresses go round robin: the search starts after the address that was reserved last and comes back to it
-//! in the end, so that a released address rests for as long as the set allows.
+//! Addresses are chosen round robin: the search starts after the address reserved last and wraps around to it, so that
+//! a released address stays unused for as long as the set allows.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::range::{Range, RangeSet, from_bits, to_bits};
 use super::{Config, Owner};
 
-/// The reservations of a network, as far as the allocator looks at them.
+/// The reservations of a network, as the allocator needs them.
 pub trait Reservations {
     /// Whether the address cannot be handed out.
     fn is_taken(&self, address: IpAddr) -> bool;
@@ -29,7 +29,7 @@ pub struct Choice {
     pub gateway: IpAddr,
 }
 
-/// Why no address can be given.
+/// No address can be leased.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
     /// A second ADD without a DEL.
@@ -37,7 +37,7 @@ pub enum AllocateError {
         "{address} is already reserved for {owner}; a second address from the same range set is not given"
     )]
     Duplicate {
-        /// The address it has.
+        /// The address that it holds.
         address: IpAddr,
         /// The owner.
         owner: Owner,
@@ -66,17 +66,17 @@ pub enum AllocateError {
         /// The set.
         set: RangeSet,
     },
-    /// Requested addresses that no set holds, or more of them than sets that hold them.
+    /// No set contains these requested addresses, or there are more of them than sets that contain them.
     #[error("requested addresses {} cannot be given: no range set is left that holds them", list(.0))]
     RequestedOutside(Vec<IpAddr>),
 }
 
 /// Chooses one address per range set, in the order of the sets.
 ///
-/// A requested address is taken by the first set that holds it; each set takes at most one.
+/// A requested address is taken by the first set that contains it; each set takes at most one.
 ///
 /// # Errors
-/// See [`AllocateError`]. Nothing is chosen unless every set and every request is served.
+/// See [`AllocateError`]. Nothing is chosen unless every set and every requested address is served.
 pub fn choose(
     config: &Config,
     owner: &Owner,
@@ -130,10 +130,10 @@ fn take_next(
         .ok_or_else(|| AllocateError::Exhausted { index, set: set.clone() })
 }
 
-/// Every address of the set once, starting after `last` (or at the beginning when `last` is not in the set)
-/// and ending with it, without the excluded networks.
+/// Every address of the set once, starting after `last` (or at the beginning if `last` is not in the set) and ending
+/// with it, without the excluded networks.
 ///
-/// Excluded networks are stepped over as a whole: a step costs the same whether they hold 2 addresses or 2^64.
+/// Excluded networks are skipped as a whole: a step costs the same for 2 addresses and for 2^64.
 fn candidates<'a>(
     set: &'a RangeSet,
     last: Option<IpAddr>,
@@ -157,10 +157,10 @@ fn candidates<'a>(
     })
 }
 
-/// Part of a range: first and last address as numbers, both included. No first: the part is empty.
+/// Part of a range: first and last address as numbers, both included. `None`: the part is empty.
 type Stretch<'a> = (&'a Range, Option<u128>, u128);
 
-/// The set in the order of the search.
+/// The parts of the set in the order of the search.
 fn round_from(set: &RangeSet, last: Option<IpAddr>) -> Vec<Stretch<'_>> {
     let ranges = set.ranges();
     let Some((last, at)) =
@@ -180,7 +180,7 @@ fn whole(range: &Range) -> Stretch<'_> {
 }
 
 fn choice(address: IpAddr, range: &Range) -> Choice {
-    // The prefix length comes from a network of the same family, so it always fits.
+    // The prefix length belongs to a network of the same family, so it always fits.
     let address = IpNet::new_assert(address, range.subnet.prefix_len());
     Choice { address, gateway: range.gateway }
 }
@@ -250,7 +250,7 @@ mod tests {
         Owner { container_id: "id".to_owned(), ifname: "eth0".to_owned() }
     }
 
-    /// Allocates until nothing is left and returns the addresses in order.
+    /// Allocates until no address is left and returns the addresses in order.
     fn drain(config: &Config, fake: &mut Fake) -> Vec<IpAddr> {
         let mut order = Vec::new();
         while let Ok(choices) = choose(config, &owner(), fake) {

@@ -1,4 +1,4 @@
-//! The configuration of `host-local`, from the whole object that a plugin reads on stdin.
+//! The configuration of `host-local`, parsed from a plugin's stdin.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,19 +15,19 @@ use crate::ipam::keys::{Item, KeyError, Object, address_without_prefix, holds_ma
 /// `ipam.dataDir` when absent.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
 
-/// A validated configuration together with what the runtime asked for.
+/// A validated configuration together with the runtime's requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// `name`: the directory of the reservations below [`Config::data_dir`]. Networks of one name share it.
+    /// `name`: the directory of the reservations below [`Config::data_dir`]. Networks of the same name share it.
     pub network: String,
     /// `ipam.dataDir`.
     pub data_dir: PathBuf,
     /// `runtimeConfig.ipRanges`, then `ipam.subnet` and its companions as a set of one range, then
     /// `ipam.ranges`. Never empty except by [`Config::for_release`]; no two sets overlap.
     pub sets: Vec<RangeSet>,
-    /// `ipam.exclude`: networks (or single addresses) that are not handed out. Not known to the Go plugin.
+    /// `ipam.exclude`: networks (or single addresses) that are never leased. The Go plugin does not know this key.
     pub exclude: Vec<IpNet>,
-    /// Addresses asked for, without repetitions: `IP` of `CNI_ARGS`, `args.cni.ips`, `runtimeConfig.ips`.
+    /// Requested addresses, without duplicates: `IP` of `CNI_ARGS`, `args.cni.ips`, `runtimeConfig.ips`.
     pub requested: Vec<IpAddr>,
     /// `ipam.routes`: objects of the CNI result, as configured. Their `dst` and `gw` have been validated.
     pub routes: Vec<Map<String, Value>>,
@@ -36,7 +36,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The pool, and what was asked of it.
+    /// A copy with the pool and the requested addresses.
     pub fn without_routes(&self) -> Self {
         let Self { network, data_dir, sets, exclude, requested, routes: _, resolv_conf } = self;
         Self {
@@ -51,13 +51,13 @@ impl Config {
     }
 }
 
-/// Why a configuration cannot be used. Every variant names the key.
+/// A configuration cannot be used. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A key is missing, or its value cannot be read.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// `name` would not be a directory of its own.
+    /// `name` cannot be the name of a directory.
     #[error(
         "name {0:?} is not a network name: it must start with a letter or digit, followed by those, _ . or -"
     )]
@@ -91,20 +91,19 @@ pub enum ConfigError {
         first_key: String,
         /// Another range.
         second: Box<Range>,
-        /// The set that one is in.
+        /// The set that contains the other range.
         second_key: String,
     },
-    /// Neither of the three places holds a range.
+    /// None of the three keys contains a range.
     #[error("no ranges: one of ipam.subnet, ipam.ranges, runtimeConfig.ipRanges is needed")]
     NoRanges,
-    /// Results before 0.3.0 hold one address per family.
+    /// Results before 0.3.0 have one address per family.
     #[error("cniVersion {0:?} allows one range set per address family: use 0.3.0 or newer")]
     ManyPerFamily(String),
 }
 
 impl Config {
-    /// Reads the configuration from the object a plugin is given on stdin; `cni_args_ip` is the value of `IP`
-    /// in `CNI_ARGS`.
+    /// Reads the configuration from a plugin's stdin; `cni_args_ip` is the value of `IP` in `CNI_ARGS`.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -138,9 +137,9 @@ impl Config {
         })
     }
 
-    /// The part that releasing needs: the network and its data directory, so that a broken or missing range
-    /// does not keep addresses from being freed. Nothing can be allocated from it. `None` where
-    /// [`Config::parse`] would have refused these two, so that nothing was ever reserved.
+    /// The part that releasing needs: the network and its data directory, so that addresses can be released despite an
+    /// invalid or missing range. Nothing can be allocated from it. `None` if [`Config::parse`] would have refused
+    /// these two, so that nothing was ever reserved.
     pub fn for_release(config: &Map<String, Value>) -> Option<Self> {
         let root = Object::root(config);
         let network = root.text("name").ok()??;
@@ -162,18 +161,18 @@ impl Config {
         self.data_dir.join(&self.network)
     }
 
-    /// The same, in two parts.
+    /// The pool of the network.
     pub fn pool(&self) -> Pool {
         Pool { data_dir: self.data_dir.clone(), network: self.network.clone() }
     }
 }
 
-/// Where one network keeps its reservations.
+/// The place of one network's reservations.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pool {
-    /// Where networks keep their reservations.
+    /// `ipam.dataDir`.
     pub data_dir: PathBuf,
-    /// The network: its directory below that.
+    /// Name of the network and of its directory below that.
     pub network: String,
 }
 
@@ -184,8 +183,8 @@ impl fmt::Display for Pool {
 }
 
 /// Moves the pool of an `ipam` section into a directory of its namespace: `<dataDir>/@<namespace>/<name>`. No network
-/// can be called `@…`, so the directory is no network's pool. A `dataDir` that cannot be read stays: [`Config::parse`]
-/// refuses it.
+/// name starts with `@`, so that directory is no network's pool. An invalid `dataDir` is left unchanged:
+/// [`Config::parse`] refuses it.
 pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     let data_dir = match section.get("dataDir") {
         None => DEFAULT_DATA_DIR,
@@ -197,8 +196,8 @@ pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     section.insert("dataDir".into(), directory.to_string_lossy().into());
 }
 
-/// Whether a network's name can be the name of its directory: the grammar of the CNI specification, which
-/// knows neither separators nor a leading dot.
+/// Whether a network's name can be the name of its directory: the grammar of the CNI specification, which allows
+/// neither separators nor a leading dot.
 pub(super) fn is_network_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
@@ -220,7 +219,7 @@ fn range_sets(ipam: &Object, runtime: Option<&Object>) -> Result<Vec<RangeSet>, 
     if sets.is_empty() {
         return Err(ConfigError::NoRanges);
     }
-    // Before they are compared with each other.
+    // Checked before the ranges are compared with each other.
     let ranges = sets.iter().map(|(_, set)| set.ranges().len()).sum();
     budget::RANGES.check(ranges).map_err(KeyError::Exceeded)?;
     for (position, (first_key, first)) in sets.iter().enumerate() {
