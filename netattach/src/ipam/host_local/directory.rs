@@ -1,23 +1,21 @@
-//! One network's directory of reservations, locked.
+//! One network's directory of reservations, under its lock.
 //!
-//! The format belongs to the Go plugin: a file per address, named by its canonical text, holding the
-//! container's id, CR LF and the interface's name (or, from old versions, the id alone);
-//! `last_reserved_ip.<set>` holding an address without a newline; and `lock`, taken with flock(2).
-//! Sub-directories are not looked into: neither plugin makes any.
+//! The Go plugin defines the format: a file per address, named by its canonical text, holding the container's id, CR
+//! LF and the interface's name (or, from old versions, the id alone); `last_reserved_ip.<set>` holding an address
+//! without a newline; and `lock`, taken with flock(2). Sub-directories are ignored: neither plugin creates any.
 //!
-//! A reservation is written to [`TEMPORARY`] and then renamed, which fails where the name exists
-//! (`RENAME_NOREPLACE`), as the Go plugin's exclusive create does: a writer killed at any instant leaves the whole
-//! file or none.
-//! Only the holder of the lock uses the temporary name, so a stray one belongs to no writer and is removed by the next
-//! reader; to the Go plugin it is a file whose name is no address.
+//! A reservation is written to [`TEMPORARY`] and then renamed, which fails if the name exists (`RENAME_NOREPLACE`),
+//! like the Go plugin's exclusive create: a writer that is killed leaves either the complete file or none. Only the
+//! holder of the lock uses the temporary name, so a stray one belongs to no writer and is removed by the next reader;
+//! to the Go plugin it is a file whose name is not an address.
 //!
-//! A reservation that is released becomes that file, emptied, for the next one to be written to: where files come and
-//! go, ext4 takes longer to find an inode that was not deleted within the last minutes than for all the rest.
+//! The file of a released reservation is renamed to the temporary name and emptied, for reuse by the next reservation:
+//! if files are created and deleted often, ext4 spends more time on finding an inode that was not deleted within the
+//! last minutes than on all the rest.
 //!
-//! Nothing is synced to disk. Losing power also ends every container that holds an address here, so a lost
-//! reservation is one that nobody misses; what may remain is a file without content, as from a Go plugin
-//! killed between create and write. Under the lock such a file has no writer any more: it counts as free and
-//! is replaced.
+//! Nothing is synced to disk. A power loss also ends every container that holds an address here, so a lost reservation
+//! does no harm; it may leave a file without content, as does a Go plugin killed between create and write. Under the
+//! lock such a file has no writer any more: it counts as free and is replaced.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -36,7 +34,7 @@ use crate::{bounded, budget, sync};
 const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
 
-/// A directory that was opened once, and its lock file.
+/// An open directory and its lock file.
 #[derive(Debug)]
 pub(super) struct Opened {
     path: PathBuf,
@@ -44,43 +42,43 @@ pub(super) struct Opened {
     lock: OwnedFd,
 }
 
-/// A directory whose lock is held until this is dropped.
+/// A directory that is locked until this value is dropped.
 pub(super) struct Locked<'a>(&'a Opened);
 
 /// The reservations of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: HashMap<IpAddr, File>,
-    /// The address reserved last, by set, and the file that says so: what was read or written under this lock.
+    /// The address reserved last, by set, with the file that stores it, as read or written under this lock.
     cursors: HashMap<usize, Cursor>,
-    /// An empty file has the temporary name.
+    /// Whether an empty file has the temporary name.
     spare: bool,
-    /// Whether a released reservation becomes the spare file: worth it only in a process that lives longer than one call.
+    /// Whether the file of a released reservation is kept as the spare file: worth it only in a process that lives
+    /// longer than one call.
     pub(super) keeps_spare: bool,
 }
 
-/// The record of the address reserved last in a set.
+/// The address reserved last in a set, and its file.
 #[derive(Debug)]
 struct Cursor {
     file: OwnedFd,
-    /// Of the file, in bytes.
+    /// Length of the file, in bytes.
     length: usize,
     address: Option<IpAddr>,
 }
 
-/// A file whose name is an address.
+/// State of a file whose name is an address.
 #[derive(Debug, PartialEq, Eq)]
 enum File {
-    /// Its content without white space around it.
+    /// Its content, trimmed.
     Held(Box<[u8]>),
-    /// Without content: the writer died.
+    /// No content: the writer died.
     Abandoned,
-    /// Not a file, or not to be read: better not handed out.
+    /// Not a regular file, or unreadable: the address is not handed out.
     Unreadable,
 }
 
-/// Tells whether a directory's entries are still those that were read: its modification time as set by
-/// [`Locked::mark`].
+/// Detects changes to a directory's entries since they were read: the modification time set by [`Locked::mark`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -89,7 +87,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// That of the directory which has this path now; `None` when the kernel does not say.
+    /// The stamp of the directory that has this path now; `None` if the kernel does not report it.
     pub(super) fn of(path: &Path) -> Option<Self> {
         rustix::fs::stat(path).ok().map(Self::from)
     }
@@ -102,7 +100,7 @@ impl From<rustix::fs::Stat> for Stamp {
 }
 
 impl Opened {
-    /// Opens an existing directory; `None` without one.
+    /// Opens an existing directory; `None` if it does not exist.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
@@ -110,14 +108,14 @@ impl Opened {
             Err(error) if bounded::is_nothing(&error.into()) => return Ok(None),
             Err(error) => return Err(Error::Open { path: path.to_owned(), source: error.into() }),
         };
-        // Not blocking: somebody may have put a FIFO there.
+        // Non-blocking, in case a FIFO has that name.
         let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let lock = rustix::fs::openat(&directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| Error::Lock { path: path.join(LOCK), source: error.into() })?;
         Ok(Some(Self { path: path.to_owned(), directory, lock }))
     }
 
-    /// Waits for the lock until `deadline`, by asking again and again: a blocking flock(2) has no deadline.
+    /// Waits for the lock until `deadline` by polling: a blocking flock(2) has no deadline.
     pub(super) fn lock(&self, deadline: Instant) -> Result<Locked<'_>, Error> {
         let mut pause = Duration::from_micros(100);
         loop {
@@ -141,7 +139,7 @@ impl Opened {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // A lock that is held cannot fail to be given up.
+        // Unlocking a held lock cannot fail.
         let _ = rustix::fs::flock(&self.0.lock, FlockOperation::Unlock);
     }
 }
@@ -163,8 +161,8 @@ impl Locked<'_> {
         Ok(contents)
     }
 
-    /// The address that was reserved last in a set. What is not exactly an address, a torn write or one with a
-    /// newline, counts as none, as in the Go plugin: the search then starts at the beginning.
+    /// The address that was reserved last in a set. Content other than exactly an address, such as a torn write or an
+    /// address with a newline, counts as none, as in the Go plugin: the search then starts at the beginning.
     pub(super) fn last_reserved(&self, contents: &Contents, set: usize) -> Option<IpAddr> {
         if let Some(cursor) = contents.cursors.get(&set) {
             return cursor.address;
@@ -197,7 +195,7 @@ impl Locked<'_> {
         })
     }
 
-    /// Removes a reservation; one that is gone already is as good as removed.
+    /// Removes a reservation. Succeeds if it does not exist.
     pub(super) fn remove(&self, contents: &mut Contents, address: IpAddr) -> Result<(), Error> {
         let name = address.to_string();
         let removed = match contents.keeps_spare && !contents.spare {
@@ -210,9 +208,9 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Gives the directory a modification time that no change of its entries gives it, so that any change by
-    /// another process shows, even one within the same tick of the kernel's clock: a point one second ago, to
-    /// the nanosecond. `None` where the file system keeps coarser times, as two marks could then be the same.
+    /// Gives the directory a modification time that no change of its entries produces, so that any change by another
+    /// process is detected, even one within the same tick of the kernel's clock: a point one second ago, to the
+    /// nanosecond. `None` if the file system stores coarser times, as two marks could then be the same.
     pub(super) fn mark(&self) -> Option<Stamp> {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let mark = Timespec { tv_sec: now.tv_sec - 1, tv_nsec: now.tv_nsec };
@@ -232,7 +230,7 @@ impl Locked<'_> {
             self.give_name(name, replace)
         });
         if written.is_err() {
-            // A temporary file that stays behind is removed by the next reader.
+            // The next reader removes a temporary file that is left over.
             let _ = self.remove_name(TEMPORARY);
         }
         written
@@ -243,7 +241,7 @@ impl Locked<'_> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let create = || rustix::fs::openat(&self.0.directory, TEMPORARY, flags, Mode::RUSR | Mode::WUSR);
         match create() {
-            // Removed rather than truncated: a stray temporary file may be the second name of a reservation.
+            // Removed rather than truncated: a stray temporary file may be a hard link to a reservation.
             Err(Errno::EXIST) => self.remove_name(TEMPORARY).and_then(|()| create()),
             created => created,
         }
@@ -255,9 +253,9 @@ impl Locked<'_> {
         rustix::fs::openat(&self.0.directory, TEMPORARY, flags, Mode::empty())
     }
 
-    /// Turns a reservation into the spare file. `false` when there is none for it: it was gone.
+    /// Turns a reservation into the spare file. `false` if the reservation did not exist.
     ///
-    /// Renamed first: from then on the address is free, also when the agent is killed before the file is empty.
+    /// Renamed first: from then on the address is free, even if the agent is killed before the file is emptied.
     fn make_spare(&self, name: &str) -> Result<bool, Errno> {
         sync::step();
         let directory = &self.0.directory;
@@ -271,7 +269,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Gives the temporary file its name; fails where the name exists, unless it is to be replaced.
+    /// Renames the temporary file; fails if the name exists, unless it is to be replaced.
     fn give_name(&self, name: &str, replace: bool) -> Result<(), Errno> {
         sync::step();
         let directory = &self.0.directory;
@@ -279,7 +277,7 @@ impl Locked<'_> {
             return rustix::fs::renameat(directory, TEMPORARY, directory, name);
         }
         match rustix::fs::renameat_with(directory, TEMPORARY, directory, name, RenameFlags::NOREPLACE) {
-            // A file system without that kind of rename: the same in two steps.
+            // A file system without `RENAME_NOREPLACE`: the same in two steps.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 rustix::fs::linkat(directory, TEMPORARY, directory, name, AtFlags::empty())?;
                 self.remove_name(TEMPORARY)
@@ -288,11 +286,11 @@ impl Locked<'_> {
         }
     }
 
-    /// Overwrites, then cuts: a file that is emptied first is written to disk at once by ext4, which costs more
-    /// than everything else here together. A writer killed in between leaves a wrong cursor, which only moves the
-    /// point where the next search starts.
+    /// Overwrites, then truncates: ext4 writes a file that is truncated first to disk at once, which costs more than
+    /// everything else here together. A writer killed in between leaves a wrong cursor, which only changes the point
+    /// where the next search starts.
     fn write_cursor(&self, contents: &mut Contents, set: usize, address: IpAddr) -> Result<(), Errno> {
-        // Forgotten until it is written: a failure leaves the file to be opened and measured again.
+        // Removed until it is written: after a failure the file is opened and measured again.
         let (file, length) = match contents.cursors.remove(&set) {
             Some(cursor) => (cursor.file, cursor.length),
             None => {
@@ -322,7 +320,7 @@ impl Locked<'_> {
 
     fn open_file(&self, name: &str) -> Result<OwnedFd, Errno> {
         sync::step();
-        // Not blocking: a FIFO of that name must not hold up the directory.
+        // Non-blocking: a FIFO of that name must not stall the directory.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.0.directory, name, flags, Mode::empty())?;
         match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
@@ -335,7 +333,7 @@ impl Locked<'_> {
         let Ok(content) = self.open_file(name).and_then(|file| read_to_end(&file)) else {
             return File::Unreadable;
         };
-        // Blocks that a file system had promised but not written before power was lost read as zeros.
+        // Blocks that were allocated but not written before a power loss read as zeros.
         if content.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
             return File::Abandoned;
         }
@@ -344,20 +342,20 @@ impl Locked<'_> {
 }
 
 impl Contents {
-    /// Whether the address is reserved by anyone.
+    /// Whether the address is reserved, by any owner.
     pub(super) fn is_taken(&self, address: IpAddr) -> bool {
         self.files.get(&address).is_some_and(|file| *file != File::Abandoned)
     }
 
-    /// The addresses of an owner in order; those of its container from before interfaces were recorded only
-    /// where there is none with its interface.
+    /// The addresses of an owner in order. Entries of its container without an interface, from old versions, count
+    /// only if there is none with its interface.
     pub(super) fn held_by(&self, owner: &Owner) -> Vec<IpAddr> {
         let exact = self.with_content(file_content(owner).trim_ascii());
         if exact.is_empty() { self.with_content(owner.container_id.trim_ascii()) } else { exact }
     }
 
-    /// The addresses held by any other than `owners`, in order. An entry without an interface, written
-    /// before those were recorded, is its container's, whichever interface is named.
+    /// The addresses held by owners other than `owners`, in order. An entry without an interface, from old versions,
+    /// belongs to its container, whichever interface is named.
     pub(super) fn held_by_others(&self, owners: &[Owner]) -> Vec<IpAddr> {
         let known: HashSet<String> = owners
             .iter()
@@ -374,7 +372,7 @@ impl Contents {
         addresses
     }
 
-    /// The addresses that any interface of a container holds, except the interfaces in `keep`.
+    /// The addresses that a container holds for any interface except those in `keep`.
     pub(super) fn held_by_container(&self, container_id: &str, keep: &[String]) -> Vec<IpAddr> {
         let holds = |content: &[u8]| {
             let Ok(text) = std::str::from_utf8(content) else { return false };
@@ -397,7 +395,7 @@ impl Contents {
     }
 }
 
-/// The address that a file stands for. A name that is not the canonical text never names a reservation.
+/// The address in a file name. A name other than the canonical text never belongs to a reservation.
 fn address_of(name: &str) -> Option<IpAddr> {
     name.parse::<IpAddr>().ok().filter(|address| address.to_canonical().to_string() == name)
 }
@@ -406,7 +404,7 @@ fn cursor_name(set: usize) -> String {
     format!("last_reserved_ip.{set}")
 }
 
-/// Empties a reservation's file, if it has no other name and it is as one that is made anew.
+/// Empties a reservation's file, if it has no other hard link and has the properties of a new one.
 fn empty(file: &OwnedFd) -> Result<(), Errno> {
     sync::step();
     let stat = rustix::fs::fstat(file)?;
@@ -426,7 +424,7 @@ fn read_to_end(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
         if content.len() > budget::LEASE.most {
             return Err(Errno::FBIG);
         }
-        // A short read of a regular file is its end.
+        // A short read of a regular file means its end.
         if count < buffer.len() {
             return Ok(content);
         }
@@ -452,7 +450,7 @@ fn write_at_start(file: &OwnedFd, content: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Creates a directory and its parents, for everyone to read.
+/// Creates a directory and its parents, readable for everyone.
 pub(super) fn create(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)

@@ -1,12 +1,12 @@
 //! `host-local`: addresses of one node, each reserved by a file.
 //!
-//! [`Config::parse`] reads the configuration, [`allocator`] chooses addresses (both pure), [`Leases`] keeps the
-//! directory that the Go plugin of the same name uses too: either may release, check and continue what the
-//! other reserved. The keys, the order of addresses and the files are those of
+//! [`Config::parse`] reads the configuration, [`allocator`] chooses addresses (both pure), [`Leases`] maintains the
+//! directory that the Go plugin of the same name also uses: each of the two may release, check and continue
+//! reservations of the other. The keys, the order of addresses and the files are those of
 //! `containernetworking/plugins`, `plugins/ipam/host-local`; `ipam.exclude` is our addition.
 //!
-//! A process that lives for one call uses [`allocate`], [`release`] and [`check`]; one that lives longer keeps
-//! a [`Leases`], which remembers what each directory holds.
+//! A process that lives for one call uses [`allocate`], [`release`] and [`check`]; a longer-lived one keeps a
+//! [`Leases`], which caches the contents of each directory.
 //!
 //! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `directory`, [`allocator`].
 
@@ -29,7 +29,7 @@ pub use config::{Config, ConfigError, DEFAULT_DATA_DIR, Pool, separate};
 pub use resolv_conf::{ReadResolvConfError, read as read_resolv_conf};
 pub use store::{Error, LOCK_DEADLINE, Leases};
 
-/// The addresses that one ADD was given.
+/// The addresses leased by one ADD.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// One per range set, in the order of the sets: the address with the prefix length of its range's subnet,
@@ -37,7 +37,7 @@ pub struct Lease {
     pub addresses: Vec<(IpNet, Option<IpAddr>)>,
 }
 
-/// Reserves one address per range set; all of them or none.
+/// Reserves one address per range set: all of them or none.
 ///
 /// # Errors
 /// See [`Leases::allocate`].
@@ -45,8 +45,8 @@ pub fn allocate(config: &Config, owner: &Owner) -> Result<Lease, Error> {
     Leases::default().allocate(config, owner)
 }
 
-/// Removes every reservation of `owner` and says how many there were. An unknown owner has none: that is
-/// success. Needs no valid configuration, only where the network keeps its files.
+/// Removes every reservation of `owner` and returns their number. An unknown owner has none, which is success. Needs
+/// no valid configuration, only the directory of the network.
 ///
 /// # Errors
 /// See [`Leases::release`].
@@ -54,7 +54,7 @@ pub fn release(data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, E
     Leases::default().release(data_dir, network, owner)
 }
 
-/// Verifies that `owner` holds each address of `expected`, or any address at all when `expected` is empty.
+/// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.
 ///
 /// # Errors
 /// See [`Leases::check`].

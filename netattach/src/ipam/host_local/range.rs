@@ -1,7 +1,7 @@
 //! Ranges of addresses and sets of them.
 //!
-//! A range lies in a subnet and has a gateway that is never handed out. A set is a list of ranges of one
-//! family; one address is taken from each set.
+//! A range lies in a subnet and has a gateway that is never handed out. A set is a list of ranges of one family; each
+//! set provides one address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,16 +9,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// Addresses from `start` to `end`, both included.
+/// Addresses from `start` to `end`, inclusive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
-    /// Where the addresses' prefix length comes from; host bits clear.
+    /// The subnet, which determines the prefix length of the addresses; host bits clear.
     pub subnet: IpNet,
     /// First address.
     pub start: IpAddr,
     /// Last address.
     pub end: IpAddr,
-    /// Given to the container as its gateway and skipped by the allocator. May lie outside the subnet.
+    /// The container's gateway, skipped by the allocator. May lie outside the subnet.
     pub gateway: IpAddr,
 }
 
@@ -38,7 +38,7 @@ pub struct Limits {
     pub gateway: Option<IpAddr>,
 }
 
-/// Why a range cannot be used.
+/// A range cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// `10.1.2.3/24` instead of `10.1.2.0/24`.
@@ -55,7 +55,7 @@ pub enum RangeError {
     /// `::ffff:10.0.0.0/104`.
     #[error("subnet {0} writes an IPv4 network in IPv6 form")]
     MappedSubnet(IpNet),
-    /// A limit that is not an address of the subnet.
+    /// A limit is not an address of the subnet.
     #[error("{limit} {address} is not in subnet {subnet}")]
     OutsideSubnet {
         /// `rangeStart` or `rangeEnd`.
@@ -65,10 +65,10 @@ pub enum RangeError {
         /// The subnet it should be in.
         subnet: IpNet,
     },
-    /// It has no address that can be given.
+    /// The subnet has no address that an interface can have.
     #[error("subnet {0} is multicast: no interface has an address of it")]
     Multicast(IpNet),
-    /// The limits are the wrong way round.
+    /// The first limit is above the last.
     #[error("rangeStart {start} is after rangeEnd {end}")]
     StartAfterEnd {
         /// `rangeStart`.
@@ -79,11 +79,11 @@ pub enum RangeError {
 }
 
 impl Range {
-    /// Fills in the defaults and validates. IPv4 addresses written in IPv6 form are taken as IPv4.
+    /// Applies the defaults and validates. IPv4 addresses in IPv6 form are taken as IPv4.
     ///
     /// # Errors
-    /// When the subnet cannot be allocated from, or a limit does not lie in it. The limits' family is part of
-    /// that: an IPv6 address is in no IPv4 subnet.
+    /// The subnet cannot be allocated from, or a limit does not lie in it. This includes a limit of the other family:
+    /// an IPv6 address is in no IPv4 subnet.
     pub fn new(subnet: IpNet, limits: Limits) -> Result<Self, RangeError> {
         if let IpAddr::V6(address) = subnet.addr()
             && address.to_ipv4_mapped().is_some()
@@ -119,9 +119,10 @@ impl Range {
         Ok(Self { subnet, start, end, gateway })
     }
 
-    /// Whether the address may be taken from here, the gateway aside.
+    /// Whether the address lies in the range, even if it is the gateway.
     pub fn contains(&self, address: IpAddr) -> bool {
-        // IpAddr orders every IPv4 address before every IPv6 one, so another family is never between the two.
+        // IpAddr orders every IPv4 address before every IPv6 one, so an address of the other family is never in
+        // between.
         self.start <= address && address <= self.end
     }
 
@@ -141,17 +142,17 @@ impl RangeSet {
         self.0.first().is_some_and(|range| range.start.is_ipv4())
     }
 
-    /// The range that holds the address.
+    /// The range that contains the address.
     pub fn range_of(&self, address: IpAddr) -> Option<&Range> {
         self.0.iter().find(|range| range.contains(address))
     }
 
-    /// A range of this set and one of the other that share addresses.
+    /// A range of this set and one of the other set that overlap.
     pub fn overlap<'a>(&'a self, other: &'a Self) -> Option<(&'a Range, &'a Range)> {
         self.0.iter().find_map(|ours| Some((ours, other.0.iter().find(|theirs| ours.overlaps(theirs))?)))
     }
 
-    /// Two ranges of this set that share addresses.
+    /// Two ranges of this set that overlap.
     pub fn own_overlap(&self) -> Option<(&Range, &Range)> {
         self.0.iter().enumerate().find_map(|(position, first)| {
             Some((first, self.0[position + 1..].iter().find(|second| first.overlaps(second))?))

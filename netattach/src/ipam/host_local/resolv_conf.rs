@@ -19,7 +19,7 @@ pub struct ReadResolvConfError {
 /// Reads a file in the format of resolv.conf(5).
 ///
 /// # Errors
-/// When the file cannot be read as text.
+/// The file cannot be read as text.
 pub fn read(path: &Path) -> Result<Dns, ReadResolvConfError> {
     match bounded::read_text(path, budget::RESOLV_CONF.most) {
         Ok(text) => Ok(parse(&text)),
@@ -27,8 +27,8 @@ pub fn read(path: &Path) -> Result<Dns, ReadResolvConfError> {
     }
 }
 
-/// Takes `nameserver`, `domain` (the last one wins), `search` and `options` lines; `search` and `options`
-/// add up. Other lines say nothing about DNS and are passed over.
+/// Parses `nameserver`, `domain` (the last one wins), `search` and `options` lines; several `search` and `options`
+/// lines are combined. Other lines are ignored.
 fn parse(text: &str) -> Dns {
     let mut dns = Dns::default();
     for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with(['#', ';'])) {

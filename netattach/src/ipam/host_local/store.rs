@@ -1,4 +1,4 @@
-//! Carries allocations out on the directories, and remembers what they hold.
+//! Carries out allocations on the directories and caches their contents.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,25 +13,25 @@ use super::{Config, Lease, Owner, Pool, config};
 use crate::ipam::Failure;
 use crate::sync::{Arc, Mutex, locked};
 
-/// How long a call waits for a directory's lock by default.
+/// Default time limit for waiting for a directory's lock.
 pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The reservations of this node.
 ///
-/// The files are the truth. What a directory held is remembered only until another process changes it,
-/// so that a call costs the same whether ten addresses are reserved or ten thousand. Calls block: on the lock,
-/// and on the disk for as long as some system calls take.
+/// The files are authoritative. The contents of a directory are cached only until another process changes it, so that
+/// a call costs the same with ten reservations or ten thousand. Calls block: on the lock, and on the disk for a few
+/// system calls.
 #[derive(Debug)]
 pub struct Leases {
     deadline: Duration,
     directories: Mutex<Directories>,
 }
 
-/// How many directories are kept open and remembered, of all pools. Each takes a descriptor for itself, one for
-/// its lock and one for each set of ranges.
+/// Maximum number of directories, of all pools, that are kept open and cached. Each takes a descriptor for itself, one
+/// for its lock and one for each set of ranges.
 const MOST_DIRECTORIES: usize = 64;
 
-/// The directories that were used last.
+/// The most recently used directories.
 #[derive(Debug, Default)]
 struct Directories {
     known: HashMap<PathBuf, (u64, Arc<Mutex<Known>>)>,
@@ -42,7 +42,7 @@ struct Directories {
 #[derive(Debug, Default)]
 struct Known {
     opened: Option<Opened>,
-    /// Present while `contents` is what the directory held when it had this stamp.
+    /// Present while `contents` is the directory's content at this stamp.
     stamp: Option<Stamp>,
     contents: Contents,
 }
@@ -50,10 +50,10 @@ struct Known {
 /// An operation on reservations failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No address can be given.
+    /// No address can be leased.
     #[error("allocate an address from {directory}")]
     Allocate {
-        /// Where the reservations of the network are.
+        /// The network's directory.
         directory: PathBuf,
         /// The reason.
         source: AllocateError,
@@ -65,7 +65,7 @@ pub enum Error {
         address: IpAddr,
         /// The owner that should hold it.
         owner: Owner,
-        /// Where the reservations of the network are.
+        /// The network's directory.
         directory: PathBuf,
     },
     /// CHECK: the attachment holds no address.
@@ -73,13 +73,13 @@ pub enum Error {
     NothingReserved {
         /// The owner that should hold one.
         owner: Owner,
-        /// Where the reservations of the network are.
+        /// The network's directory.
         directory: PathBuf,
     },
     /// The name cannot be that of a directory.
     #[error("{0:?} is not a network name")]
     NetworkName(String),
-    /// Another process holds the lock for too long: try again later.
+    /// Another process held the lock until the deadline: try again later.
     #[error("{path} is locked by another process; see which with: fuser {path}")]
     Busy {
         /// The lock.
@@ -101,7 +101,7 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
-    /// The lock cannot be taken, for another reason than that it is held.
+    /// The lock cannot be taken, for a reason other than being held.
     #[error("lock {path}")]
     Lock {
         /// The lock.
@@ -125,10 +125,10 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
-    /// The address reserved last cannot be recorded.
+    /// The address reserved last cannot be stored.
     #[error("write {path}")]
     WriteCursor {
-        /// The record.
+        /// The file of the address reserved last.
         path: PathBuf,
         /// The reason.
         source: io::Error,
@@ -144,7 +144,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The pool in which there is no address for now, and the address that was asked for, if one was.
+    /// The pool without free addresses, and the requested address, if any.
     pub fn none_free(&self) -> Option<(Pool, Option<IpAddr>)> {
         let Self::Allocate { directory, source } = self else { return None };
         let network = directory.file_name()?.to_str()?.to_owned();
@@ -161,8 +161,8 @@ impl Error {
         match self {
             Self::Busy { .. } => Failure::TryLater,
             Self::Allocate { source, .. } => match source {
-                // An address becomes free when some pod goes. The owner's own is there until a DEL that has not come
-                // yet, or has failed.
+                // An address becomes free when some pod is deleted. The owner's own address stays until a DEL that
+                // has not arrived yet, or has failed.
                 AllocateError::Exhausted { .. }
                 | AllocateError::RequestedTaken { .. }
                 | AllocateError::Duplicate { .. } => Failure::TryLater,
@@ -181,7 +181,7 @@ impl Error {
         }
     }
 
-    /// Whether the answer is about reservations and not about files: the directory is as it was.
+    /// Whether the error concerns reservations rather than files: the directory is unchanged.
     fn is_decision(&self) -> bool {
         matches!(self, Self::Allocate { .. } | Self::NotReserved { .. } | Self::NothingReserved { .. })
     }
@@ -194,16 +194,16 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// Waits at most `deadline` for a directory's lock.
+    /// Limits the time for waiting for a directory's lock.
     pub fn with_deadline(deadline: Duration) -> Self {
         Self { deadline, directories: Mutex::default() }
     }
 
-    /// Reserves one address per range set; all of them or none.
+    /// Reserves one address per range set: all of them or none.
     ///
     /// # Errors
-    /// [`Error::Allocate`] when an address cannot be given, [`Error::Busy`] when the directory stays locked,
-    /// otherwise what could not be done with a file.
+    /// [`Error::Allocate`] if an address cannot be leased, [`Error::Busy`] if the directory stays locked, otherwise
+    /// the failed file operation.
     pub fn allocate(&self, config: &Config, owner: &Owner) -> Result<Lease, Error> {
         let path = config.directory();
         let reserve = |directory: &Locked, contents: &mut Contents| {
@@ -213,7 +213,7 @@ impl Leases {
             for (set, choice) in choices.iter().enumerate() {
                 if let Err(error) = directory.reserve(contents, choice.address.addr(), owner, set) {
                     for taken in &choices[..=set] {
-                        // The DEL that follows a failed ADD finds a file that cannot be removed now.
+                        // If this fails, the DEL that follows the failed ADD removes the file.
                         let _ = directory.remove(contents, taken.address.addr());
                     }
                     return Err(error);
@@ -230,11 +230,11 @@ impl Leases {
         lease.ok_or_else(|| Error::Open { path: path.clone(), source: io::ErrorKind::NotFound.into() })
     }
 
-    /// Removes every reservation of `owner`, whichever set or configuration it came from, and says how many
-    /// there were. Where there is none, no directory even, nothing is left to do: 0.
+    /// Removes every reservation of `owner`, whichever set or configuration it came from, and returns their number. If
+    /// there is none, or no directory, nothing is left to do: 0.
     ///
     /// # Errors
-    /// [`Error::Busy`] when the directory stays locked, otherwise what could not be done with a file.
+    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
     pub fn release(&self, data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
         let path = directory_of(data_dir, network)?;
         let released = self.locked(&path, |directory, contents| {
@@ -247,11 +247,11 @@ impl Leases {
         Ok(released.unwrap_or(0))
     }
 
-    /// Removes the reservations of everyone but `in_use` and says how many there were. A reservation from before
+    /// Removes the reservations of all owners except `in_use` and returns their number. A reservation from before
     /// interfaces were recorded stays while its container has any interface in use.
     ///
     /// # Errors
-    /// [`Error::Busy`] when the directory stays locked, otherwise what could not be done with a file.
+    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
     pub fn retain(&self, data_dir: &Path, network: &str, in_use: &[Owner]) -> Result<usize, Error> {
         let path = directory_of(data_dir, network)?;
         let released = self.locked(&path, |directory, contents| {
@@ -264,7 +264,7 @@ impl Leases {
         Ok(released.unwrap_or(0))
     }
 
-    /// The addresses that a container holds by any interface but those in `keep`.
+    /// The addresses that a container holds for any interface except those in `keep`.
     ///
     /// # Errors
     /// As [`Leases::release`].
@@ -280,8 +280,7 @@ impl Leases {
         Ok(held.unwrap_or_default())
     }
 
-    /// Removes the reservations of every interface of a container but those in `keep`, and says how many there
-    /// were.
+    /// Removes a container's reservations for all interfaces except those in `keep`, and returns their number.
     ///
     /// # Errors
     /// As [`Leases::release`].
@@ -306,10 +305,10 @@ impl Leases {
     /// Verifies that every range set has an address left.
     ///
     /// # Errors
-    /// [`Error::Allocate`] when one has not; [`Error::Busy`] when the directory stays locked.
+    /// [`Error::Allocate`] if one has none; [`Error::Busy`] if the directory stays locked.
     pub fn check_room(&self, config: &Config) -> Result<(), Error> {
         let path = config.directory();
-        // Nobody has this name, so nothing is a duplicate.
+        // No attachment has this name, so no address counts as already held.
         let nobody = Owner { container_id: String::new(), ifname: String::new() };
         let unasked = Config { requested: Vec::new(), ..config.clone() };
         self.locked(&path, |directory, contents| {
@@ -320,11 +319,11 @@ impl Leases {
         .map(drop)
     }
 
-    /// Verifies that `owner` holds each address of `expected`, or any at all when `expected` is empty.
+    /// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.
     ///
     /// # Errors
-    /// [`Error::NotReserved`] or [`Error::NothingReserved`] when it does not; [`Error::Busy`] when the directory
-    /// stays locked; otherwise what could not be done with a file.
+    /// [`Error::NotReserved`] or [`Error::NothingReserved`] if it does not; [`Error::Busy`] if the directory stays
+    /// locked; otherwise the failed file operation.
     pub fn check(
         &self,
         data_dir: &Path,
@@ -341,7 +340,7 @@ impl Leases {
         }
     }
 
-    /// Runs `act` with the directory locked and its contents known; `None` without a directory.
+    /// Runs `act` with the directory locked and its contents known; `None` if there is no directory.
     fn locked<T>(
         &self,
         path: &Path,
@@ -349,14 +348,14 @@ impl Leases {
     ) -> Result<Option<T>, Error> {
         let deadline = Instant::now() + self.deadline;
         let known = self.known(path);
-        // A panic elsewhere leaves no stamp, see below, and so nothing that would be believed.
+        // A panic elsewhere leaves no stamp, see below, so its contents are not used.
         let mut known = locked(&known);
         let Known { opened, stamp, contents } = &mut *known;
-        // Taken, not read: whatever fails on the way, the next call reads the directory.
+        // Taken, not read: after any failure the next call reads the directory.
         let remembered = stamp.take();
         if let (Some(opened), Some(_)) = (&*opened, remembered) {
             let directory = opened.lock(deadline)?;
-            // Whoever changes it has the lock meanwhile.
+            // Other processes change the directory only under the lock.
             if Stamp::of(path) == remembered {
                 contents.keeps_spare = true;
                 return acted(&directory, stamp, contents, act).map(Some);
@@ -375,8 +374,8 @@ impl Leases {
 }
 
 impl Directories {
-    /// The remembered state of a directory. Where that would be one too many, the directories that have not been used
-    /// for the longest time, and are not in use now, are forgotten: the files are the truth.
+    /// The cached state of a directory. If the cache is full, the least recently used directories that are not in use
+    /// now are dropped: the files are authoritative.
     fn of(&mut self, path: &Path) -> Arc<Mutex<Known>> {
         self.uses += 1;
         if let Some((used, known)) = self.known.get_mut(path) {
@@ -396,7 +395,7 @@ impl Directories {
     }
 }
 
-/// Runs `act`, and marks the directory unless it may be in a state that is not known.
+/// Runs `act`, and marks the directory unless its state may be unknown afterwards.
 fn acted<T>(
     directory: &Locked<'_>,
     stamp: &mut Option<Stamp>,
@@ -410,7 +409,7 @@ fn acted<T>(
     result
 }
 
-/// A locked directory as the allocator sees it.
+/// The allocator's view of a locked directory.
 struct View<'a> {
     directory: &'a Locked<'a>,
     contents: &'a Contents,
@@ -459,7 +458,7 @@ mod tests {
 
     const SPARE: &str = ".netattach-reservation";
 
-    /// Name and content of every file but the lock.
+    /// Name and content of every file except the lock.
     fn files(config: &Config) -> Vec<(String, String)> {
         let mut files: Vec<_> = fs::read_dir(config.directory())
             .unwrap()
@@ -562,7 +561,7 @@ mod tests {
         leases.allocate(&config, &owner("b", "eth0")).unwrap();
         assert_eq!((inode("10.0.0.4") == first, first == second), (true, false));
         assert_eq!(files(&config), named(&[("10.0.0.4", "b\r\neth0"), ("last_reserved_ip.0", "10.0.0.4")]));
-        // Somebody else's name for the same file keeps its content.
+        // A file that has another hard link keeps its content.
         fs::hard_link(config.directory().join("10.0.0.4"), dir.path().join("kept")).unwrap();
         leases.release(dir.path(), "net", &owner("b", "eth0")).unwrap();
         assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.4")]));
@@ -618,7 +617,7 @@ mod tests {
         fs::write(config.directory().join("10.0.0.2"), "").unwrap();
         fs::write(config.directory().join("10.0.0.3"), [0; 5]).unwrap();
         fs::write(config.directory().join("10.0.0.4"), "other\r\neth0").unwrap();
-        // The writer was killed between link and unlink.
+        // As if the writer was killed between link and unlink.
         fs::hard_link(config.directory().join("10.0.0.4"), config.directory().join(".netattach-reservation"))
             .unwrap();
         fs::create_dir(config.directory().join("10.0.0.5")).unwrap();
@@ -645,7 +644,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/24"}]]));
         let leases = Leases::default();
-        // Without a pause in between: within one tick of the clock that stamps directories.
+        // Without a pause, so within one tick of the clock that stamps directories.
         for round in 0..100 {
             let lease = leases.allocate(&config, &owner("ours", "eth0")).unwrap();
             let next = config.directory().join(format!("10.0.0.{}", 2 + (round * 2 + 1) % 253));
