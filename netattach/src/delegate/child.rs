@@ -92,7 +92,7 @@ pub(super) fn run(invocation: &Invocation<'_>) -> Result<Output, ChildError> {
 fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildError> {
     let mut command = Command::new(invocation.program);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own, so that what the plugin starts dies with it on a timeout.
+    // A group of its own, so that the plugin's child processes are killed with it on a timeout.
     command.process_group(0);
     if std::env::var_os("PATH").is_none_or(|path| path.is_empty()) {
         command.env("PATH", DEFAULT_PATH);

@@ -55,7 +55,7 @@ pub enum DelegateError {
         #[source]
         source: io::Error,
     },
-    /// The executable was still open for writing by another process at the deadline.
+    /// The executable was still open for writing when the wait ended.
     #[error("start plugin {plugin:?}: {} is still being written after {waited:.1?}", path.display())]
     Busy {
         /// The `type`.
@@ -65,7 +65,7 @@ pub enum DelegateError {
         /// How long starting it was retried.
         waited: Duration,
     },
-    /// Talking to the running plugin failed.
+    /// Communication with the running plugin failed.
     #[error("talk to plugin {plugin:?} ({command})")]
     Pipe {
         /// The `type`.
@@ -190,7 +190,7 @@ pub enum VersionReplyError {
         /// The `cniVersion` of the answer.
         version: String,
     },
-    /// An entry is no version number.
+    /// An entry is not a version number.
     #[error("key supportedVersions[{index}]")]
     Entry {
         /// Position of the entry, from zero.
@@ -215,7 +215,7 @@ impl DelegateError {
         }
     }
 
-    /// The end of what the plugin wrote on stderr; empty if it wrote nothing or never ran.
+    /// The end of the plugin's stderr; empty if it wrote nothing or never ran.
     pub fn stderr(&self) -> &str {
         match self {
             Self::TimedOut { stderr, .. }

@@ -116,7 +116,7 @@ impl Delegate {
     /// The executable of a plugin, without calling it.
     ///
     /// # Errors
-    /// The name is no file name, or there is no such file.
+    /// The name is not a file name, or there is no such file.
     pub fn find(&self, plugin_type: &str) -> Result<PathBuf, DelegateError> {
         find::plugin(plugin_type, &self.search)
     }

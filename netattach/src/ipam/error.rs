@@ -39,7 +39,7 @@ pub enum Failure {
     TryLater,
     /// The configuration or the runtime requests an address that can never be leased.
     WrongRequest,
-    /// Something could not be read or written.
+    /// A file could not be read or written.
     Io,
     /// A check failed: an expected address is not held.
     Other,

@@ -139,7 +139,7 @@ impl Named {
         Self::new(&item.key, item.text()?)
     }
 
-    /// An element of `ipam.addresses`.
+    /// Reads an element of `ipam.addresses`.
     fn configured(item: &Item<'_>) -> Result<Self, KeyError> {
         let object = item.object()?;
         let (key, text) = object.needed_text("address")?;

@@ -357,7 +357,7 @@ impl Record {
         if std::mem::take(&mut self.cut_off) {
             self.file.cut(self.length).map_err(|source| self.not_written(source))?;
         }
-        // One write: after a crash a line is whole, cut off at the end, or absent.
+        // A single write: after a crash a line is complete, cut off at the end, or absent.
         if let Err(source) = self.file.write_at(self.length, &self.unwritten) {
             // A full disk may have accepted part of a line. It is removed, so that the next line starts at the right
             // offset.

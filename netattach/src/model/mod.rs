@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::Config;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 
-/// The seed: CI explores the same orders each time.
+/// Fixed, so that CI explores the same orders each time.
 const SEED: u64 = 20_251_122;
 
 /// A larger stack: operations call deep into parsers and system libraries.

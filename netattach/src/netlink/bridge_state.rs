@@ -25,7 +25,7 @@ pub struct ForwardingState {
     pub mtu: u32,
     /// The link's own address, if it sends Ethernet frames.
     pub mac: Option<Mac>,
-    /// Link group; one of [`OWN_GROUPS`](crate::spec::OWN_GROUPS) if an agent has made it.
+    /// Link group; has the bit [`OWN_GROUPS`](crate::spec::OWN_GROUPS) if an agent made the link.
     pub group: u32,
     /// Kind, as `ip -d link` shows it; empty for a network card.
     pub kind: String,

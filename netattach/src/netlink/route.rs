@@ -68,8 +68,8 @@ impl Handle {
         Ok(found)
     }
 
-    /// Whether packets to the address stay on the node: it is an address of the node, or a broadcast address of one of
-    /// its links.
+    /// Whether packets to the address stay on the node or its links: it is an address of the node, or a broadcast or
+    /// multicast address.
     pub fn is_own_address(&mut self, address: IpAddr) -> Result<bool, Error> {
         let mut to = RouteMessage::default();
         to.header.address_family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };

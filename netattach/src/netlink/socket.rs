@@ -18,7 +18,7 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
-/// The dump may be inconsistent: something changed while it was produced.
+/// The dump may be inconsistent: objects changed while it was produced.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
 /// In an acknowledgement: only the header of the request is repeated.

@@ -257,8 +257,8 @@ fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Re
     Ok(())
 }
 
-/// A warning if the pod claims an address and no address management of the attachment supports claims. The standard
-/// lets such an attachment succeed (section 4.1.2.1.11). Ours does not support them.
+/// A warning if the pod claims an address and netattach's own address management serves the attachment: it does not
+/// support claims. The standard lets such an attachment succeed (section 4.1.2.1.11).
 fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
     let claim = selection.ipam_claim_reference.as_deref()?;
     let kind = steps.iter().find_map(|step| match step {

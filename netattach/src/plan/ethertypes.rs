@@ -18,7 +18,7 @@ pub fn is_other(number: u16) -> bool {
     number >= FIRST_ETHERTYPE && !JUDGED.contains(&number)
 }
 
-/// The annotation cannot be carried out.
+/// The annotation is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEthertypes {
     /// Not an ethertype number.

@@ -43,7 +43,7 @@ use crate::spec;
 pub use device::pci_address;
 pub use result_cache::CachedResults;
 
-/// Everything that one ADD will do to one sandbox. Written to the journal before the first step.
+/// All steps of one ADD for one sandbox. Written to the journal before the first step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The sandbox that is attached.

@@ -22,7 +22,7 @@ pub struct Network {
     pub list: Arc<NetworkList>,
     /// The extended resource that provides its devices ([`npwg::RESOURCE_ANNOTATION`]).
     pub resource: Option<String>,
-    /// When policies are enforced on attachments that other plugins make, if the network's definition sets it.
+    /// When programs run for its attachments that other plugins make, if the network's definition sets it.
     pub enforce: Option<EnforceWhen>,
     /// Ethertypes that its attachments may exchange besides IP and ARP.
     pub ethertypes: Vec<u16>,
@@ -48,7 +48,7 @@ impl Intent {
     }
 }
 
-/// Something tolerated in a pod's selections.
+/// A problem in a pod's selections that is tolerated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
     /// Position of the selection, from 0; `None`: the warning concerns all of them, or the default network's.
@@ -60,13 +60,13 @@ pub struct Warning {
 /// The agent's settings that apply to all its plans.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Plugin types that are always executed although netattach carries them itself (`delegation.exec`).
+    /// Plugin types that are always executed although they are built in (`delegation.exec`).
     pub exec: Vec<String>,
     /// Which attachments are written to libcni's cache (`delegation.resultCache`).
     pub remembered: CachedResults,
     /// Directory of device information (`deviceInfoDir`).
     pub device_info_dir: PathBuf,
-    /// When policies are enforced on attachments that other plugins make (`delegation.enforce`).
+    /// When programs run for attachments that other plugins make (`delegation.enforce`).
     pub enforce: EnforceWhen,
 }
 

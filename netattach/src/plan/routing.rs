@@ -174,8 +174,8 @@ fn kept_to_its_interface(
     );
     if attachment.yields_to.is_some_and(|at| at.0 == outputs.attachment()) {
         routes.extend(moved(attachment.yields_to, outputs.all()).iter().map(|route| Route {
-            // The kernel has already resolved the gateway when the route was moved; this table need not contain the route
-            // to it.
+            // The kernel already resolved the gateway when the route was moved; this table need not contain the route to
+            // it.
             on_link: route.gateway.is_some(),
             ..route.clone()
         }));

@@ -37,7 +37,7 @@ impl HookKind {
 pub enum NotObservable {
     /// netattach does not judge interfaces of this kind: loopback, macvlan in mode passthru.
     NotJudged,
-    /// The network's definition or the agent's settings say so.
+    /// The network's definition or the agent's settings exclude it.
     LeftAlone,
     /// The pod has no interface of that name.
     NoInterface,

@@ -141,7 +141,7 @@ pub struct Protect {
     /// Whether its packets may bypass the node's network stack.
     #[serde(default = "yes")]
     pub fast_path: bool,
-    /// When its programs run.
+    /// When the attachment's programs run.
     #[serde(default = "EnforceWhen::always")]
     pub when: EnforceWhen,
     /// Ethertypes that pass in addition to IP and ARP, regardless of policies.

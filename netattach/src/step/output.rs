@@ -127,14 +127,14 @@ pub enum Output {
         /// By family, then by metric.
         routes: Vec<spec::Route>,
     },
-    /// The interfaces that needed rules by source.
+    /// The interfaces that needed source-based rules.
     SourceRouting {
         /// In the order of the attachments.
         interfaces: Vec<SourceRouting>,
     },
     /// Device information.
     DeviceInfo {
-        /// Of the specified form, unknown keys included.
+        /// In the specified form, including unknown keys.
         info: Value,
     },
     /// The result of a plugin, in the version in which it was printed.
