@@ -34,8 +34,8 @@ pub enum Step {
     RaiseLoopback,
     /// Leases addresses from address management that netattach carries out itself.
     Lease(ipam::Config),
-    /// Copies the device plugin's information, if there is any, to the attachment's device information file. Before
-    /// the attachment's plugins.
+    /// Replaces the attachment's device information file by a copy of the device plugin's, if there is one. Before the
+    /// attachment's plugins.
     PrepareDeviceInfo(DeviceInfoFiles),
     /// Calls another CNI plugin.
     Delegate(Delegate),
