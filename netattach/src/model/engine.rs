@@ -83,8 +83,7 @@ fn del(engine: &Engine, container: &str) {
     engine.del(&rig::request("DEL", container)).unwrap();
 }
 
-/// The part of GC after planning, for a runtime that has these containers in use. Each stale container is removed
-/// under its own turn.
+/// The work of GC for a runtime that has these containers in use. Stale containers are removed one after another.
 fn gc(engine: &Engine, in_use: &[&str]) {
     let id =
         |container: &&str| AttachmentId { container_id: (*container).to_owned(), ifname: "eth0".to_owned() };
