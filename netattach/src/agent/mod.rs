@@ -43,6 +43,7 @@ mod turns;
 pub use config::{Arguments, Settings};
 pub use run::{AgentError, run};
 
+/// `netattachd`: parses the command line, logs to standard error, and runs the agent.
 pub fn main() -> std::process::ExitCode {
     memory::keep_small();
     run::main()
