@@ -1,4 +1,4 @@
-//! Addresses and ports as they stand in packets and map keys: bytes in network order.
+//! Addresses and ports in the form of packets and map keys: bytes in network order.
 //!
 //! The types are aligned so that the BPF compiler moves them as words; byte-wise copies of an IPv6 address
 //! would not even fit the program's stack. The alignment adds no padding to any key (asserted there).
@@ -53,7 +53,7 @@ pub struct Port {
     pub octets: [u8; 2],
 }
 
-/// Source and destination port as they stand side by side in a packet: one word, moved as such.
+/// Source and destination port, adjacent as in a packet: one word, moved as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Ports(u32);
@@ -79,14 +79,14 @@ impl Address for Ip4 {
 }
 
 impl Ip6 {
-    /// The address of words as they lie in memory.
+    /// The address from words in memory order.
     #[inline(always)]
     const fn from_words(words: [u32; 4]) -> Self {
         // SAFETY: same size, and every bit pattern is valid for both.
         Self { octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) } }
     }
 
-    /// The address as two numbers, the greater part first.
+    /// The address as two numbers, the most significant first.
     #[inline(always)]
     pub(crate) const fn halves(&self) -> [u64; 2] {
         let [a, b, c, d] = self.words();
@@ -96,7 +96,7 @@ impl Ip6 {
         ]
     }
 
-    /// The address as words as they lie in memory.
+    /// The address as words in memory order.
     #[inline(always)]
     const fn words(&self) -> [u32; 4] {
         // SAFETY: same size, and every bit pattern is valid for both.
@@ -127,7 +127,7 @@ impl Address for Ip6 {
 }
 
 impl Mac {
-    /// The address as words as they lie in memory.
+    /// The address as words in memory order.
     #[inline(always)]
     pub(crate) const fn words(&self) -> [u16; 3] {
         // SAFETY: same size, and every bit pattern is valid for both.
@@ -167,7 +167,7 @@ impl Ports {
         Port { octets: [c, d] }
     }
 
-    /// Those of a packet the other way.
+    /// The ports of a packet in the opposite direction.
     #[inline(always)]
     pub const fn reversed(self) -> Self {
         Self(self.0.rotate_left(16))
@@ -178,7 +178,7 @@ impl Port {
     /// No port.
     pub const NONE: Self = Self { octets: [0; 2] };
 
-    /// The port of a number.
+    /// The port with a number.
     #[inline(always)]
     pub const fn new(number: u16) -> Self {
         Self { octets: number.to_be_bytes() }

@@ -1,4 +1,4 @@
-//! What the programs know about one attachment.
+//! The programs' data of one attachment.
 
 use crate::address::{Address, Ip4, Ip6, Mac};
 use crate::flow::Leg;
@@ -18,16 +18,17 @@ pub struct AttachmentRecord {
     pub mac: Mac,
     /// Zero.
     pub pad: [u8; 2],
-    /// The IPv6 link-local address that follows from `mac`; always an allowed source.
+    /// The IPv6 link-local address derived from `mac`; always an allowed source.
     pub link_local: Ip6,
-    /// The first allowed IPv4 source, unspecified when there is none. It is in `na_addr4` too; here it spares
-    /// most packets that lookup.
+    /// The first allowed IPv4 source, unspecified if there is none. It is in `na_addr4` too; here it saves most packets
+    /// that lookup.
     pub ipv4: Ip4,
     /// The same for IPv6.
     pub ipv6: Ip6,
-    /// The IPv6 prefixes of the attachment's link, as far as its addresses tell; [`Prefix::NONE`] behind the last.
+    /// The IPv6 prefixes of the attachment's link, as far as they follow from its addresses; padded with
+    /// [`Prefix::NONE`].
     pub on_link: [Prefix; Prefix::MOST],
-    /// Ethertypes (host order) that pass in both directions whatever the policies say; 0 behind the last.
+    /// Ethertypes (host order) that pass in both directions regardless of policies; padded with 0.
     pub ethertypes: [u16; AttachmentRecord::ETHERTYPES],
 }
 
@@ -35,26 +36,26 @@ pub struct AttachmentRecord {
 pub mod flag {
     /// The record is in use. Without it every packet of the device is dropped.
     pub const PRESENT: u32 = 1;
-    /// Frames must come from the attachment's MAC address (also inside ARP and neighbour discovery), and the
-    /// pod may not speak as a router or DHCP server, nor ask for source routing.
+    /// Frames must come from the attachment's MAC address (also inside ARP and neighbour discovery), and the pod may
+    /// not act as a router or DHCP server, nor use source routing.
     pub const CHECK_MAC: u32 = 1 << 1;
     /// Packets must come from the attachment's addresses (also inside ARP and neighbour discovery).
     pub const CHECK_ADDRESS: u32 = 1 << 2;
-    /// A policy is still to be loaded: only ARP, neighbour discovery and multicast listener messages pass.
+    /// The policy is not loaded yet: only ARP, neighbour discovery and multicast listener messages pass.
     pub const PENDING: u32 = 1 << 3;
-    /// VLAN tags that `na_vlan` lists may pass. Without it no tagged frame does.
+    /// VLAN tags listed in `na_vlan` may pass. Without it no tagged frame passes.
     pub const VLANS: u32 = 1 << 4;
-    /// What the pod sends is limited (`Limits::from_pod`).
+    /// Traffic from the pod is limited (`Limits::from_pod`).
     pub const LIMIT_FROM_POD: u32 = 1 << 5;
-    /// What the pod receives is limited (`Limits::to_pod`).
+    /// Traffic to the pod is limited (`Limits::to_pod`).
     pub const LIMIT_TO_POD: u32 = 1 << 6;
-    /// A TCP or SCTP packet of no known connection is dropped unless it opens one.
+    /// A TCP or SCTP packet without a known connection is dropped unless it opens one.
     pub const NO_MIDSTREAM: u32 = 1 << 7;
     /// A flow that a policy has approved stays approved when the policy changes.
     pub const KEEP_ESTABLISHED: u32 = 1 << 8;
-    /// ICMP passes whatever the policy says.
+    /// ICMP passes regardless of the policy.
     pub const ACCEPT_ICMP: u32 = 1 << 9;
-    /// ICMPv6 passes whatever the policy says.
+    /// ICMPv6 passes regardless of the policy.
     pub const ACCEPT_ICMPV6: u32 = 1 << 10;
 }
 
@@ -67,10 +68,10 @@ const _: () = {
 };
 
 impl AttachmentRecord {
-    /// How many ethertypes an attachment may have passed.
+    /// Maximum number of ethertypes of an attachment.
     pub const ETHERTYPES: usize = 4;
 
-    /// A record in use, not bound to a device yet.
+    /// A record in use, not yet bound to a device.
     pub const fn new(mac: Mac, zone: u32, flags: u32) -> Self {
         Self {
             flags: flags | flag::PRESENT,
@@ -86,7 +87,7 @@ impl AttachmentRecord {
         }
     }
 
-    /// An id without attachment.
+    /// An id without an attachment.
     pub const FREE: Self = Self {
         flags: 0,
         zone: 0,
@@ -100,7 +101,7 @@ impl AttachmentRecord {
         ethertypes: [0; Self::ETHERTYPES],
     };
 
-    /// Whether frames of an ethertype pass whatever the policies say.
+    /// Whether frames of an ethertype pass regardless of policies.
     #[inline(always)]
     pub const fn passes(&self, ethertype: u16) -> bool {
         let [a, b, c, d] = self.ethertypes;
@@ -144,7 +145,7 @@ impl PolicyIds {
         self.ingress == 0 && self.egress == 0
     }
 
-    /// The policy for flows in which the attachment's pod plays the given part.
+    /// The policy for flows in which the attachment's pod has the given role.
     #[inline(always)]
     pub const fn of(self, leg: Leg) -> u32 {
         match leg {
@@ -153,14 +154,14 @@ impl PolicyIds {
         }
     }
 
-    /// The pair as the word that is stored.
+    /// The pair as the stored word.
     pub const fn to_word(self) -> u64 {
         let [a, b, c, d] = self.ingress.to_ne_bytes();
         let [e, f, g, h] = self.egress.to_ne_bytes();
         u64::from_ne_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// The pair in a word that was read.
+    /// The pair from a stored word.
     #[inline(always)]
     pub const fn from_word(word: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();

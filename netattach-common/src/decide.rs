@@ -1,4 +1,4 @@
-//! Whether a policy allows a peer and a port.
+//! Decides whether a policy allows a peer and a port.
 //!
 //! 1. The peer's exact address gives its class; failing that, the longest prefix that holds it does. An exact
 //!    address is the longest prefix there is, so the first hit decides alone.
@@ -9,8 +9,8 @@
 
 use crate::{Port, PortKey};
 
-/// The class that allows nothing: of addresses that an exception cuts out of a block. It has no ports, and to
-/// whoever reads why a packet was dropped it is a peer that no rule names.
+/// The class that allows nothing, for addresses that an exception excludes from a block. It has no ports, and in the
+/// reason of a dropped packet it counts as a peer that no rule names.
 pub const NOTHING: u32 = 1;
 
 /// The tables a policy is compiled to.
@@ -23,7 +23,7 @@ pub trait Tables<A> {
     fn rule(&self, key: &PortKey, bits: u32) -> Option<u32>;
 }
 
-/// What is asked of a policy: may the pod and this peer exchange this traffic.
+/// The question to a policy: may the pod and this peer exchange this traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Query<A> {
@@ -33,13 +33,13 @@ pub struct Query<A> {
     pub port: Port,
     /// IP protocol number.
     pub protocol: u8,
-    /// Whether the traffic has ports. Beside the port, not around it: compiled for the kernel, the port is read in any
-    /// case, and before Linux 6.3 the verifier lets nothing be read that was never written.
+    /// Whether the traffic has ports. A separate field instead of an `Option`: compiled for the kernel, the port is
+    /// read in any case, and before Linux 6.3 the verifier refuses reads of uninitialised data.
     pub has_port: bool,
 }
 
 const _: () = {
-    // Without padding, which nobody writes: BPF functions hand it to each other.
+    // No padding, which would be uninitialised: BPF functions pass it to each other.
     assert!(size_of::<Query<crate::Ip4>>() == 8);
     assert!(size_of::<Query<crate::Ip6>>() == 20);
 };
@@ -64,7 +64,7 @@ pub enum Verdict {
         /// Rule id within the policy.
         rule: u32,
     },
-    /// No rule names the peer, or only to except it.
+    /// No rule names the peer, or only as an exception.
     UnknownPeer,
     /// Rules name the peer, none this protocol and port.
     UnknownPort,
@@ -97,7 +97,7 @@ mod tests {
     use crate::protocol::{ICMP, TCP, UDP};
     use proptest::prelude::*;
 
-    /// Tables as lists, searched the slow way.
+    /// Tables as lists, searched linearly.
     #[derive(Default, Debug)]
     struct Lists {
         exact: Vec<(u32, [u8; 4], u32)>,
@@ -150,8 +150,8 @@ mod tests {
         Query::new(peer, protocol, port.into().map(Port::new))
     }
 
-    /// Policy 7: 10.0.0.0/8 (class 4) any; 10.1.0.0/16 (class 2) TCP 80 and 8080-8083; host 10.1.0.9
-    /// (class 3) UDP; 10.2.0.0/16 nothing, as an `except` compiles to.
+    /// Policy 7: 10.0.0.0/8 (class 4) any; 10.1.0.0/16 (class 2) TCP 80 and 8080-8083; host 10.1.0.9 (class 3) UDP;
+    /// 10.2.0.0/16 nothing, the result of compiling an `except`.
     fn example() -> Lists {
         Lists {
             exact: vec![(7, [10, 1, 0, 9], 3)],

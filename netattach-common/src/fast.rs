@@ -1,18 +1,18 @@
-//! The fast path from one pod of a node to another, and between pods and the wire: who may take it, and what became of
-//! packets that could not.
+//! The fast path from one pod of a node to another, and between pods and the wire: which attachments may use it, and
+//! why packets could not.
 
 use crate::address::Mac;
 use crate::stats::Traffic;
 
-/// Value of map `na_fast_port`: an attachment's place on the fast path. All zero: it has none, and what the pod sends
-/// and receives takes the way through the node's network stack.
+/// Value of map `na_fast_port`: an attachment's state on the fast path. All zero: it is not on it, and the pod's
+/// traffic goes through the node's network stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FastPort {
     /// Index of the bridge that the node's end is a port of, [`FastPort::ROUTED`] for a routed link, 0 for none.
     /// Frames stay within one bridge, and packets among the routed links.
     pub bridge: u32,
-    /// MTU of the node's end, in bytes: longer packets are left to the stack, which knows what to answer.
+    /// MTU of the node's end, in bytes: longer packets are left to the stack, which can answer them.
     pub mtu: u32,
 }
 
@@ -34,7 +34,7 @@ pub struct StationKey {
 }
 
 impl StationKey {
-    /// Instead of an attachment, at a bridge's own address: the node routes what comes there.
+    /// In place of an attachment, for a bridge's own address: the node routes frames to it.
     pub const GATEWAY: u32 = 0;
 
     /// The key of an address on a bridge.
@@ -46,8 +46,8 @@ impl StationKey {
 
 macro_rules! declines {
     ($($(#[$doc:meta])* $number:literal $variant:ident $name:literal,)+) => {
-        /// Why a packet that an attachment of the fast path sent, or that came for it by an uplink, took the way
-        /// through the stack. The number is the index into [`FastStats::declined`].
+        /// Why a packet that an attachment on the fast path sent, or that came for it by an uplink, went through the
+        /// stack. The number is the index into [`FastStats::declined`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum Decline {
@@ -69,29 +69,29 @@ macro_rules! declines {
 }
 
 declines! {
-    /// No unicast IP packet without a VLAN tag, or neighbour discovery: the bridge must see these.
+    /// Not a unicast IP packet without a VLAN tag, or neighbour discovery: the bridge must see these.
     0 Control "control",
-    /// The destination is no attachment that takes the fast path on the same bridge: the gateway, another node, or
-    /// a pod that opted out.
+    /// The destination is not an attachment on the fast path of the same bridge: the gateway, another node, or a pod
+    /// that opted out.
     1 Elsewhere "elsewhere",
-    /// The destination waits for its policy, or its device is being taken away.
+    /// The destination's policy is not loaded yet, or its device is being removed.
     2 Unready "unready",
     /// Longer than the MTU of the destination's link.
     3 TooBig "too-big",
-    /// No agent has looked at the node's configuration for too long.
+    /// No agent has checked the node's configuration for too long.
     4 Unwatched "unwatched",
     /// The program of the fast path is not loaded.
     5 NoProgram "no-program",
     /// A routed packet whose hop limit runs out, or with options for routers.
     6 HopLimit "hop-limit",
-    /// The node would not pass it on: it has no route, does not forward, is the destination itself, or has not
-    /// resolved the pod's address yet.
+    /// The node would not forward it: it has no route, does not forward, is the destination itself, or has not resolved
+    /// the pod's address yet.
     7 Unroutable "unroutable",
-    /// From the wire: the bridge is shown where its sender is, so that it does not forget.
+    /// From the wire: the packet is passed to the bridge so that it does not forget the sender's port.
     8 Learning "learning",
-    /// From the wire: an answer would not go back by the same device, or the source is no host's.
+    /// From the wire: an answer would not leave by the same device, or the source is not a host's address.
     9 Source "source",
-    /// A routed packet whose ports, by which the node may route, are not at hand: a fragment, or with extension
+    /// A routed packet whose ports, by which the node may route, cannot be read: a fragment, or one with extension
     /// headers.
     10 NoPorts "no-ports",
 }
@@ -105,11 +105,11 @@ impl Decline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FastStats {
-    /// Received by the fast path. Part of what [`Stats::to_pod`](crate::Stats::to_pod) counts.
+    /// Received by the fast path. Part of [`Stats::to_pod`](crate::Stats::to_pod).
     pub received: Traffic,
-    /// Sent straight to an uplink. Part of what [`Stats::from_pod`](crate::Stats::from_pod) counts.
+    /// Sent directly to an uplink. Part of [`Stats::from_pod`](crate::Stats::from_pod).
     pub sent: Traffic,
-    /// Left to the stack, by [`Decline`] number: sent, or come for it by an uplink.
+    /// Left to the stack, by [`Decline`] number: sent, or received for it by an uplink.
     pub declined: [u64; Decline::SLOTS],
 }
 
@@ -133,7 +133,7 @@ impl FastStats {
         }
     }
 
-    /// The reasons for which packets took the stack, with how many.
+    /// The reasons for which packets went through the stack, with their counts.
     pub fn declined(&self) -> impl Iterator<Item = (Decline, u64)> + '_ {
         let counted = |reason: &Decline| (*reason, self.declined[*reason as usize]);
         Decline::ALL.iter().map(counted).filter(|(_, packets)| *packets > 0)

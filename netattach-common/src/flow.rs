@@ -1,15 +1,14 @@
 //! Flows: how both directions and both ends of a conversation find one entry, and how long it lives.
 //!
-//! A flow is entered by the first packet that a policy allows; its sender is the opener. Each end whose
-//! attachment is on this node judges its own leg of the flow: the opener's end by its egress policy, the
-//! responder's end by its ingress policy. What is remembered is the id of the policy that approved the leg.
-//! Policy ids are never reused and a policy's content never changes, so comparing ids is enough to know
-//! whether the approval still stands.
+//! A flow is entered by the first packet that a policy allows; its sender is the opener. Each end whose attachment is
+//! on this node judges its own leg of the flow: the opener's end by its egress policy, the responder's end by its
+//! ingress policy. The entry holds the id of the policy that approved the leg. Policy ids are never reused and a
+//! policy's content never changes, so comparing ids is enough to know whether the approval is still valid.
 
 use crate::address::{Address, Port, Ports};
 use crate::{Side, Traffic, protocol};
 
-/// What a packet says about the flow it belongs to.
+/// The fields of a packet that identify its flow.
 ///
 /// Protocols without ports use zeros. An ICMP echo has its identifier as the requester's port and the next number as
 /// the responder's, so that two hosts pinging each other with the same identifier make two flows; other ICMP messages
@@ -27,7 +26,7 @@ pub struct Tuple<A> {
     pub lane: Lane,
 }
 
-/// What else parts the conversations of two endpoints: one word, moved as such.
+/// The protocol and VLANs, which separate the conversations of two endpoints: one word, moved as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Lane(u32);
@@ -64,7 +63,7 @@ impl Lane {
 }
 
 impl<A: Address> Tuple<A> {
-    /// That of a packet the other way.
+    /// The lane of a packet in the opposite direction.
     #[inline(always)]
     pub fn reversed(&self) -> Self {
         Self {
@@ -106,7 +105,7 @@ pub struct FlowKey<A> {
     pub tags: [u8; 3],
 }
 
-/// Up to two VLAN ids of 12 bits as they stand in keys: the outer one in the upper half.
+/// Up to two VLAN ids of 12 bits in the format of keys: the outer one in the upper half.
 #[inline(always)]
 pub const fn tags(outer: u16, inner: u16) -> [u8; 3] {
     [(outer >> 4) as u8, ((outer & 15) << 4) as u8 | (inner >> 8) as u8 & 15, inner as u8]
@@ -140,15 +139,15 @@ pub struct Flow {
     pub opened_by_low: u8,
     /// The bits of [`state`].
     pub state: u8,
-    /// Its place among its attachment's ([`crate::share`]).
+    /// Its place in its attachment's share ([`crate::share`]).
     pub place: u16,
     /// When the flow was entered, seconds of the same clock.
     pub opened: u32,
-    /// The attachment at whose hooks the flow was entered; there it is counted.
+    /// The attachment at whose hooks the flow was entered; its traffic is counted there.
     pub attachment: u32,
-    /// What the opener sent. Two CPUs that count one direction at the same time may lose a packet.
+    /// Traffic from the opener. Two CPUs that count one direction at the same time may lose a packet.
     pub forward: Traffic,
-    /// What the responder sent.
+    /// Traffic from the responder.
     pub backward: Traffic,
 }
 
@@ -164,7 +163,7 @@ pub mod state {
     pub const ESTABLISHED: u8 = 8;
     /// The responder is finished.
     pub const RESPONDER_FIN: u8 = 16;
-    /// Both are.
+    /// Both ends are finished.
     pub const CLOSED: u8 = OPENER_FIN | RESPONDER_FIN;
 }
 
@@ -181,7 +180,7 @@ pub mod tcp {
 }
 
 const _: () = {
-    // Without padding, which nobody writes: BPF functions hand it to each other.
+    // No padding, which would be uninitialised: BPF functions pass it to each other.
     assert!(size_of::<Tuple<crate::Ip4>>() == 16);
     assert!(size_of::<Tuple<crate::Ip6>>() == 40);
     assert!(size_of::<FlowKey<crate::Ip4>>() == 20);
@@ -191,17 +190,17 @@ const _: () = {
     assert!(core::mem::offset_of!(Flow, forward) == 24);
 };
 
-/// The part that an attachment's pod plays in a flow.
+/// The role of an attachment's pod in a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leg {
     /// It opened the flow: its egress policy judges.
     Opener,
-    /// It was called: its ingress policy judges.
+    /// It received the flow: its ingress policy judges.
     Responder,
 }
 
 impl Leg {
-    /// The part of the pod at whose hook a packet is seen. `forward`: the packet runs the opener's way.
+    /// The role of the pod at whose hook a packet is seen. `forward`: the packet goes in the opener's direction.
     #[inline(always)]
     pub const fn of(side: Side, forward: bool) -> Self {
         match (side, forward) {
@@ -211,15 +210,15 @@ impl Leg {
     }
 }
 
-/// What a packet says about its flow beyond its addresses.
+/// The state information of a packet, beyond its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Signal {
-    /// TCP flags, and what amounts to them in SCTP; 0 for other protocols.
+    /// TCP flags, and their equivalent in SCTP; 0 for other protocols.
     pub flags: u8,
 }
 
 impl Signal {
-    /// What the first chunk of an SCTP packet (RFC 9260, 3.2) means, in TCP's terms. INIT stands alone in its packet.
+    /// Translates the first chunk of an SCTP packet (RFC 9260, 3.2) to TCP flags. INIT is alone in its packet.
     #[inline(always)]
     pub const fn of_chunk(kind: u8) -> Self {
         // Half a byte for each type from 0 to 15, the lowest first: FIN, SYN and RST as in TCP, then ACK. INIT is SYN,
@@ -243,19 +242,19 @@ impl Signal {
             && self.flags & (tcp::SYN | tcp::ACK | tcp::RST) != tcp::SYN
     }
 
-    /// Whether the packet answers one that was sent before (TCP SYN with ACK): it never is the first of a flow.
+    /// Whether the packet answers an earlier one (TCP SYN with ACK): it is never the first of a flow.
     #[inline(always)]
     pub const fn accepts(self) -> bool {
         self.flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK
     }
 
-    /// Whether the packet aborts a connection: nothing follows it, so it begins no flow either.
+    /// Whether the packet aborts a connection: no packet follows it, so it does not start a flow either.
     #[inline(always)]
     pub const fn aborts(self) -> bool {
         self.flags & tcp::RST != 0
     }
 
-    /// State bits of a flow that begins with this packet. One packet establishes nothing, whatever it says.
+    /// State bits of a flow that starts with this packet. A single packet never establishes a connection.
     #[inline(always)]
     pub const fn first_state(self, forward: bool) -> u8 {
         Flow::state_after(0, self, forward) & !state::ESTABLISHED
@@ -263,7 +262,7 @@ impl Signal {
 }
 
 impl Flow {
-    /// [`Flow::place`] of a flow that has not got one yet.
+    /// [`Flow::place`] of a flow without a place.
     pub const UNPLACED: u16 = u16::MAX;
 
     /// A flow whose first packet was just allowed. `opened_by_low`: by the endpoint that sorts lower;
@@ -288,7 +287,7 @@ impl Flow {
         }
     }
 
-    /// Which policy approved a leg.
+    /// The policy that approved a leg.
     #[inline(always)]
     pub const fn approved_by(&self, leg: Leg) -> u32 {
         match leg {
@@ -297,22 +296,21 @@ impl Flow {
         }
     }
 
-    /// Whether a packet from this endpoint runs the way of the opener.
+    /// Whether a packet from this endpoint goes in the opener's direction.
     #[inline(always)]
     pub const fn is_forward(&self, from_low: bool) -> bool {
         (self.opened_by_low != 0) == from_low
     }
 
-    /// Whether the flow counts as gone. `now` in seconds of the same clock as `last_seen`.
+    /// Whether the flow is expired. `now` in seconds of the same clock as `last_seen`.
     #[inline(always)]
     pub const fn is_expired(&self, protocol: u8, now: u32) -> bool {
         // Another CPU may have stored a second that this one has not reached yet.
         (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
     }
 
-    /// How little the flow would be missed by its attachment. What both ends have confirmed and neither has ended
-    /// comes after everything else; of the same kind, what has had no packet for longest goes first. `now` as in
-    /// [`is_expired`](Self::is_expired).
+    /// Eviction priority within its attachment. Flows that both ends have confirmed and neither has ended are evicted
+    /// last; of the same kind, the one idle for longest goes first. `now` as in [`is_expired`](Self::is_expired).
     #[inline(always)]
     pub const fn readiness(&self, protocol: u8, now: u32) -> u32 {
         const NOT_LASTING: u32 = 1 << 31;
@@ -330,8 +328,8 @@ impl Flow {
 
     /// Whether a packet belongs to this flow, or opens another one between the same ports.
     ///
-    /// A SYN against the flow's direction must never ride on it: whoever is sent a bare ACK would be let in by
-    /// it. A SYN on a closing flow is a reused port.
+    /// A SYN against the flow's direction must never be accepted as part of it: a bare ACK sent to a peer would then
+    /// let that peer in. A SYN on a closing flow is a reused port.
     #[inline(always)]
     pub const fn admits(&self, signal: Signal, forward: bool) -> bool {
         !signal.opens() || (forward && self.state & (state::CLOSED | state::RST) == 0)
@@ -343,7 +341,7 @@ impl Flow {
         let mut next = current;
         if !forward {
             next |= state::REPLIED;
-            // Whoever acknowledges without SYN has a connection: one that was picked up has no handshake any more.
+            // An ACK without SYN implies a connection: one that was picked up midstream has no handshake any more.
             if signal.flags & (tcp::ACK | tcp::SYN | tcp::RST) == tcp::ACK {
                 next |= state::ESTABLISHED;
             }
@@ -360,7 +358,7 @@ impl Flow {
     }
 }
 
-/// Seconds without a packet after which a flow is gone.
+/// Idle time in seconds after which a flow expires.
 #[inline(always)]
 pub const fn timeout(protocol: u8, state: u8) -> u32 {
     match protocol {
@@ -372,7 +370,7 @@ pub const fn timeout(protocol: u8, state: u8) -> u32 {
     }
 }
 
-/// Seconds for the states of TCP and SCTP. One end that is finished may go on receiving for long (RFC 9293, 3.6).
+/// Seconds for the states of TCP and SCTP. An end that is finished may go on receiving for long (RFC 9293, 3.6).
 #[inline(always)]
 const fn connection_timeout(state: u8) -> u32 {
     if state & state::RST != 0 {

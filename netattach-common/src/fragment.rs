@@ -1,4 +1,4 @@
-//! What the later fragments of a packet inherit from the first.
+//! The data that later fragments of a packet inherit from the first.
 
 use crate::address::Port;
 #[allow(unused_imports, reason = "Ip4 and Ip6 only appear in the assertions")]
@@ -19,7 +19,7 @@ pub const fn header_len(number: u8) -> u16 {
     }
 }
 
-/// Key of `na_frag4` and `na_frag6`: what the fragments of one packet have in common (RFC 791, 2.3; RFC 8200, 4.5).
+/// Key of `na_frag4` and `na_frag6`: the fields shared by the fragments of one packet (RFC 791, 2.3; RFC 8200, 4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct FragmentKey<A> {
@@ -37,13 +37,13 @@ pub struct FragmentKey<A> {
     pub tags: [u8; 3],
 }
 
-/// Value of `na_frag4` and `na_frag6`: what the first fragment said.
+/// Value of `na_frag4` and `na_frag6`: the first fragment's fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Fragmented {
     /// When it came, seconds of the kernel's monotonic clock.
     pub seen: u32,
-    /// Source port, or what stands for it in a flow.
+    /// Source port, or its substitute in a flow.
     pub source_port: Port,
     /// Destination port, likewise.
     pub destination_port: Port,
@@ -54,7 +54,7 @@ pub struct Fragmented {
 }
 
 impl Fragmented {
-    /// Whether the rest of the packet is no longer waited for. `now` in seconds of the same clock as `seen`.
+    /// Whether the entry is expired. `now` in seconds of the same clock as `seen`.
     #[inline(always)]
     pub const fn is_expired(&self, now: u32) -> bool {
         // Another CPU may have stored a second that this one has not reached yet.

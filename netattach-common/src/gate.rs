@@ -1,10 +1,9 @@
-//! Attachments whose routed traffic is judged behind the node's translation of addresses.
+//! Attachments whose routed traffic is judged behind the node's address translation.
 
 use crate::address::Mac;
 
-/// Value of map `na_gate`: by which frames an attachment's packets come to the node's routing, and which of those
-/// that come to the attachment the node's packet filter has seen before. All zero: none, every packet is judged at
-/// the device.
+/// Value of map `na_gate`: which frames carry an attachment's packets to the node's routing, and which packets to the
+/// attachment the node's packet filter has already seen. All zero: none, every packet is judged at the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Gate(u64);
@@ -17,8 +16,8 @@ impl Gate {
     const BRIDGED_IPV4: u8 = 1 << 1;
     const BRIDGED_IPV6: u8 = 1 << 2;
 
-    /// `mac`: where the node takes frames for its routing, a bridge's address or that of the node's end of a link.
-    /// `bridged_ipv4`, `bridged_ipv6`: the packet filter sees what bridges forward, too.
+    /// `mac`: the address at which the node receives frames for routing, a bridge's or that of the node's end of a
+    /// link. `bridged_ipv4`, `bridged_ipv6`: the packet filter also sees bridged packets.
     pub const fn new(mac: Mac, bridged_ipv4: bool, bridged_ipv6: bool) -> Self {
         let [a, b, c, d, e, f] = mac.octets;
         let mut flags = Self::OPEN;
@@ -31,13 +30,13 @@ impl Gate {
         Self(u64::from_ne_bytes([a, b, c, d, e, f, flags, 0]))
     }
 
-    /// As it stands in the map.
+    /// From the word in the map.
     #[inline(always)]
     pub const fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    /// As it stands in the map.
+    /// The word in the map.
     pub const fn to_word(self) -> u64 {
         self.0
     }
@@ -49,8 +48,8 @@ impl Gate {
         flags & Self::OPEN != 0 && (Mac { octets: [a, b, c, d, e, f] }).same(destination)
     }
 
-    /// Whether the packet filter has seen a packet that comes to the attachment. `routed`: it comes from the node's
-    /// stack, and not from another port of a bridge.
+    /// Whether the packet filter has seen a packet to the attachment. `routed`: it comes from the node's stack, and not
+    /// from another port of a bridge.
     #[inline(always)]
     pub const fn has_been_passed(self, routed: bool, ipv6: bool) -> bool {
         let [.., flags, _] = self.0.to_ne_bytes();

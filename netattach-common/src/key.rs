@@ -69,7 +69,7 @@ impl PortKey {
 pub struct PortRule {
     /// Rule id within the policy.
     pub rule: u32,
-    /// The entry's own prefix length: the kernel does not tell which entry matched.
+    /// The entry's own prefix length: the kernel does not report which entry matched.
     pub prefix_len: u32,
 }
 

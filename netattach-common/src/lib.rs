@@ -1,17 +1,17 @@
-//! The bytes that the BPF programs and the agent agree on.
+//! The data formats shared by the BPF programs and the agent.
 //!
 //! Every type here is the key or the value of a pinned map, so its layout outlives the process that wrote it:
 //! fixed field order, explicit padding (always zero), addresses as byte arrays in network order, every other
 //! number in host order. Sizes and offsets are asserted at compile time; a change of any of them is a change
 //! of [`LAYOUT_VERSION`], which names the pin directory.
 //!
-//! What the packet path decides lives here as well, free of maps and of the kernel's buffers, so that the kernel and
-//! the tests run the same code: [`parse`] (what a packet says), [`decide`] (is this peer and port allowed by a
-//! policy), [`flow`] (what a packet means to the flow it belongs to) and [`limit`] (is it one too many).
+//! The decisions of the packet path are here as well, free of maps and of the kernel's buffers, so that the kernel and
+//! the tests run the same code: [`parse`] (reads a packet), [`decide`] (is this peer and port allowed by a policy),
+//! [`flow`] (the state of the packet's flow) and [`limit`] (is it over the limit).
 //!
 //! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies,
 //! [`fragment`], [`share`] and [`stats`], [`fast`] and [`uplink`] for the fast path. [`record`]s carry a [`reason`].
-//! What aya may read as plain bytes says `pod`.
+//! `pod` lists the types that aya may read as plain bytes.
 #![cfg_attr(not(test), no_std)]
 
 pub mod address;
@@ -53,7 +53,7 @@ pub use uplink::{LocalKey, Seen, Uplink};
 /// Version of every layout in this crate. The agent pins the maps below `<root>/v<LAYOUT_VERSION>`.
 pub const LAYOUT_VERSION: u32 = 5;
 
-/// IP protocol numbers (IANA) that the packet path tells apart.
+/// IP protocol numbers (IANA) that the packet path distinguishes.
 pub mod protocol {
     /// ICMP for IPv4.
     pub const ICMP: u8 = 1;
@@ -71,17 +71,17 @@ pub mod protocol {
     pub const UDP_LITE: u8 = 136;
 }
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Side {
-    /// What the pod sends: ingress of the host-side device.
+    /// Sent by the pod: ingress of the host-side device.
     FromPod,
-    /// What the pod receives: egress of the host-side device.
+    /// Received by the pod: egress of the host-side device.
     ToPod,
 }
 
-/// The one value of map `na_cfg`: what the agent must remember across restarts. The programs do not read it.
+/// The one value of map `na_cfg`: state that the agent keeps across restarts. The programs do not read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Config {
@@ -97,7 +97,7 @@ pub struct Config {
 
 const _: () = assert!(size_of::<Config>() == 24);
 
-/// Entries of each map unless the agent asks for others.
+/// Default number of entries of each map.
 pub mod capacity {
     /// `na_link`, `na_att`, `na_policy`, `na_stat`, `na_fast_*`: attachments of one node, id 0 included.
     pub const ATTACHMENTS: usize = 8192;
@@ -106,8 +106,7 @@ pub mod capacity {
     pub const HINTS: usize = 16_384;
     /// `na_addr4`, `na_addr6`: allowed source addresses.
     pub const ADDRESSES: usize = 32_768;
-    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes. A policy that takes another's place stands beside
-    /// it for a moment.
+    /// `na_peer4`, `na_cidr4`: exact IPv4 peers, and IPv4 prefixes. A policy and its replacement coexist for a moment.
     pub const PEERS_V4: usize = 262_144;
     /// `na_peer6`, `na_cidr6`: exact IPv6 peers, and IPv6 prefixes.
     pub const PEERS_V6: usize = 65_536;
@@ -123,12 +122,12 @@ pub mod capacity {
     pub const PARENTS: usize = ATTACHMENTS * 2;
     /// `na_vlan`: allowed VLAN ids of all attachments.
     pub const VLANS: usize = 32_768;
-    /// `na_uplink`: devices of the node that lead to others.
+    /// `na_uplink`: devices of the node that lead outside.
     pub const UPLINKS: usize = 1024;
     /// `na_seen`: stations behind uplinks of bridges.
     pub const STATIONS: usize = 16_384;
-    /// `na_frag4`, `na_frag6`: fragmented packets on their way.
+    /// `na_frag4`, `na_frag6`: incomplete fragmented packets.
     pub const FRAGMENTS: usize = 8192;
-    /// `na_record`: bytes of records that nobody has read yet.
+    /// `na_record`: bytes of unread records.
     pub const RECORD_BYTES: usize = 1 << 20;
 }

@@ -1,10 +1,10 @@
 //! Rates: the generic cell rate algorithm (ITU-T I.371, annex A) with one word of state.
 //!
-//! The word is the time at which the next unit would arrive if all came exactly at the rate. What comes while that
-//! time is not further ahead than the tolerance passes and moves it on. Nothing is refilled and nothing locked: a
+//! The word is the time at which the next unit would arrive if all came exactly at the rate. A packet passes, and moves
+//! that time on, while it is not further ahead than the tolerance. There is no refill and no lock: one
 //! compare-and-exchange of the word is the whole update.
 
-/// A rate, and how much of it is used up.
+/// A rate, and its current use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Rate {
@@ -16,7 +16,7 @@ pub struct Rate {
     pub tolerance: u64,
 }
 
-/// The one value of map `na_clock`: what a clock said at a timer tick. Only the programs use it.
+/// The one value of map `na_clock`: the time of a clock at a timer tick. Only the programs use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Reading {
@@ -30,9 +30,9 @@ pub struct Reading {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Limits {
-    /// Bytes that the pod sends.
+    /// Bytes sent by the pod.
     pub from_pod: Rate,
-    /// Bytes that the pod receives.
+    /// Bytes received by the pod.
     pub to_pod: Rate,
     /// Flows that are entered into the flow table at the attachment's hooks.
     pub flows: Rate,
@@ -63,7 +63,7 @@ impl Rate {
         }
         let per_second = if per_second < Self::SLOWEST { Self::SLOWEST } else { per_second };
         let interval = (1_000_000_000_u64 << Self::FRACTION_BITS) / per_second;
-        // Faster than the fraction can say is as good as no limit, but must not become none.
+        // A rate too fast for the fraction is as good as unlimited, but must not become 0, which means none.
         let interval = if interval == 0 { 1 } else { interval };
         let tolerance = (burst as u128 * interval as u128) >> Self::FRACTION_BITS;
         let tolerance = if tolerance > u64::MAX as u128 / 4 { u64::MAX / 4 } else { tolerance as u64 };
@@ -82,8 +82,8 @@ impl Rate {
         (units as u64 * self.interval) >> Self::FRACTION_BITS
     }
 
-    /// What [`Rate::arrival`] becomes when `units` pass at `now`; `None`: they are too early. A packet larger than
-    /// the burst passes when there is no debt and makes one, so that no burst is too small for any packet.
+    /// The new [`Rate::arrival`] if `units` pass at `now`; `None`: they are too early. A packet larger than the burst
+    /// passes when there is no debt and leaves one, so that no burst is too small for any packet.
     #[inline(always)]
     pub const fn admit(&self, arrival: u64, units: u32, now: u64) -> Option<u64> {
         if arrival > now + self.tolerance {
@@ -94,8 +94,8 @@ impl Rate {
     }
 }
 
-/// Bytes that a packet occupies on the wire: one that the sender leaves to be cut into segments of `segment` bytes
-/// counts its headers once for each. `headers`: their length, link layer included; `segment`: 0 for a whole packet.
+/// Bytes that a packet occupies on the wire: a segmentation-offloaded one with segments of `segment` bytes counts its
+/// headers once for each. `headers`: their length, link layer included; `segment`: 0 for a whole packet.
 #[inline(always)]
 pub const fn wire_length(length: u32, headers: u32, segment: u32) -> u32 {
     if segment == 0 || length <= headers {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     proptest! {
-        /// What passes in any window is at most the burst, the rate times the window, and one packet.
+        /// In any window at most the burst, the rate times the window, and one packet pass.
         #[test]
         fn no_window_exceeds_rate_and_burst(
             per_second in 100u64..20_000_000_000,
@@ -189,7 +189,7 @@ mod tests {
             prop_assert!(sum <= most, "{} > {}", sum, most);
         }
 
-        /// Who always has something to send gets the rate: within 1 % over ten seconds of packets.
+        /// A sender that always has data gets the rate: within 1 % over ten seconds of packets.
         #[test]
         fn a_greedy_sender_gets_the_whole_rate(per_second in 10_000u64..10_000_000_000, packet in 64u32..1514) {
             let rate = Rate::new(per_second, per_second / 100);

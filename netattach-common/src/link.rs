@@ -1,8 +1,8 @@
-//! What belongs to a link: addresses on it, and the messages by which hosts on it find each other.
+//! Link-local traffic: addresses on a link, and the messages by which hosts on it find each other.
 //!
-//! Neighbour discovery and multicast listener messages pass whatever the policies say, since nothing works without
-//! them. So they must be no more than that: to somebody on the link, and without room for anything else. What has
-//! another form is ICMPv6 like any other.
+//! Neighbour discovery and multicast listener messages pass regardless of policies, since nothing works without them.
+//! So their form is checked strictly: they must go to hosts on the link, and have no room for other data. Messages of
+//! another form are treated as ordinary ICMPv6.
 
 use crate::address::{Address, Ip6, Mac};
 
@@ -12,14 +12,14 @@ use crate::address::{Address, Ip6, Mac};
 pub struct Prefix {
     /// An address in it.
     pub address: Ip6,
-    /// How many bits of it count, 1 to 128; 0: no prefix.
+    /// Prefix length, 1 to 128; 0: no prefix.
     pub bits: u32,
 }
 
 const _: () = assert!(size_of::<Prefix>() == 20);
 
 impl Prefix {
-    /// How many prefixes of an attachment are known to the programs.
+    /// Maximum number of prefixes of an attachment.
     pub const MOST: usize = 2;
     /// No prefix.
     pub const NONE: Self = Self { address: Ip6::UNSPECIFIED, bits: 0 };
@@ -74,23 +74,23 @@ pub mod icmpv6 {
     pub const MULTICAST_ROUTER: u8 = 151;
 }
 
-/// An ICMPv6 message of the types of neighbour discovery or of multicast listeners, with a hop limit that none has that
-/// crossed a router.
+/// An ICMPv6 message of a type of neighbour discovery or multicast listeners, with a hop limit that excludes that it
+/// has crossed a router.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
     /// Type.
     pub kind: u8,
     /// Code.
     pub code: u8,
-    /// The four bytes behind the checksum.
+    /// The four bytes after the checksum.
     pub flags: [u8; 4],
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub length: u32,
-    /// Who sends it.
+    /// Source address.
     pub source: &'a Ip6,
-    /// To whom.
+    /// Destination address.
     pub destination: &'a Ip6,
-    /// What stands where solicitations and advertisements have their target.
+    /// The bytes where solicitations and advertisements have their target.
     pub target: &'a Ip6,
 }
 
@@ -98,15 +98,15 @@ pub struct Message<'a> {
 pub type OptionHead = [u8; 2];
 
 impl Message<'_> {
-    /// Most options that a message may have: hosts send a link-layer address, and a nonce with duplicate detection.
+    /// Maximum number of options of a message: hosts send a link-layer address, and a nonce for duplicate detection.
     pub const OPTIONS: u32 = 2;
 
-    /// Whether the message has the form that its type has, and where its options begin; `None` when it is another's.
-    /// Options are to be looked at one by one ([`is_option`](Self::is_option)) up to the end.
+    /// Checks that the message has the form of its type, and returns where its options begin; `None` if it has not. The
+    /// options are to be checked one by one ([`is_option`](Self::is_option)) up to the end.
     #[inline(always)]
     pub fn options_at(&self) -> Option<u32> {
         use icmpv6::*;
-        // Whose length the message itself determines, or a router, which no pod is.
+        // Messages that set their own length, or that only routers send, which pods are not.
         let free = match self.kind {
             LISTENER_QUERY | LISTENER_REPORT_2 => is_multicast(self.destination),
             LISTENER_REPORT | LISTENER_DONE => is_multicast(self.destination) && self.length == 24,
@@ -131,8 +131,8 @@ impl Message<'_> {
         (meant && reserved == 0 && whole).then_some(begin)
     }
 
-    /// Whether an option is one that the message may have: a link-layer address (RFC 4861, 4.6.1), or the nonce of
-    /// duplicate address detection (RFC 7527, 4.2).
+    /// Whether an option is allowed in the message: a link-layer address (RFC 4861, 4.6.1), or the nonce of duplicate
+    /// address detection (RFC 7527, 4.2).
     #[inline(always)]
     pub fn is_option(&self, head: OptionHead) -> bool {
         const SOURCE: u8 = 1;
@@ -148,7 +148,7 @@ impl Message<'_> {
     }
 }
 
-/// Types of frames (IEEE 802) by which bridges, switches and cards speak to each other.
+/// Ethertypes (IEEE 802) of protocols between bridges, switches and cards.
 mod role {
     /// MAC control: pause frames.
     pub(super) const MAC_CONTROL: u16 = 0x8808;
@@ -160,14 +160,14 @@ mod role {
     pub(super) const LLDP: u16 = 0x88cc;
 }
 
-/// Numbers below are the length of a frame whose protocol LLC names (IEEE 802.3, 3.2.6).
+/// Smaller numbers are the length of a frame whose protocol is given by LLC (IEEE 802.3, 3.2.6).
 pub const FIRST_ETHERTYPE: u16 = 0x0600;
 
 /// The service access point of the spanning tree protocol (IEEE 802.1D).
 pub const SPANNING_TREE: u8 = 0x42;
 
-/// Whether a frame that is neither IP's nor ARP's is one of bridges, switches and cards: by its type, or because it
-/// goes to the addresses that are theirs (IEEE 802.1Q, tables 8-1 and 10-1; Cisco's for spanning trees, CDP, VTP and
+/// Whether a frame that is neither IP nor ARP belongs to a protocol of bridges, switches and cards: by its type, or by
+/// a destination address reserved for them (IEEE 802.1Q, tables 8-1 and 10-1; Cisco's for spanning trees, CDP, VTP and
 /// UDLD).
 #[inline(always)]
 pub const fn is_infrastructure(destination: &Mac, ethertype: u16) -> bool {
@@ -184,7 +184,8 @@ pub const fn is_routers_igmp(message: u8) -> bool {
     matches!(message, 0x11 | 0x30)
 }
 
-/// Whether a message may come from nobody: those that hosts send before they have an address (RFC 4862, 5.4; RFC 3590).
+/// Whether a message may have an unspecified source: those sent by hosts before they have an address (RFC 4862, 5.4;
+/// RFC 3590).
 #[inline(always)]
 pub const fn may_lack_source(message: u8) -> bool {
     use icmpv6::*;
@@ -194,8 +195,8 @@ pub const fn may_lack_source(message: u8) -> bool {
     )
 }
 
-/// Whether a solicitation for `target` goes where those go: to the target, or to its solicited-node address (RFC
-/// 4861, 7.2.2).
+/// Whether a solicitation for `target` has a valid destination: the target, or its solicited-node address (RFC 4861,
+/// 7.2.2).
 #[inline(always)]
 fn asks(destination: &Ip6, target: &Ip6) -> bool {
     let ([high, low], [_, target_low]) = (destination.halves(), target.halves());
@@ -209,7 +210,7 @@ pub const fn is_multicast(address: &Ip6) -> bool {
     address.octets[0] == 0xff
 }
 
-/// Whether an address is of a group that is no wider than the link (RFC 4291, 2.7).
+/// Whether an address is of a multicast group with at most link scope (RFC 4291, 2.7).
 #[inline(always)]
 pub const fn is_link_scope(address: &Ip6) -> bool {
     address.halves()[0] >> 48 & 0xff0f == 0xff02

@@ -1,9 +1,9 @@
-//! Devices that carry the macvlans of several pods: which attachment a frame of theirs is of.
+//! Devices that carry the macvlans of several pods: maps their frames to attachments.
 
 use crate::address::Mac;
 
-/// Key of `na_par`: an Ethernet address on a parent. With the address of all zeroes, which no frame comes from, the
-/// parent itself; with parent 0, which is no device, a pod's namespace ([`ParentKey::namespace`]).
+/// Key of `na_par`: an Ethernet address on a parent. With the all-zero address, which no frame comes from, the parent
+/// itself; with parent 0, which is not a device, a pod's namespace ([`ParentKey::namespace`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct ParentKey {
@@ -16,20 +16,20 @@ pub struct ParentKey {
 }
 
 impl ParentKey {
-    /// The entry of a namespace that has a macvlan attachment, on whatever parent.
+    /// The key of a namespace that has a macvlan attachment, on any parent.
     #[inline(always)]
     pub const fn namespace(cookie: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = cookie.to_ne_bytes();
         Self { ifindex: 0, mac: Mac { octets: [a, b, c, d, e, f] }, pad: [g, h] }
     }
 
-    /// The entry of a macvlan.
+    /// The key of a macvlan.
     #[inline(always)]
     pub const fn macvlan(ifindex: u32, mac: Mac) -> Self {
         Self { ifindex, mac, pad: [0; 2] }
     }
 
-    /// The entry of the parent itself.
+    /// The key of the parent itself.
     #[inline(always)]
     pub const fn itself(ifindex: u32) -> Self {
         Self::macvlan(ifindex, Mac { octets: [0; 6] })
@@ -50,20 +50,20 @@ pub struct ParentEntry {
 
 /// Bits of [`ParentEntry::flags`].
 pub mod flag {
-    /// The driver hands frames to siblings itself, by way of the parent's ingress. Without it every frame leaves by
-    /// the parent's egress, and one that comes in with the macvlan's source address was sent back from outside.
+    /// The driver passes frames to siblings itself, through the parent's ingress. Without it every frame leaves through
+    /// the parent's egress, and an incoming one with the macvlan's source address was reflected from outside.
     pub const SIBLINGS: u32 = 1;
-    /// Of the parent itself: frames of other namespaces that come from no attachment's address pass.
+    /// On the parent itself: frames from other namespaces and from addresses without an attachment pass.
     pub const STRANGERS: u32 = 1 << 1;
-    /// Of the parent itself: nothing of this kernel's comes in by it but what macvlans send to each other. So it is
-    /// with a network card; a veth has sockets of this kernel on its other end.
+    /// On the parent itself: frames of this kernel arrive on it only between its macvlans. This is so with a network
+    /// card; a veth has sockets of this kernel on its other end.
     pub const CARD: u32 = 1 << 3;
-    /// Of the parent itself: its queueing discipline was made by the agent, and goes with the programs.
+    /// On the parent itself: its queueing discipline was created by the agent, and is removed with the programs.
     pub const OWN_CLSACT: u32 = 1 << 2;
 }
 
-/// Where a program runs, as its filter or the program of its link tells it (`tc_classid`). Any other number is the
-/// attachment in whose macvlan's ingress it runs.
+/// The place where a program runs, passed by its filter or link (`tc_classid`). Any other number is the attachment in
+/// whose macvlan's ingress it runs.
 pub mod place {
     /// Egress of a parent.
     pub const EGRESS: u16 = 0;

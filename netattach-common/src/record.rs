@@ -1,4 +1,4 @@
-//! What the programs tell about single packets, by way of a ring buffer.
+//! The programs' records of single packets, passed through a ring buffer.
 
 use crate::address::{Ip6, Port};
 
@@ -8,7 +8,7 @@ use crate::address::{Ip6, Port};
 pub struct Record {
     /// When: nanoseconds of the kernel's monotonic clock, as of its last tick.
     pub time: u64,
-    /// Attachment id; 0 for a device that is nobody's.
+    /// Attachment id; 0 for a device without an attachment.
     pub attachment: u32,
     /// Index of the device.
     pub ifindex: u32,
@@ -38,11 +38,11 @@ pub struct Record {
     pub to_pod: u8,
     /// IP protocol number.
     pub protocol: u8,
-    /// TCP flags (RFC 9293, 3.1), or what a chunk of SCTP amounts to.
+    /// TCP flags (RFC 9293, 3.1), or the equivalent of an SCTP chunk.
     pub flags: u8,
     /// 1: addresses and protocol are known.
     pub parsed: u8,
-    /// 1: the flow was opened by the other side, and the pod's policy for ingress allowed it.
+    /// 1: the flow was opened by the peer, and the pod's ingress policy allowed it.
     pub responder: u8,
     /// Zero.
     pub pad: [u8; 2],

@@ -1,15 +1,15 @@
-//! What part of the flow table an attachment has.
+//! The share of an attachment in the flow table.
 //!
-//! The table never evicts. Each attachment has places of its own, numbered from 0; a flow takes the next of those of
-//! the attachment at whose hook it is entered, and what is there makes room for it: what has ended at once, or else,
-//! of [`Share::TRIED`] places, what is missed least. So whoever enters more flows than it has places loses its own,
-//! and nobody else's, whether the agent runs or not. How many places each has is the agent's to say.
+//! The table never evicts. Each attachment has its own places, numbered from 0; a flow takes the next place of the
+//! attachment at whose hook it is entered and evicts the flow there: an ended one at once, otherwise, of
+//! [`Share::TRIED`] places, the one with the lowest priority. So an attachment that enters more flows than it has
+//! places loses only its own, whether the agent runs or not. The agent sets the number of places of each.
 
-/// Value of `na_share`: one attachment's part in the flow table. All zero: what everyone begins with.
+/// Value of `na_share`: one attachment's share of the flow table. All zero: the initial state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Share {
-    /// How many places IPv4 flows have asked for; only the programs count on.
+    /// Number of places requested for IPv4 flows; only the programs increase it.
     pub next_v4: u64,
     /// The same for IPv6.
     pub next_v6: u64,
@@ -17,8 +17,8 @@ pub struct Share {
     pub most_v4: u32,
     /// Places for IPv6 flows; 0: [`Share::FIRST`].
     pub most_v6: u32,
-    /// Until when segments of no known connection may also be answers, seconds of the kernel's monotonic clock; 0: they
-    /// never may. The agent sets it once, where attachments outlive the table that had their flows.
+    /// Until when segments without a known connection are accepted as possible answers, seconds of the kernel's
+    /// monotonic clock; 0: never. The agent sets it once, if attachments outlive the table that had their flows.
     pub answers_until: u32,
     /// Zero.
     pub pad: u32,
@@ -28,9 +28,9 @@ pub struct Share {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct PlaceKey {
-    /// Whose.
+    /// Attachment id.
     pub attachment: u32,
-    /// Which.
+    /// Number of the place.
     pub place: u32,
 }
 
@@ -42,23 +42,23 @@ const _: () = {
 };
 
 impl Share {
-    /// For how long answers are taken, seconds: a sender with something to send repeats it several times meanwhile
-    /// (RFC 6298), whichever end opened the connection.
+    /// How long such answers are accepted, seconds: meanwhile a sender with data repeats it several times (RFC 6298),
+    /// whichever end opened the connection.
     pub const GRACE: u32 = 60;
-    /// Places of an attachment that the agent has not given any yet.
+    /// Places of an attachment before the agent has set a number.
     pub const FIRST: u32 = 1024;
-    /// The most places that an attachment can have in a family.
+    /// Maximum number of places of an attachment in a family.
     pub const LAST: u32 = 1 << 15;
-    /// Places that a new flow looks at before it displaces another.
+    /// Places that a new flow examines before it displaces another flow.
     pub const TRIED: u32 = 8;
 
-    /// Whether a segment of no known connection may be an answer. `now`: seconds of the monotonic clock.
+    /// Whether a segment without a known connection may be an answer. `now`: seconds of the monotonic clock.
     #[inline(always)]
     pub const fn takes_answers(&self, now: u32) -> bool {
         self.answers_until != 0 && (self.answers_until.wrapping_sub(now) as i32) > 0
     }
 
-    /// How many places there are where the agent says `most`.
+    /// The number of places for the agent's setting `most`.
     #[inline(always)]
     pub const fn places(most: u32) -> u32 {
         if most == 0 { Self::FIRST } else { most }

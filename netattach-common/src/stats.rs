@@ -12,7 +12,7 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// Counters of one attachment. Slot 0 of the map counts packets of devices that no attachment is bound to.
+/// Counters of one attachment. Slot 0 of the map counts packets of devices without an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Stats {
@@ -26,11 +26,11 @@ pub struct Stats {
     pub dropped_to_pod: Traffic,
     /// Flows entered into the flow table.
     pub new_flows: u64,
-    /// Flows that were forgotten before their time, because the attachment entered more than it has places for.
+    /// Flows that were displaced early, because the attachment entered more than it has places for.
     pub flows_displaced: u64,
-    /// Records that were not written because the attachment had more than its share.
+    /// Records that were not written because the attachment exceeded its share.
     pub records_withheld: u64,
-    /// Records that were not written because nobody had read those before.
+    /// Records that were not written because earlier ones had not been read yet.
     pub records_lost: u64,
     /// Dropped packets by [`DropReason`] number.
     pub drops: [u64; DropReason::SLOTS],
@@ -76,7 +76,7 @@ impl Stats {
         }
     }
 
-    /// The reasons for which packets were dropped, with how many.
+    /// The reasons for which packets were dropped, with their counts.
     pub fn dropped(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         DropReason::ALL
             .iter()

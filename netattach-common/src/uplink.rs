@@ -1,14 +1,14 @@
-//! The node's own devices that packets come in and go out by: what the programs there know.
+//! The programs' data of the node's own devices by which packets arrive and leave.
 
 use crate::address::{Ip6, Mac};
 
-/// Value of map `na_uplink`, by index of a device of the node that is no attachment's. Without an entry, or with one of
-/// zeroes, nothing that crosses the device is the programs' business.
+/// Value of map `na_uplink`, by index of a device of the node without an attachment. Without an entry, or with an
+/// all-zero one, the programs ignore traffic on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Uplink {
-    /// Where its frames go: index of the bridge that it is a port of, [`FastPort::ROUTED`](crate::FastPort::ROUTED)
-    /// when the node routes what comes in by it, 0 for neither.
+    /// Destination of its frames: index of the bridge that it is a port of,
+    /// [`FastPort::ROUTED`](crate::FastPort::ROUTED) if the node routes incoming packets, 0 for neither.
     pub segment: u32,
     /// The bits of [`flag`].
     pub flags: u32,
@@ -24,16 +24,17 @@ pub struct Uplink {
 pub mod flag {
     /// Packets between the device and attachments may take the fast path.
     pub const FAST: u32 = 1;
-    /// A bridge that the node routes by: packets may be routed from and to the attachments on it.
+    /// A bridge that the node routes through: packets may be routed from and to the attachments on it.
     pub const GATEWAY: u32 = 1 << 1;
-    /// Frames from addresses of attachments that it leads to are dropped before they are the kernel's.
+    /// Incoming frames with the source address of an attachment reached through it are dropped before the kernel sees
+    /// them.
     pub const SPOOFED: u32 = 1 << 2;
-    /// And those to such attachments that policies do not allow.
+    /// So are frames to such attachments that policies do not allow.
     pub const DENIED: u32 = 1 << 3;
 }
 
-/// Key of map `na_local`: an address of an attachment, as it is reached. An Ethernet address stands as the IPv6
-/// link-local address that follows from it ([`link_local`](crate::attachment::link_local)).
+/// Key of map `na_local`: an address of an attachment in its segment. An Ethernet address is stored as the IPv6
+/// link-local address derived from it ([`link_local`](crate::attachment::link_local)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct LocalKey {
@@ -54,8 +55,8 @@ pub struct Seen {
     pub at: u32,
 }
 
-/// How long frames of a station pass the bridge by before it is shown one again, in seconds. A bridge forgets
-/// stations that it does not see, and floods what is for them.
+/// How long frames of a station bypass the bridge before it is passed one again, in seconds. A bridge forgets stations
+/// that it does not see, and floods frames for them.
 pub const SHOWN_EVERY: u32 = 10;
 
 const _: () = {

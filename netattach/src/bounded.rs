@@ -1,7 +1,7 @@
-//! Files under paths that others chose: read whole, and never for longer or more than is allowed.
+//! Reads files at paths chosen by others: as a whole, without blocking and with a size limit.
 //!
-//! Somebody may have put a FIFO there, which would hold its reader for ever, or a device without end. So nothing is waited for,
-//! only regular files are read, and no more of them than a bound.
+//! Such a path may be a FIFO, which would block its reader for ever, or an endless device. So reads do not wait, only
+//! regular files are read, and only up to a limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,12 +9,12 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
-/// Reads a regular file of at most `most` bytes. A link to one is one.
+/// Reads a regular file of at most `most` bytes. A link to a regular file is followed.
 ///
 /// # Errors
-/// It is not there, is no regular file, is longer, or cannot be read.
+/// It does not exist, is not a regular file, is too long, or cannot be read.
 pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
-    // Looked at first: opening a device may do something.
+    // Checked first: opening a device may have side effects.
     check_kind(FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode))?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
@@ -30,16 +30,16 @@ pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// As [`read`], text in UTF-8.
+/// As [`read`], for UTF-8 text.
 ///
 /// # Errors
-/// As there, and other bytes than text.
+/// As [`read`], and content that is not UTF-8.
 pub(crate) fn read_text(path: &Path, most: usize) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Whether nothing can be under a path, now or later: it is not there, or cannot be because of what is on the way to it or
-/// because of what it is called. For who is to remove what is there.
+/// Whether nothing can exist at a path, now or later: it does not exist, or cannot because of a part of the path or
+/// because of its name. For callers that want to remove the file.
 pub(crate) fn is_nothing(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG, Errno::LOOP]
@@ -55,7 +55,7 @@ fn check_kind(kind: FileType) -> io::Result<()> {
     }
 }
 
-/// A text with as much white space behind it as makes it so long: for tests of bounds.
+/// Pads a text with white space to a length: for tests of limits.
 #[cfg(test)]
 pub(crate) fn padded(text: &str, bytes: usize) -> String {
     format!("{text}{}", " ".repeat(bytes - text.len()))

@@ -1,9 +1,10 @@
-//! How large what others write may be: one table. Pure.
+//! Size limits of input from others: one table. Pure.
 //!
-//! Whoever writes a pod's annotation, a definition, a configuration or a plugin can make it large. Each of it has a bound, which
-//! is checked before anything is looked up or kept, and which is refused by name. `docs/budgets.md` has the same table.
+//! The author of a pod's annotation, a definition, a configuration or a plugin can make it large. Each of these has a
+//! limit, which is checked before anything is looked up or kept, and an excess is refused by name. `docs/budgets.md`
+//! has the same table.
 
-/// Codes of the CNI specification (section 5) by which what is too large is refused; [`crate::cni::code`] has all of them.
+/// Codes of the CNI specification (section 5) for refusing oversized input; [`crate::cni::code`] has all of them.
 mod code {
     pub(super) const INVALID_ENVIRONMENT: u32 = 4;
     pub(super) const IO_FAILURE: u32 = 5;
@@ -11,39 +12,39 @@ mod code {
     pub(super) const INVALID_CONFIG: u32 = 7;
 }
 
-/// One bound.
+/// One limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// What is bounded, as messages name it.
+    /// The limited item, as messages name it.
     pub what: &'static str,
-    /// How much or how many there may be.
+    /// The limit.
     pub most: usize,
-    /// Of what.
+    /// The unit of the limit.
     pub unit: &'static str,
-    /// Who can make it large.
+    /// The author who can make it large.
     pub whose: &'static str,
-    /// What refuses more.
+    /// The object or operation refused when the limit is exceeded.
     pub refused: &'static str,
-    /// The CNI code of the refusal; `None`: nobody asks by CNI.
+    /// The CNI code of the refusal; `None` if there is no CNI caller.
     pub code: Option<u32>,
 }
 
-/// There is more than there may be.
+/// A limit is exceeded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {found} {unit}, and at most {most} are allowed")]
 pub struct Exceeded {
-    /// What.
+    /// The limited item.
     pub what: &'static str,
-    /// How much there is.
+    /// The amount found.
     pub found: usize,
-    /// How much there may be.
+    /// The limit.
     pub most: usize,
-    /// Of what.
+    /// The unit of the limit.
     pub unit: &'static str,
 }
 
 impl Budget {
-    /// Refuses more than there may be.
+    /// Refuses an excess.
     ///
     /// # Errors
     /// [`Exceeded`].
@@ -67,15 +68,16 @@ const fn file(what: &'static str, most: usize, refused: &'static str, code: Opti
     Budget { what, most, unit: "bytes", whose: NODE, refused, code }
 }
 
-/// Values that a JSON text of others may hold: more than the largest configuration and the largest result need. Each takes 72
-/// bytes at least, and several hundred as an object of its own.
+/// Values that a JSON text from others may have: more than the largest configuration and the largest result need. Each
+/// takes at least 72 bytes, and several hundred as an object of its own.
 const VALUES: usize = 40 << 10;
 
 /// A pod's annotation that names networks.
 pub const ANNOTATION: Budget = of("networks annotation", 64 << 10, "bytes", POD);
 /// Its elements.
 pub const SELECTIONS: Budget = of("networks of a pod", 64, "networks", POD);
-/// All that a pod has of one node, those attached while it lives included; and never more than half of the node's numbers.
+/// All attachments of a pod on one node, including those attached while it is running; and never more than half of the
+/// node's numbers.
 pub const ATTACHMENTS: Budget = of("attachments of a pod", 65, "attachments", POD);
 /// `ips` of a selection, `args.cni.ips`, `runtimeConfig.ips`.
 pub const IPS: Budget = of("addresses asked for", 32, "addresses", POD);
@@ -88,16 +90,16 @@ pub const ARGUMENTS: Budget = of("cni-args", 8 << 10, "bytes", POD);
 /// A name or namespace of a network.
 pub const NAME: Budget = of("name of a network", 253, "bytes", POD);
 
-/// The configurations of all its attachments together, as text: a plan has them all.
+/// The configurations of all its attachments together, as text: a plan contains them all.
 pub const POD_TEXT: Budget = of("configurations of a pod's networks", 1 << 20, "bytes", POD);
 /// Values in them.
 pub const POD_VALUES: Budget = of("values of a pod's networks", VALUES, "values", POD);
 
 /// A CNI configuration: `spec.config`, or a file.
 pub const CONFIG: Budget = of("network configuration", 256 << 10, "bytes", DEFINITION);
-/// Values in it: each takes many times its bytes of memory.
+/// Values in it: each takes many times its size in memory.
 pub const CONFIG_VALUES: Budget = of("values of a network configuration", VALUES, "values", DEFINITION);
-/// Plugins of a list, those of a folder beside it included.
+/// Plugins of a list, including those of its folder.
 pub const PLUGINS: Budget = of("plugins of a network", 16, "plugins", DEFINITION);
 /// Ranges of `host-local`, in all sets.
 pub const RANGES: Budget = of("ranges of host-local", 256, "ranges", DEFINITION);
@@ -111,7 +113,7 @@ pub const ROUTES: Budget = of("ipam.routes", 4096, "routes", DEFINITION);
 pub const DNS: Budget = of("dns", 64, "entries", DEFINITION);
 /// The name of a lease file or of an entry in libcni's cache.
 pub const FILE_NAME: Budget = of("name of a file", 255, "bytes", DEFINITION);
-/// A path of a directory that a configuration names.
+/// A directory path in a configuration.
 pub const PATH: Budget = of("path of a directory", 3584, "bytes", DEFINITION);
 
 /// Standard input of a CNI call.
@@ -127,7 +129,7 @@ pub const STDIN_VALUES: Budget =
 pub const CNI_ARGS: Budget =
     Budget { code: Some(code::INVALID_ENVIRONMENT), ..of("CNI_ARGS", 16 << 10, "bytes", RUNTIME) };
 
-/// What a plugin prints.
+/// The output of a plugin.
 pub const RESULT: Budget = Budget {
     code: Some(code::DECODING_FAILURE),
     refused: "the call; the plugin is killed",
@@ -159,18 +161,18 @@ pub const OBJECTS: Budget = Budget {
     unit: "objects",
     ..file("objects of a manifest", 8 << 10, "the file; what it gave before stays", None)
 };
-/// A document in YAML, or an item of a list in it, that is read as a value.
+/// A document in YAML, or an item of a list in it, that is parsed as a value.
 pub const YAML: Budget = file("document in YAML", 512 << 10, MANIFEST.refused, None);
-/// Values in it, those that aliases stand for among them.
+/// Values in it, counting those that aliases refer to.
 pub const YAML_VALUES: Budget =
     Budget { what: "values of a document in YAML", most: VALUES, unit: "values", ..YAML };
 /// `ipam.resolvConf`.
 pub const RESOLV_CONF: Budget = file("ipam.resolvConf", 64 << 10, "ADD", Some(code::IO_FAILURE));
 /// A file of device information.
 pub const DEVICE_INFO: Budget = file("device information", 64 << 10, "ADD", Some(code::IO_FAILURE));
-/// A file of Multus's memory of a pod.
+/// A file of Multus's saved state of a pod.
 pub const MULTUS_STATE: Budget = file("file of multusStateDir", 1 << 20, "DEL", Some(code::IO_FAILURE));
-/// An entry in libcni's cache: a configuration, a result, and both escaped.
+/// An entry in libcni's cache: a configuration and a result, both escaped.
 pub const CACHED: Budget = file("entry of libcni's cache", 4 << 20, "the entry", None);
 /// Values in it.
 pub const CACHED_VALUES: Budget =
@@ -178,7 +180,7 @@ pub const CACHED_VALUES: Budget =
 /// A lease.
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
-/// All of them, in the order of `docs/budgets.md`.
+/// All limits, in the order of `docs/budgets.md`.
 pub const TABLE: [&Budget; 38] = [
     &ANNOTATION,
     &SELECTIONS,

@@ -1,4 +1,4 @@
-//! Each bound at itself and one past it, through the functions that refuse.
+//! Each limit at its value and one above, through the functions that refuse.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -15,7 +15,7 @@ use crate::npwg::{parse_networks, parse_selection};
 use crate::plan::Sandbox;
 use crate::plan::resolve::{Intent, Network, Options, resolve};
 
-/// What a bound answers to as much as there may be, and to one more.
+/// The answers of a limit to its value, and to one more.
 fn both(budget: &Budget, of: impl Fn(usize) -> Result<(), String>) {
     assert_eq!(of(budget.most), Ok(()), "{}", budget.what);
     let more = of(budget.most + 1).unwrap_err();
@@ -68,7 +68,7 @@ fn long_name(bytes: usize) -> String {
 fn a_configuration_is_refused_beyond_each_of_its_bounds() {
     let list = |text: String| said(NetworkList::parse(text.as_bytes()));
     both(&CONFIG, |bytes| list(padded(r#"{"name": "a", "type": "bridge"}"#, bytes)));
-    // The object, three members, and what the last of them holds.
+    // The object, three members, and the values in the last of them.
     both(&CONFIG_VALUES, |count| {
         list(json!({"name": "a", "type": "bridge", "b": vec![0; count - 4]}).to_string())
     });
@@ -102,7 +102,7 @@ fn a_configuration_is_refused_beyond_each_of_its_bounds() {
     both(&PATH, |bytes| ipam(json!({"dataDir": format!("/{}", "a/".repeat(bytes).split_at(bytes - 1).0)})));
 }
 
-/// A network of so many values and bytes of text.
+/// A network with this number of values and bytes of text.
 fn network(values: usize, bytes: usize) -> Network {
     let written =
         json!({"name": "a", "type": "macvlan", "cniVersion": "1.0.0", "b": vec![0; values - 5], "c": ""});
@@ -121,7 +121,7 @@ fn network(values: usize, bytes: usize) -> Network {
     }
 }
 
-/// What is planned for a pod whose default network and selections are of these.
+/// Plans a pod whose default network and selections are these.
 fn planned(networks: &[Network]) -> Result<(), String> {
     let request = Request {
         command: Command::Add,
@@ -236,7 +236,7 @@ fn deep_json_is_refused_wherever_it_stands() {
     assert!(NetworkList::parse(config(200).as_bytes()).is_err());
 }
 
-/// The documents have this table, and nothing else in its place.
+/// The documentation has exactly this table.
 #[test]
 fn the_documents_have_the_table() {
     let page = include_str!("../../docs/budgets.md");

@@ -1,12 +1,13 @@
-//! Networks as text, read as Go's `net.ParseCIDR` reads them: in configurations, results of plugins, policies and settings
-//! alike. Pure. What the agent itself has written, such as its journal, is read as it is.
+//! Networks as text, parsed like Go's `net.ParseCIDR`: in configurations, results of plugins, policies and settings
+//! alike. Pure. The agent's own files, such as its journal, are read as written.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
-/// Reads an address with a prefix length. Host bits are kept. Octets with leading zeros are refused: to some they are octal.
+/// Parses an address with a prefix length. Host bits are kept. Octets with leading zeros are refused: some parsers read
+/// them as octal.
 pub(crate) fn parse(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     let digits =
@@ -18,7 +19,7 @@ pub(crate) fn parse(text: &str) -> Option<IpNet> {
 /// For `deserialize_with`: as [`parse`].
 ///
 /// # Errors
-/// The text is no network.
+/// The text is not a network.
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse(&text)
@@ -28,7 +29,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 /// As [`deserialize`], for a list.
 ///
 /// # Errors
-/// One of the texts is no network.
+/// One of the texts is not a network.
 pub(crate) fn deserialize_all<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     #[derive(Deserialize)]
     struct Written(#[serde(deserialize_with = "deserialize")] IpNet);

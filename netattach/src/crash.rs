@@ -1,8 +1,9 @@
-//! Deaths on demand, for tests of crash safety.
+//! Crashes on request, for tests of crash safety.
 //!
 //! `NETATTACH_CRASH_DIR` names a directory. The name of every point that is reached is appended to the file `log` in
-//! it. When the file `at` there changes, the log begins anew and points are counted from 0 on, and the process ends at the
-//! one whose number the file holds: so a test enumerates the points of one operation, whatever the agent did before.
+//! it. When the file `at` there changes, the log is restarted and points are counted from 0, and the process is killed
+//! at the point whose number the file holds: so a test enumerates the points of one operation, regardless of the
+//! agent's earlier work.
 
 use std::cell::Cell;
 use std::fs::OpenOptions;
@@ -10,15 +11,16 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What `at` holds and the points since then. One lock for all threads: numbers and lines of the log are in one order.
+/// The content of `at` and the points since then. One lock for all threads: numbers and lines of the log are in one
+/// order.
 static COUNTED: Mutex<(Option<usize>, usize)> = Mutex::new((None, 0));
 
 thread_local! {
     static COUNTS: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Does work at any time, beside the operations: a point of it between two points of an operation would make the
-/// numbers of the later ones depend on chance.
+/// Runs background work that is concurrent with operations: a point of it between two points of an operation would make
+/// the numbers of the later ones random.
 pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
     COUNTS.set(false);
     let done = work();
@@ -46,7 +48,7 @@ pub fn reached(point: &str) {
         let _ = writeln!(log, "{point}");
     }
     if at == Some(counted.1) {
-        // The kernel's own end of a process: no destructor, no flush.
+        // Killed by the kernel: no destructor, no flush.
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
     counted.1 += 1;

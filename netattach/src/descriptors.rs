@@ -1,17 +1,17 @@
-//! How many files this process may have open, and has.
+//! The number of files this process may open, and has open.
 
 use std::io;
 use std::sync::OnceLock;
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
-/// As many as the agent can come to need with every bound of its own reached, some times over.
+/// Several times the number that the agent needs when every limit of its own is reached.
 const WANTED: u64 = 65_536;
 
 /// The limit that this process was started with.
 static FIRST: OnceLock<Rlimit> = OnceLock::new();
 
-/// Raises the limit as far as it may be, to [`WANTED`] at most.
+/// Raises the limit as far as possible, to [`WANTED`] at most.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -25,22 +25,22 @@ pub(crate) fn raise() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..first })?)
 }
 
-/// Gives a child the limit that this process was started with: programs that walk through all descriptors, or that
-/// use select(2), count on it.
+/// Sets a child's limit to the one this process was started with: programs that walk through all descriptors, or that
+/// use select(2), rely on it.
 pub(crate) fn lower_for(child: Pid) {
     if let Some(first) = FIRST.get() {
-        // A child that has ended needs none.
+        // Fails for a child that has ended, which needs no limit.
         let _ = prlimit(Some(child), Resource::Nofile, *first);
     }
 }
 
-/// How many are open and how many may be.
+/// The number of open files and the limit.
 ///
 /// # Errors
-/// They cannot be counted, where none is left to look with.
+/// They cannot be counted, for example if no descriptor is left.
 pub(crate) fn used() -> io::Result<(u64, u64)> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    // Less the one that is looked with.
+    // Less the descriptor of this directory.
     let open = std::fs::read_dir("/proc/self/fd")?.count() as u64 - 1;
     Ok((open, most))
 }

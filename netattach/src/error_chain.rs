@@ -5,8 +5,8 @@ use std::fmt;
 
 /// Displays an error followed by each of its causes, separated by `: `.
 ///
-/// Each layer's `Display` says only its own part, so the line reads as a path from the operation to the
-/// kernel's answer.
+/// Each layer's `Display` prints only its own part, so the line reads as a path from the operation to the kernel's
+/// error.
 #[derive(Debug, Clone, Copy)]
 pub struct Chain<'a>(pub &'a (dyn Error + 'static));
 

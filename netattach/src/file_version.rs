@@ -1,11 +1,11 @@
-//! Whether a file is as it was, without reading it.
+//! Detects whether a file has changed, without reading it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The state of a file, by its metadata. Any change of its content sets the time of its last change (`ctime`), which no system
-/// call sets to another value.
+/// The state of a file, by its metadata. Any change of its content sets the time of its last change (`ctime`), which no
+/// system call can set to another value.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FileVersion {
     device: u64,
@@ -15,8 +15,8 @@ pub(crate) struct FileVersion {
     changed: (i64, i64),
 }
 
-/// A file that changed so short a time before it was read can have changed again at what its filesystem takes for the same
-/// time. The coarsest in use count two seconds.
+/// A file that changed less than this before it was read may change again with the same timestamp. The coarsest
+/// filesystems in use have a granularity of two seconds.
 const SETTLED: Duration = Duration::from_secs(3);
 
 impl FileVersion {
@@ -30,7 +30,7 @@ impl FileVersion {
         }
     }
 
-    /// Whether a later change is sure to have another time.
+    /// Whether a later change is sure to have another timestamp.
     pub(crate) fn is_settled(&self, now: SystemTime) -> bool {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(self.changed.0).is_ok_and(|changed| now >= Duration::from_secs(changed) + SETTLED)

@@ -9,30 +9,37 @@
 //! | [`cni`] | the CNI specification: requests, configurations, results, versions, errors | no |
 //! | [`npwg`] | the multi-network standard: selections, definitions, status | no |
 //! | [`objects`] | the model: pods, namespaces, definitions and policies, as every source gives them | no |
-//! | [`source`] | where objects come from | files |
-//! | [`spec`], [`step`] | the words of a plan: kernel objects as they are wanted; steps and what they bring | no |
-//! | [`plan`], [`link`] | a request and the facts about the node become ordered steps with inverses | no |
-//! | [`journal`] | what was planned and done, written before it is done | files |
-//! | [`attach`] | carries plans out and takes them back | dispatches |
-//! | [`ipam`], [`delegate`], [`netlink`], [`netns`], [`sysctl`], [`bpf`] | one owner each for leases, child processes, links, namespaces, BPF | yes |
+//! | [`source`] | reads objects from their sources | files |
+//! | [`spec`], [`step`] | the elements of a plan: desired kernel objects; steps and their outputs | no |
+//! | [`plan`], [`link`] | turns a request and the facts about the node into ordered steps with inverses | no |
+//! | [`journal`] | records planned and completed steps, written ahead | files |
+//! | [`attach`] | carries out plans and rolls them back | dispatches |
+//! | [`ipam`] | owns leases | yes |
+//! | [`delegate`] | owns child processes | yes |
+//! | [`netlink`] | owns links | yes |
+//! | [`netns`] | owns namespaces | yes |
+//! | [`sysctl`] | owns kernel settings | yes |
+//! | [`bpf`] | owns BPF programs and maps | yes |
 //! | [`policy`] | compiles policies to lookup tables; explains and shows them | no |
 //! | [`enforce`] | keeps the kernel's policies equal to the compiled ones | by `hooks`, `bpf`, `netlink` |
 //! | [`hooks`] | runs programs on devices: clsact filters or tcx links | by `bpf` and `netlink` |
-//! | [`fast_path`] | who takes the fast path between pods: follows links and filters | by `netlink` and `bpf` |
-//! | [`publish`] | where the `network-status` of attached pods is published | files |
-//! | [`multus`] | what a node has of Multus: its configuration, its memory of pods | no |
-//! | [`observe`] | what the programs reported lately | no |
+//! | [`fast_path`] | decides which attachments use the fast path: follows links and filters | by `netlink` and `bpf` |
+//! | [`publish`] | publishes the `network-status` of attached pods | files |
+//! | [`multus`] | reads Multus's files on a node: its configuration, its saved state of pods | no |
+//! | [`observe`] | keeps the latest events of the programs | no |
 //! | [`agent`], [`cli`], [`error_chain`] | the daemon, the command line, error printing | |
-//! | [`moment`] | which of two things came first | clock |
-//! | [`timing`] | where the time of one operation goes | clock |
-//! | `sync` | locks and threads, by names that a model checker can stand behind | no |
-//! | [`budget`] | how large what others write may be | no |
+//! | [`moment`] | determines which of two events came first | clock |
+//! | [`timing`] | measures how the time of one operation is spent | clock |
+//! | `sync` | locks and threads, under names that a model checker can replace | no |
+//! | [`budget`] | size limits of input from others | no |
 //! | `cidr` | networks as text | no |
-//! | `bounded`, `durable`, `file_version` | files of others, read up to a bound; files that are replaced whole; whether a file is as it was | files |
-//! | [`waits`] | what an operation may have to wait for that others own | no |
-//! | `descriptors` | how many files may be open, and are | limits |
+//! | `bounded` | reads files of others up to a limit | files |
+//! | `durable` | replaces files atomically | files |
+//! | `file_version` | detects changes of a file | files |
+//! | [`waits`] | the resources of others that an operation may have to wait for | no |
+//! | `descriptors` | the number of open files and its limit | limits |
 //! | [`mac`] | Ethernet addresses | no |
-//! | `crash`, `model` | what only tests have: an end at every point; a model checker | |
+//! | `crash`, `model` | for tests only: a crash at every point; a model checker | |
 
 pub mod agent;
 pub mod attach;
@@ -77,8 +84,8 @@ pub mod timing;
 pub mod waits;
 mod wire;
 
-/// Ends the process, as `kill -9` would, when the environment asks for it at this point. Exists only with the
-/// feature `crash-points`, which only tests enable: they enumerate every point of an operation.
+/// Kills the process, as `kill -9` would, when the environment requests it at this point. Exists only with the feature
+/// `crash-points`, which only tests enable: they enumerate every point of an operation.
 #[cfg(feature = "crash-points")]
 #[macro_export]
 macro_rules! crash_point {
@@ -87,7 +94,7 @@ macro_rules! crash_point {
     };
 }
 
-/// Nothing: see the feature `crash-points`.
+/// Does nothing: see the feature `crash-points`.
 #[cfg(not(feature = "crash-points"))]
 #[macro_export]
 macro_rules! crash_point {
@@ -99,13 +106,14 @@ macro_rules! crash_point {
 #[cfg(feature = "crash-points")]
 pub mod crash;
 
-/// Does the agent's own upkeep, which belongs to no operation: its points are not among those that tests enumerate.
+/// Runs the agent's background maintenance, which belongs to no operation: its points are not among those that tests
+/// enumerate.
 #[cfg(feature = "crash-points")]
 fn upkeep<T>(work: impl FnOnce() -> T) -> T {
     crash::uncounted(work)
 }
 
-/// Does the agent's own upkeep: see the feature `crash-points`.
+/// Runs the agent's background maintenance: see the feature `crash-points`.
 #[cfg(not(feature = "crash-points"))]
 fn upkeep<T>(work: impl FnOnce() -> T) -> T {
     work()

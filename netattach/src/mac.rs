@@ -15,7 +15,7 @@ pub struct Mac(pub [u8; 6]);
 pub struct InvalidMac(pub String);
 
 impl Mac {
-    /// Whether the group bit is set: such an address can never be an interface's own.
+    /// Whether the group bit is set: such an address cannot be an interface's own.
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 == 1
     }
@@ -29,7 +29,7 @@ impl FromStr for Mac {
     }
 }
 
-/// Reads `N` groups of two hexadecimal digits joined by `:` (or all by `-`).
+/// Parses `N` groups of two hexadecimal digits joined by `:` (or all by `-`).
 pub(crate) fn octets<const N: usize>(text: &str) -> Option<[u8; N]> {
     let separator = if text.contains('-') { '-' } else { ':' };
     let mut bytes = [0; N];

@@ -1,23 +1,23 @@
-//! Which of two things came first, whatever becomes of the clock on the wall.
+//! Determines which of two events came first, independent of the wall clock.
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the kernel says which boot this is.
+/// The kernel's identifier of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// When something was decided, for telling which of two came first. Not by the clock on the wall, which can be set.
+/// The time of a decision, for determining which of two came first. Does not use the wall clock, which can be set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
-    /// Which boot of the node.
+    /// The boot of the node.
     pub boot: String,
-    /// Nanoseconds since that boot, suspended time included. Records of version 1 do not know.
+    /// Nanoseconds since that boot, suspended time included. Absent in records of version 1.
     pub since_boot: Option<u64>,
 }
 
 impl Moment {
-    /// Now, in that boot.
+    /// The current moment, in that boot.
     pub fn now(boot: &str) -> Self {
         let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let nanoseconds = u64::try_from(since.tv_sec).unwrap_or(0).saturating_mul(1_000_000_000);
@@ -26,10 +26,10 @@ impl Moment {
     }
 }
 
-/// Which boot of the node this is.
+/// The identifier of the node's current boot.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not provide it.
 pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }

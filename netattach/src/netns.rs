@@ -1,8 +1,8 @@
 //! Network namespaces: opening, identifying, entering. The only module that calls `setns`.
 //!
-//! A namespace is entered for the length of a closure that blocks ([`within`]), never across an `await`: no task
-//! ever runs in a pod's namespace. A thread that could not come back would serve others from inside a pod, so
-//! that ends the process instead; the journal makes an end safe at any instant.
+//! A namespace is entered for the duration of a blocking closure ([`within`]), never across an `await`: no task ever
+//! runs in a pod's namespace. A thread that cannot return would serve others from inside a pod, so in that case the
+//! process is ended; the journal makes this safe at any time.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -21,7 +21,7 @@ const NSFS_MAGIC: u64 = 0x6e73_6673;
 /// `f_type` of procfs, seen for `/proc/PID/ns/net` on kernels before 3.19.
 const PROC_MAGIC: u64 = 0x9fa0;
 
-/// `NS_GET_NSTYPE` of linux/nsfs.h (kernel 4.11): the `CLONE_NEW*` flag of a namespace's kind.
+/// `NS_GET_NSTYPE` of linux/nsfs.h (kernel 4.11): the `CLONE_NEW*` flag of a namespace's type.
 const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
 /// `SO_NETNS_COOKIE` of asm-generic/socket.h (kernel 5.14).
@@ -29,8 +29,8 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// The namespace that a file refers to, under any path: device and inode of the nsfs file.
 ///
-/// The kernel does not hand out an inode again while the namespace lives, but does after its end: compare it
-/// together with something that dies with the pod, or with [`Netns::cookie`].
+/// The kernel does not reuse an inode while the namespace lives, but does after its end: compare it together with
+/// something that dies with the pod, or with [`Netns::cookie`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// Device number of nsfs.
@@ -56,34 +56,34 @@ pub struct Netns {
 /// Why a namespace could not be opened or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// Nothing at that path: the namespace is gone.
+    /// The path does not exist: the namespace is gone.
     #[error("network namespace {path} does not exist")]
     Gone {
-        /// As the caller gave it.
+        /// As the caller passed it.
         path: PathBuf,
     },
-    /// Something at that path that is not a namespace, such as the plain file that an unmounted bind leaves.
+    /// The file at that path is not a namespace, such as the plain file that an unmounted bind leaves.
     #[error("{path} is not a network namespace")]
     NotANamespace {
-        /// As the caller gave it.
+        /// As the caller passed it.
         path: PathBuf,
     },
     /// The path could not be opened or examined.
     #[error("open network namespace {path}")]
     Open {
-        /// As the caller gave it.
+        /// As the caller passed it.
         path: PathBuf,
         /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// `unshare(2)` refused, or no thread could be started for it.
+    /// `unshare(2)` failed, or no thread could be started for it.
     #[error("make a network namespace")]
     Make(#[source] io::Error),
-    /// `setns(2)` refused.
+    /// `setns(2)` failed.
     #[error("enter network namespace {path}")]
     Enter {
-        /// As the caller gave it.
+        /// As the caller passed it.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -92,17 +92,17 @@ pub enum NetnsError {
 }
 
 impl NetnsError {
-    /// Whether the namespace is gone for good, so that a DEL may go on without it (DEL-07).
+    /// Whether the namespace is gone for good, so that a DEL may proceed without it (DEL-07).
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. } | Self::NotANamespace { .. })
     }
 }
 
 impl Netns {
-    /// Opens the namespace that `path` refers to.
+    /// Opens the namespace at `path`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref();
-        // Not waiting for the other end of a FIFO.
+        // Does not wait for the other end of a FIFO.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
         let file = file.map_err(|source| match bounded::is_nothing(&source) {
             true => NetnsError::Gone { path: path.to_owned() },
@@ -121,7 +121,7 @@ impl Netns {
         Ok(Self { file, path: path.to_owned(), id: NetnsId { device: stat.st_dev, inode: stat.st_ino } })
     }
 
-    /// Makes a namespace that has no name and lasts as long as it is held.
+    /// Creates an unnamed namespace that lasts as long as it is held.
     pub fn private() -> Result<Self, NetnsError> {
         let made = std::thread::Builder::new().name("netns-make".into()).spawn(|| {
             // SAFETY: of what threads share only the network namespace is unshared, and this thread ends here; no
@@ -139,13 +139,13 @@ impl Netns {
         Self::open("/proc/thread-self/ns/net")
     }
 
-    /// Which namespace this is.
+    /// The namespace's identity.
     pub fn id(&self) -> NetnsId {
         self.id
     }
 
-    /// A number that no other namespace has had or will have during this boot; `None` where the kernel gives none
-    /// (before Linux 5.14).
+    /// A number that no other namespace has had or will have during this boot; `None` if the kernel has none (before
+    /// Linux 5.14).
     ///
     /// # Errors
     /// The namespace cannot be entered.
@@ -157,7 +157,7 @@ impl Netns {
         })
     }
 
-    /// The path it was opened by.
+    /// The path it was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -169,10 +169,10 @@ impl AsFd for Netns {
     }
 }
 
-/// Runs `work` inside `netns` on the calling thread and returns what it returned.
+/// Runs `work` inside `netns` on the calling thread and returns its result.
 ///
-/// Sockets opened by `work` stay in that namespace, and so does every look at `/proc/sys/net` made by it.
-/// Entering and leaving cost a few microseconds.
+/// Sockets opened by `work` stay in that namespace, and its accesses to `/proc/sys/net` apply there. Entering and
+/// leaving cost a few microseconds.
 pub fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> Result<T, NetnsError> {
     let home = Netns::current()?;
     let enter = |netns: &Netns| {
@@ -184,7 +184,7 @@ pub fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> Result<T, NetnsErro
     Ok(work())
 }
 
-/// Returns to a namespace when dropped, also when the work inside another panicked.
+/// Returns to a namespace when dropped, also when the work inside the other panicked.
 struct Back<'a>(&'a Netns);
 
 impl Drop for Back<'_> {
@@ -196,15 +196,15 @@ impl Drop for Back<'_> {
     }
 }
 
-/// The `CLONE_NEW*` flag of the kind of namespace that a file of nsfs is.
+/// The `CLONE_NEW*` flag of the type of a namespace file.
 fn kind_of(file: &File) -> rustix::io::Result<libc::c_int> {
     // SAFETY: the descriptor is open, and this request takes no argument and writes nothing.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
-    // A failed libc call leaves its reason in errno.
+    // A failed libc call sets errno.
     if kind < 0 { Err(last_errno()) } else { Ok(kind) }
 }
 
-/// Cookie of the namespace of a socket; `None` where the kernel gives none.
+/// Cookie of a socket's namespace; `None` if the kernel has none.
 fn cookie_of(socket: &impl AsRawFd) -> Option<u64> {
     let mut cookie = 0u64;
     let mut length = size_of_val(&cookie) as libc::socklen_t;
@@ -258,7 +258,7 @@ mod tests {
         let fifo = directory.path().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
         let (opened, is_opened) = std::sync::mpsc::channel();
-        // Left behind if it waits.
+        // The thread is left behind if it blocks.
         std::thread::spawn(move || opened.send(Netns::open(&fifo).map(|netns| netns.id())));
         let outcome = is_opened.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
         assert!(matches!(outcome, Err(NetnsError::NotANamespace { .. })), "{outcome:?}");

@@ -1,4 +1,4 @@
-//! The last events of packets and flows, numbered, for readers.
+//! The latest events of packets and flows, numbered, for readers.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ impl Event {
     }
 }
 
-/// The same moment on the kernel's monotonic clock and on the wall.
+/// The same moment on the kernel's monotonic clock and on the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WallClock {
     /// Nanoseconds since the machine started.
@@ -39,10 +39,10 @@ impl WallClock {
     }
 }
 
-/// How many events are kept.
+/// Number of events kept.
 const KEPT: usize = 8192;
 
-/// The last events.
+/// The latest events.
 #[derive(Debug, Default)]
 pub struct Observer {
     recent: Mutex<Recent>,
@@ -50,30 +50,30 @@ pub struct Observer {
 
 #[derive(Debug, Default)]
 struct Recent {
-    /// With the time on the wall, in milliseconds since 1970. It is told once: the two clocks are never read at the
-    /// same moment, and whoever asks twice is to be told of one event, not of two a millisecond apart.
+    /// With the wall-clock time, in milliseconds since 1970. It is computed once: the two clocks are never read at the
+    /// same moment, and a client that asks twice should see the same event, not two a millisecond apart.
     events: VecDeque<(u64, Event)>,
-    /// Number of the first in `events`.
+    /// Number of the first entry in `events`.
     first: u64,
-    /// Ended flows that were not reported, because they were too many.
+    /// Number of ended flows that were not reported, because there were too many.
     untold: u64,
 }
 
-/// Events from some number on.
+/// Events from a given number on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// The events, oldest first, with their times in milliseconds since 1970.
     pub events: Vec<(u64, Event)>,
-    /// The number to ask for next.
+    /// The number to request next.
     pub next: u64,
-    /// The number of events that were asked for and are no longer kept.
+    /// The number of requested events that are no longer kept.
     pub missed: u64,
     /// The number of ended flows that were not reported since the agent started.
     pub untold: u64,
 }
 
 impl Observer {
-    /// Adds events and drops the oldest. `untold`: ended flows that are not among them. `clock`: now.
+    /// Adds events and drops the oldest. `untold`: number of ended flows that are not among them. `clock`: now.
     pub fn take_in(&self, events: impl Iterator<Item = Event>, untold: u64, clock: WallClock) {
         let mut recent = self.lock();
         recent.untold += untold;
@@ -100,7 +100,7 @@ impl Observer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Recent> {
-        // A panic between two pushes leaves a list that is as good as any.
+        // A panic between two pushes leaves a valid list.
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
-//! Locks and threads, by names that a model checker can stand behind.
+//! Locks and threads, under names that a model checker can replace.
 //!
-//! What several threads share takes these from here. With the feature `model`, which only tests enable, they are
-//! shuttle's: a run then tries one order of the threads after another (`model`).
+//! Code shared by several threads uses these. With the feature `model`, which only tests enable, they are shuttle's: a
+//! run then tries one order of the threads after another (`model`).
 
 #[cfg(not(feature = "model"))]
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -15,12 +15,13 @@ pub(crate) use shuttle::thread;
 
 pub(crate) use std::sync::PoisonError;
 
-/// Locks what is never left half changed: whoever panicked while holding it had changed nothing or all.
+/// Locks data that is never left half changed: a thread that panicked while holding the lock had changed nothing or
+/// everything.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for somebody else, for about that long; under the model checker until others have had their turn.
+/// Waits for another thread or process, for about that long; under the model checker until others have had their turn.
 pub(crate) fn pause(time: std::time::Duration) {
     #[cfg(feature = "model")]
     let _ = time;
@@ -30,7 +31,8 @@ pub(crate) fn pause(time: std::time::Duration) {
     thread::sleep(time);
 }
 
-/// What a future comes to until then, if it does. Under the model checker no time passes: what is due later never is.
+/// The output of a future, if it completes by then. Under the model checker no time passes: a later deadline is never
+/// reached.
 pub(crate) async fn until<F: Future>(due: std::time::Instant, future: F) -> Option<F::Output> {
     #[cfg(not(feature = "model"))]
     return tokio::time::timeout_at(due.into(), future).await.ok();
@@ -46,9 +48,9 @@ pub(crate) async fn until<F: Future>(due: std::time::Instant, future: F) -> Opti
     }
 }
 
-/// A step that others see, such as a call of the system: under the model checker any other thread may run before it.
+/// A step visible to other threads, such as a system call: under the model checker any other thread may run before it.
 pub(crate) fn step() {
-    // Not a yield: the checker would prefer others after it.
+    // Not a yield: the checker would prefer other threads after it.
     #[cfg(feature = "model")]
     thread::sleep(std::time::Duration::ZERO);
 }

@@ -1,4 +1,4 @@
-//! Kernel settings below `/proc/sys/net`. They belong to the network namespace of the thread that looks.
+//! Kernel settings below `/proc/sys/net`. They belong to the network namespace of the accessing thread.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use crate::timing;
 pub struct SysctlError {
     /// Its file.
     pub path: PathBuf,
-    /// The value it was to have.
+    /// The intended value.
     pub value: String,
     /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
 
-/// The setting `key` (below `/proc/sys/net`, with slashes) has `value`; written only when it differs, because a
-/// write may be an event for every interface.
+/// Sets `key` (below `/proc/sys/net`, with slashes) to `value`; written only when it differs, because a write may be an
+/// event for every interface.
 ///
 /// # Errors
-/// There is no such setting, or it cannot be written.
+/// The setting does not exist or cannot be written.
 pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
     let path = PathBuf::from("/proc/sys/net").join(key);
     let set = || {

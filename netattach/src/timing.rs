@@ -1,28 +1,28 @@
-//! Where the time of one operation goes.
+//! Measures how the time of one operation is spent.
 //!
-//! An operation blocks on one thread from its beginning to its end ([`operation`]). Modules name what they are doing
-//! ([`part`]); a part's time does not include that of the parts within it, so that all of them add up to the whole. Outside an
-//! operation a part costs a look at a thread-local variable; within one, two readings of the monotonic clock.
+//! An operation blocks one thread from start to end ([`operation`]). Modules name their work ([`part`]); a part's time
+//! does not include that of nested parts, so that all of them add up to the total. Outside an operation a part costs an
+//! access to a thread-local variable; within one, two readings of the monotonic clock.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// The time that no part claims.
+/// Name for the time outside of all parts.
 const REST: &str = "the rest";
 
 thread_local! {
     static CLOCK: RefCell<Option<Clock>> = const { RefCell::new(None) };
 }
 
-/// How often each part ran and how long that took altogether. Printed as `name=count/microseconds`, separated by commas, in the
-/// order of the names. There are as many names as the source has: they are constants.
+/// How often each part ran and its total time. Printed as `name=count/microseconds`, separated by commas, in the order
+/// of the names. The number of names is bounded: they are constants in the source.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Times(BTreeMap<&'static str, (u32, Duration)>);
 
 impl Times {
-    /// Of all parts together.
+    /// The time of all parts together.
     pub fn total(&self) -> Duration {
         self.0.values().map(|(_, time)| *time).sum()
     }
@@ -53,7 +53,7 @@ struct Clock {
 }
 
 impl Clock {
-    /// Credits the current part with the time until now, and goes on with another.
+    /// Adds the time until now to the current part, and switches to another.
     fn switch(&mut self, to: &'static str, now: Instant) -> &'static str {
         self.times.add(self.current, 0, now.saturating_duration_since(self.since));
         self.since = now;
@@ -61,7 +61,7 @@ impl Clock {
     }
 }
 
-/// Goes back to the part around it, also when the part panics.
+/// Returns to the enclosing part, also when the part panics.
 struct Within(Option<&'static str>);
 
 impl Drop for Within {
@@ -77,7 +77,7 @@ fn with_clock<T>(work: impl FnOnce(&mut Clock) -> T) -> Option<T> {
     CLOCK.with(|clock| clock.borrow_mut().as_mut().map(work))
 }
 
-/// Runs an operation on this thread and says where its time went. Operations do not contain each other.
+/// Runs an operation on this thread and returns its times. Operations are not nested.
 pub fn operation<T>(work: impl FnOnce() -> T) -> (T, Times) {
     let clock = Clock { current: REST, since: Instant::now(), times: Times::default() };
     CLOCK.with(|place| *place.borrow_mut() = Some(clock));

@@ -1,6 +1,6 @@
-//! Between the model of policies and the messages of the socket.
+//! Converts between the model of policies and the messages of the socket.
 //!
-//! The agent answers with messages made of the model. The command line makes the model of an answer again, to put it into words.
+//! The agent converts its model to messages. The command line converts an answer back to the model to print it.
 
 use crate::policy::{dump, explain, level};
 use crate::rpc::message::{self, explain as wire};
@@ -51,7 +51,7 @@ same_variants!(
     Unknown { policy },
 );
 
-/// Converts between two structs with the same fields, both ways, each field as it says.
+/// Converts between two structs with the same fields, both ways, each field as specified.
 macro_rules! same_fields {
     ($model:path, $message:path: $($field:ident $by:ident),+ $(,)?) => {
         impl From<$model> for $message {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::rpc::message::{Request, Response};
 
-    /// All messages of the golden files come back as they were when the model is made of them.
+    /// All messages of the golden files survive conversion to the model and back.
     #[test]
     fn messages_are_the_same_by_way_of_the_model() {
         let golden = |text: &str| serde_json::from_str::<Value>(text).unwrap();

@@ -22,34 +22,34 @@ const _: () = assert!(size_of::<ArpPacket>() == 28);
 // SAFETY: integers and addresses, as long as these together (asserted above).
 unsafe impl Plain for ArpPacket {}
 
-/// What the sender of an ARP packet says of itself.
+/// The addresses that the sender of an ARP packet claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// Its Ethernet address.
     pub mac: Mac,
-    /// Its address. A probe has none yet: the one that it asks for (RFC 5227).
+    /// Its address. A probe has none yet: then the address that it requests (RFC 5227).
     pub address: Ip4,
 }
 
-/// Whether a frame of this length has no more behind its Ethernet header than an ARP packet and padding.
+/// Whether a frame of this length has nothing after its Ethernet header but an ARP packet and padding.
 #[inline(always)]
 pub fn fits(length: u32, offset: u16) -> bool {
-    /// What Ethernet pads to (46 bytes; with the trailer that some cards leave, 50): more is no padding.
+    /// Ethernet pads to 46 bytes (50 with the trailer that some cards leave); more is not padding.
     const MOST: u32 = 50;
     length <= u32::from(offset) + MOST
 }
 
-/// Reads an ARP packet. `plain`: it lies right behind an Ethernet header without tags.
+/// Parses an ARP packet. `plain`: it directly follows an Ethernet header without tags.
 ///
 /// # Errors
-/// It is another protocol's, or not there.
+/// It is another protocol, or truncated.
 #[inline(always)]
 pub fn read<B: Bytes>(bytes: &B, plain: bool, offset: u16) -> Result<Claim, DropReason> {
     let arp: ArpPacket = bytes.header(plain, ETHERNET_LEN, offset.into())?;
     if arp.hardware_and_protocol != [1u16.to_be(), ethertype::IPV4.to_be()] || arp.lengths != [6, 4] {
         return Err(DropReason::Malformed);
     }
-    // Reverse and inverse ARP (RFC 903, RFC 2390) are other protocols, which nothing here needs.
+    // Reverse and inverse ARP (RFC 903, RFC 2390) are other protocols, which are not needed here.
     let request = arp.operation == 1u16.to_be();
     if !request && arp.operation != 2u16.to_be() {
         return Err(DropReason::Malformed);

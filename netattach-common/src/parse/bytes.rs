@@ -1,13 +1,13 @@
-//! Where the bytes of a packet are.
+//! Access to the bytes of a packet.
 
 use core::ops::Deref;
 
 use crate::{DropReason, Ip4, Ip6, Mac, Ports};
 
-/// What bytes of a packet can be taken for.
+/// A type that bytes of a packet can be read as.
 ///
 /// # Safety
-/// Integers and arrays of them: whatever the bytes are, they are a value.
+/// The type consists of integers and arrays of them: any bytes are a valid value.
 pub unsafe trait Plain: Copy {}
 
 // SAFETY: an integer.
@@ -33,41 +33,41 @@ pub trait Bytes {
     /// How long it is.
     fn length(&self) -> u32;
 
-    /// Whether it is still to be cut into segments.
+    /// Whether it is still to be segmented.
     fn is_uncut(&self) -> bool;
 
-    /// Whether it has a VLAN tag beside its bytes, and the control information of that.
+    /// Whether it has a VLAN tag outside of its bytes, and that tag's control information.
     fn tag_beside(&self) -> (bool, u16);
 
     /// A header at a constant offset, in place.
     ///
     /// # Errors
-    /// [`DropReason::Malformed`]: it does not lie there, or not where it can be read in place.
+    /// [`DropReason::Malformed`]: the header is truncated or cannot be read in place.
     fn at<T: Plain>(&self, offset: usize) -> Result<Self::At<'_, T>, DropReason>;
 
     /// A copy of a header at any offset.
     ///
     /// # Errors
-    /// [`DropReason::Malformed`]: it does not lie there.
+    /// [`DropReason::Malformed`]: the header is truncated.
     fn load<T: Plain>(&self, offset: usize) -> Result<T, DropReason>;
 
-    /// Reads a header that mostly lies at `usual`, a constant. `plain` says whether it does: the verifier would follow
-    /// each offset that is compared on its own.
+    /// Reads a header that is usually at `usual`, a constant. `plain` says whether it is there: the verifier would
+    /// track each compared offset separately.
     ///
     /// # Errors
-    /// As the two above.
+    /// As for [`at`](Self::at) and [`load`](Self::load).
     #[inline(always)]
     fn header<T: Plain>(&self, plain: bool, usual: usize, offset: usize) -> Result<T, DropReason> {
         if plain { self.at(usual).map(|there| *there) } else { self.load(offset) }
     }
 }
 
-/// A packet outside of the kernel.
+/// A packet in memory, outside of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct InMemory<'a> {
     /// All of it.
     pub bytes: &'a [u8],
-    /// How many of the first bytes can be read in place; the kernel may have the others elsewhere.
+    /// Number of leading bytes that can be read in place; the kernel may store the others elsewhere.
     pub in_place: usize,
     /// See [`Bytes::is_uncut`].
     pub is_uncut: bool,

@@ -29,15 +29,15 @@ pub mod ethertype {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EthernetHeader {
-    /// To whom.
+    /// Destination address.
     pub destination: Mac,
-    /// From whom.
+    /// Source address.
     pub source: Mac,
-    /// What it carries, as it stands there.
+    /// Type of the payload, in network order.
     pub ethertype: u16,
 }
 
-/// A VLAN tag (IEEE 802.1Q) behind its ethertype, and the ethertype of what follows.
+/// A VLAN tag (IEEE 802.1Q) after its ethertype, and the ethertype of the payload.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Tag {
@@ -55,12 +55,12 @@ unsafe impl Plain for EthernetHeader {}
 // SAFETY: as above.
 unsafe impl Plain for Tag {}
 
-/// What a frame carries, behind its tags. Without padding, as subprograms want their arguments.
+/// The payload of a frame, after its tags. No padding, as required for arguments of subprograms.
 #[repr(C)]
 pub struct Payload {
-    /// What it is.
+    /// Its type.
     pub ethertype: u16,
-    /// Where it begins, as an offset in the frame.
+    /// Its offset in the frame.
     pub offset: u16,
     /// The VLAN tags as they stand in keys; no protocol yet.
     pub lane: Lane,
@@ -72,7 +72,7 @@ const _: () = assert!(size_of::<Payload>() == 8);
 /// in either place. `allowed`: the id of a tag's control information, when the attachment may use it.
 ///
 /// # Errors
-/// There are more, or one is not allowed, or not there.
+/// There are more tags, or one is not allowed or truncated.
 #[inline(always)]
 pub fn peel<B: Bytes>(
     bytes: &B,
@@ -114,7 +114,7 @@ pub fn peel<B: Bytes>(
     Ok(())
 }
 
-/// The VLAN id of a tag's control information; the bits beside it are its priority.
+/// The VLAN id of a tag's control information; the other bits are its priority.
 #[inline(always)]
 pub const fn vlan_id(control: u16) -> u16 {
     control & 0xfff

@@ -46,7 +46,7 @@ pub fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
     };
 }
 
-/// Added to types where they stand for ports: neither they nor [`u16::MAX`] have the other for the next number.
+/// Added to types used as ports, so that neither they nor [`u16::MAX`] have the other as the next number.
 const TYPES: u16 = 1 << 8;
 
 /// The type of the request, and whether this is the reply to it: timestamp, information and address mask (RFC 792,
@@ -60,10 +60,10 @@ const fn asked(protocol: u8, kind: u8) -> (u8, bool) {
     }
 }
 
-/// What a message is, if it is not ordinary traffic.
+/// The kind of a message, if it is not ordinary traffic.
 ///
 /// # Errors
-/// Nobody may take it.
+/// The message must be dropped.
 #[inline(always)]
 pub fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<Kind>, DropReason> {
     if A::ICMP == ICMP {
@@ -77,7 +77,7 @@ pub fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<Kind>, D
             if place.part == Part::First {
                 return Err(DropReason::Malformed);
             }
-            // Whatever has crossed a router is not about this link (RFC 4861, 6.1 and 7.1).
+            // A message that has crossed a router is not about this link (RFC 4861, 6.1 and 7.1).
             (place.hop_limit == 255).then_some(Kind::LinkControl)
         }
         icmpv6::LISTENER_QUERY..=icmpv6::LISTENER_DONE | icmpv6::LISTENER_REPORT_2
@@ -89,14 +89,14 @@ pub fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<Kind>, D
     })
 }
 
-/// The type of a message of the kinds that keep a link going ([`Kind::LinkControl`]), if it is no more than that: its
-/// form is theirs.
+/// The type of a message needed for the link to work ([`Kind::LinkControl`]), if it has the exact form of such a
+/// message.
 ///
 /// # Errors
-/// It is cut off.
+/// It is truncated.
 #[inline(always)]
 pub fn form<B: Bytes>(bytes: &B, packet: &Packet<Ip6>) -> Result<Option<u8>, DropReason> {
-    // What lies behind the packet is read by nobody but a raw socket.
+    // Bytes after the end of the packet are read only by raw sockets.
     if packet.end != bytes.length() {
         return Ok(None);
     }

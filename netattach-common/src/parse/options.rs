@@ -1,4 +1,4 @@
-//! Options that a pod sends.
+//! Options in packets from a pod.
 
 use super::bytes::{Bytes, Plain};
 use crate::{DropReason, Mac};
@@ -20,14 +20,14 @@ unsafe impl Plain for LinkLayerOption {}
 /// Looks for loose and strict source routing (RFC 791, 3.1) among the IPv4 options from one offset to another.
 ///
 /// # Errors
-/// There is such a one, or they cannot be told apart.
+/// Such an option is there, or the options are malformed.
 #[inline(always)]
 pub fn ipv4<B: Bytes>(bytes: &B, from: u32, to: u32) -> Result<(), DropReason> {
     const END: u8 = 0;
     const NO_OPERATION: u8 = 1;
     const LOOSE: u8 = 131;
     const STRICT: u8 = 137;
-    /// More options than any header in use has; each costs the verifier.
+    /// More options than any header in use has; each costs verifier time.
     const LIMIT: usize = 12;
     let (mut offset, transport) = (from as usize, to as usize);
     for _ in 0..LIMIT {
@@ -55,7 +55,7 @@ pub fn ipv4<B: Bytes>(bytes: &B, from: u32, to: u32) -> Result<(), DropReason> {
 /// (RFC 4861, 4.6.1) must be `mac`.
 ///
 /// # Errors
-/// One is another's, or they cannot be told apart.
+/// One is another address, or the options are malformed.
 #[inline(always)]
 pub fn neighbour<B: Bytes>(bytes: &B, mac: &Mac, from: usize, to: usize) -> Result<(), DropReason> {
     /// More options than any of these messages has.

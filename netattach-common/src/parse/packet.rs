@@ -21,12 +21,11 @@ pub const HEADERS_V4: usize = ETHERNET_LEN + IPV4_LEN + size_of::<TcpHeader>();
 /// The same with IPv6.
 pub const HEADERS_V6: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
 
-/// What differs between the versions of IP in what is read of a packet, apart from the bytes of their headers.
+/// The differences between the versions of IP, apart from their header formats.
 pub trait Version: Address + Plain {
     /// Protocol number of its control messages.
     const ICMP: u8;
-    /// Makes of the tuple of an ICMP error that of an answer to the packet that it quotes at `offset`. `false`: it
-    /// cannot be told.
+    /// Turns the tuple of an ICMP error into that of an answer to the packet quoted at `offset`. `false`: not possible.
     fn answer_to_quoted<B: Bytes>(bytes: &B, offset: usize, answer: &mut Tuple<Self>) -> bool;
 }
 
@@ -53,7 +52,7 @@ impl Version for Ip6 {
     #[inline(never)]
     fn answer_to_quoted<B: Bytes>(bytes: &B, offset: usize, answer: &mut Tuple<Self>) -> bool {
         match bytes.load::<Ipv6Header>(offset) {
-            // A quoted packet with extension headers is too rare to walk twice for.
+            // A quoted packet with extension headers is too rare for a second walk.
             Ok(header) => answer_ports(bytes, offset + IPV6_LEN, header.tuple(answer.lane), answer),
             Err(_) => false,
         }
@@ -90,23 +89,23 @@ fn answer_ports<A: Version, B: Bytes>(
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ipv4Header {
-    /// 4, and how many words the header has.
+    /// Version 4 and header length in words.
     pub version_and_words: u8,
     /// Type of service.
     pub service: u8,
     total_len: u16,
     identification: u16,
-    /// Flags, and where a fragment begins.
+    /// Flags and fragment offset.
     pub fragment: u16,
     /// Time to live.
     pub hop_limit: u8,
-    /// What follows.
+    /// Protocol of the payload.
     pub protocol: u8,
-    /// Of the header.
+    /// Checksum of the header.
     pub checksum: u16,
-    /// From whom.
+    /// Source address.
     pub source: Ip4,
-    /// To whom.
+    /// Destination address.
     pub destination: Ip4,
 }
 
@@ -117,13 +116,13 @@ pub struct Ipv6Header {
     version_and_class: u8,
     flow_label: [u8; 3],
     payload_len: u16,
-    /// What follows.
+    /// Type of the next header.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// From whom.
+    /// Source address.
     pub source: Ip6,
-    /// To whom.
+    /// Destination address.
     pub destination: Ip6,
 }
 
@@ -167,7 +166,7 @@ unsafe impl Plain for TcpHeader {}
 // SAFETY: as above.
 unsafe impl Plain for SctpHeader {}
 
-/// How a packet takes part in flows.
+/// The role of a packet in flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -183,21 +182,21 @@ pub enum Kind {
     LinkControl,
 }
 
-/// What the programs need to know about an IP packet. Without padding, as subprograms want their arguments.
+/// The programs' data of an IP packet. No padding, as required for arguments of subprograms.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Packet<A> {
     /// Addresses, protocol, ports, VLAN tags.
     pub tuple: Tuple<A>,
-    /// What the fragments of one packet share.
+    /// Identification, which the fragments of one packet share.
     pub identification: u32,
     /// Offset of the transport header in the frame.
     pub transport: u32,
     /// Offset of the packet's end in the frame.
     pub end: u32,
-    /// How to judge it.
+    /// Its role in flows.
     pub kind: Kind,
-    /// What it means to a connection.
+    /// Its effect on a connection.
     pub signal: Signal,
     /// Whether the ports in `tuple` are ports (rather than an echo identifier or nothing).
     pub has_ports: bool,
@@ -216,30 +215,30 @@ const _: () = {
     assert!(size_of::<Packet<Ip6>>() == size_of::<Tuple<Ip6>>() + 20);
 };
 
-/// Which part of a packet a fragment is.
+/// The part of a packet in a fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// All of it.
+    /// The whole packet.
     Whole,
     /// Begins with the transport header.
     First,
-    /// Does not.
+    /// A part without the transport header.
     Later {
         /// Bytes of the packet before it.
         offset: u16,
     },
 }
 
-/// What the IP header says about the transport header.
+/// The position of the transport header.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
-    /// How much of the packet it follows.
+    /// The part of the packet that follows.
     pub part: Part,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// Whether it is where it usually is: no tags, options or extension headers before it.
+    /// Whether it is at its usual offset: no tags, options or extension headers before it.
     plain: bool,
-    /// And where that is.
+    /// The usual offset.
     usual: usize,
 }
 
@@ -249,10 +248,10 @@ pub fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 
-/// Reads an IPv4 packet, which has just begun.
+/// Parses an IPv4 packet from its first byte.
 ///
 /// # Errors
-/// It must not go on, whoever sends it to whom.
+/// The packet must be dropped regardless of policies.
 #[inline(always)]
 pub fn ipv4<B: Bytes>(bytes: &B, packet: &mut Packet<Ip4>) -> Result<(), DropReason> {
     if packet.tagged {
@@ -280,7 +279,7 @@ fn ipv4_header<const IN_PLACE: bool, B: Bytes>(
     let (header_len, part) = ip.shape()?;
     packet.tuple = ip.tuple(packet.tuple.lane);
     packet.measure(header_len, u16::from_be(ip.total_len).into());
-    // Still to be cut into segments, its length may be more than an IP header can say, which says 0 (`BIG TCP`).
+    // Before segmentation its length may exceed the maximum of an IP header, which is then 0 (`BIG TCP`).
     if ip.total_len == 0 && bytes.is_uncut() {
         packet.end = bytes.length();
     }
@@ -342,9 +341,9 @@ fn ipv6_header<const IN_PLACE: bool, B: Bytes>(
     read_transport::<_, IN_PLACE, B>(bytes, packet, &place)
 }
 
-/// The end of a packet whose IPv6 header says no length: what a jumbo option says (RFC 2675, 2), as the first one of
-/// hop-by-hop options alone, where the kernel puts it. Without one Linux takes all that follows for the packet, and
-/// others take nothing.
+/// The end of a packet whose IPv6 header has no length: taken from a jumbo option (RFC 2675, 2), as the first one of
+/// hop-by-hop options alone, where the kernel puts it. Without one Linux takes all bytes that follow for the packet,
+/// and others take none.
 #[inline(always)]
 fn jumbo_end<B: Bytes>(bytes: &B, packet: &Packet<Ip6>) -> Result<u32, DropReason> {
     const JUMBO: u8 = 0xc2;
@@ -407,7 +406,7 @@ impl Kind {
 }
 
 impl<A: Version> Packet<A> {
-    /// Writes down where the packet's parts lie, from lengths in bytes that count from the beginning of the IP header.
+    /// Stores the offsets of the packet's parts, given in bytes from the start of the IP header.
     #[inline(always)]
     fn measure(&mut self, header_len: usize, length: u32) {
         self.transport = u32::from(self.network) + header_len as u32;
@@ -467,8 +466,7 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
-    /// Traffic class and flow label as they stand in the first word, without the version: what routing tells packets
-    /// by.
+    /// Traffic class and flow label from the first word, without the version: routing distinguishes packets by them.
     #[inline(always)]
     pub fn flow_information(&self) -> u32 {
         let [a, b, c] = self.flow_label;
@@ -513,7 +511,7 @@ fn extension_headers<B: Bytes>(bytes: &B, packet: &mut Packet<Ip6>) -> Result<Pa
         let length = u32::from(length);
         packet.tuple.lane = packet.tuple.lane.of(next);
         packet.transport += match protocol {
-            // Only the first one is read by anybody (RFC 8200, 4.1).
+            // Only the first one is processed by hosts (RFC 8200, 4.1).
             HOP_BY_HOP if packet.transport() != packet.network() + IPV6_LEN => {
                 return Err(DropReason::Malformed);
             }
@@ -541,7 +539,7 @@ fn extension_headers<B: Bytes>(bytes: &B, packet: &mut Packet<Ip6>) -> Result<Pa
     Err(DropReason::ExtensionHeaders)
 }
 
-/// Fills in what the transport header says. `IN_PLACE`: it may be read there.
+/// Reads the transport header. `IN_PLACE`: it may be read in place.
 #[inline(always)]
 fn read_transport<A: Version, const IN_PLACE: bool, B: Bytes>(
     bytes: &B,
@@ -588,7 +586,7 @@ fn read_transport<A: Version, const IN_PLACE: bool, B: Bytes>(
             set_ports(packet, sctp.ports);
             packet.signal = Signal::of_chunk(sctp.chunk);
         }
-        // No rule speaks of their ports; flows are told apart by them.
+        // Rules cannot refer to their ports; the flow table distinguishes flows by them.
         DCCP | UDP_LITE => {
             packet.holds(fragment::header_len(protocol))?;
             packet.tuple.ports = bytes.header(plain, place.usual, offset)?;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{CniError, code};
 use crate::budget;
 
-/// The pairs of `CNI_ARGS`, in order, with the text they came from. Stored and sent as that text.
+/// The pairs of `CNI_ARGS`, in order, with the original text, in which form they are stored and sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct CniArgs {
@@ -14,7 +14,7 @@ pub struct CniArgs {
 }
 
 impl CniArgs {
-    /// Reads the variable's value. A final `;` and a `=` inside a value are accepted.
+    /// Parses the variable's value. A final `;` and a `=` inside a value are accepted.
     ///
     /// # Errors
     /// Code 4, naming the pair that has no `=` or no key.
@@ -33,7 +33,7 @@ impl CniArgs {
         Ok(Self { raw: raw.to_owned(), pairs })
     }
 
-    /// A text that could not be read: kept to be passed on, with no pairs.
+    /// A value that could not be parsed: passed on as it is, with no pairs.
     pub(crate) fn unread(raw: &str) -> Self {
         Self { raw: raw.to_owned(), pairs: Vec::new() }
     }
@@ -43,7 +43,7 @@ impl CniArgs {
         self.pairs.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// A key's value as a truth value: 1, 0, true or false in any letter case.
+    /// A key's value as a boolean: 1, 0, true or false in any letter case.
     ///
     /// # Errors
     /// Code 4, naming key and value.
@@ -85,7 +85,7 @@ impl CniArgs {
 }
 
 impl From<String> for CniArgs {
-    /// A text that cannot be read has no pairs: it was accepted once, for DEL.
+    /// A value that cannot be parsed has no pairs: DEL accepted it earlier.
     fn from(raw: String) -> Self {
         Self::parse(&raw).unwrap_or_else(|_| Self::unread(&raw))
     }

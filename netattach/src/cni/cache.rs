@@ -1,8 +1,8 @@
-//! The files in which libcni and its users remember what an ADD was given and what it answered.
+//! The result cache: the files in which libcni and its users store the input and the result of each ADD.
 //!
-//! One JSON object for each attachment (libcni `api.go`, `cachedInfo`). Older versions of libcni wrote the bare
-//! result. The name of a file joins three parts that may hold the separator themselves, so what a file is about
-//! is read from its content.
+//! One JSON object per attachment (libcni `api.go`, `cachedInfo`). Older versions of libcni wrote the bare result. A
+//! file name joins three parts that may contain the separator themselves, so the attachment is identified from the
+//! content.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,10 +12,10 @@ use super::config::{ConfigError, NetworkList};
 use super::json::{Map, Value, count_values, null_is_default};
 use crate::budget::{self, Exceeded};
 
-/// Marks the format.
+/// The value of `kind` that identifies the format.
 const KIND: &str = "cniCacheV1";
 
-/// Which attachment a cached entry is about.
+/// Identifies the attachment of a cached entry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// `name` of the network's configuration.
@@ -26,10 +26,10 @@ pub struct Key {
     pub ifname: String,
 }
 
-/// What an ADD was given, and what came of it.
+/// A cached entry: the input of an ADD and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// Which attachment.
+    /// The attachment.
     pub key: Key,
     /// The network's configuration, byte for byte.
     pub config: Vec<u8>,
@@ -37,7 +37,7 @@ pub struct Entry {
     pub netns: Option<String>,
     /// `CNI_ARGS` in their order.
     pub args: Vec<(String, String)>,
-    /// What the runtime offered to plugins that declare the capability.
+    /// The capability arguments that the runtime offered to plugins.
     pub capability_args: Map,
     /// The last plugin's result, in the version it was printed in.
     pub result: Option<Value>,
@@ -46,27 +46,27 @@ pub struct Entry {
 /// Why a cached file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheFormatError {
-    /// Nothing in it: its writer lost power.
+    /// Empty: its writer lost power.
     #[error("the file is empty")]
     Empty,
-    /// It holds too much.
+    /// A size limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
     /// Not JSON, or a key of another type.
     #[error("not a cached attachment")]
     Json(#[source] serde_json::Error),
-    /// Something else, such as a bare result of an old libcni.
+    /// Another document, such as a bare result of an old libcni.
     #[error("key kind: expected {KIND:?}, found {0:?}")]
     Kind(String),
     /// The configuration is not base64.
     #[error("key config")]
     Config(#[source] base64::DecodeError),
-    /// A key that says which attachment it is about is absent.
+    /// A key that identifies the attachment is missing or empty.
     #[error("key {0}: missing or empty")]
     Missing(&'static str),
 }
 
-/// As stored.
+/// The format in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Stored {
@@ -91,13 +91,13 @@ struct Stored {
 }
 
 impl Key {
-    /// The name of its file. It may be that of another attachment too: network `a-b` of container `c` and network
-    /// `a` of container `b-c`.
+    /// The name of the file. Two attachments may share it: network `a-b` of container `c` and network `a` of container
+    /// `b-c`.
     pub fn file_name(&self) -> String {
         format!("{}-{}-{}", self.network, self.container_id, self.ifname)
     }
 
-    /// The first part that is empty: libcni keeps nothing for such an attachment.
+    /// The first part that is empty: libcni caches nothing for such an attachment.
     pub fn missing(&self) -> Option<&'static str> {
         let parts =
             [("networkName", &self.network), ("containerId", &self.container_id), ("ifName", &self.ifname)];
@@ -105,7 +105,7 @@ impl Key {
     }
 }
 
-/// Whether a file of that name can be about the container; its content decides.
+/// Whether a file of that name can belong to the container; its content decides.
 pub fn may_be_of(file_name: &str, container_id: &str) -> bool {
     let infix = format!("-{container_id}-");
     file_name.find(&infix).is_some_and(|at| at > 0 && at + infix.len() < file_name.len())
@@ -125,14 +125,14 @@ impl Entry {
             capability_args: self.capability_args.clone(),
             result: self.result.clone(),
         };
-        // Strings and JSON values have no way to fail, and nothing to say where one did.
+        // Serializing strings and JSON values cannot fail, and this function has no way to report it if it did.
         serde_json::to_vec(&stored).unwrap_or_default()
     }
 
     /// Reads a file.
     ///
     /// # Errors
-    /// [`CacheFormatError`]; a bare result is one, see [`result`].
+    /// [`CacheFormatError`], also for a bare result; for those see [`result`].
     pub fn decode(bytes: &[u8]) -> Result<Self, CacheFormatError> {
         if bytes.is_empty() {
             return Err(CacheFormatError::Empty);
@@ -157,7 +157,7 @@ impl Entry {
         entry.key.missing().map_or(Ok(entry), |key| Err(CacheFormatError::Missing(key)))
     }
 
-    /// The network's configuration as the ADD had it.
+    /// The network's configuration as it was at ADD.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -165,15 +165,15 @@ impl Entry {
         NetworkList::parse_with_default_name(&self.config, &self.key.network)
     }
 
-    /// `CNI_ARGS` as one text.
+    /// `CNI_ARGS` in its text form.
     pub fn args_text(&self) -> String {
         let pairs: Vec<String> = self.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
         pairs.join(";")
     }
 }
 
-/// The result in a file of any age: that of an entry, or the file itself where it is a bare result. `None` for an
-/// entry that was written without one.
+/// The result in a file of any libcni version: the result in the entry, or the file itself if it is a bare result.
+/// `None` for an entry that was written without a result.
 ///
 /// # Errors
 /// [`CacheFormatError::Empty`] or [`CacheFormatError::Json`].

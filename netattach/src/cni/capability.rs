@@ -1,10 +1,10 @@
-//! Which of the runtime's dynamic values reach a plugin: those whose capability it declares.
+//! Selects the runtime's dynamic values for each plugin: those whose capability the plugin declares.
 
 use super::config::{NetworkList, PluginConf};
 use super::json::Map;
 
-/// The `runtimeConfig` of one plugin: the entries of `requested` whose capability the plugin declares.
-/// Empty means that the key is not written at all.
+/// The `runtimeConfig` of one plugin: the entries of `requested` whose capability the plugin declares. If it is empty,
+/// the key is not written at all.
 pub fn runtime_config(plugin: &PluginConf, requested: &Map) -> Map {
     plugin
         .capabilities()

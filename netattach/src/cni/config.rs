@@ -1,6 +1,6 @@
-//! Network configurations: lists of plugins, and the single plugins that are read as lists of one.
+//! Network configurations: lists of plugins, and single plugins, which are read as lists of one.
 //!
-//! Unknown keys are kept as they are written, at both levels: they belong to the plugins.
+//! Unknown keys are kept as written, at both levels: they belong to the plugins.
 
 use serde::de::DeserializeOwned;
 
@@ -24,7 +24,7 @@ pub struct NetworkList {
     pub disable_gc: bool,
     /// `loadOnlyInlinedPlugins`: plugins in the folder named after the network are not added.
     pub only_inlined: bool,
-    /// The configuration has no name of its own: it was given one ([`NetworkList::parse_with_default_name`]).
+    /// The configuration has no name of its own and uses the default ([`NetworkList::parse_with_default_name`]).
     pub name_is_default: bool,
     /// The plugins, in the order of ADD. Empty only where [`NetworkList::parse_list`] allows it.
     pub plugins: Vec<PluginConf>,
@@ -40,7 +40,7 @@ pub struct PluginConf {
 /// Why a network configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is too large, or something in it is.
+    /// A size limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
     /// Not JSON.
@@ -49,17 +49,17 @@ pub enum ConfigError {
     /// `name` is absent or empty.
     #[error("key name: missing")]
     MissingName,
-    /// A key holds another type than it must.
+    /// A key has the wrong type.
     #[error("key {key}: expected {expected}, found {found}")]
     Type {
-        /// The key; `.` is the whole document.
+        /// The key; `.` for the whole document.
         key: String,
-        /// What belongs there.
+        /// The expected type.
         expected: &'static str,
-        /// What is there.
+        /// The type found.
         found: &'static str,
     },
-    /// A key holds a value that means nothing.
+    /// A key has an invalid value.
     #[error("key {key}: invalid value {value:?}")]
     Value {
         /// The key.
@@ -72,7 +72,7 @@ pub enum ConfigError {
     Version {
         /// `cniVersion`, or an entry of `cniVersions`.
         key: String,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: VersionError,
     },
@@ -85,9 +85,9 @@ pub enum ConfigError {
     /// A plugin of the list is unusable.
     #[error("plugin {index} of the list")]
     Plugin {
-        /// Its place in `plugins`, from zero.
+        /// Its index in `plugins`, from zero.
         index: usize,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: Box<ConfigError>,
     },
@@ -102,8 +102,8 @@ impl NetworkList {
         Self::from_map(object(bytes)?)
     }
 
-    /// As [`parse`](Self::parse), with a name for configurations that carry none, as a
-    /// NetworkAttachmentDefinition gives (NPWG 3.4.2). A name that is there stays.
+    /// As [`parse`](Self::parse), with a default name for a configuration without one, as a NetworkAttachmentDefinition
+    /// provides it (NPWG 3.4.2). An existing name is kept.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -113,7 +113,7 @@ impl NetworkList {
         Ok(Self { name_is_default, ..Self::from_map(map)? })
     }
 
-    /// As [`parse`](Self::parse), from a document that is already decoded.
+    /// As [`parse`](Self::parse), from a decoded document.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -128,8 +128,8 @@ impl NetworkList {
         }
     }
 
-    /// Reads a document that must be a list. With `loadOnlyInlinedPlugins` unset, `plugins` may be absent:
-    /// the plugins then come from the network's folder (see [`load`](super::load)).
+    /// Reads a document that must be a list. Unless `loadOnlyInlinedPlugins` is set, `plugins` may be absent: the
+    /// plugins then come from the network's folder (see [`load`](super::load)).
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -145,7 +145,7 @@ impl NetworkList {
         Self::single_from_map(object(bytes)?)
     }
 
-    /// A key of the list itself, such as one that only its author knows.
+    /// A key of the list itself, such as an extension key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.raw.get(key)
     }
@@ -157,7 +157,7 @@ impl NetworkList {
         Value::Object(map)
     }
 
-    /// How much its plugins' configurations hold: values and bytes of text.
+    /// The size of its plugins' configurations: number of values and bytes of text.
     pub fn extent(&self) -> (usize, usize) {
         let of_plugin = |plugin: &PluginConf| {
             let parts = plugin.raw.iter().map(|(key, value)| (json::extent(value), key.len()));
@@ -169,7 +169,7 @@ impl NetworkList {
 
     fn list_from_map(mut map: Map) -> Result<Self, ConfigError> {
         let only_inlined = boolean(&map, "loadOnlyInlinedPlugins")?;
-        // Taken out, so that they are there once; the key keeps its place among the others.
+        // Taken out, so that the plugins are stored only once; the key keeps its place among the others.
         let plugins = match map.get_mut("plugins").map(Value::take) {
             None if only_inlined => return Err(ConfigError::NoPlugins),
             None => Vec::new(),
@@ -254,12 +254,12 @@ impl PluginConf {
         Ok(Self { raw })
     }
 
-    /// The plugin to call: the name of an executable, or of a plugin that netattach carries itself.
+    /// The plugin to call: the name of an executable, or of a plugin built into netattach.
     pub fn plugin_type(&self) -> &str {
         self.raw.get("type").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// The address management plugin it delegates to.
+    /// The IPAM plugin it delegates to.
     pub fn ipam_type(&self) -> Option<&str> {
         self.raw.get("ipam")?.get("type")?.as_str().filter(|text| !text.is_empty())
     }
@@ -278,24 +278,24 @@ impl PluginConf {
     /// Reads the whole configuration as the plugin's own type.
     ///
     /// # Errors
-    /// [`KeyError`] with the path of the key that does not fit.
+    /// [`KeyError`] with the path of the invalid key.
     pub fn section<T: DeserializeOwned>(&self) -> Result<T, KeyError> {
         json::read_object(&self.raw)
     }
 
-    /// The object as written.
+    /// The configuration object as written.
     pub fn raw(&self) -> &Map {
         &self.raw
     }
 
-    /// The section of its address management, to be changed.
+    /// The `ipam` section, mutable.
     pub fn ipam_mut(&mut self) -> Option<&mut Map> {
         self.raw.get_mut("ipam")?.as_object_mut()
     }
 }
 
 impl From<ConfigError> for CniError {
-    /// Code 6 where the document cannot be decoded, 1 for its version, 7 for what it says.
+    /// Code 6 if the document cannot be decoded, 1 for an unsupported version, 7 for an invalid value.
     fn from(error: ConfigError) -> Self {
         Self::from_chain(error.code(), &error)
     }
@@ -325,7 +325,7 @@ impl ConfigError {
     }
 }
 
-/// Gives a document the name it lacks (NPWG 3.4.2), and says whether it lacked one. A name that is there stays.
+/// Sets the document's name if it has none (NPWG 3.4.2) and returns whether it did. An existing name is kept.
 fn inject_name(map: &mut Map, name: &str) -> bool {
     let lacks =
         matches!(map.get("name"), None | Some(Value::Null)) || map.get("name") == Some(&Value::from(""));
@@ -335,15 +335,15 @@ fn inject_name(map: &mut Map, name: &str) -> bool {
     lacks
 }
 
-/// The name that a document carries, whatever else is wrong with it.
+/// The document's name, even if the rest of the document is invalid.
 pub(super) fn peek_name(bytes: &[u8]) -> Option<String> {
     Some(object(bytes).ok()?.get("name")?.as_str()?.to_owned())
 }
 
-/// Reads a document that is an object.
+/// Parses a document that must be a JSON object.
 ///
 /// # Errors
-/// It is too large, no JSON, or something else.
+/// The document is too large, not JSON, or not an object.
 pub(crate) fn object(bytes: &[u8]) -> Result<Map, ConfigError> {
     budget::CONFIG.check(bytes.len())?;
     budget::CONFIG_VALUES.check(json::count_values(bytes))?;
@@ -435,8 +435,8 @@ fn wrong_type(key: &str, expected: &'static str, found: &Value) -> ConfigError {
     ConfigError::Type { key: key.to_owned(), expected, found: json::kind(found) }
 }
 
-/// Whether a version text is one that a plugin could understand at all: used to tell a configuration that is
-/// too new from one that is garbage.
+/// Parses a version that this software need not support: used to distinguish a configuration that is too new from an
+/// invalid one.
 pub(super) fn version_number(text: &str) -> Result<Number, VersionError> {
     if text.is_empty() { "0.1.0" } else { text }.parse()
 }

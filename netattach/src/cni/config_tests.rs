@@ -152,7 +152,7 @@ fn the_newest_common_version_is_chosen() {
 fn versions_that_cannot_be_used_are_refused_by_name() {
     let supported = "(supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0)";
     for (value, code, message) in [
-        // Refused here rather than by each plugin in turn; the outcome of ADD is the same.
+        // Refused here instead of by each plugin in turn; the outcome of ADD is the same.
         (
             json!({"cniVersion": "1.2.3"}),
             1,

@@ -1,10 +1,10 @@
-//! Results between the newest shape and the shapes of older versions.
+//! Converts results between the newest format and the formats of older versions.
 //!
-//! | family | versions | what is lost on the way there |
+//! | family | versions | lost in conversion |
 //! |---|---|---|
 //! | `Oldest` | 0.1.0, 0.2.0 | interfaces; all but the first address of each IP family; all of a route but `dst` and `gw` |
 //! | `Middle` | 0.3.0 to 0.4.0 | an interface's `mtu`, `socketPath` and `pciID` |
-//! | `Newest` | 1.0.0, 1.1.0 | nothing, also not from 1.1.0 to 1.0.0 |
+//! | `Newest` | 1.0.0, 1.1.0 | nothing, even from 1.1.0 to 1.0.0 |
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use super::result::{CniResult, Dns, Interface, IpConfig, Route, blank_is_no_addr
 use super::version::Version;
 use crate::budget;
 
-/// Versions whose results have the same shape.
+/// Versions whose results have the same format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     Oldest,
@@ -35,12 +35,12 @@ impl Family {
     }
 }
 
-/// Reads an object that has the shape of `version`.
+/// Reads a result in the format of `version`.
 pub(super) fn read(value: &Value, version: Version) -> Result<CniResult, CniError> {
     let in_result = |KeyError { key, source }| undecodable(format!("CNI result: key {key}: {source}"));
     let result = match Family::of(version) {
         Family::Oldest => json::read_value(value).map(OldestResult::into_newest).map_err(in_result),
-        // The family of an address is written down in the middle shape, but follows from the address too.
+        // The middle format states an address's family, but it also follows from the address.
         Family::Middle => json::read_value(value)
             .map(|mut result: CniResult| {
                 for interface in &mut result.interfaces {
@@ -61,7 +61,7 @@ pub(super) fn read(value: &Value, version: Version) -> Result<CniResult, CniErro
     Ok(result)
 }
 
-/// Writes a result in the shape of `version`.
+/// Writes a result in the format of `version`.
 pub(super) fn write(result: &CniResult, version: Version) -> Result<Value, CniError> {
     match Family::of(version) {
         Family::Oldest => {
@@ -77,7 +77,7 @@ pub(super) fn write(result: &CniResult, version: Version) -> Result<Value, CniEr
 }
 
 fn object(version: Version, body: &impl Serialize) -> Result<Value, CniError> {
-    /// `cniVersion` first, then the members of the shape.
+    /// `cniVersion` first, then the members of the format.
     #[derive(Serialize)]
     struct Versioned<'a, T> {
         #[serde(rename = "cniVersion")]
@@ -120,7 +120,7 @@ impl OldestResult {
         result
     }
 
-    /// `None` without any address.
+    /// `None` if there is no address.
     fn from_newest(result: &CniResult) -> Option<Self> {
         let first = |is_ip4: bool| {
             let is_ours = |net: &IpNet| matches!(net, IpNet::V4(_)) == is_ip4;
@@ -140,7 +140,7 @@ impl OldestResult {
     }
 }
 
-/// 0.3.0 to 0.4.0: addresses say their family, interfaces have three members, `dns` is always there.
+/// 0.3.0 to 0.4.0: addresses state their family, interfaces have three members, `dns` is always present.
 #[derive(Serialize)]
 struct MiddleResult {
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -10,7 +10,7 @@ use super::version::Version;
 use crate::budget::Exceeded;
 use crate::error_chain::Chain;
 
-/// The codes of the specification (SPEC, section "Error"), and the two that only its Go library defines.
+/// The error codes of the specification (SPEC, section "Error"), and the two that only its Go library defines.
 pub mod code {
     /// The version of the configuration is not supported.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
@@ -38,15 +38,15 @@ pub mod code {
     pub const INTERNAL: u32 = 999;
 }
 
-/// What a plugin prints when it fails.
+/// The error object that a plugin prints on failure.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "ErrorObject")]
 pub struct CniError {
-    /// One of [`code`], or 100 and above for a plugin's own.
+    /// One of [`code`], or 100 and above for plugin-specific errors.
     pub code: u32,
-    /// A short sentence.
+    /// A short message.
     pub msg: String,
-    /// More about it; may be empty.
+    /// Details; may be empty.
     pub details: String,
 }
 
@@ -81,8 +81,8 @@ impl CniError {
         }
     }
 
-    /// The object to print on stdout, four spaces of indentation. `version` is that of the request's
-    /// configuration, [`Version::LATEST`] where that could not be read.
+    /// The object to print on stdout, indented by four spaces. `version` is that of the request's configuration, or
+    /// [`Version::LATEST`] if that could not be read.
     pub fn to_json(&self, version: Version) -> String {
         let object = ErrorObject {
             cni_version: Some(version.as_str().to_owned()),
@@ -93,7 +93,7 @@ impl CniError {
         json::pretty(&serde_json::to_value(object).unwrap_or(Value::Null))
     }
 
-    /// Reads what a failed plugin printed.
+    /// Parses the output of a failed plugin.
     ///
     /// # Errors
     /// Not JSON, or an object without both `code` and `msg`, such as a result.
@@ -111,7 +111,7 @@ impl fmt::Display for CniError {
 
 impl Error for CniError {}
 
-/// The error object as it is written.
+/// The JSON form of the error object.
 #[derive(Serialize, Deserialize)]
 struct ErrorObject {
     #[serde(rename = "cniVersion", default, skip_serializing_if = "Option::is_none", skip_deserializing)]

@@ -1,4 +1,4 @@
-//! Which container identifiers, network names and interface names are valid.
+//! Validates container identifiers, network names and interface names.
 
 use super::error::{CniError, code};
 
@@ -8,7 +8,7 @@ pub const IFNAME_MAX: usize = 15;
 /// Refuses a container identifier that the specification does not allow.
 ///
 /// # Errors
-/// Code 3 when it is empty, code 4 when it holds other characters than the grammar allows.
+/// Code 3 when it is empty, code 4 when it contains characters that the grammar does not allow.
 pub fn check_container_id(id: &str) -> Result<(), CniError> {
     if id.is_empty() {
         return Err(CniError::new(code::UNKNOWN_CONTAINER, "missing containerID"));
@@ -36,8 +36,8 @@ pub fn check_network_name(name: &str) -> Result<(), CniError> {
     Ok(())
 }
 
-/// Refuses an interface name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), with
-/// white space in the sense of Unicode.
+/// Refuses an interface name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), with Unicode white
+/// space.
 ///
 /// # Errors
 /// Code 4.
@@ -58,7 +58,7 @@ pub fn check_ifname(name: &str) -> Result<(), CniError> {
             invalid("interface name contains / or : or white space").with_details(format!("{name:?}"))
         );
     }
-    // The kernel would put a number in its place (`dev_alloc_name`): the link would have another name.
+    // The kernel would replace it with a number (`dev_alloc_name`), so the link would get another name.
     if name.contains('%') {
         return Err(invalid("interface name contains %").with_details(format!("{name:?}")));
     }

@@ -1,4 +1,4 @@
-//! JSON as CNI uses it: typed reading that names the offending key, printing as the Go plugins print.
+//! JSON helpers for CNI: typed reading that names the offending key, and printing in the format of the Go plugins.
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 use serde::ser::{Serialize, Serializer};
@@ -8,12 +8,12 @@ use serde_json::value::RawValue;
 /// A JSON object that keeps the order of its keys.
 pub type Map = serde_json::Map<String, Value>;
 
-/// A value that is kept as its text, which takes a fraction of the memory. Read and written as the value.
+/// A value kept as its JSON text, which takes a fraction of the memory. Serialized as the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text(Box<str>);
 
 impl Text {
-    /// The text.
+    /// The JSON text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -44,13 +44,13 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// A value was not what its reader expects.
+/// A value does not fit the expected type.
 #[derive(Debug, thiserror::Error)]
 #[error("key {key}")]
 pub struct KeyError {
-    /// Where the value stands, such as `ipam.ranges[0][1].subnet`; `.` is the whole object.
+    /// Path of the value, such as `ipam.ranges[0][1].subnet`; `.` is the whole object.
     pub key: String,
-    /// What is wrong with it.
+    /// The cause.
     #[source]
     pub source: serde_json::Error,
 }
@@ -58,7 +58,7 @@ pub struct KeyError {
 /// Reads `T` from an object.
 ///
 /// # Errors
-/// [`KeyError`] with the path of the first key that does not fit.
+/// [`KeyError`] with the path of the first invalid key.
 pub fn read_object<T: DeserializeOwned>(object: &Map) -> Result<T, KeyError> {
     serde_path_to_error::deserialize(object).map_err(KeyError::from)
 }
@@ -66,7 +66,7 @@ pub fn read_object<T: DeserializeOwned>(object: &Map) -> Result<T, KeyError> {
 /// Reads `T` from any value.
 ///
 /// # Errors
-/// [`KeyError`] with the path of the first key that does not fit.
+/// [`KeyError`] with the path of the first invalid key.
 pub fn read_value<T: DeserializeOwned>(value: &Value) -> Result<T, KeyError> {
     serde_path_to_error::deserialize(value).map_err(KeyError::from)
 }
@@ -84,16 +84,16 @@ pub fn pretty(value: &Value) -> String {
     let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, formatter);
     match value.serialize(&mut serializer) {
         Ok(()) => String::from_utf8_lossy(&bytes).into_owned(),
-        // Writing a `Value` to memory has no way to fail; the compact form says the same.
+        // Serializing a `Value` to memory cannot fail; the compact form is equivalent.
         Err(_) => value.to_string(),
     }
 }
 
-/// How many values a JSON text holds, members and elements at every depth among them; read so, each takes many times its
-/// bytes. Of what is no JSON, some number.
+/// Counts the values in a JSON text, with members and elements at every depth; parsed, each takes many times its bytes.
+/// The count is arbitrary if the text is not JSON.
 pub(crate) fn count_values(text: &[u8]) -> usize {
     let mut count = 1;
-    // Behind the beginning of an array or object, of which nobody knows yet whether something is in it.
+    // After the opening bracket of an array or object, before it is known whether it is empty.
     let mut begun = false;
     let mut rest = text.iter();
     while let Some(byte) = rest.next() {
@@ -117,7 +117,7 @@ pub(crate) fn count_values(text: &[u8]) -> usize {
     count
 }
 
-/// How much a value holds: values, itself among them, and bytes of text.
+/// The size of a value: number of values, including itself, and bytes of text.
 pub(crate) fn extent(value: &Value) -> (usize, usize) {
     let all = |(values, bytes): (usize, usize), (more, more_bytes): (usize, usize)| {
         (values + more, bytes + more_bytes)
@@ -132,7 +132,7 @@ pub(crate) fn extent(value: &Value) -> (usize, usize) {
     }
 }
 
-/// What a JSON value is, for messages.
+/// The JSON type of a value, for messages.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -144,7 +144,7 @@ pub fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// For `deserialize_with`: `null` reads as the default, because Go prints nil slices and maps that way.
+/// For `deserialize_with`: `null` reads as the default, because Go prints nil slices and maps as `null`.
 pub(crate) fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

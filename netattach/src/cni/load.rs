@@ -1,25 +1,25 @@
 //! Finds a network by name among the files of a configuration directory.
 //!
-//! Pure: the caller reads the directory. A file that cannot be used does not hide its neighbours; it is
-//! reported beside what was found. Lists come before single plugins whatever their file names (NPWG 3.4.1).
+//! Pure: the caller reads the directory. An unusable file does not hide the others; it is reported next to the result.
+//! Lists come before single plugins regardless of their file names (NPWG 3.4.1).
 
 use std::collections::BTreeMap;
 
 use super::config::{self, ConfigError, NetworkList, PluginConf};
 use crate::budget;
 
-/// The files of a configuration directory by name. Files of a folder named after a network stand under
-/// `<network>/<file>`; nothing deeper is looked at.
+/// The files of a configuration directory by name. Files of a folder named after a network are stored under
+/// `<network>/<file>`; deeper folders are ignored.
 pub type Directory = BTreeMap<String, Vec<u8>>;
 
-/// A network that was found.
+/// The network found.
 #[derive(Debug)]
 pub struct Found {
     /// The network.
     pub list: NetworkList,
     /// The file it came from.
     pub file: String,
-    /// The files met on the way that could not be used.
+    /// The unusable files met on the way.
     pub skipped: Vec<Skipped>,
 }
 
@@ -29,7 +29,7 @@ pub struct Found {
 pub struct Skipped {
     /// Its name in the directory.
     pub file: String,
-    /// What is wrong with it.
+    /// The cause.
     #[source]
     pub source: ConfigError,
 }
@@ -51,17 +51,17 @@ pub enum LoadError {
     NotFound {
         /// The name looked for.
         network: String,
-        /// The files that could not be used; the one wanted may be among them.
+        /// The unusable files; the wanted one may be among them.
         skipped: Vec<Skipped>,
     },
-    /// The file that carries the name is unusable.
+    /// The file with that name is unusable.
     #[error("load network {network:?} from {file}")]
     Broken {
         /// The name looked for.
         network: String,
         /// Its file.
         file: String,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: ConfigError,
     },
@@ -71,7 +71,7 @@ pub enum LoadError {
 /// (`.conf`, `.config`, `.json`), each group by file name.
 ///
 /// # Errors
-/// [`LoadError`]. A file that carries the name but is otherwise unusable is an error, not a file to skip.
+/// [`LoadError`]. A file with that name that is otherwise unusable is an error; it is not skipped.
 pub fn find(directory: &Directory, network: &str) -> Result<Found, LoadError> {
     let lists = directory.iter().filter(|(file, _)| is_list(file)).map(|entry| (entry, true));
     let singles = directory.iter().filter(|(file, _)| is_single(file)).map(|entry| (entry, false));
@@ -95,11 +95,11 @@ pub fn find(directory: &Directory, network: &str) -> Result<Found, LoadError> {
     }
 }
 
-/// The network that a container runtime would take as its own: that of the first file by name that can be used
-/// (`.conflist`, `.conf`, `.json`). Networks that are not `wanted` are passed over.
+/// The network that a container runtime would use as its own: that of the first usable file by name (`.conflist`,
+/// `.conf`, `.json`). Networks that are not `wanted` are skipped.
 ///
 /// # Errors
-/// [`LoadError`] when no file is left.
+/// [`LoadError`] when no file qualifies.
 pub fn first(directory: &Directory, wanted: impl Fn(&NetworkList) -> bool) -> Result<Found, LoadError> {
     let mut skipped = Vec::new();
     let runtimes_read = |file: &str| matches!(extension(file), Some("conflist" | "conf" | "json"));
@@ -114,7 +114,7 @@ pub fn first(directory: &Directory, wanted: impl Fn(&NetworkList) -> bool) -> Re
     if skipped.is_empty() { Err(LoadError::Empty) } else { Err(LoadError::NoneUsable { skipped }) }
 }
 
-/// The files of the directory that should hold a network each and do not.
+/// The configuration files of the directory that do not contain a usable network.
 pub fn unusable(directory: &Directory) -> impl Iterator<Item = Skipped> {
     directory.iter().filter(|(file, _)| is_candidate(file)).filter_map(|(file, bytes)| {
         let source = read(directory, bytes, is_list(file)).err()?;
@@ -122,18 +122,18 @@ pub fn unusable(directory: &Directory) -> impl Iterator<Item = Skipped> {
     })
 }
 
-/// The network of one file of the directory, whatever the file is called: a list, with the plugins of its folder, or a
-/// single plugin.
+/// The network in one file of the directory, regardless of the file's name: a list, with the plugins of its folder, or
+/// a single plugin.
 ///
 /// # Errors
-/// [`ConfigError`]. A file that is not there is an empty one.
+/// [`ConfigError`]. A missing file is treated as empty.
 pub fn file(directory: &Directory, file: &str) -> Result<NetworkList, ConfigError> {
     let bytes = directory.get(file).map(Vec::as_slice).unwrap_or_default();
     let list = config::object(bytes)?.contains_key("plugins") || is_list(file);
     read(directory, bytes, list)
 }
 
-/// Whether a file of the directory itself can hold a network; callers need not read the others.
+/// Whether a file of the directory can contain a network; callers need not read the others.
 pub fn is_candidate(file: &str) -> bool {
     is_list(file) || is_single(file)
 }

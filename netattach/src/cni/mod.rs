@@ -2,12 +2,12 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | [`request`] | what did the runtime ask for (environment and stdin) |
+//! | [`request`] | what is the runtime's request (environment and stdin) |
 //! | [`config`], [`load`] | what is a network, and which file describes it |
-//! | [`capability`], [`outgoing`] | which plugins does a verb call, and what is each told |
-//! | [`result`], `convert` | what did a plugin set up, in any version of the specification |
-//! | [`cache`] | what do others find in the files in which libcni remembers results |
-//! | [`version`], [`identifier`], [`args`], [`error`] | the words these are written in |
+//! | [`capability`], [`outgoing`] | which plugins does a verb call, and with which input |
+//! | [`result`], `convert` | what is a plugin's result, in any version of the specification |
+//! | [`cache`] | what is in libcni's result cache |
+//! | [`version`], [`identifier`], [`args`], [`error`] | what are the data types of all these |
 //!
 //! Nothing here reads a file, a clock or an environment variable: callers pass bytes and maps.
 //!

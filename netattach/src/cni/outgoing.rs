@@ -1,4 +1,4 @@
-//! Which plugins of a list a verb calls, in which order, and what each is given on stdin.
+//! Determines which plugins of a list a verb calls, in which order, and the configuration each receives on stdin.
 
 use super::capability;
 use super::config::{NetworkList, PluginConf};
@@ -6,12 +6,12 @@ use super::error::{CniError, code};
 use super::json::{Map, Value};
 use super::request::{AttachmentId, Command};
 
-/// The keys under which GC receives the attachments that are in use. The second is a slip of the
-/// specification's text that plugins came to rely on.
+/// The keys under which GC receives the attachments in use. The second is a mistake in the specification's text on
+/// which plugins came to rely.
 pub const VALID_ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// The plugins that a verb calls, in order: DEL runs backwards. Empty where the verb succeeds without
-/// calling any: CHECK and GC that the list disables, GC and STATUS on a list older than 1.1.0.
+/// The plugins that a verb calls, in order: DEL runs backwards. Empty if the verb succeeds without calling a plugin:
+/// CHECK and GC that the list disables, GC and STATUS on a list older than 1.1.0.
 ///
 /// # Errors
 /// Code 1 for CHECK on a list older than 0.4.0.
@@ -30,8 +30,8 @@ pub fn plugins_called(list: &NetworkList, command: Command) -> Result<Vec<&Plugi
     Ok(if has_verb { list.plugins.iter().collect() } else { Vec::new() })
 }
 
-/// The configuration for ADD, CHECK and DEL: the plugin's own keys, the list's name and version, the
-/// capabilities it declares, and `prev_result` where there is one.
+/// The configuration for ADD, CHECK and DEL: the plugin's own keys, the list's name and version, the capabilities the
+/// plugin declares, and `prev_result` if there is one.
 pub fn request_config(
     list: &NetworkList,
     plugin: &PluginConf,
@@ -49,8 +49,8 @@ pub fn request_config(
     config
 }
 
-/// The configuration for GC. `None` leaves the keys out, which a plugin reads as "unknown"; an empty slice
-/// says that nothing is in use.
+/// The configuration for GC. `None` omits the keys, which a plugin reads as "unknown"; an empty slice means that
+/// nothing is in use.
 pub fn gc_config(list: &NetworkList, plugin: &PluginConf, in_use: Option<&[AttachmentId]>) -> Map {
     let mut config = base(list, plugin);
     if let Some(attachments) = in_use {
@@ -59,7 +59,7 @@ pub fn gc_config(list: &NetworkList, plugin: &PluginConf, in_use: Option<&[Attac
     config
 }
 
-/// Tells a plugin which attachments are in use, under both keys.
+/// Sets the attachments in use under both keys.
 pub fn insert_in_use(config: &mut Map, attachments: &[AttachmentId]) {
     let entries: Value = attachments.iter().map(AttachmentId::to_value).collect();
     for key in VALID_ATTACHMENTS {
@@ -72,8 +72,8 @@ pub fn status_config(list: &NetworkList, plugin: &PluginConf) -> Map {
     base(list, plugin)
 }
 
-/// The plugin's keys with the list's name and version. A `prevResult` from a file is dropped: it describes
-/// no attachment (REQ-14).
+/// The plugin's keys with the list's name and version. A `prevResult` from a file is dropped: it describes no
+/// attachment (REQ-14).
 fn base(list: &NetworkList, plugin: &PluginConf) -> Map {
     let mut config = plugin.raw().clone();
     config.shift_remove("prevResult");

@@ -1,4 +1,4 @@
-//! What a container runtime asks for: the `CNI_*` variables and the configuration on stdin.
+//! The request of a container runtime: the `CNI_*` variables and the configuration on stdin.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,24 +26,24 @@ pub enum Command {
     Add,
     /// Undo ADD; succeeds when there is nothing to undo.
     Del,
-    /// Is the attachment as ADD left it? Since 0.4.0.
+    /// Check that the attachment is as ADD left it. Since 0.4.0.
     Check,
-    /// Remove what belongs to attachments that are no longer in use. Since 1.1.0.
+    /// Remove the resources of attachments that are no longer in use. Since 1.1.0.
     Gc,
-    /// Can ADD be served? Since 1.1.0.
+    /// Report whether ADD can be served. Since 1.1.0.
     Status,
-    /// Which versions are supported? Since 0.2.0.
+    /// Report the supported versions. Since 0.2.0.
     Version,
 }
 
-/// A request that passed validation.
+/// A validated request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// The verb.
     pub command: Command,
     /// `CNI_CONTAINERID`; empty for GC, STATUS and VERSION.
     pub container_id: String,
-    /// `CNI_NETNS`, not empty. Always there for ADD and CHECK.
+    /// `CNI_NETNS`, not empty. Always set for ADD and CHECK.
     pub netns: Option<String>,
     /// `CNI_IFNAME`; empty for GC, STATUS and VERSION.
     pub ifname: String,
@@ -51,7 +51,7 @@ pub struct Request {
     pub args: CniArgs,
     /// `CNI_PATH`: where the runtime keeps plugin executables.
     pub path: Vec<PathBuf>,
-    /// `CNI_NETNS_OVERRIDE`: `CNI_NETNS` may be the namespace of the caller itself.
+    /// `CNI_NETNS_OVERRIDE`: `CNI_NETNS` may be the caller's own namespace.
     pub netns_override: bool,
     /// The object on stdin, keys in order; empty for VERSION.
     pub config: Map,
@@ -59,14 +59,14 @@ pub struct Request {
     pub version: Version,
     /// Its `name`; empty for VERSION.
     pub name: String,
-    /// GC: the attachments in use. `None` is unknown, and nothing may be removed.
+    /// GC: the attachments in use. `None` means unknown: nothing may be removed.
     pub valid_attachments: Option<Vec<AttachmentId>>,
-    /// DEL: what ADD would have refused. Something attached under such a name, if it is known, must still
-    /// be removable; without any record of it this is the error to return.
+    /// DEL: an error that ADD would have returned. An existing attachment must be removable under such a name; if there
+    /// is no record of it, this error is returned.
     pub tolerated: Option<CniError>,
 }
 
-/// An attachment as GC names it.
+/// An attachment in a GC request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AttachmentId {
     /// The container.
@@ -80,7 +80,7 @@ impl Request {
     /// Reads a request. `env` holds at least the `CNI_*` variables; an empty variable counts as missing.
     ///
     /// # Errors
-    /// Code 4 for variables (3 and 4 for identifiers), 6 for JSON, 7 for the network's name, 1 for versions.
+    /// Code 4 for variables (3 and 4 for identifiers), 6 for JSON, 7 for the network name, 1 for versions.
     pub fn parse(env: &BTreeMap<String, String>, stdin: &[u8]) -> Result<Self, CniError> {
         let var = |name: &str| env.get(name).map_or("", String::as_str);
         let word = var("CNI_COMMAND");
@@ -126,7 +126,7 @@ impl Request {
     /// The `prevResult` of the configuration.
     ///
     /// # Errors
-    /// Code 6 when it cannot be decoded, or when its shape is not that of the configuration's version.
+    /// Code 6 if it cannot be decoded, or is not in the format of the configuration's version.
     pub fn prev_result(&self) -> Result<Option<CniResult>, CniError> {
         match self.config.get("prevResult") {
             None | Some(Value::Null) => Ok(None),
@@ -139,7 +139,7 @@ impl Request {
         self.config.get("runtimeConfig")?.get(capability)
     }
 
-    /// The configuration as that of one plugin.
+    /// The configuration as that of a single plugin.
     ///
     /// # Errors
     /// Code 7, naming the key.
@@ -165,9 +165,9 @@ impl Request {
     }
 }
 
-/// The version to print an error in, for a request that may be unreadable.
+/// The version for printing an error, for a request that may be unreadable.
 pub fn error_version(stdin: &[u8]) -> Version {
-    /// The `cniVersion` of an object; nothing else is kept.
+    /// The `cniVersion` of an object; the rest is discarded.
     struct Declared(Option<Version>);
 
     impl<'de> Deserialize<'de> for Declared {
@@ -202,7 +202,7 @@ pub fn error_version(stdin: &[u8]) -> Version {
     declared.unwrap_or(Version::LATEST)
 }
 
-/// What VERSION prints: every supported version (SPEC, "VERSION").
+/// The output of VERSION: every supported version (SPEC, "VERSION").
 pub fn version_reply() -> Value {
     serde_json::json!({
         "cniVersion": Version::LATEST,
@@ -210,7 +210,7 @@ pub fn version_reply() -> Value {
     })
 }
 
-/// What an executable started without `CNI_COMMAND` says on stderr.
+/// The message on stderr of an executable started without `CNI_COMMAND`.
 pub fn about(program: &str) -> String {
     format!("{program}\nCNI protocol versions supported: {}", Version::list())
 }
@@ -228,7 +228,7 @@ impl Command {
         }
     }
 
-    /// Whether the verb concerns one attachment, as opposed to a network or a plugin.
+    /// Whether the verb applies to one attachment, as opposed to a network or a plugin.
     pub fn is_about_an_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
@@ -244,7 +244,7 @@ impl Command {
     }
 }
 
-/// The text is not a verb of the specification.
+/// The text is not a CNI verb.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a CNI command")]
 pub struct UnknownCommand(pub String);
@@ -272,8 +272,8 @@ impl AttachmentId {
     }
 }
 
-/// Missing variables are reported together; an invalid one is reported alone, as soon as it is met, at DEL too: paths are made
-/// of them.
+/// Missing variables are reported together; an invalid one is reported alone, as soon as it is found, also for DEL:
+/// paths are built from them.
 fn check_variables<'a>(
     word: &str,
     command: Option<Command>,
@@ -306,7 +306,7 @@ fn check_variables<'a>(
     Err(CniError::new(code::INVALID_ENVIRONMENT, format!("required env variables [{missing}] missing")))
 }
 
-/// DEL keeps the first objection and goes on; every other verb stops.
+/// DEL records the first error and continues; every other verb stops.
 fn tolerate(command: Command, error: CniError, tolerated: &mut Option<CniError>) -> Result<(), CniError> {
     if command != Command::Del {
         return Err(error);
@@ -326,7 +326,7 @@ fn read_config(stdin: &[u8]) -> Result<Map, CniError> {
     }
 }
 
-/// What the runtime asks for must not be passed over because it cannot be read.
+/// Refuses a `runtimeConfig` that cannot be read, so that the runtime's request is not ignored.
 fn check_runtime_config(config: &Map) -> Result<(), CniError> {
     match config.get("runtimeConfig") {
         None | Some(Value::Null | Value::Object(_)) => Ok(()),
@@ -349,7 +349,7 @@ fn read_name(config: &Map) -> Result<String, CniError> {
     Ok(name.to_owned())
 }
 
-/// Reads `cniVersion` and refuses versions that netattach does not speak or that lack the verb.
+/// Reads `cniVersion` and refuses versions that netattach does not support or that lack the verb.
 fn gate_version(command: Command, config: &Map) -> Result<Version, CniError> {
     let text = match config.get("cniVersion") {
         None | Some(Value::Null) => "",

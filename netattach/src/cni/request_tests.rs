@@ -1,4 +1,4 @@
-//! Tests of [`super`]: the variables each verb needs, and what is refused with which code.
+//! Tests of [`super`]: the variables that each verb needs, and the error code of each refusal.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -34,7 +34,7 @@ fn config(version: &str) -> Value {
 const ALL_REPLACED: [(&str, &str); 4] =
     [("CNI_CONTAINERID", ""), ("CNI_NETNS", ""), ("CNI_IFNAME", ""), ("CNI_PATH", "")];
 
-/// Keys that netattach does not know stay in the configuration.
+/// Keys unknown to netattach stay in the configuration.
 ///
 /// Rows: ENV-34.
 #[test]

@@ -1,4 +1,4 @@
-//! What an ADD set up, in the shape of the newest version. Older shapes are in `convert`.
+//! The result of an ADD, in the format of the newest version. Older formats are in `convert`.
 
 use std::net::IpAddr;
 
@@ -31,7 +31,7 @@ pub struct CniResult {
 /// An interface of a [`CniResult`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Interface {
-    /// The link's name; may be empty for a device that is no link, such as one bound to vfio.
+    /// The link's name; may be empty for a device that is not a link, such as one bound to vfio.
     #[serde(default, deserialize_with = "null_is_default")]
     pub name: String,
     /// The hardware address, lower case with colons; 6 or 20 bytes.
@@ -40,7 +40,7 @@ pub struct Interface {
     /// The MTU in bytes. Since 1.1.0.
     #[serde(default, deserialize_with = "zero_is_none", skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// The `CNI_NETNS` it is in; none on the host.
+    /// The `CNI_NETNS` of the interface; `None` on the host.
     #[serde(default, deserialize_with = "blank_is_none", skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
     /// The socket of a vhost-user interface. Since 1.1.0.
@@ -51,7 +51,7 @@ pub struct Interface {
         skip_serializing_if = "Option::is_none"
     )]
     pub socket_path: Option<String>,
-    /// The PCI address of the device behind it. Since 1.1.0.
+    /// The PCI address of the underlying device. Since 1.1.0.
     #[serde(
         rename = "pciID",
         default,
@@ -64,8 +64,8 @@ pub struct Interface {
 /// An address of a [`CniResult`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpConfig {
-    /// The index into [`CniResult::interfaces`]; not checked against it. A negative number, which old plugins
-    /// print for "none", reads as none.
+    /// The index into [`CniResult::interfaces`]; not validated. A negative number, which old plugins print for "none",
+    /// reads as `None`.
     #[serde(default, deserialize_with = "negative_is_none", skip_serializing_if = "Option::is_none")]
     pub interface: Option<usize>,
     /// The address with its prefix length; host bits are kept.
@@ -82,7 +82,7 @@ pub struct Route {
     /// The destination; host bits are kept.
     #[serde(deserialize_with = "cidr::deserialize")]
     pub dst: IpNet,
-    /// The next hop; without one, the gateway of the subnet if there is one, else the link.
+    /// The next hop; if absent, the gateway of the subnet if there is one, else the link.
     #[serde(default, deserialize_with = "blank_is_no_address", skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
     /// The path MTU in bytes.
@@ -120,8 +120,8 @@ pub struct Dns {
 }
 
 impl CniResult {
-    /// Reads a result of any version. `assumed` is the version of a result that does not say its own: that
-    /// of the configuration the plugin was called with. `null` is an empty result.
+    /// Reads a result of any version. `assumed` is used for a result without `cniVersion`: the version of the
+    /// configuration that the plugin was called with. `null` is an empty result.
     ///
     /// # Errors
     /// Code 6, naming the key.
@@ -132,9 +132,9 @@ impl CniResult {
         convert::read(value, declared_version(value, assumed)?)
     }
 
-    /// Writes the result in the shape of `version`.
+    /// Writes the result in the format of `version`.
     ///
-    /// What a version cannot express is left out (the table stands in `convert.rs`). The two oldest need an
+    /// Members that a version does not have are omitted (see the table in `convert.rs`). The two oldest need an
     /// address.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl CniResult {
         convert::write(self, version)
     }
 
-    /// The interface an address belongs to, if it names one that exists.
+    /// The interface of an address, if its index is valid.
     pub fn interface_of(&self, ip: &IpConfig) -> Option<&Interface> {
         self.interfaces.get(ip.interface?)
     }
@@ -157,7 +157,7 @@ impl IpConfig {
 }
 
 impl Route {
-    /// A route with nothing but a destination and perhaps a next hop.
+    /// A route with a destination and an optional next hop only.
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
@@ -170,11 +170,11 @@ impl Dns {
     }
 }
 
-/// The version a result says it has, else `assumed`.
+/// The result's `cniVersion`, else `assumed`.
 pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Version, CniError> {
     let text = match value {
         Value::Object(map) => map.get("cniVersion").or_else(|| {
-            // Go's decoder does not mind the case of keys, and plugins have come to rely on it.
+            // Go's decoder ignores the letter case of keys, and plugins have come to rely on it.
             map.iter().find(|(key, _)| key.eq_ignore_ascii_case("cniVersion")).map(|(_, value)| value)
         }),
         Value::Null => None,
@@ -194,7 +194,7 @@ pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Versio
     }
 }
 
-/// A result as it came, with its version written down where it was not.
+/// The result unchanged, with `cniVersion` added if it is missing.
 pub(crate) fn with_version(value: &Value, version: Version) -> Value {
     let mut map = value.as_object().cloned().unwrap_or_default();
     let declared = map.iter().any(|(key, value)| {
@@ -206,8 +206,8 @@ pub(crate) fn with_version(value: &Value, version: Version) -> Value {
     Value::Object(map)
 }
 
-/// A result that a plugin printed, in `version`. One that is of that version already is passed on untouched, so
-/// that keys which netattach does not know survive; one that does not say is taken to be.
+/// Converts a plugin's result to `version`. One that has that version already is passed on unchanged, so that unknown
+/// keys survive; one without `cniVersion` is assumed to have it.
 ///
 /// # Errors
 /// The result cannot be read, or cannot be expressed in that version.
@@ -218,7 +218,7 @@ pub fn in_version(printed: &Value, version: Version) -> Result<Value, CniError> 
     CniResult::parse(printed, version)?.to_value(version)
 }
 
-/// Reads a `prevResult`, which must have the shape of the configuration's version.
+/// Reads a `prevResult`, which must be in the format of the configuration's version.
 pub(super) fn read_prev_result(value: &Value, config: Version) -> Result<CniResult, CniError> {
     let version = declared_version(value, config)?;
     if convert::Family::of(version) != convert::Family::of(config) {
@@ -259,12 +259,12 @@ pub(super) fn blank_is_no_address<'de, D: Deserializer<'de>>(
 
 #[cfg(test)]
 pub(super) mod arbitrary {
-    //! Generators for property tests of this module's neighbours.
+    //! Generators for property tests of the neighbouring modules.
 
     use proptest::prelude::*;
     use serde_json::{Map, Value};
 
-    /// A JSON document whose keys and strings are often words that the readers know.
+    /// A JSON document whose keys and strings are often ones that the readers know.
     pub(in crate::cni) fn document(keys: &'static [&'static str]) -> impl Strategy<Value = Value> {
         let text = prop_oneof![
             prop::sample::select(vec![

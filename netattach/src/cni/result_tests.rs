@@ -1,4 +1,4 @@
-//! Tests of [`super`] and of `convert`: every version in and out.
+//! Tests of [`super`] and of `convert`: conversion from and to every version.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -112,7 +112,7 @@ fn the_newest_result_is_written_in_the_shape_of_each_version() {
 /// Rows: CNV-01, CNV-02, CNV-03, CNV-04, CNV-05, CNV-06, CNV-07.
 #[test]
 fn every_pair_of_versions_converts_as_the_poorer_of_the_two() {
-    // What arrives is what both shapes can express.
+    // The result holds the members that both formats have.
     for from in Version::ALL {
         for to in Version::ALL {
             let read = CniResult::parse(&shape(from), Version::LATEST).unwrap();

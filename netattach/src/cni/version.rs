@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A version of the specification that netattach speaks, in the order of publication.
+/// A supported version of the specification, in the order of publication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// 0.1.0: one address per family, no VERSION verb. Also what a configuration without a version means.
+    /// 0.1.0: one address per family, no VERSION verb. Also the version of a configuration without `cniVersion`.
     V0_1_0,
     /// 0.2.0: adds VERSION.
     V0_2_0,
@@ -24,13 +24,13 @@ pub enum Version {
     V1_1_0,
 }
 
-/// Why a text is not a [`Version`].
+/// Why a text is not a valid [`Version`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
     /// Not one to three decimal numbers joined by dots.
     #[error("{0:?} is not a version such as 1.1.0")]
     Malformed(String),
-    /// Well formed, but not a version of the specification that netattach knows.
+    /// Well formed, but not a version that netattach supports.
     #[error("version {0:?} is not supported (supported: {supported})", supported = Version::list())]
     Unsupported(String),
 }
@@ -56,8 +56,8 @@ impl Version {
         }
     }
 
-    /// The version whose text is exactly `text`: what a plugin compares with its supported versions.
-    /// The empty text means 0.1.0.
+    /// The version whose text is exactly `text`, as a plugin compares it with its supported versions. The empty text
+    /// means 0.1.0.
     pub fn exact(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::V0_1_0);
@@ -80,7 +80,7 @@ impl Version {
         self >= Self::V1_1_0
     }
 
-    /// Whether DEL is given the result of the ADD (0.4.0).
+    /// Whether DEL receives the result of the ADD (0.4.0).
     pub fn has_prev_result_at_del(self) -> bool {
         self >= Self::V0_4_0
     }
@@ -178,7 +178,7 @@ mod tests {
         {
             assert_eq!(text.parse::<Version>(), Err(VersionError::Malformed(text.to_owned())));
         }
-        // What is not in the enumeration cannot be asked for.
+        // Versions outside of the enumeration are refused.
         assert_eq!("1.2.3".parse::<Version>(), Err(VersionError::Unsupported("1.2.3".to_owned())));
     }
 

@@ -1,4 +1,4 @@
-//! Refuses attachments that a policy selects where policies cannot be enforced as far as is required.
+//! Refuses attachments that a policy selects if policies cannot be enforced to the required level.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,24 +9,25 @@ use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::index::selecting;
 use crate::policy::level::{Enforcement, Level};
 
-/// Annotation of a NetworkAttachmentDefinition: an [`EnforcementRequirement`] for its attachments, in place of the agent's.
+/// Annotation of a NetworkAttachmentDefinition: an [`EnforcementRequirement`] for its attachments that overrides the
+/// agent's.
 pub const UNENFORCEABLE_ANNOTATION: &str = "netattach.dev/unenforceable";
 
-/// The result of an ADD whose pod a policy selects where policies do not hold.
+/// The result of an ADD whose pod is selected by a policy that is not fully enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EnforcementRequirement {
     /// The pod is attached and the policy reported.
     Warn,
-    /// It fails where nothing is enforced.
+    /// The ADD fails if nothing is enforced.
     #[default]
     Refuse,
-    /// It fails where the pod can bypass a policy.
+    /// The ADD fails if the pod can bypass a policy.
     RefuseUnlessFull,
 }
 
 impl EnforcementRequirement {
-    /// By its word.
+    /// Parses the setting's word.
     fn named(word: &str) -> Option<Self> {
         [Self::Warn, Self::Refuse, Self::RefuseUnlessFull]
             .into_iter()
@@ -51,17 +52,17 @@ impl EnforcementRequirement {
     }
 }
 
-/// Why a pod must not be attached to a network where policies do not hold as they have to.
+/// Why a pod must not be attached to a network whose policies are not enforced to the required level.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unenforceable {
-    /// The definition or the agent's settings have it so.
+    /// Refused by the definition or the agent's settings.
     #[error(
         "enforcement there is {enforcement}, unenforceable is {} by {by}, and the pod is selected by {}",
         requirement.word(),
         names(policies)
     )]
     Refused {
-        /// How far policies hold.
+        /// The enforcement level.
         enforcement: Enforcement,
         /// The requirement.
         requirement: EnforcementRequirement,
@@ -70,7 +71,7 @@ pub enum Unenforceable {
         /// The policies that select the pod there.
         policies: Vec<PolicyName>,
     },
-    /// The definition has something else.
+    /// The definition's annotation is invalid.
     #[error(
         "annotation {UNENFORCEABLE_ANNOTATION} of the network is {0:?}, not warn, refuse or refuse-unless-full"
     )]
@@ -111,7 +112,7 @@ pub fn selected(
 /// The requirement for the attachments of a network, and its origin.
 ///
 /// # Errors
-/// The annotation has a value that there is not.
+/// The annotation has an unknown value.
 pub fn requirement(
     objects: &Objects,
     attachment: &AttachmentPlan,
@@ -127,7 +128,7 @@ pub fn requirement(
     }
 }
 
-/// Whether an attachment may be made where policies hold so far.
+/// Checks whether an attachment with this enforcement level may be made.
 ///
 /// # Errors
 /// [`Unenforceable::Refused`].

@@ -1,7 +1,7 @@
-//! Taking over what an earlier agent attached.
+//! Adopts the attachments of an earlier agent.
 //!
-//! Programs on the devices enforce all the while, with the policies in their maps. Therefore records and policies are brought up
-//! to date first; then the devices are looked at, and only those that are not as they should be are touched.
+//! Programs on the devices keep enforcing meanwhile, with the policies in their maps. Therefore records and policies
+//! are updated first; then the devices are checked, and only those that differ from the desired state are changed.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +16,8 @@ use crate::netlink::Handle;
 use crate::step::EnforceWhen;
 
 impl Enforcer {
-    /// Takes over the attachments that were there at start and, when they are `all`, removes what belongs to none of
-    /// them. Programs that still run are replaced only when this agent brings others.
+    /// Adopts the attachments found at start and, when they are `all`, removes leftovers of others. Running programs
+    /// are replaced only if this agent's differ.
     pub(super) fn take_over(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError> {
         let is_new = self.dataplane().is_new();
         let changed = is_new || self.dataplane().programs_changed().unwrap_or(true);
@@ -39,7 +39,7 @@ impl Enforcer {
         if errors.is_empty() {
             errors.extend(self.routed().finish().err());
             let attached = self.dataplane().programs_attached();
-            // Attachments of which there is no record go on under their programs, whose maps stay within reach.
+            // Attachments without a record keep their programs, whose maps stay pinned.
             let removed =
                 attached.and_then(|()| if all { self.dataplane().remove_other_layouts() } else { Ok(()) });
             errors.extend(removed.err().map(EnforceError::from));
@@ -47,8 +47,8 @@ impl Enforcer {
         errors
     }
 
-    /// Brings records and policies up to date. In new maps, attachments that policies could select and whose pods the source does
-    /// not have are isolated: it is not known what they were under.
+    /// Updates records and policies. In new maps, attachments that policies could select and whose pods are missing
+    /// from the source are isolated: their previous policies are unknown.
     fn take_over_records(
         &self,
         attachments: &[EnforcedAttachment],
@@ -61,7 +61,7 @@ impl Enforcer {
         for attachment in attachments {
             errors.extend(self.take_over_record(&mut state, attachment, is_new).err());
         }
-        // Should it fail, everything is written anew.
+        // If this fails, everything is written anew.
         errors.extend(state.recognise(self.sources(), &self.kernel()).err());
         errors.extend(state.bring_up_to_date(self.sources(), &self.kernel()).err());
         if is_new {
@@ -71,7 +71,7 @@ impl Enforcer {
         errors
     }
 
-    /// Takes over the record of an attachment, and the policies that it is under. New maps know of none.
+    /// Adopts the record of an attachment and its policies. New maps have neither.
     fn take_over_record(
         &self,
         state: &mut State,
@@ -89,7 +89,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Has packets that the node routes judged for these attachments and, where the maps are new, for no others.
+    /// Enables judging of routed packets for these attachments and, if the maps are new, for no others.
     fn guard_routed(&self, attachments: &[EnforcedAttachment]) -> Result<(), EnforceError> {
         if !self.judges_routed() {
             return Ok(());
@@ -99,8 +99,8 @@ impl Enforcer {
         if self.dataplane().is_new() { self.routed().take_over() } else { Ok(()) }
     }
 
-    /// Sees to it that every device is its attachment's and runs the programs, and this agent's if those have `changed`.
-    /// Returns what failed of single ones.
+    /// Ensures that every device is bound to its attachment and runs the programs, and this agent's if those have
+    /// `changed`. Returns the failures of single attachments.
     fn take_over_devices(
         &self,
         attachments: &[EnforcedAttachment],
@@ -146,13 +146,13 @@ impl Enforcer {
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         if attachment.is_delegated() {
-            // Never on the fast path, and its device is no uplink either.
+            // Never on the fast path, and its device is not an uplink either.
             self.fast_paths().admit(attachment.member());
         }
         if attachment.when == EnforceWhen::Selected && !found.anything() {
             return self.defer(attachment);
         }
-        // The pod's own end is left as the pod has it.
+        // The pod's own end is left as it is.
         self.ensure_paced(device, attachment.host_pace(), host)?;
         self.programs().adopt_node_end(device, found, changed, host)?;
         if !attachment.is_delegated() {
@@ -173,7 +173,7 @@ impl Enforcer {
         self.flows().purge(hosts.into_iter().flatten())?;
         let addresses = dataplane.attachments().addresses();
         for id in strays {
-            // Nothing else is known of it.
+            // Nothing else is known about it.
             let addresses = addresses.get(&id);
             tracing::info!(
                 number = id,

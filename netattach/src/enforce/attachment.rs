@@ -1,4 +1,4 @@
-//! An attachment as it comes under its policies: put together from the steps of its plan and their outputs.
+//! An attachment as enforced: assembled from the steps of its plan and their outputs.
 
 use std::collections::BTreeSet;
 
@@ -17,12 +17,12 @@ use crate::policy::index::{Endpoint, Place};
 use crate::spec::{Link, Pace, Tie};
 use crate::step::{EnforceWhen, HookKind, MadeBy, Protect, Role, Step};
 
-/// Most records of new flows of one attachment, per second.
+/// Limit on records of new flows of one attachment, per second.
 const FLOW_RECORDS: u64 = 1000;
-/// Most records of drops of one attachment, per second.
+/// Limit on records of drops of one attachment, per second.
 const DROP_RECORDS: u64 = 100;
 
-/// The plugin whose leases are kept by packets of the pod's interface.
+/// The IPAM plugin whose leases are renewed by packets of the pod's interface.
 const DHCP: &str = "dhcp";
 
 /// An attachment to be enforced.
@@ -32,20 +32,20 @@ pub struct EnforcedAttachment {
     /// Pod, interface and network, for the log: `shop/cart net1 on shop/storage`.
     pub(crate) whose: String,
     pub(crate) attachment: Attachment,
-    /// Where its programs run.
+    /// The hook point of its programs.
     pub(crate) point: HookPoint,
     /// Whether another plugin made its interface.
     delegated: bool,
-    /// When its programs run.
+    /// When its programs are attached.
     pub(crate) when: EnforceWhen,
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
     bandwidth: Option<BandwidthLimit>,
-    /// The attachment as policies select it; `None` where no policy can.
+    /// The attachment as policies select it; `None` if no policy can.
     pub(crate) endpoint: Option<Endpoint>,
     /// Whether the node's stack routes its packets.
     pub(crate) routed: bool,
-    /// Why its configuration keeps it off the fast path.
+    /// Why its configuration excludes it from the fast path.
     pub(crate) kept_off: Option<Reason>,
 }
 
@@ -56,7 +56,7 @@ impl EnforcedAttachment {
         self.id
     }
 
-    /// Puts together what the steps of an attachment brought.
+    /// Assembles the outputs of an attachment's steps.
     pub fn new(
         protect: &Protect,
         sandbox: &Sandbox,
@@ -120,38 +120,38 @@ impl EnforcedAttachment {
         self.delegated
     }
 
-    /// The attachment as the fast path knows it.
+    /// The attachment as a member of the fast path.
     pub(crate) fn member(&self) -> Member {
         let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
         let addresses = self.attachment.addresses.clone();
         Member { id, mac, addresses, device, routed: self.routed, kept_off: self.kept_off.clone() }
     }
 
-    /// Whether the device is gone on which its frames arrive.
+    /// Whether the device on which its frames arrive is gone.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel could not be asked.
     pub fn is_gone(&self, host: &mut Handle) -> Result<bool, HookError> {
         self.point.is_gone(host)
     }
 
-    /// Index of the device on the node; 0 where it has none.
+    /// Index of the device on the node; 0 if it has none.
     pub fn host_index(&self) -> u32 {
         self.point.host_index()
     }
 
-    /// Its bandwidth, if that is limited.
+    /// Its bandwidth limit, if any.
     pub(super) fn bandwidth(&self) -> Option<&BandwidthLimit> {
         self.bandwidth.as_ref()
     }
 
-    /// How the node's end is to send to the pod, if it has one and that is limited.
+    /// The pace of the node's end towards the pod, if there is one and it is limited.
     pub(crate) fn host_pace(&self) -> Option<Pace> {
         let bandwidth = self.bandwidth.filter(BandwidthLimit::is_paced_to_pod)?;
         Some(bandwidth.received()?.pace())
     }
 
-    /// How the pod's end is to send, if that is limited.
+    /// The pace of the pod's end, if it is limited.
     pub(crate) fn pod_pace(&self) -> Option<Pace> {
         Some(self.bandwidth?.sent()?.pace())
     }
@@ -162,7 +162,7 @@ fn is_delegated(attachment: &AttachmentPlan) -> bool {
     attachment.made_by() == MadeBy::Plugin
 }
 
-/// The IPv6 prefixes that are on the link of an attachment with these addresses.
+/// The on-link IPv6 prefixes of an attachment with these addresses.
 fn on_link(leased: &Leased) -> Vec<Ipv6Net> {
     let mut found: Vec<Ipv6Net> = Vec::new();
     for leased in &leased.addresses {
@@ -175,7 +175,7 @@ fn on_link(leased: &Leased) -> Vec<Ipv6Net> {
     found
 }
 
-/// Why an attachment's own configuration keeps it off the fast path.
+/// Why an attachment's own configuration excludes it from the fast path.
 fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     if is_delegated(attachment) {
         return Some(Reason::Plugin(attachment.kind.clone()));
@@ -194,7 +194,7 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     }))
 }
 
-/// Where the attachment's programs run; `None`: there is no such device.
+/// The hook point of the attachment's programs; `None`: there is no such device.
 fn point(
     sandbox: &Sandbox,
     attachment: &AttachmentPlan,
@@ -222,7 +222,7 @@ fn point(
     }
 }
 
-/// An attachment as policies can mean it: by its definition, as its pod's default network, or not at all.
+/// The endpoint that policies can refer to: by its definition, as its pod's default network, or not at all.
 fn endpoint(
     protect: &Protect,
     pod: &PodRef,
@@ -245,7 +245,7 @@ fn endpoint(
     })
 }
 
-/// Where an attachment is, as policies mean it.
+/// The places of an attachment, as policies refer to them.
 pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
     let network = attachment.network.definition().cloned().map(Place::Network);
     network.into_iter().chain(attachment.default.then_some(Place::Default)).collect()
@@ -289,7 +289,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The same of another plugin, under its policies once one selects it.
+    /// The same made by another plugin, enforced once a policy selects it.
     pub(in crate::enforce) fn delegated(id: u32) -> EnforcedAttachment {
         EnforcedAttachment { delegated: true, when: EnforceWhen::Selected, ..attachment(id) }
     }

@@ -1,4 +1,4 @@
-//! The bandwidth of an attachment, as its devices are paced and as its programs drop what is too much.
+//! The bandwidth of an attachment: how its devices are paced and when its programs drop the excess.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use crate::bpf::Rate;
 use crate::npwg::selection::Bandwidth;
 use crate::spec::Pace;
 
-/// How long a packet may wait where it is paced: what the reference plugin's queue holds.
+/// How long a packet may wait while paced: the capacity of the reference plugin's queue.
 const LATENCY: Duration = Duration::from_millis(25);
 
-/// Tolerance for packets that the pod's end has paced: they come in bursts when a processor was busy elsewhere.
+/// Tolerance for packets that the pod's end has paced: they come in bursts when a processor was busy.
 const JITTER: Duration = Duration::from_millis(100);
 
-/// The least tolerance where nothing paces. A TCP sender that has to wait for its retransmission timer is silent for at
-/// least two tenths of a second (Linux, `TCP_RTO_MIN`), which the credit covers.
+/// The minimum tolerance without pacing. A TCP sender that has to wait for its retransmission timer is silent for at
+/// least two tenths of a second (Linux, `TCP_RTO_MIN`), which this covers.
 const UNPACED: Duration = Duration::from_millis(300);
 
-/// Bytes that a frame may have beyond its interface's MTU: Ethernet header, two VLAN tags.
+/// Bytes of a frame beyond its interface's MTU: Ethernet header, two VLAN tags.
 const HEADERS: u32 = 14 + 2 * 4;
 
-/// Longest packet that a sender leaves to be cut into segments; a queue always has room for one.
+/// Longest packet that a sender leaves to segmentation offload; a queue always has room for one.
 const SEGMENTED: u64 = 64 << 10;
 
-/// The bandwidth of an attachment, and what its frames are like.
+/// The bandwidth of an attachment, and the size of its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BandwidthLimit {
     bandwidth: Bandwidth,
     /// MTU of the interface in bytes.
     mtu: u32,
-    /// Whether a device of the node sends to this pod alone, so that what comes to it can wait there.
+    /// Whether a device of the node sends to this pod alone, so that packets to it can be queued there.
     paced_to_pod: bool,
 }
 
@@ -38,17 +38,17 @@ impl BandwidthLimit {
         Self { bandwidth, mtu, paced_to_pod }
     }
 
-    /// Whether what comes to the pod can wait on a device of the node.
+    /// Whether packets to the pod can be queued on a device of the node.
     pub(super) fn is_paced_to_pod(&self) -> bool {
         self.paced_to_pod
     }
 
-    /// The limit of what the pod receives.
+    /// The limit on received traffic.
     pub(super) fn received(&self) -> Option<DirectionLimit> {
         DirectionLimit::of(self.bandwidth.ingress_rate, self.bandwidth.ingress_burst, self.mtu)
     }
 
-    /// The limit of what the pod sends.
+    /// The limit on sent traffic.
     pub(super) fn sent(&self) -> Option<DirectionLimit> {
         DirectionLimit::of(self.bandwidth.egress_rate, self.bandwidth.egress_burst, self.mtu)
     }
@@ -64,26 +64,26 @@ pub(super) struct DirectionLimit {
 }
 
 impl DirectionLimit {
-    /// From bits. The burst is at least one frame, as a token bucket drops what it could never hold.
+    /// Converts from bits. The burst is at least one frame, as a token bucket drops packets larger than its burst.
     fn of(rate: Option<u64>, burst: Option<u64>, mtu: u32) -> Option<Self> {
         let longest = u64::from(mtu.saturating_add(HEADERS));
         rate.zip(burst).map(|(rate, burst)| Self { rate: rate / 8, burst: (burst / 8).max(longest) })
     }
 
-    /// How the device that sends is to be paced. A queue is bounded by how long it takes to empty it.
+    /// The pace of the sending device. The queue's limit is the time it takes to empty.
     pub(super) fn pace(self) -> Pace {
         let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         let queue = self.during(LATENCY).saturating_add(self.burst).saturating_add(SEGMENTED);
         Pace { rate: self.rate, burst: bytes(self.burst), queue: bytes(queue) }
     }
 
-    /// Packets to the pod above this are dropped. The program sees packets before they are paced: it lets pass what the burst
-    /// covers and what may wait, so that the queue behind it never overflows and every drop has a reason.
+    /// Packets to the pod above this rate are dropped. The program sees packets before they are paced: it passes as
+    /// many as the burst and the queue cover, so that the queue never overflows and every drop has a reason.
     pub(super) fn received(self, paced: bool) -> Rate {
         if paced { self.with(self.burst.saturating_add(self.during(LATENCY))) } else { self.unpaced() }
     }
 
-    /// Packets from the pod above this are dropped. Its own end paces them, where the pod has not taken the pacing away.
+    /// Packets from the pod above this rate are dropped. Its own end paces them, unless the pod has removed the pacing.
     pub(super) fn sent(self, paced: bool) -> Rate {
         let unpaced = self.unpaced();
         let paced_tolerance = self.with(self.burst.saturating_add(self.during(JITTER)));
@@ -98,7 +98,7 @@ impl DirectionLimit {
         Rate::new(self.rate, burst)
     }
 
-    /// Bytes in a time.
+    /// The number of bytes in a time.
     fn during(self, time: Duration) -> u64 {
         let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         (self.rate / 1000).saturating_mul(milliseconds)

@@ -1,42 +1,43 @@
 //! Attachments whose programs wait until a policy selects them.
 //!
-//! Attachments of other plugins have their policies in the maps from the ADD on, so that nothing is left to do but to run the
-//! programs. That waits, unless the network asks for it, until a policy selects the attachment: on a device in a pod it takes two
-//! grace periods, and source checks might break what works without. Programs that run stay until the attachment ends.
+//! Attachments of other plugins have their policies in the maps from the ADD on, so that only the programs remain to be
+//! attached. Unless the network asks for it at once, that is deferred until a policy selects the attachment: on a
+//! device in a pod it takes two grace periods, and source checks might break traffic that works without them. Running
+//! programs stay until the attachment ends.
 
 use std::collections::BTreeMap;
 
 use super::attachment::EnforcedAttachment;
 use super::policy_maps::PolicyMaps;
 
-/// The attachments that wait, by number.
+/// The deferred attachments, by number.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
     waiting: BTreeMap<u32, EnforcedAttachment>,
 }
 
 impl Deferred {
-    /// From now on an attachment waits.
+    /// Defers an attachment.
     pub(super) fn wait(&mut self, attachment: &EnforcedAttachment) {
         self.waiting.insert(attachment.id, attachment.clone());
     }
 
-    /// An attachment waits no more: its programs run, or it has ended.
+    /// Removes an attachment: its programs run, or it has ended.
     pub(super) fn remove(&mut self, id: u32) {
         self.waiting.remove(&id);
     }
 
-    /// Whether an attachment waits.
+    /// Whether an attachment is deferred.
     pub(super) fn waits(&self, id: u32) -> bool {
         self.waiting.contains_key(&id)
     }
 
-    /// The attachment of this number, if it waits and is isolated: its programs are to run now.
+    /// The attachment of this number, if it is deferred and isolated: its programs are to be attached now.
     pub(super) fn due(&self, id: u32, maps: &PolicyMaps) -> Option<&EnforcedAttachment> {
         self.waiting.get(&id).filter(|_| maps.is_isolated(id))
     }
 
-    /// All attachments whose programs are to run now.
+    /// All attachments whose programs are to be attached now.
     pub(super) fn all_due(&self, maps: &PolicyMaps) -> Vec<u32> {
         self.waiting.keys().copied().filter(|id| maps.is_isolated(*id)).collect()
     }

@@ -1,7 +1,8 @@
-//! The enforcer: attachments come under their policies and leave them, and the maps follow the objects.
+//! The enforcer: attaches and detaches attachments, and updates the maps when the objects change.
 //!
-//! It composes the parts and decides the order. Locks are taken in this order: the turn of [`AttachedPrograms`], the state, the
-//! lock of [`Routed`]; the fast path's is taken by itself. None is held while readers of policies are waited for.
+//! It combines the parts and decides the order. Locks are taken in this order: the turn of [`AttachedPrograms`], the
+//! state, the lock of [`Routed`]; the fast path's lock is taken alone. None is held while waiting for readers of
+//! policies.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +28,7 @@ use crate::source::Source;
 use crate::spec::Pace;
 use crate::step::{EnforceWhen, HookKind};
 
-/// The dataplane, the policies in it, and the attachments under them.
+/// The dataplane, its policies, and the attachments.
 pub struct Enforcer {
     dataplane: Arc<Dataplane>,
     flows: FlowTable,
@@ -42,7 +43,7 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
-    /// Takes over a dataplane, with all that an earlier agent left in it.
+    /// Adopts a dataplane, with everything that an earlier agent left in it.
     ///
     /// # Errors
     /// The dataplane cannot be read.
@@ -77,10 +78,10 @@ impl Enforcer {
         })
     }
 
-    /// Brings all attachments under what the manifests say now.
+    /// Brings all attachments under the current manifests.
     ///
     /// # Errors
-    /// A write failed. What was in force before stays so where that is.
+    /// A write failed. The previous policies stay in force there.
     pub fn sync(&self) -> Result<(), EnforceError> {
         {
             let mut state = self.lock();
@@ -91,8 +92,8 @@ impl Enforcer {
         self.sweep()
     }
 
-    /// Removes entries that nothing has referred to for long enough, and goes on with what the last change left undone: policies
-    /// for which there is room now, and what failed.
+    /// Removes entries that have been unreferenced for long enough, and retries the rest of the last change: policies
+    /// for which there is room now, and failures.
     ///
     /// # Errors
     /// A map could not be written.
@@ -105,7 +106,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Goes on with the pass over the flow table, where there can be flows. `true` when it is at its end.
+    /// Continues the pass over the flow table, if there can be flows. `true` when it has reached the end.
     ///
     /// # Errors
     /// The table could not be read or written.
@@ -132,10 +133,10 @@ impl Enforcer {
         Ok(true)
     }
 
-    /// Looks after the table in the node's packet filter that judges what the node routes.
+    /// Maintains the table in the node's packet filter that judges routed packets.
     ///
     /// # Errors
-    /// The node cannot be looked at, or a map not be written.
+    /// The node cannot be inspected, or a map not be written.
     pub fn keep_routed(&self, changes: &Changes) -> Result<(), EnforceError> {
         let put_back = || {
             self.programs.count_put_back();
@@ -163,7 +164,7 @@ impl Enforcer {
         &self.flows
     }
 
-    /// Whether what the node routes is to be judged behind its translation of addresses.
+    /// Whether routed packets are to be judged behind the node's address translation.
     pub fn judges_routed(&self) -> bool {
         self.options.network_policy
     }
@@ -188,7 +189,7 @@ impl Enforcer {
         self.requirement
     }
 
-    /// The inputs of policies besides the attachments.
+    /// The inputs of policies other than the attachments.
     pub(super) fn sources(&self) -> Sources<'_> {
         Sources {
             source: self.source.as_ref(),
@@ -210,18 +211,18 @@ impl Enforcer {
     /// Writes the record of an attachment.
     pub(super) fn put_record(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
         if attachment.point.is_nowhere() {
-            // Policies of others name its addresses; no packet is ever asked about.
+            // Policies of other attachments refer to its addresses; no packet is looked up by its record.
             return Ok(());
         }
         Ok(self.dataplane.attachments().put(attachment.id, &self.record(attachment))?)
     }
 
-    /// The record of an attachment, as the dataplane gets it.
+    /// The record of an attachment, in the dataplane's format.
     pub(super) fn record(&self, attachment: &EnforcedAttachment) -> bpf::Attachment {
         self.defaults.applied_to(&attachment.attachment, attachment.bandwidth())
     }
 
-    /// Has a device send at a pace, where there is one and the kernel can.
+    /// Sets the pace of a device, if there is one and the kernel supports it.
     pub(super) fn ensure_paced(
         &self,
         index: u32,
@@ -234,16 +235,16 @@ impl Enforcer {
         }
     }
 
-    /// Has an attachment wait for a policy, which it may be under already.
+    /// Defers an attachment until a policy selects it, which may be the case already.
     pub(super) fn defer(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
         self.lock().deferred_mut().wait(attachment);
         self.begin_if_due(attachment.id).map(drop)
     }
 
-    /// Runs the programs of attachments that waited for the policy that they are under now.
+    /// Attaches the programs of deferred attachments that are selected now.
     ///
     /// # Errors
-    /// The first that failed; the others run. What failed is tried again.
+    /// The first failure; the others run. Failures are retried.
     fn begin_due(&self) -> Result<(), EnforceError> {
         let due = {
             let state = self.lock();
@@ -253,17 +254,17 @@ impl Enforcer {
         began.into_iter().collect()
     }
 
-    /// Runs the programs of an attachment if it waits for them and is to be under them, and says whether it did.
+    /// Attaches the programs of an attachment that is deferred and due; returns whether it did.
     pub(super) fn begin_if_due(&self, id: u32) -> Result<bool, EnforceError> {
         let _turn = self.programs.take_turn();
         let due = {
             let state = self.lock();
             state.deferred().due(id, state.maps()).cloned()
         };
-        // It may have ended, and its number may be another's.
+        // It may have ended, and its number may have been reassigned.
         let Some(attachment) = due else { return Ok(false) };
         match self.programs.attach(&attachment, &mut Handle::open()?) {
-            // Its pod is going, or has deleted the device.
+            // Its pod is terminating, or has deleted the device.
             Err(error) if error.is_of_a_device_that_is_gone() => return Ok(false),
             other => other?,
         }
@@ -274,8 +275,8 @@ impl Enforcer {
 }
 
 impl Enforce for Enforcer {
-    /// Record, policy, device, and last the programs. A policy that does not fit is not an error: the attachment is isolated
-    /// completely and a condition says so.
+    /// Writes record and policy, binds the device, and attaches the programs last. A policy that does not fit is not an
+    /// error: the attachment is isolated completely and a condition reports it.
     fn attach(
         &self,
         attachment: &EnforcedAttachment,
@@ -293,7 +294,7 @@ impl Enforce for Enforcer {
         if let HookPoint::NodeEnd(device) = attachment.point {
             self.programs.bind(attachment, device)?;
             if attachment.is_delegated() {
-                // Never on the fast path, and its device is no uplink either.
+                // Never on the fast path, and its device is not an uplink either.
                 self.fast.admit(attachment.member());
             }
         }
@@ -307,8 +308,8 @@ impl Enforce for Enforcer {
         Ok(())
     }
 
-    /// Its links are gone. Its flows go first, while the record says whose they are: the next attachment that has its addresses
-    /// must not find them.
+    /// Its links are gone. Its flows are removed first, while the record still identifies them: the next attachment
+    /// with the same addresses must not find them.
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.routed.forget(id)?;

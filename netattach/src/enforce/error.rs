@@ -6,34 +6,34 @@ use crate::hooks::HookError;
 use crate::netlink;
 use crate::netns::NetnsError;
 
-/// Why an attachment could not be put under its policies.
+/// Why an attachment could not be enforced.
 #[derive(Debug, thiserror::Error)]
 pub enum EnforceError {
-    /// A map or a program.
+    /// A map or a program failed.
     #[error("dataplane")]
     Bpf(#[from] BpfError),
-    /// Programs on a device.
+    /// Attaching or detaching programs on a device failed.
     #[error(transparent)]
     Hook(#[from] HookError),
-    /// The fast path.
+    /// The fast path failed.
     #[error("fast path")]
     Fast(#[from] KeepError),
-    /// A device.
+    /// A device could not be configured.
     #[error("devices of attachments")]
     Netlink(#[from] netlink::Error),
-    /// A namespace.
+    /// A namespace could not be used.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// No netlink socket.
+    /// No netlink socket could be opened.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
     /// The interface in the pod has no Ethernet address to verify.
     #[error("interface {0} has no Ethernet address")]
     NoMac(String),
-    /// Nothing on the node sees what the interface sends and receives.
+    /// No device of the node sees the interface's traffic.
     #[error("interface {0} has no end and no parent on the node")]
     NoDevice(String),
-    /// The kernel does not judge what the node routes.
+    /// The kernel does not judge routed packets.
     #[error(
         "networkPolicy: policies hold behind the node's translation of addresses by a rule of its packet filter, for which the kernel \
          needs nftables with nft_compat and xt_bpf (CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF)"
@@ -42,7 +42,7 @@ pub enum EnforceError {
 }
 
 impl EnforceError {
-    /// Whether that is because the interface has gone meanwhile.
+    /// Whether the cause is that the interface has been deleted meanwhile.
     pub(crate) fn is_of_a_device_that_is_gone(&self) -> bool {
         match self {
             Self::Hook(error) => error.is_of_a_device_that_is_gone(),

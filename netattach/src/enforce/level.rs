@@ -1,20 +1,20 @@
-//! How far policies hold for an attachment, by where its programs run and what its pod may do. Pure.
+//! The enforcement level of an attachment, by where its programs run and by its pod's privileges. Pure.
 
 use crate::hooks::AttachMode;
 use crate::objects::{Grant, Pod};
 use crate::policy::level::{Enforcement, Level};
 use crate::step::HookKind;
 
-/// The facts that a level follows from, besides the pod.
+/// The facts that determine a level, besides the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Means {
     /// How programs are attached in pods.
     pub in_pod: AttachMode,
-    /// Whether programs can tell from which namespace's socket a frame came.
+    /// Whether programs can identify the namespace of the socket that sent a frame.
     pub knows_senders: bool,
 }
 
-/// How far policies hold for an attachment of that pod. A pod that is not known may have every privilege.
+/// The enforcement level for an attachment of that pod. An unknown pod may have every privilege.
 pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enforcement {
     let lower = |level, why: String| Enforcement { level, why };
     let privileged = |place: &str, capability: &str, who: String| {
@@ -42,7 +42,7 @@ pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enfor
     }
 }
 
-/// Which container of a pod has a capability, and how that is known; `None`: none has.
+/// The container of a pod that has a capability, and how that is known; `None` if none has it.
 fn whose(grant: Option<&Grant>) -> Option<String> {
     match grant {
         Some(Grant::No) => None,

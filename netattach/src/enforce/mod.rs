@@ -1,11 +1,12 @@
-//! Keeps the kernel's policies equal to what is compiled, and attachments under them from their first packet.
+//! Keeps the kernel's policies equal to the compiled ones, and enforces attachments from their first packet.
 //!
-//! The [`enforcer`] composes the parts. An [`attachment`] comes under its policies with the settings that hold for all of them
-//! ([`node_defaults`]) and with its `bandwidth`; how far policies hold is its [`level`], and [`admission`] refuses a pod where
-//! that is not far enough. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred` until a
-//! policy selects them, and the [`policies`], which decide what the `policy_maps` are to hold. `programs` runs programs on
-//! devices, and `routed` judges what the node translates. `adoption` takes over what an earlier agent left, `verify` looks
-//! whether all of it is still so, and [`queries`] answers the rest of the agent. What goes wrong is an [`error`].
+//! The [`enforcer`] combines the parts. An [`attachment`] is enforced with its policies, the settings of the node
+//! ([`node_defaults`]) and its `bandwidth`; [`level`] gives its enforcement level, and [`admission`] refuses a pod if
+//! that is too low. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred`
+//! until a policy selects them, and the [`policies`], which decide the contents of the `policy_maps`. `programs`
+//! attaches programs to devices, and `routed` judges the traffic that the node translates. `adoption` adopts the
+//! attachments of an earlier agent, `verify` checks that enforcement is still complete, and [`queries`] answers the
+//! rest of the agent. Errors are in [`error`].
 
 pub mod admission;
 mod adoption;
@@ -35,58 +36,57 @@ use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::step::HookKind;
 
-/// The dataplane, as attaching and detaching use it. A trait so that executables without a dataplane do not
-/// carry its code and its BPF object.
+/// The dataplane, as attaching and detaching use it. A trait so that executables without a dataplane do not carry its
+/// code and its BPF object.
 pub trait Enforce: fmt::Debug + Send + Sync {
-    /// Gives an attachment its policy, its counters and its programs, and its link its pace. `host` is in the node's
+    /// Gives an attachment its policy, counters and programs, and sets its link's pace. `host` is in the node's
     /// namespace, `pod` in the pod's.
     ///
     /// # Errors
-    /// The kernel refused a map, a program or a queue. [`Enforce::detach`] and the end of the link take back what was done.
+    /// The kernel refused a map, a program or a queue. [`Enforce::detach`] and the deletion of the link roll it back.
     fn attach(
         &self,
         attachment: &EnforcedAttachment,
         host: &mut Handle,
         pod: &mut Handle,
     ) -> Result<(), EnforceError>;
-    /// Removes the attachment with this number from the dataplane, if it is there.
+    /// Removes the attachment with this number from the dataplane, if it exists.
     ///
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn detach(&self, id: u32) -> Result<(), EnforceError>;
-    /// Takes an attachment off the fast path: its link is about to go.
+    /// Takes an attachment off the fast path before its link is deleted.
     ///
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn retire(&self, id: u32) -> Result<(), EnforceError>;
-    /// Takes over the attachments of an earlier agent; when they are `all`, others are removed. Returns what failed.
+    /// Adopts the attachments of an earlier agent; when they are `all`, others are removed. Returns the failures.
     fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError>;
     /// The numbers of the attachments that the dataplane has records of.
     fn recorded(&self) -> Vec<u32>;
-    /// The first part of the attachment's enforcement that is missing, in words: record, addresses, policy or programs.
+    /// The first part of the attachment's enforcement that is missing, as text: record, addresses, policy or programs.
     ///
     /// # Errors
-    /// It could not be looked at.
+    /// The check failed.
     fn verify(
         &self,
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError>;
-    /// Puts the programs back where another process has taken them off the attachment's device, and says whether it did.
+    /// Reattaches programs that another process has detached from the attachment's device; returns whether it did.
     ///
     /// # Errors
     /// The kernel refused a program.
     fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError>;
-    /// The first shared pin that is missing, in words.
+    /// The first shared pin that is missing, as text.
     ///
     /// # Errors
-    /// It could not be looked at.
+    /// The check failed.
     fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
-    /// Checks that policies hold for the attachment as far as is required; `vantage` is where its frames are seen, as far as that is
-    /// known.
+    /// Checks that the attachment has the required enforcement level; `vantage` is where its frames are seen, if known.
     ///
     /// # Errors
-    /// They do not; the error names who requires it.
+    /// The level is too low; the error names the origin of the requirement.
     fn permit(
         &self,
         pod: Option<&PodRef>,

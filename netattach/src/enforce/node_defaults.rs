@@ -8,9 +8,9 @@ use crate::policy::explain::NodeRules;
 /// Settings that apply to every attachment of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeDefaults {
-    /// Most new flows of one attachment per second; 0: no limit.
+    /// Limit on new flows of one attachment per second; 0: no limit.
     pub new_flows_per_second: u32,
-    /// Connections that are older than the flow table are dropped.
+    /// Packets of connections that are older than the flow table are dropped.
     pub strict_connections: bool,
     /// Flows stay approved when their policy is replaced.
     pub keep_established: bool,
@@ -18,13 +18,13 @@ pub struct NodeDefaults {
     pub accept_icmp: bool,
     /// ICMPv6 passes under every policy.
     pub accept_icmpv6: bool,
-    /// The kernel can pace devices, so that what is too much waits before it is dropped.
+    /// The kernel can pace devices, so that excess packets are queued before they are dropped.
     pub paced: bool,
-    /// When the fast path is taken.
+    /// When the fast path is used.
     pub fast_path: fast_path::Mode,
     /// Whether uplinks drop early.
     pub xdp: fast_path::Xdp,
-    /// Frames of macvlans that are no attachment's pass on parents of attachments.
+    /// On parents of attachments, frames of macvlans without an attachment pass.
     pub strangers: bool,
 }
 
@@ -35,7 +35,7 @@ impl NodeDefaults {
         NodeRules { strict_connections, accept_icmp, accept_icmpv6 }
     }
 
-    /// The attachment with what applies to all of them, and with its own bandwidth.
+    /// The attachment with these settings and with its own bandwidth.
     pub(super) fn applied_to(
         self,
         attachment: &Attachment,

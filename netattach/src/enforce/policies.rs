@@ -1,4 +1,4 @@
-//! Brings the maps from what they hold to what the objects ask for.
+//! Updates the maps from their contents to what the objects require.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,12 +21,12 @@ use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
 use crate::source::Source;
 
-/// How long a change of the objects took, from the manifests to the maps.
+/// Durations of a change of the objects, from the manifests to the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Change {
-    /// Reading what changed of the source.
+    /// Reading the changes of the source.
     pub read: Duration,
-    /// Compiling the policies of the attachments that it concerns.
+    /// Compiling the policies of the affected attachments.
     pub compiled: Duration,
     /// Writing new policies into the maps.
     pub written: Duration,
@@ -34,35 +34,35 @@ pub struct Change {
     pub switched: Duration,
     /// New policies.
     pub policies: usize,
-    /// Attachments that were switched.
+    /// Switched attachments.
     pub attachments: usize,
 }
 
-/// The inputs of policies besides the attachments.
+/// The inputs of policies other than the attachments.
 #[derive(Clone, Copy)]
 pub(super) struct Sources<'a> {
     /// Objects.
     pub(super) source: &'a dyn Source,
     /// Settings.
     pub(super) options: &'a Options,
-    /// Whether what the node routes is judged behind its translation of addresses.
+    /// Whether routed packets are judged behind the node's address translation.
     pub(super) behind_translation: bool,
 }
 
-/// The work that the last change left undone.
+/// The work left over from the last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Behind {
-    /// Nothing: the maps hold what is desired.
+    /// None: the maps hold the desired policies.
     #[default]
     Nothing,
     /// Policies wait for room.
     Room,
-    /// A write failed, or the change has not ended.
+    /// A write failed, or the change is unfinished.
     Failed,
 }
 
 impl Behind {
-    /// Whether another attempt can succeed, depending on whether there is more room.
+    /// Whether a retry can succeed, depending on whether there is more room.
     fn is_due(self, more_room: bool) -> bool {
         match self {
             Self::Nothing => false,
@@ -72,16 +72,16 @@ impl Behind {
     }
 }
 
-/// The rule for attachments whose policies are not in the maps.
+/// The handling of attachments whose policies are not in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
-    /// They stay as they are.
+    /// They are left unchanged.
     Later,
-    /// They are isolated, or keep what they had, as the settings say.
+    /// They are isolated or keep their previous policy, by the settings.
     Held(OnOverflow),
 }
 
-/// The policies that are desired, and the maps that are brought to hold them.
+/// The desired policies, and the maps that are updated to hold them.
 #[derive(Default)]
 pub(super) struct Policies {
     compiler: Compiler,
@@ -94,7 +94,7 @@ pub(super) struct Policies {
 }
 
 impl Policies {
-    /// With the number of a policy that was given last.
+    /// With the last policy number in use.
     pub(super) fn new(last_id: PolicyId) -> Self {
         Self { maps: PolicyMaps::new(last_id), ..Self::default() }
     }
@@ -104,12 +104,12 @@ impl Policies {
         &self.maps
     }
 
-    /// The same, to be changed.
+    /// The contents of the maps, mutable.
     pub(super) fn maps_mut(&mut self) -> &mut PolicyMaps {
         &mut self.maps
     }
 
-    /// The policies that were compiled last.
+    /// The last compiled policies.
     pub(super) fn desired(&self) -> &Desired {
         &self.desired
     }
@@ -119,19 +119,19 @@ impl Policies {
         self.desired.conditions.iter().chain(&self.over_capacity).cloned().collect()
     }
 
-    /// The times of the last change that made a difference to an attachment; `None` before the first.
+    /// The durations of the last change that affected an attachment; `None` before the first.
     pub(super) fn last_change(&self) -> Option<Change> {
         self.last_change
     }
 
-    /// Remembers a change, if it made a difference to any attachment.
+    /// Records a change, if it affected any attachment.
     pub(super) fn note(&mut self, change: Change) {
         if change.attachments > 0 {
             self.last_change = Some(change);
         }
     }
 
-    /// Takes over the policies of an earlier agent that are what is desired.
+    /// Adopts an earlier agent's policies that equal desired ones.
     pub(super) fn recognise(
         &mut self,
         sources: Sources<'_>,
@@ -142,10 +142,10 @@ impl Policies {
         Ok(self.maps.recognise(&desired, kernel)?)
     }
 
-    /// Compiles what the source and the attachments are now, writes what is new, and switches the attachments that it concerns.
+    /// Compiles the current source and attachments, writes new policies, and switches the affected attachments.
     ///
     /// # Errors
-    /// The first failure; what does not depend on it is done. [`Policies::go_on`] does the rest.
+    /// The first failure; work that does not depend on it is done. [`Policies::go_on`] does the rest.
     pub(super) fn bring_up_to_date(
         &mut self,
         sources: Sources<'_>,
@@ -158,8 +158,8 @@ impl Policies {
         Ok(self.write(desired, sources.options.on_overflow, began, kernel)?)
     }
 
-    /// Removes what no packet reads any more ([`unread_since`]), and goes on with what the last change left undone: policies for
-    /// which there is room now, and what failed. Says whether it did.
+    /// Removes policies that packets no longer read ([`unread_since`]), and retries the rest of the last change:
+    /// policies for which there is room now, and failures. Returns whether it did.
     ///
     /// # Errors
     /// A map could not be written.
@@ -188,15 +188,15 @@ impl Policies {
         let none = objects.policies.is_empty()
             && (objects.network_policies.is_empty() || !sources.options.network_policy);
         if none {
-            // Without policies nothing is isolated, and looking at every pod would be part of every ADD.
+            // Without policies nothing is isolated, and examining every pod would slow down every ADD.
             let open = endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
             return Ok(Desired { endpoints: open.collect(), ..Desired::default() });
         }
         Ok(self.compiler.update(&objects, endpoints, options(sources)?.as_ref()))
     }
 
-    /// Where new content does not fit beside the old, its attachments are isolated, the old content goes, and the new takes its
-    /// place: isolated for the moment, and for as long as it does not fit even then.
+    /// If new content does not fit next to the old, its attachments are isolated, the old content is removed, and the
+    /// new is written in its place. They stay isolated until then, and for as long as it does not fit even then.
     fn write(
         &mut self,
         desired: Desired,
@@ -239,8 +239,8 @@ impl Policies {
         Ok(change)
     }
 
-    /// Switches the attachments that are not under what is desired, as far as the maps hold it, and notes what nothing refers to
-    /// any more.
+    /// Switches the attachments whose policies differ from the desired ones, as far as the maps hold them, and records
+    /// policies that are no longer referenced.
     fn switch(
         &mut self,
         writes: &Writes,
@@ -264,7 +264,7 @@ impl Policies {
         first
     }
 
-    /// Removes what no packet reads any more, and says whether there was anything.
+    /// Removes policies that packets no longer read; returns whether there were any.
     fn make_room(&mut self, kernel: &impl Kernel) -> Result<bool, BpfError> {
         if !self.maps.has_unreferenced() {
             return Ok(false);
@@ -273,7 +273,7 @@ impl Policies {
         self.maps.remove_unread(unread, kernel)
     }
 
-    /// Reports the policies that are not in the maps, and logs them once; and logs other problems of policies that are new.
+    /// Reports the policies that are not in the maps, and logs them once; also logs other new problems of policies.
     fn report(
         &mut self,
         desired: &Desired,
@@ -290,7 +290,7 @@ impl Policies {
         }
         self.over_capacity = reported.into_iter().collect();
         let is_new = |condition: &&Condition| {
-            // Sorted, as the compiler has them.
+            // Sorted by the compiler.
             condition.severity == Severity::Error && self.desired.conditions.binary_search(condition).is_err()
         };
         for condition in desired.conditions.iter().filter(is_new) {
@@ -299,21 +299,22 @@ impl Policies {
     }
 }
 
-/// The options with what the node is now.
+/// The options with the current state of the node.
 fn options(sources: Sources<'_>) -> Result<Cow<'_, Options>, EnforceError> {
     if !sources.options.network_policy {
         return Ok(Cow::Borrowed(sources.options));
     }
     let addresses = Handle::open()?.all_addresses()?.into_iter().map(|address| address.addr());
-    // By that address the node speaks to pods on routed links, whether one is there yet or not.
+    // The node's address for pods on routed links, whether or not one exists yet.
     let on_links = IpAddr::V4(GATEWAY_V4);
     let node = addresses.filter(|address| is_global(*address)).chain([on_links]).collect();
     let node_may_lead_elsewhere = !sources.behind_translation;
     Ok(Cow::Owned(Options { node, node_may_lead_elsewhere, ..sources.options.clone() }))
 }
 
-/// The assignment of an attachment while policies are not in the maps; `None`: it has to wait. An attachment that should be
-/// isolated is never left open, and with [`OnOverflow::Keep`] one that was isolated stays under the policy that isolated it.
+/// The assignment of an attachment while policies are not in the maps; `None`: it has to wait. An attachment that
+/// should be isolated is never left open, and with [`OnOverflow::Keep`] one that was isolated keeps the policy that
+/// isolated it.
 fn possible(
     refused: &Refused,
     wanted: PolicyIds,
@@ -337,7 +338,7 @@ fn possible(
     })
 }
 
-/// Whether packets of other links and hosts can have an address. Those of the links themselves come and go with pods.
+/// Whether packets of other links and hosts can have an address. Link-local ones come and go with pods.
 fn is_global(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
@@ -345,7 +346,7 @@ fn is_global(address: IpAddr) -> bool {
     }
 }
 
-/// The conditions of the policies that take part in one that does not fit.
+/// The conditions of the policies that contribute to one that does not fit.
 fn over_capacity(
     desired: &Desired,
     refused: &Arc<CompiledPolicy>,
@@ -404,7 +405,7 @@ mod tests {
         assert_eq!(due(Behind::Failed), [true, true]);
     }
 
-    /// Attachments that are isolated for what comes in, each by a content of its own.
+    /// Attachments isolated for ingress, each with a policy of its own.
     fn isolated(attachments: &[(u32, &Arc<CompiledPolicy>)]) -> Desired {
         let one = |policy: &Arc<CompiledPolicy>| EndpointPolicy {
             ingress: Some(Arc::clone(policy)),

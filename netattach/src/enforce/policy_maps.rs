@@ -1,9 +1,10 @@
-//! Which policies the kernel's maps hold under which number, and which of them each attachment is under.
+//! Tracks the policies in the kernel's maps by number, and the policies of each attachment.
 //!
 //! Three rules hold even when a write fails:
-//! - a number is used up in the kernel's memory before anything is written under it, so that no later agent gives it again;
-//! - an attachment is put under a policy only when the maps hold it;
-//! - a policy's entries are removed only when no attachment is under it and no packet can be reading it any more.
+//! - a number is marked as used in the kernel's maps before anything is written under it, so that no later agent reuses
+//! it;
+//! - an attachment is assigned a policy only when the maps hold it;
+//! - a policy's entries are removed only when no attachment refers to it and no packet can still be reading it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use crate::policy::desired::Desired;
 use crate::policy::diff::{DENY_ALL, PolicyId, Programmed, Writes, diff};
 use crate::policy::lookup::CompiledPolicy;
 
-/// How long entries that nothing refers to are kept where the kernel cannot tell when packets have stopped reading them: longer
+/// How long unreferenced entries are kept if the kernel cannot report when packets have stopped reading them: longer
 /// than any packet takes.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Policies that could not be written, and why.
+/// Policies that could not be written, with the errors.
 pub(super) type Refused = BTreeMap<PolicyId, Arc<BpfError>>;
 
 /// The kernel's side of [`PolicyMaps`]. A trait so that the rules can be tested without a kernel.
@@ -96,8 +97,8 @@ impl Kernel for KernelMaps<'_> {
     }
 }
 
-/// When policies must have lost their last reference for no packet to be reading them; `None`: not even long ago is enough.
-/// Takes some milliseconds.
+/// Policies unreferenced since before this time are no longer read by any packet; `None`: no age is enough. Takes some
+/// milliseconds.
 pub(super) fn unread_since(kernel: &impl Kernel, now: Instant) -> Option<Instant> {
     match kernel.wait_for_readers() {
         Ok(()) => Some(now),
@@ -112,14 +113,14 @@ pub(super) fn unread_since(kernel: &impl Kernel, now: Instant) -> Option<Instant
 #[derive(Debug, Default)]
 pub(super) struct PolicyMaps {
     programmed: Programmed,
-    /// Policies that nothing refers to, and since when.
+    /// Unreferenced policies, and since when.
     unreferenced: BTreeMap<PolicyId, Instant>,
-    /// The maps have attachments that this agent does not know: policies that only they refer to must stay.
+    /// The maps have attachments unknown to this agent: policies referenced only by those must stay.
     unknown_attachments: bool,
 }
 
 impl PolicyMaps {
-    /// Before anything is known of the maps but the number given last.
+    /// The initial state, when only the last number is known.
     pub(super) fn new(last_id: PolicyId) -> Self {
         Self { programmed: Programmed { last_id, ..Programmed::default() }, ..Self::default() }
     }
@@ -144,37 +145,38 @@ impl PolicyMaps {
         self.programmed.endpoints.keys().copied().filter(|id| self.is_isolated(*id)).collect()
     }
 
-    /// Whether the maps have attachments that this agent does not know.
+    /// Whether the maps have attachments unknown to this agent.
     pub(super) fn has_unknown_attachments(&self) -> bool {
         self.unknown_attachments
     }
 
-    /// Notes whether the maps have attachments that this agent does not know.
+    /// Records whether the maps have attachments unknown to this agent.
     pub(super) fn set_unknown_attachments(&mut self, unknown: bool) {
         self.unknown_attachments = unknown;
     }
 
-    /// Takes over what an earlier agent has put an attachment under.
+    /// Adopts the policies that an earlier agent assigned to an attachment.
     pub(super) fn adopt(&mut self, attachment: u32, kernel: &impl Kernel) -> Result<(), BpfError> {
         let assigned = kernel.assigned(attachment)?;
         self.programmed.endpoints.insert(attachment, assigned);
         Ok(())
     }
 
-    /// An attachment has ended, or begins anew: nothing is known of what it is under.
+    /// Forgets the assignment of an attachment that has ended or starts anew.
     pub(super) fn forget(&mut self, attachment: u32) {
         self.programmed.endpoints.remove(&attachment);
     }
 
-    /// Takes over the policies of an earlier agent that are what is desired: they need not be written, nor have their room
-    /// twice, and attachments under them stay so.
+    /// Adopts an earlier agent's policies that equal desired ones: they need not be rewritten or take up room twice,
+    /// and attachments keep them.
     pub(super) fn recognise(&mut self, desired: &Desired, kernel: &impl Kernel) -> Result<(), BpfError> {
         let mut candidates: BTreeMap<PolicyId, &Arc<CompiledPolicy>> = BTreeMap::new();
         for (endpoint, policy) in &desired.endpoints {
             let found = self.assigned(*endpoint).unwrap_or_default();
             for (id, wanted) in [(found.ingress, &policy.ingress), (found.egress, &policy.egress)] {
                 if let Some(wanted) = wanted.as_ref().filter(|_| id != 0 && id != DENY_ALL) {
-                    // A number for which several contents are desired is asked about the first: the others are written anew.
+                    // If several contents are desired under one number, only the first is compared: the others are
+                    // written anew.
                     candidates.entry(id).or_insert(wanted);
                 }
             }
@@ -189,12 +191,13 @@ impl PolicyMaps {
         Ok(())
     }
 
-    /// The writes after which the maps hold what is desired.
+    /// The writes that bring the maps to the desired contents.
     pub(super) fn writes(&self, desired: &Desired) -> Writes {
         diff(desired, &self.programmed)
     }
 
-    /// Writes those of the new policies, all at once. Returns those that the maps do not hold afterwards: each was refused whole.
+    /// Writes these new policies, all at once. Returns those that the maps do not hold afterwards: each was refused as
+    /// a whole.
     pub(super) fn install(
         &mut self,
         new: &BTreeMap<PolicyId, Arc<CompiledPolicy>>,
@@ -205,7 +208,7 @@ impl PolicyMaps {
             ids.into_iter().filter_map(|id| Some((id, new.get(&id)?))).collect();
         let Some(last) = some.iter().map(|(id, _)| *id).max() else { return Refused::new() };
         let written = kernel.use_up(last).and_then(|()| {
-            // Used up in the kernel's memory too, even if the writes that follow fail.
+            // Used in the kernel's maps too, even if the writes that follow fail.
             self.programmed.last_id = last;
             let contents: Vec<_> = some.iter().map(|(id, policy)| (*id, policy.as_ref())).collect();
             kernel.install(&contents)
@@ -222,7 +225,7 @@ impl PolicyMaps {
         refused
     }
 
-    /// Puts an attachment under other policies, both directions at once. The maps must hold them.
+    /// Assigns other policies to an attachment, both directions at once. The maps must hold them.
     pub(super) fn assign(
         &mut self,
         attachment: u32,
@@ -237,7 +240,7 @@ impl PolicyMaps {
         Ok(())
     }
 
-    /// Notes the policies that nothing refers to any more: of these, and of an earlier agent's.
+    /// Records the policies that are no longer referenced: of these, and of an earlier agent's.
     pub(super) fn retire(&mut self, policies: &BTreeSet<PolicyId>, kernel: &impl Kernel) {
         let referenced: BTreeSet<PolicyId> = self
             .programmed
@@ -260,12 +263,13 @@ impl PolicyMaps {
         }
     }
 
-    /// Whether there are policies that wait for their removal.
+    /// Whether there are policies waiting for removal.
     pub(super) fn has_unreferenced(&self) -> bool {
         !self.unreferenced.is_empty()
     }
 
-    /// Removes the policies that nothing has referred to since `unread` ([`unread_since`]), and says whether there were any.
+    /// Removes the policies that have been unreferenced since `unread` ([`unread_since`]); returns whether there were
+    /// any.
     pub(super) fn remove_unread(
         &mut self,
         unread: Option<Instant>,
@@ -282,13 +286,13 @@ impl PolicyMaps {
 
 #[cfg(test)]
 pub(super) mod fake {
-    //! A kernel that does what a test says.
+    //! A fake kernel controlled by tests.
 
     use std::cell::{Cell, RefCell};
 
     use super::*;
 
-    /// Holds policies and assignments, and refuses what it is told to.
+    /// Holds policies and assignments, and refuses writes as configured.
     #[derive(Default)]
     pub(in crate::enforce) struct FakeKernel {
         pub(in crate::enforce) held: RefCell<BTreeMap<PolicyId, CompiledPolicy>>,
@@ -296,9 +300,9 @@ pub(super) mod fake {
         pub(in crate::enforce) last: Cell<PolicyId>,
         /// How many policies fit.
         pub(in crate::enforce) room: Cell<usize>,
-        /// Nothing can be written.
+        /// All writes fail.
         pub(in crate::enforce) broken: Cell<bool>,
-        /// Readers cannot be waited for.
+        /// Waiting for readers fails.
         pub(in crate::enforce) cannot_wait: Cell<bool>,
     }
 

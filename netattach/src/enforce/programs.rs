@@ -1,4 +1,4 @@
-//! The programs of attachments on their devices: which run where, and putting back those that were taken off.
+//! The programs of attachments on their devices: attaching, detaching, and reattaching those that were removed.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,38 +18,39 @@ use crate::objects::Pod;
 use crate::policy::level::Enforcement;
 use crate::step::{EnforceWhen, HookKind};
 
-/// Runs programs on devices, and knows how.
+/// Attaches programs to devices.
 pub(super) struct AttachedPrograms {
     dataplane: Arc<Dataplane>,
     parents: Parents,
     modes: AttachModes,
-    /// Whether programs can tell from which namespace's socket a frame came.
+    /// Whether programs can identify the namespace of the socket that sent a frame.
     knows_senders: bool,
     turn: Mutex<()>,
-    /// How often programs were put back.
+    /// How often programs were reattached.
     put_back: AtomicU64,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
 }
 
-/// The turn to run programs on the device of an attachment or to take them off: an attachment that ends meanwhile gets none.
-/// Taken before the enforcer's lock.
+/// The right to attach or detach programs on an attachment's device: an attachment that ends meanwhile gets none.
+/// Acquired before the enforcer's lock.
 pub(super) type Turn<'a> = MutexGuard<'a, ()>;
 
-/// The programs of an attachment of an earlier agent, after adoption.
+/// The state of an adopted attachment's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Adopted {
     /// They run, or the pod or its device is gone.
     Done,
-    /// They did not run, and need not before a policy selects the attachment.
+    /// They did not run, and are not needed before a policy selects the attachment.
     Deferred,
 }
 
-/// A node's end by its index, its attachment, and the programs found there; `None`: the device is gone.
+/// The index of a device that is a node's end, its attachment, and the programs found there; `None`: the device is
+/// gone.
 pub(super) type FoundNodeEnd<'a> = (u32, &'a EnforcedAttachment, Result<Option<Found>, HookError>);
 
 impl AttachedPrograms {
-    /// `strangers`: frames of macvlans that are no attachment's pass on parents.
+    /// `strangers`: on parents, frames of macvlans without an attachment pass.
     pub(super) fn new(dataplane: Arc<Dataplane>, modes: AttachModes, strangers: bool) -> Self {
         let hooks_on = keep_hooks_on(&dataplane);
         if let Err(error) = &hooks_on {
@@ -71,23 +72,23 @@ impl AttachedPrograms {
         self.modes
     }
 
-    /// How far policies hold for an attachment of that pod.
+    /// The enforcement level for an attachment of that pod.
     pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: &HookKind) -> Enforcement {
         enforcement(vantage, pod, Means { in_pod: self.modes.others, knows_senders: self.knows_senders })
     }
 
-    /// Waits for the turn to change what runs on devices that are attachments' own.
+    /// Waits for the right to change programs on attachments' own devices.
     pub(super) fn take_turn(&self) -> Turn<'_> {
-        // After a panic: the next attempt repeats what was left half done.
+        // After a panic, the next attempt repeats unfinished work.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a device of the node an attachment's. Until then its packets are dropped.
+    /// Binds a device of the node to an attachment. Until then its packets are dropped.
     pub(super) fn bind(&self, attachment: &EnforcedAttachment, device: u32) -> Result<(), EnforceError> {
         Ok(self.dataplane.attachments().bind(device, attachment.id)?)
     }
 
-    /// Runs the programs on the device of an attachment that has one of its own.
+    /// Attaches the programs to the device of an attachment that has its own device.
     pub(super) fn attach(
         &self,
         attachment: &EnforcedAttachment,
@@ -99,7 +100,8 @@ impl AttachedPrograms {
         Ok(())
     }
 
-    /// Puts an attachment whose point is a parent under the parent's programs; nothing otherwise. Says whether it did.
+    /// Puts an attachment whose hook point is a parent under the parent's programs; otherwise does nothing. Returns
+    /// whether it did.
     pub(super) fn attach_to_parent(
         &self,
         attachment: &EnforcedAttachment,
@@ -111,7 +113,7 @@ impl AttachedPrograms {
         Ok(true)
     }
 
-    /// The first program of an attachment that does not run, in words.
+    /// The first program of an attachment that does not run, as text.
     pub(super) fn missing(
         &self,
         attachment: &EnforcedAttachment,
@@ -130,7 +132,7 @@ impl AttachedPrograms {
         }))
     }
 
-    /// Puts the programs of an attachment's parent back where one is missing, and says whether it did.
+    /// Reattaches the programs of an attachment's parent if one is missing; returns whether it did.
     pub(super) fn restore_on_parent(
         &self,
         attachment: &EnforcedAttachment,
@@ -139,24 +141,24 @@ impl AttachedPrograms {
         Ok(self.parents.restore(&self.dataplane, attachment.id, host)?)
     }
 
-    /// Another process took a program off, and it was put back.
+    /// Counts a program that another process removed and that was reattached.
     pub(super) fn count_put_back(&self) {
         self.put_back.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often programs were put back.
+    /// How often programs were reattached.
     pub(super) fn put_back(&self) -> u64 {
         self.put_back.load(Ordering::Relaxed)
     }
 
-    /// Takes the links off the device in the pod of an attachment that has ended, when programs that are being attached are.
+    /// Removes the links on the device in the pod of an attachment that has ended, after any attaching in progress.
     pub(super) fn detach_in_pod(&self, id: u32) -> Result<(), EnforceError> {
         let _turn = self.take_turn();
         Ok(pod::unlink(id, self.dataplane.programs())?)
     }
 
-    /// Takes an attachment's links and its record away; the programs leave a parent with its last attachment. A link on a device
-    /// that is still there would judge packets of no attachment, and drop them.
+    /// Removes an attachment's links and its record; a parent loses its programs with its last attachment. A link left
+    /// on an existing device would judge packets without an attachment, and drop them.
     pub(super) fn detach(&self, id: u32) -> Result<(), EnforceError> {
         for device in self.dataplane.attachments().devices_of(id) {
             node_end::on(device).unlink(self.dataplane.programs())?;
@@ -164,7 +166,7 @@ impl AttachedPrograms {
         Ok(self.parents.detach(&self.dataplane, id)?)
     }
 
-    /// Looks at the node's ends of attachments, at all of them at once. Returns what is there with each device that is.
+    /// Inspects the node's ends of all attachments at once. Returns the programs found on each existing device.
     pub(super) fn find_node_ends<'a>(
         &self,
         attachments: Vec<(u32, &'a EnforcedAttachment)>,
@@ -176,7 +178,8 @@ impl AttachedPrograms {
         Ok(each.map(|((index, attachment), found)| (index, attachment, found)).collect())
     }
 
-    /// Has a node's end run the programs in this agent's mode; `changed`: those that run may be other programs.
+    /// Runs the programs on a node's end in this agent's mode; `changed`: the running programs may differ from this
+    /// agent's.
     pub(super) fn adopt_node_end(
         &self,
         device: u32,
@@ -196,7 +199,7 @@ impl AttachedPrograms {
         Ok(())
     }
 
-    /// Takes over the programs on a device in a pod; `changed` as above.
+    /// Adopts the programs on a device in a pod; `changed` as above.
     pub(super) fn adopt_in_pod(
         &self,
         attachment: &EnforcedAttachment,
@@ -227,7 +230,7 @@ impl AttachedPrograms {
         Ok(Adopted::Done)
     }
 
-    /// Takes over an attachment whose point is a parent; nothing otherwise. `changed` as above.
+    /// Adopts an attachment whose hook point is a parent; otherwise does nothing. `changed` as above.
     pub(super) fn adopt_on_parent(
         &self,
         attachment: &EnforcedAttachment,
@@ -238,8 +241,8 @@ impl AttachedPrograms {
         Ok(self.parents.adopt(&self.dataplane, attachment.id, on, macvlan, changed, host)?)
     }
 
-    /// After all attachments have been taken over: every parent runs this agent's programs, and when those attachments are
-    /// `all`, a parent that carries none runs none.
+    /// To be called after all attachments are adopted: every parent runs this agent's programs, and when those
+    /// attachments are `all`, programs are removed from parents without attachments.
     pub(super) fn adopt_parents(&self, all: bool) -> Vec<EnforceError> {
         let adopted = Handle::open().map(|mut host| self.parents.adopt_all(&self.dataplane, all, &mut host));
         match adopted {
@@ -248,7 +251,7 @@ impl AttachedPrograms {
         }
     }
 
-    /// Removes the links of attachments that are not `known`, and of devices that are no attachment's.
+    /// Removes the links of attachments that are not `known`, and of devices without an attachment.
     pub(super) fn sweep(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
         let programs = self.dataplane.programs();
         pod::sweep(programs, known)?;
@@ -257,11 +260,11 @@ impl AttachedPrograms {
     }
 }
 
-/// Runs the programs on the loopback of a namespace that is used for nothing else.
+/// Runs the programs on the loopback of a dedicated namespace.
 ///
-/// The kernel leaves its traffic control hooks out of the packet path until the first program is attached, and
-/// takes them out again after the last: by patching its own code on all processors, in the middle of an ADD or a
-/// DEL. With one pair of programs always there, no pod pays for that.
+/// The kernel leaves its traffic control hooks out of the packet path until the first program is attached, and removes
+/// them again after the last: by patching its own code on all processors, in the middle of an ADD or a DEL. A permanent
+/// pair of programs spares pods that cost.
 fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
     let netns = Netns::private()?;
     let mut handle = Handle::open_in(&netns)?;

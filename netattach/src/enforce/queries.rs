@@ -1,4 +1,4 @@
-//! Answers to the rest of the agent: policies, counters, and why traffic passes or does not. Nothing is changed.
+//! Read-only queries for the rest of the agent: policies, counters, and why traffic passes or does not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::step::HookKind;
 pub struct InForce {
     /// Number of the attachment.
     pub id: u32,
-    /// Policy number for what comes in; `None`: not isolated.
+    /// Policy number for ingress; `None`: not isolated.
     pub ingress: Option<PolicyId>,
-    /// Policy number for what goes out; `None`: not isolated.
+    /// Policy number for egress; `None`: not isolated.
     pub egress: Option<PolicyId>,
     /// The policies that select it.
     pub policies: Vec<PolicyName>,
@@ -65,17 +65,17 @@ impl Enforcer {
         self.programs().modes()
     }
 
-    /// How often programs were put back since the agent's start.
+    /// How often programs were reattached since the agent's start.
     pub fn put_back(&self) -> u64 {
         self.programs().put_back()
     }
 
-    /// Why what the node routes is not judged behind its translation of addresses, although it should be.
+    /// Why routed packets are not judged behind the node's address translation although they should be.
     pub fn routed_unjudged(&self) -> Option<String> {
         self.routed().missing()
     }
 
-    /// Whether an attachment's programs wait for a policy.
+    /// Whether an attachment's programs are deferred.
     pub fn is_waiting(&self, id: u32) -> bool {
         self.lock().deferred().waits(id)
     }
@@ -86,7 +86,7 @@ impl Enforcer {
         in_force(state.maps().programmed(), state.policies().desired())
     }
 
-    /// The times of the last change that made a difference to an attachment; `None` before the first.
+    /// The durations of the last change that affected an attachment; `None` before the first.
     pub fn last_change(&self) -> Option<Change> {
         self.lock().policies().last_change()
     }
@@ -97,15 +97,15 @@ impl Enforcer {
         admission::selected(&sources.source.snapshot(), sources.options.network_policy, pod, attachment)
     }
 
-    /// The lowest level that is accepted where a policy selects an attachment.
+    /// The lowest accepted level for an attachment that a policy selects.
     pub fn least(&self, attachment: &AttachmentPlan) -> Level {
         let objects = self.sources().source.snapshot();
         let requirement = admission::requirement(&objects, attachment, self.requirement());
-        // An annotation that is not understood has failed the ADD, or was written since.
+        // An invalid annotation has failed the ADD, or was written since.
         requirement.map_or(Level::None, |(requirement, _)| requirement.least())
     }
 
-    /// How far policies hold for an attachment of that pod.
+    /// The enforcement level for an attachment of that pod.
     pub fn enforcement(&self, pod: Option<&PodRef>, vantage: &HookKind) -> Enforcement {
         self.enforcement_in(&self.sources().source.snapshot(), pod.map(|pod| &pod.name), vantage)
     }
@@ -173,7 +173,7 @@ fn in_force(programmed: &Programmed, desired: &Desired) -> Vec<InForce> {
     each.collect()
 }
 
-/// Each rule with what was `counted` of it.
+/// Each rule with its count from `counted`.
 fn rule_flows(
     policies: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
     counted: &BTreeMap<PolicyId, BTreeMap<RuleId, u64>>,

@@ -1,4 +1,4 @@
-//! The attachments that are enforced: what policies can select of them, and where their programs run.
+//! The enforced attachments: their endpoints for policies, and the hook points of their programs.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use crate::hooks::HookPoint;
 use crate::objects::ObjectName;
 use crate::policy::index::Endpoint;
 
-/// What is kept of each attachment, by number. An attachment is entered before its programs run. It leaves in two steps: first
-/// nothing is run for it any more, and when its record is gone policies do not see it any more.
+/// The data kept per attachment, by number. An attachment is entered before its programs run. It leaves in two steps:
+/// first no programs are attached for it any more, and once its record is gone policies no longer see it.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     endpoints: BTreeMap<u32, Endpoint>,
     points: BTreeMap<u32, Point>,
 }
 
-/// Where the programs of an attachment run.
+/// The hook point of an attachment's programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Point {
     point: HookPoint,
@@ -29,7 +29,7 @@ impl Point {
 }
 
 impl Roster {
-    /// Enters an attachment, in place of an earlier one of its number.
+    /// Enters an attachment, replacing an earlier one with its number.
     pub(super) fn enter(&mut self, attachment: &EnforcedAttachment) {
         self.points.insert(attachment.id, Point::of(attachment));
         if let Some(endpoint) = &attachment.endpoint {
@@ -37,20 +37,21 @@ impl Roster {
         }
     }
 
-    /// From here on nothing is run for an attachment. Says whether nothing can be running on a device in its pod: programs run
-    /// there where another plugin made the interface or the link has its hook point there; of an unknown one, everything is possible.
+    /// Stops attaching programs for an attachment. Returns whether no programs can be running on a device in its pod:
+    /// they run there if another plugin made the interface or the link's hook point is there; for an unknown attachment
+    /// they might.
     pub(super) fn end(&mut self, id: u32) -> bool {
         self.points
             .remove(&id)
             .is_some_and(|known| !known.delegated && !matches!(known.point, HookPoint::Pod(_)))
     }
 
-    /// Policies do not see an attachment any more. Says whether they did.
+    /// Hides an attachment from policies. Returns whether they saw it.
     pub(super) fn leave(&mut self, id: u32) -> bool {
         self.endpoints.remove(&id).is_some()
     }
 
-    /// Whether that is the attachment of its number: the number of one that has ended may be given to another.
+    /// Whether this is the current attachment of its number: the number of an ended one may be reused.
     pub(super) fn is_current(&self, attachment: &EnforcedAttachment) -> bool {
         self.points.get(&attachment.id) == Some(&Point::of(attachment))
     }
@@ -60,13 +61,13 @@ impl Roster {
         &self.endpoints
     }
 
-    /// The same, with where their programs run.
+    /// The same, with the hook points of their programs.
     pub(super) fn placed(&self) -> impl Iterator<Item = (&Endpoint, &HookPoint)> {
         let placed = |endpoint: &'_ Endpoint| self.points.get(&endpoint.id).map(|known| &known.point);
         self.endpoints.values().filter_map(move |endpoint| Some((endpoint, placed(endpoint)?)))
     }
 
-    /// Whether a pod has an attachment here.
+    /// Whether a pod has an attachment on this node.
     pub(super) fn has_pod(&self, pod: &ObjectName) -> bool {
         self.endpoints.values().any(|endpoint| endpoint.pod == *pod)
     }

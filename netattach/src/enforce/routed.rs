@@ -1,9 +1,10 @@
-//! Judging what the node routes behind its translation of addresses: the table in its packet filter, and whose devices leave
-//! their packets to it.
+//! Judges routed packets behind the node's address translation: the table in its packet filter, and the devices that
+//! leave their packets to it.
 //!
-//! A device leaves packets to the table only while that is in place. Its removal is noticed within a second: then the devices
-//! judge everything, the table is put back, and only after that they leave packets to it again. Where it cannot be put back, no
-//! Service is reached from pods isolated for egress, and neither is their node, which may be leading elsewhere.
+//! A device leaves packets to the table only while the table is in place. If it is removed, that is noticed within a
+//! second: the devices then judge everything, the table is restored, and only then do they leave packets to it again.
+//! If it cannot be restored, pods isolated for egress cannot reach Services, nor their node, whose address
+//! may lead elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,39 +18,39 @@ use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
 use crate::policy::index::Place;
 
-/// The table and the attachments that it is about.
+/// The table and its attachments.
 pub(super) struct Routed(Mutex<State>);
 
 struct State {
     maps: bpf::Routed,
-    /// Whether anything is to be judged there.
+    /// Whether the table is to be used.
     wanted: bool,
     /// Why the table is not in place.
     missing: Option<String>,
     /// The packet filter's generation when the table was seen to be in place.
     seen: Option<u32>,
-    /// Whether it also sees what bridges forward, of each family.
+    /// Whether the table also sees bridged packets, per family.
     bridged: [bool; 2],
     /// By attachment.
     gateways: BTreeMap<u32, Gateway>,
 }
 
-/// Where the node takes frames of an attachment for its routing.
+/// Where the node receives frames of an attachment for routing.
 struct Gateway {
     /// The node's end of the link.
     device: u32,
-    /// The node routes what comes by that; a bridge switches it otherwise.
+    /// The node routes packets that arrive there; otherwise a bridge switches them.
     routed: bool,
-    /// The link whose address it is.
+    /// The link that owns `mac`.
     link: u32,
     /// `None`: nowhere.
     mac: Option<Mac>,
 }
 
 impl Routed {
-    /// Puts the table in place, in that of an earlier agent's, if it is `wanted`; has devices judge everything otherwise, and
-    /// removes it. `succeeds`: devices may still run programs on other maps, which leave packets to a table that is there:
-    /// then both wait for [`Routed::take_over`] and [`Routed::finish`].
+    /// Installs the table, replacing an earlier agent's, if it is `wanted`; otherwise has devices judge everything, and
+    /// removes it. `succeeds`: devices may still run programs on other maps, which leave packets to an existing table:
+    /// then both are postponed to [`Routed::take_over`] and [`Routed::finish`].
     pub(super) fn begin(maps: bpf::Routed, wanted: bool, succeeds: bool) -> Result<Self, EnforceError> {
         let mut state =
             State { maps, wanted, missing: None, seen: None, bridged: [false; 2], gateways: BTreeMap::new() };
@@ -70,7 +71,7 @@ impl Routed {
         Ok(begun)
     }
 
-    /// Puts the table in place, when the attachments that were there before are known.
+    /// Installs the table once the earlier attachments are known.
     pub(super) fn take_over(&self) -> Result<(), EnforceError> {
         let state = self.lock();
         if state.wanted {
@@ -79,7 +80,7 @@ impl Routed {
         Ok(())
     }
 
-    /// Removes the table when it is not wanted, and no device leaves packets to it.
+    /// Removes the table if it is not wanted, when no device leaves packets to it.
     pub(super) fn finish(&self) -> Result<(), EnforceError> {
         if !self.lock().wanted && netlink::guard_is_there()? {
             netlink::remove_guard()?;
@@ -87,19 +88,19 @@ impl Routed {
         Ok(())
     }
 
-    /// Whether what the node may translate is judged behind that.
+    /// Whether packets that the node may translate are judged behind the translation.
     pub(super) fn stands(&self) -> bool {
         let state = self.lock();
         state.wanted && state.missing.is_none()
     }
 
-    /// Why it is not, although it should be.
+    /// Why they are not, although they should be.
     pub(super) fn missing(&self) -> Option<String> {
         self.lock().missing.clone()
     }
 
-    /// Has packets that the node routes from and to an attachment judged behind its translation of addresses, if the attachment
-    /// is its pod's default network.
+    /// Has routed packets from and to an attachment judged behind the node's address translation, if the attachment is
+    /// its pod's default network.
     pub(super) fn guard(
         &self,
         attachment: &EnforcedAttachment,
@@ -111,7 +112,7 @@ impl Routed {
             return Ok(());
         }
         state.maps.guard(attachment.id, &attachment.attachment.addresses)?;
-        // Only there is it known how packets come to the node.
+        // Only in this case is it known how packets reach the node.
         if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
             let gateway = Gateway::find(*device, attachment.routed, host)?;
             state.gateways.insert(attachment.id, gateway);
@@ -133,8 +134,8 @@ impl Routed {
         strays.into_iter().try_for_each(|id| self.forget(id))
     }
 
-    /// Looks after the table and at the links that may have changed. `true`: whether the table is in place has changed, and so
-    /// what policies may say. `put_back` is called when it was gone.
+    /// Maintains the table and checks links that may have changed. `true`: the table has been installed or removed
+    /// since, which changes what policies may refer to. `put_back` is called if the table was gone.
     pub(super) fn keep(&self, changes: &Changes, put_back: impl FnOnce()) -> Result<bool, EnforceError> {
         let mut state = self.lock();
         if !state.wanted {
@@ -155,7 +156,7 @@ impl Routed {
             } else {
                 state.missing = None;
             }
-            // Changes since then are looked at the next time.
+            // Later changes are handled at the next call.
             state.seen = state.missing.is_none().then_some(generation);
         }
         state.bridged = bridged();
@@ -164,14 +165,13 @@ impl Routed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic between two writes leaves a state that the next look repairs.
+        // A panic between two writes leaves a state that the next call repairs.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Has all devices judge everything, also those of attachments that an earlier agent has left and this one has not taken
-    /// over.
+    /// Has all devices judge everything, including those of an earlier agent's attachments that are not adopted.
     fn close(&mut self) -> Result<(), EnforceError> {
         self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
     }
@@ -212,14 +212,14 @@ impl Gateway {
         }
         let Some(index) = end.controller else { return Ok(nowhere) };
         let bridge = host.forwarding_state(index)?.filter(|link| {
-            // One that tells VLANs apart may not know its own address in each, and floods what is for it.
+            // A VLAN-aware bridge may not know its own address in each VLAN, and floods frames for it.
             link.bridge.is_some_and(|bridge| !bridge.vlan_filtering)
         });
         Ok(Self { link: index, mac: bridge.and_then(|bridge| bridge.mac), ..nowhere })
     }
 }
 
-/// Whether bridges show what they forward to the packet filter, of each family.
+/// Whether bridges pass forwarded packets to the packet filter, per family.
 fn bridged() -> [bool; 2] {
     ["iptables", "ip6tables"].map(netlink::bridges_call)
 }
@@ -239,7 +239,7 @@ mod tests {
             bridged: [false; 2],
             gateways: BTreeMap::new(),
         };
-        // The other one's record could not be read.
+        // The record of the other attachment could not be read.
         let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
         state.gateways.insert(3, Gateway { device: 7, routed: true, link: 7, mac });
         assert_eq!(state.maps.open_gates(), [3, 4]);

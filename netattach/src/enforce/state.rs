@@ -1,4 +1,4 @@
-//! The state behind the enforcer's lock: the attachments, those that wait for their programs, and the policies of all.
+//! The state behind the enforcer's lock: the attachments, the deferred ones, and all policies.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::bpf::PolicyIds;
 use crate::policy::diff::{DENY_ALL, PolicyId};
 use crate::step::EnforceWhen;
 
-/// Under these an attachment is isolated completely.
+/// The policies of a completely isolated attachment.
 const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
 
 /// Components that change together.
@@ -24,7 +24,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// With the number of a policy that was given last.
+    /// With the last policy number in use.
     pub(super) fn new(last_id: PolicyId) -> Self {
         Self { policies: Policies::new(last_id), ..Self::default() }
     }
@@ -34,12 +34,12 @@ impl State {
         &self.roster
     }
 
-    /// Those that wait for their programs.
+    /// The deferred attachments.
     pub(super) fn deferred(&self) -> &Deferred {
         &self.deferred
     }
 
-    /// Changes which attachments wait.
+    /// The deferred attachments, mutable.
     pub(super) fn deferred_mut(&mut self) -> &mut Deferred {
         &mut self.deferred
     }
@@ -54,7 +54,7 @@ impl State {
         self.policies.maps()
     }
 
-    /// The same, to be changed without compiling anew.
+    /// The contents of the maps, mutable without recompiling.
     pub(super) fn maps_mut(&mut self) -> &mut PolicyMaps {
         self.policies.maps_mut()
     }
@@ -64,7 +64,7 @@ impl State {
         self.policies.note(change);
     }
 
-    /// Puts a new attachment under its policies, in the maps alone.
+    /// Assigns a new attachment its policies, in the maps only.
     ///
     /// # Errors
     /// A map could not be written: the attachment must not come up.
@@ -81,13 +81,13 @@ impl State {
         }
         if attachment.endpoint.is_some() {
             self.bring_up_to_date(sources, kernel)?;
-            // Its pod vanished from the source meanwhile: it is not known what selects it.
+            // Its pod has disappeared from the source, so its policies are unknown.
             self.isolate_undecided(attachment, kernel)?;
         }
         Ok(())
     }
 
-    /// Takes over an attachment of an earlier agent.
+    /// Adopts an attachment of an earlier agent.
     pub(super) fn take_over(&mut self, attachment: &EnforcedAttachment) {
         self.roster.enter(attachment);
     }
@@ -120,7 +120,7 @@ impl State {
         self.policies.go_on(unread, sources, self.roster.endpoints(), kernel)
     }
 
-    /// Isolates an attachment that policies could select while it is not known which do.
+    /// Isolates an attachment that policies could select while it is unknown which do.
     ///
     /// # Errors
     /// The map could not be written.
@@ -136,13 +136,13 @@ impl State {
         Ok(())
     }
 
-    /// From here on nothing is run for an attachment. See [`Roster::end`] for the answer.
+    /// Stops attaching programs for an attachment. See [`Roster::end`] for the result.
     pub(super) fn end(&mut self, id: u32) -> bool {
         self.deferred.remove(id);
         self.roster.end(id)
     }
 
-    /// Forgets an attachment whose record is gone: policies that name its addresses change.
+    /// Forgets an attachment whose record is gone: policies that refer to its addresses change.
     ///
     /// # Errors
     /// A map could not be written.

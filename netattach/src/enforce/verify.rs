@@ -1,4 +1,4 @@
-//! Whether an attachment is enforced as it should be, and putting its programs back where another process has taken them off.
+//! Checks that an attachment is enforced completely, and reattaches programs that another process has removed.
 
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
@@ -9,7 +9,7 @@ use crate::hooks::HookPoint;
 use crate::netlink::Handle;
 
 impl Enforcer {
-    /// The first part of an attachment's enforcement that is missing, in words.
+    /// The first part of an attachment's enforcement that is missing, as text.
     pub(super) fn difference(
         &self,
         attachment: &EnforcedAttachment,
@@ -45,7 +45,7 @@ impl Enforcer {
         Ok(None)
     }
 
-    /// The first program that does not run although it should, in words. On a parent programs run for all attachments of it.
+    /// The first program that should run but does not, as text. A parent's programs run for all of its attachments.
     fn missing_program(
         &self,
         attachment: &EnforcedAttachment,
@@ -61,7 +61,7 @@ impl Enforcer {
         Ok(missing.filter(|_| !may_wait))
     }
 
-    /// Puts the programs back that another process has taken off an attachment's device, and says whether it did.
+    /// Reattaches programs that another process has removed from an attachment's device; returns whether it did.
     pub(super) fn put_programs_back(
         &self,
         attachment: &EnforcedAttachment,
@@ -86,8 +86,8 @@ impl Enforcer {
         Ok(true)
     }
 
-    /// Runs programs that are missing on the device of an attachment that has one of its own, and says whether any were. One
-    /// that is ending gets none.
+    /// Attaches programs that are missing on an attachment's own device; returns whether any were. An attachment that
+    /// is ending gets none.
     fn run_again(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError> {
         let _turn = self.programs().take_turn();
         let is_there = self.lock().roster().is_current(attachment);

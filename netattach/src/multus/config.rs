@@ -1,29 +1,29 @@
-//! The configuration of Multus on a node: `00-multus.conf`, and the file of its daemon, which goes over it key by key.
+//! The configuration of Multus on a node: `00-multus.conf`, and the daemon's file, which overrides it key by key.
 
 use serde::de::Error as _;
 
 use crate::cni::{Map, Value};
 
-/// What Multus runs with.
+/// The effective configuration of Multus.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Configuration {
-    /// Every key that is written somewhere, that of the daemon's file where both have it.
+    /// Every key that is set; the daemon's file takes precedence.
     pub keys: Map,
 }
 
-/// Why a file is no configuration of Multus.
+/// Why a file is not a configuration of Multus.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigurationError {
     /// Not a JSON object.
     #[error("not a JSON object")]
     Json(#[source] serde_json::Error),
-    /// Of another plugin.
+    /// The configuration of another plugin.
     #[error("key type: expected multus or multus-shim, found {0}")]
     Type(String),
 }
 
 impl Configuration {
-    /// Reads the CNI configuration, a single one or a list with Multus in it, and the daemon's file.
+    /// Reads the CNI configuration, either a single plugin or a list that contains Multus.
     ///
     /// # Errors
     /// [`ConfigurationError`] about the CNI configuration.
@@ -55,7 +55,7 @@ impl Configuration {
         }
     }
 
-    /// Puts the daemon's file over it.
+    /// Overrides the configuration with the daemon's file.
     ///
     /// # Errors
     /// [`ConfigurationError::Json`].

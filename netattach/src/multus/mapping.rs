@@ -1,4 +1,4 @@
-//! What becomes of each key of Multus's configuration in netattach's settings.
+//! Maps each key of Multus's configuration to netattach's settings.
 
 use serde_json::json;
 
@@ -6,36 +6,36 @@ use super::STATE_DIRECTORY;
 use super::config::Configuration;
 use crate::cni::{Map, Value};
 
-/// A key with its fate.
+/// A key and its mapping.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// The key in Multus's configuration.
     pub key: String,
     /// Its value; `None` for Multus's default.
     pub value: Option<Value>,
-    /// What becomes of it.
+    /// The mapping of the key.
     pub fate: Fate,
 }
 
-/// What becomes of a key.
+/// The mapping of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
-    /// A setting of netattach says the same.
+    /// A setting of netattach is equivalent.
     Becomes {
         /// Its path.
         setting: &'static str,
-        /// What to know about it; may be empty.
+        /// A remark about the setting; may be empty.
         note: &'static str,
     },
-    /// Nothing is lost without it.
+    /// No setting is needed; no function is lost.
     NotNeeded(&'static str),
-    /// Something is lost: what to do.
+    /// A function is lost; the text says how to proceed.
     NoEquivalent(&'static str),
-    /// Multus does not know the key either.
+    /// Multus does not know the key.
     Unknown,
 }
 
-/// The whole: a row for each key, and the settings file.
+/// The result of the import: a row per key, and the settings file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
     /// In the order of the files, defaults that differ from netattach's last.
@@ -45,23 +45,23 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// Whether every key has a place or needs none.
+    /// Whether every key is mapped or needs no setting.
     pub fn is_complete(&self) -> bool {
         !self.rows.iter().any(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown))
     }
 }
 
-/// The directory of manifests that the settings file names: Multus has none.
+/// The manifest directory in the settings file: Multus has no such key.
 const SOURCE: &str = "/etc/netattach/manifests";
 
-/// Maps a configuration.
+/// Maps a configuration of Multus.
 pub fn import(configuration: &Configuration) -> Imported {
     let keys = &configuration.keys;
     let mut settings = Map::new();
     settings.insert("source".into(), SOURCE.into());
-    // With Multus, definitions of one name share their pools, and live pods have addresses from them.
+    // With Multus, definitions of the same name share their pools, and live pods have addresses from them.
     settings.insert("separatePools".into(), false.into());
-    // Readers of the status on this node know Multus's form of it.
+    // Consumers of the status on this node expect Multus's format.
     settings.insert("networkStatus".into(), json!({"everyInterface": true, "multusKeys": true}));
     let mut rows = Vec::new();
     for (key, value) in keys {
@@ -106,7 +106,7 @@ fn text<'a>(keys: &'a Map, key: &str) -> Option<&'a str> {
     keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty())
 }
 
-/// The value of the setting that a key becomes.
+/// The value of the setting that a key maps to.
 fn setting_of(key: &str, value: &Value, keys: &Map) -> Value {
     let path = |value: &Value| match value.as_str() {
         Some(path) => Value::from(on_the_node(path)),
@@ -133,7 +133,7 @@ fn setting_of(key: &str, value: &Value, keys: &Map) -> Value {
     }
 }
 
-/// A path as Multus's pod has it, as the node has it: the manifests mount the node's directories below these.
+/// Translates a path in Multus's pod to the path on the node: the manifests mount the node's directories below these.
 fn on_the_node(path: &str) -> &str {
     ["/hostroot", "/host"]
         .into_iter()
@@ -150,7 +150,7 @@ fn fate(key: &str, value: &Value, keys: &Map) -> Fate {
     if let Some(fate) = fate_of_networks(key, keys) {
         return fate;
     }
-    // What is switched off, or empty, asks for nothing.
+    // A key that is off or empty has no effect.
     let unless_set = |fate: Fate| if is_set(value) { fate } else { NotNeeded("not set") };
     match key {
         "confDir" => becomes("cniConfDir"),
@@ -189,7 +189,7 @@ fn fate(key: &str, value: &Value, keys: &Map) -> Fate {
     }
 }
 
-/// Keys that say what every pod gets.
+/// Keys that apply to the networks of every pod.
 fn fate_of_networks(key: &str, keys: &Map) -> Option<Fate> {
     use Fate::{Becomes, NoEquivalent, NotNeeded};
     let has_cluster = text(keys, "clusterNetwork").is_some();
@@ -214,7 +214,7 @@ fn fate_of_networks(key: &str, keys: &Map) -> Option<Fate> {
     })
 }
 
-/// Keys of the daemon alone.
+/// Keys of the daemon only.
 fn fate_of_daemon(key: &str, value: &Value) -> Fate {
     use Fate::{NoEquivalent, NotNeeded, Unknown};
     let unless_set = |fate: Fate| if is_set(value) { fate } else { NotNeeded("not set") };

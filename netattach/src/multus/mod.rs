@@ -1,8 +1,9 @@
-//! What a node has of Multus when netattach takes its place: as data, read and judged without touching the machine.
+//! Migration from Multus: parses its configuration and state on a node as data, without touching the machine.
 //!
 //! Key names and defaults are those of Multus 4.
 //!
-//! `config` reads the configuration, `mapping` says what becomes of each of its keys, `scratch` reads what Multus remembers of a pod.
+//! `config` reads the configuration, `mapping` maps each of its keys to settings, `scratch` reads Multus's saved state
+//! of a pod.
 
 pub mod config;
 pub mod mapping;
@@ -10,5 +11,5 @@ pub mod scratch;
 
 pub use scratch::{Attachment, ScratchError};
 
-/// Where Multus keeps what it remembers of pods unless `cniDir` says otherwise.
+/// Directory of Multus's saved state of pods unless `cniDir` is set.
 pub const STATE_DIRECTORY: &str = "/var/lib/cni/multus";

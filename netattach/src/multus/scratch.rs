@@ -1,5 +1,5 @@
-//! What Multus remembers of a pod: the file named after the container in its state directory, a JSON list of
-//! delegates with the configuration that each was called with.
+//! Multus's saved state of a pod: the file named after the container in its state directory, a JSON list of delegates
+//! with the configuration that each was called with.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::cni::config::object;
 use crate::cni::{ConfigError, Map, NetworkList, Value, Version};
 
-/// One attachment of a pod, as Multus remembers it.
+/// One attachment of a pod in Multus's saved state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attachment {
     /// `namespace/name` of its definition, or the name of its configuration.
@@ -17,40 +17,40 @@ pub struct Attachment {
     pub list: NetworkList,
     /// Name of its interface in the pod.
     pub ifname: String,
-    /// What was asked of the plugins by capability, as far as it was kept.
+    /// The capability arguments passed to the plugins, as far as they were saved.
     pub requests: Map,
 }
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ScratchError {
-    /// Not the list that Multus writes.
+    /// Not a list of delegates in Multus's format.
     #[error("not a list of delegates as Multus writes it")]
     Json(#[source] serde_json::Error),
-    /// There is none.
+    /// The list is empty.
     #[error("the list of delegates is empty")]
     Empty,
     /// The configuration of a delegate is not base64.
     #[error("delegate {index}, key Bytes")]
     Encoding {
-        /// Its place, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: base64::DecodeError,
     },
     /// The configuration of a delegate cannot be read.
     #[error("delegate {index}, configuration")]
     Config {
-        /// Its place, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: ConfigError,
     },
 }
 
-/// The keys of a delegate that matter for taking it back. Multus writes more, and may write others in future.
+/// The keys of a delegate that are needed for its DEL. Multus writes more, and may add others in future.
 #[derive(Debug, Deserialize)]
 struct Delegate {
     #[serde(rename = "Name", default)]
@@ -69,11 +69,12 @@ struct Delegate {
     device_id: String,
 }
 
-/// Reads the file. `ifname` is that of the request, which the first delegate, the default network, has unless it
-/// asked for another; the others count on from it. `version` is for lists that name none, as Multus fills them up.
+/// Reads the file. `ifname` is that of the request; the first delegate, the default network, uses it unless it
+/// requested another name; the others are numbered from it. `version` is used for lists without one, as Multus fills
+/// them in.
 ///
 /// # Errors
-/// [`ScratchError`]: anything that leaves a delegate in doubt.
+/// [`ScratchError`] if any delegate cannot be identified with certainty.
 pub fn read(bytes: &[u8], ifname: &str, version: Version) -> Result<Vec<Attachment>, ScratchError> {
     let delegates: Vec<Delegate> = serde_json::from_slice(bytes).map_err(ScratchError::Json)?;
     if delegates.is_empty() {

@@ -1,21 +1,21 @@
-//! What a selection asks of plugins by capability: `runtimeConfig` as the CNI conventions spell it.
+//! The capability arguments of a selection: `runtimeConfig` as the CNI conventions define it.
 
 use serde_json::{Map, Value, json};
 
 use super::Selection;
 use super::selection::Bandwidth;
 
-/// Shortest burst that is filled in, in bits: ten full Ethernet frames.
+/// Smallest default burst, in bits: ten full Ethernet frames.
 const SMALLEST_BURST: u64 = 10 * 1500 * 8;
 
-/// Longest burst that is filled in, in bits: what a signed 32-bit field of a plugin still holds.
+/// Largest default burst, in bits: the maximum of a plugin's signed 32-bit field.
 const LARGEST_BURST: u64 = i32::MAX as u64;
 
-/// The values that a selection hands to plugins, by the name of the capability that a plugin must declare.
+/// The values that a selection passes to plugins, by the name of the capability that a plugin must declare.
 ///
-/// Only what was asked for is there: a capability of this map that no plugin of the chain declares makes the
-/// attachment fail. A bandwidth limit without a burst gets a tenth of a second's worth, since the reference
-/// plugin refuses a rate without one.
+/// Contains only requested capabilities: if no plugin of the chain declares one of them, the attachment fails. A
+/// bandwidth limit without a burst gets a burst of a tenth of a second, since the reference plugin refuses a rate
+/// without one.
 pub fn runtime_config(selection: &Selection) -> Map<String, Value> {
     let mut config = Map::new();
     if !selection.ips.is_empty() {
@@ -37,7 +37,7 @@ pub fn runtime_config(selection: &Selection) -> Map<String, Value> {
     config
 }
 
-/// Gives each rate without a burst a tenth of a second's worth.
+/// Sets the burst of each rate without one to a tenth of a second.
 pub(crate) fn with_bursts(asked: Bandwidth) -> Bandwidth {
     let default_burst = |rate: u64| (rate / 10).clamp(SMALLEST_BURST, LARGEST_BURST);
     Bandwidth {

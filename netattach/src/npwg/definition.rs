@@ -1,29 +1,28 @@
-//! NetworkAttachmentDefinition as our own model, free of API types.
+//! NetworkAttachmentDefinition as netattach's own model, free of API types.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::NetworkRef;
 
-/// What one NetworkAttachmentDefinition says (section 3).
+/// One NetworkAttachmentDefinition (section 3).
 ///
-/// The configuration is kept as the text that was written: giving it the object's name where it has none
-/// (section 3.4.2) belongs to whoever parses it.
+/// The configuration is kept as written: the parser adds the object's name if the configuration has none (section
+/// 3.4.2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
     /// Namespace of the object.
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// `spec.config`; `None` when absent or empty: the configuration of that name on disk is meant
-    /// (section 3.4.1).
+    /// `spec.config`; `None` if absent or empty: the configuration of that name on disk is used (section 3.4.1).
     pub config: Option<Arc<str>>,
     /// Annotations of the object.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl Definition {
-    /// How selections and policies name this network.
+    /// The reference that selections and policies use for this network.
     pub fn reference(&self) -> NetworkRef {
         NetworkRef::new(&self.namespace, &self.name)
     }

@@ -1,5 +1,5 @@
-//! Device information: what a device plugin or a CNI plugin says about the device behind an attachment
-//! (NPWG Device Information Specification 1.1.0).
+//! Device information: the description of an attachment's device by a device plugin or a CNI plugin (NPWG Device
+//! Information Specification 1.1.0).
 
 use std::path::{Path, PathBuf};
 
@@ -7,44 +7,44 @@ use serde_json::{Map, Value};
 
 use super::selection::kind_of;
 
-/// Capability by which a plugin is told the path of its attachment's file (section 5.1).
+/// Capability that passes the path of an attachment's file to a plugin (section 5.1).
 pub const CAPABILITY: &str = "CNIDeviceInfoFile";
 
 /// Longest name of a file on the file systems of Linux, in bytes.
 const LONGEST_NAME: usize = 255;
 
-/// Why device information is not of the specified form.
+/// Why device information is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceInfoError {
     /// It is not JSON.
     #[error("device information is not json")]
     Json(#[source] serde_json::Error),
-    /// It is JSON of another kind.
+    /// It is JSON, but not an object.
     #[error("device information is {0}, not an object")]
     NotAnObject(&'static str),
-    /// A key that has to be there is missing.
+    /// A required key is missing.
     #[error("device information: {0} is missing")]
     Missing(String),
-    /// A key has a value that the specification rules out.
+    /// A key has a value that the specification does not allow.
     #[error("device information: {key} is {value}, but must be {expected}")]
     Value {
         /// The key, with dots for nesting.
         key: String,
         /// The value as written, in JSON.
         value: String,
-        /// What would be right.
+        /// The expected value.
         expected: &'static str,
     },
 }
 
-/// What a key of a device's own map holds.
+/// The type of a key in a device's own map.
 enum Holds {
     Text,
     PciAddress,
     OneOf(&'static [&'static str], &'static str),
 }
 
-/// The required and the optional keys of a device's own map.
+/// The required and optional keys of a device's own map.
 struct Form {
     kind: &'static str,
     required: &'static [(&'static str, Holds)],
@@ -92,7 +92,7 @@ const FORMS: [Form; 4] = [
     },
 ];
 
-/// Reads device information, keys that the specification does not know included.
+/// Parses device information and keeps keys unknown to the specification.
 ///
 /// # Errors
 /// [`DeviceInfoError`] naming the key.
@@ -120,14 +120,15 @@ pub fn parse(text: &[u8]) -> Result<Value, DeviceInfoError> {
     Ok(info)
 }
 
-/// Where a device plugin describes a device (section 4.1). `root` is the directory of all device information.
+/// The file in which a device plugin describes a device (section 4.1). `root` is the directory of all device
+/// information.
 pub fn device_plugin_file(root: &Path, resource: &str, device: &str) -> PathBuf {
     root.join("dp").join(format!("{resource}-{device}-device.json").replace('/', "-"))
 }
 
-/// Where an attachment's device is described (section 4.2): as the network, the container and the interface have it
-/// in Multus, so that no two attachments share a file. A network's name that is too long is cut off; the others
-/// are what makes the name unique.
+/// The file that describes an attachment's device (section 4.2): named after network, container and interface as in
+/// Multus, so that no two attachments share a file. A network name that is too long is truncated; the other two parts
+/// make the name unique.
 pub fn attachment_file(root: &Path, network: &str, container: &str, ifname: &str) -> PathBuf {
     let unique = format!("{container}_{ifname}");
     let room = LONGEST_NAME.saturating_sub(unique.len() + 1);
@@ -155,7 +156,7 @@ fn is_version(text: &str) -> bool {
     text.split('.').count() == 3 && text.split('.').all(number)
 }
 
-/// `dddd:BB:DD.f`. The specification's own example once has a colon before the function: taken as well.
+/// `dddd:BB:DD.f`. An example in the specification has a colon before the function: accepted as well.
 pub(crate) fn is_pci_address(text: &str) -> bool {
     let groups: Vec<&str> = text.split([':', '.']).collect();
     let hexadecimal = |group: &&str| !group.is_empty() && group.bytes().all(|b| b.is_ascii_hexdigit());

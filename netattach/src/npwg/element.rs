@@ -1,7 +1,7 @@
 //! One element of the JSON form of the `networks` annotation, key by key (section 4.1.2.1).
 //!
-//! Keys are matched as Multus matches them, without regard to case, so that nothing a pod asks for is lost
-//! silently; a spelling other than the standard's gets a warning. `null` is the same as an absent key.
+//! Keys are matched case-insensitively, as Multus does, so that no request of a pod is lost silently; a spelling other
+//! than the standard's gets a warning. `null` is the same as an absent key.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,7 +18,7 @@ use super::selection::{
 use crate::budget;
 use crate::mac::Mac;
 
-/// Every key of an element that is understood.
+/// Every supported key of an element.
 const KEYS: &[&str] = &[
     "name",
     "namespace",
@@ -183,7 +183,7 @@ fn port_mapping(keys: &Keys<'_>) -> Result<PortMapping, SelectionError> {
     let host_port = port("hostPort")?;
     let container_port = port("containerPort")?;
     let protocol = match keys.text("protocol", "tcp, udp or sctp")? {
-        // The CNI conventions leave the protocol out for TCP.
+        // In the CNI conventions the protocol defaults to TCP.
         None | Some("") => PortProtocol::Tcp,
         Some(name) => {
             PortProtocol::from_name(name).ok_or_else(|| keys.wrong("protocol", "tcp, udp or sctp"))?
@@ -247,7 +247,7 @@ fn default_route(keys: &Keys<'_>) -> Result<Option<Vec<IpAddr>>, SelectionError>
     Ok(Some(gateways))
 }
 
-/// Whether the address can be that of another host on a link.
+/// Whether the address can belong to another host on a link.
 pub(super) fn is_gateway(address: &IpAddr) -> bool {
     !address.is_unspecified()
         && !address.is_multicast()
@@ -262,7 +262,7 @@ fn device_id(
     let expected = "the id of a device, such as a PCI address";
     match keys.text("deviceID", expected)? {
         None | Some("") => Ok(None),
-        // It becomes part of a file name.
+        // The value becomes part of a file name.
         Some(id) if id.len() <= 128 && id.bytes().all(|b| b.is_ascii_graphic()) => {
             warnings.push(SelectionWarning::NotOfTheStandard { index: keys.index, key: "deviceID" });
             Ok(Some(id.to_owned()))
@@ -280,7 +280,7 @@ fn ipam_claim_reference(keys: &Keys<'_>) -> Result<Option<String>, SelectionErro
     }
 }
 
-/// The keys of one object under their standard spelling, with what is needed to say which of them is wrong.
+/// The keys of one object in their standard spelling, with the context for error messages.
 struct Keys<'a> {
     index: usize,
     path: String,

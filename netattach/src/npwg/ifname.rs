@@ -1,4 +1,4 @@
-//! Interface names of a pod's selections: the asked-for ones kept, the others `net1`, `net2`, ...
+//! Interface names of a pod's selections: requested names are kept, the others are `net1`, `net2`, ...
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +7,10 @@ use super::Selection;
 /// Longest interface name, in bytes: the kernel's `IFNAMSIZ` less the closing zero.
 const LONGEST: usize = 15;
 
-/// Two interfaces of one pod would need the same name (section 4.1.2.1.5).
+/// Two interfaces of one pod have the same name (section 4.1.2.1.5).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InterfaceNameError {
-    /// Two selections ask for one name.
+    /// Two selections request the same name.
     #[error("networks annotation elements {first} and {second} both ask for interface {name:?}")]
     AskedTwice {
         /// The name.
@@ -20,7 +20,7 @@ pub enum InterfaceNameError {
         /// Position of the later selection, from 0.
         second: usize,
     },
-    /// A selection asks for the name of an interface that the pod has anyway.
+    /// A selection requests the name of an interface that every pod has.
     #[error("networks annotation element {index} asks for interface {name:?}, which the pod already has")]
     Reserved {
         /// The name.
@@ -30,14 +30,13 @@ pub enum InterfaceNameError {
     },
 }
 
-/// Gives each selection its interface name, in order.
+/// Assigns each selection its interface name, in order.
 ///
-/// A selection that names none gets `netN`, where N is its position from 1, or the next N that no other
-/// interface of the pod has. `reserved` are the names in use before the first selection: `lo` and the default
-/// network's interface.
+/// A selection without a name gets `netN`, where N is its position from 1, or the next N not used by another interface
+/// of the pod. `reserved` are the names in use before the first selection: `lo` and the default network's interface.
 ///
 /// # Errors
-/// A name is asked for twice, or is reserved.
+/// A name is requested twice, or is reserved.
 pub fn interface_names(
     selections: &[Selection],
     reserved: &[&str],
@@ -76,10 +75,10 @@ fn first_free(mut number: usize, taken: &BTreeSet<String>) -> String {
     }
 }
 
-/// Whether the kernel would take `name` for a link, as itself.
+/// Whether the kernel accepts `name` for a link unchanged.
 ///
-/// Stricter than the kernel in one point: only printable ASCII, since such names are typed and logged. `%` is
-/// out because the kernel would read it as a pattern, `all` and `default` because sysctl keeps them for itself.
+/// Stricter than the kernel in one point: only printable ASCII, since such names are typed and logged. `%` is refused
+/// because the kernel would read it as a pattern, `all` and `default` because sysctl reserves them.
 pub(crate) fn is_interface_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LONGEST

@@ -1,10 +1,10 @@
-//! Names of networks: of a NetworkAttachmentDefinition, or of a configuration that has none.
+//! Names of networks: of a NetworkAttachmentDefinition, or of a configuration without one.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Names one NetworkAttachmentDefinition in the cluster. Printed as `namespace/name`.
+/// Refers to one NetworkAttachmentDefinition in the cluster. Printed as `namespace/name`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NetworkRef {
     /// Namespace of the object, never empty.
@@ -14,7 +14,7 @@ pub struct NetworkRef {
 }
 
 impl NetworkRef {
-    /// Puts a namespace and a name together, unchecked.
+    /// Joins a namespace and a name, unchecked.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -26,18 +26,19 @@ impl fmt::Display for NetworkRef {
     }
 }
 
-/// Names the network of an attachment. Written as text in records, status and output.
+/// The network of an attachment. Written as text in records, status and output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum NetworkName {
     /// The network has a definition. Printed as `namespace/name`.
     Definition(NetworkRef),
-    /// The network has none, as the node's default network may: `name` of its configuration, which has no slash.
+    /// The network has no definition, which is possible for the node's default network: `name` of its configuration,
+    /// which has no slash.
     Configuration(String),
 }
 
 impl NetworkName {
-    /// The definition, where the network has one.
+    /// The definition, if the network has one.
     pub fn definition(&self) -> Option<&NetworkRef> {
         match self {
             Self::Definition(reference) => Some(reference),
@@ -82,8 +83,8 @@ impl fmt::Display for NetworkName {
     }
 }
 
-/// Whether `text` is a DNS label by RFC 1123, leaving its length aside: the standard only wants a warning for a
-/// label that is too long (section 3.3).
+/// Whether `text` is a DNS label by RFC 1123, except for its length: for a label that is too long the standard only
+/// asks for a warning (section 3.3).
 pub(crate) fn is_label(text: &str) -> bool {
     let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     match text.as_bytes() {

@@ -17,22 +17,22 @@ use crate::mac::Mac;
 /// One request of a pod for one attachment. Serialized as the JSON form of the annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selection {
-    /// Which network.
+    /// The network.
     #[serde(flatten)]
     pub network: NetworkRef,
     /// Interface name in the pod; `None`: to be generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// Addresses that the interface shall have, in the order of the request.
+    /// Requested addresses of the interface, in the order of the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<RequestedIp>,
-    /// Hardware address that the interface shall have; always a unicast one.
+    /// Requested hardware address of the interface; always unicast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// InfiniBand GUID that the interface shall have.
+    /// Requested InfiniBand GUID of the interface.
     #[serde(default, rename = "infiniband-guid", skip_serializing_if = "Option::is_none")]
     pub infiniband_guid: Option<Guid>,
-    /// Keys to put over `args.cni` of every plugin in the chain.
+    /// Keys that override `args.cni` of every plugin in the chain.
     #[serde(default, rename = "cni-args", skip_serializing_if = "Option::is_none")]
     pub cni_args: Option<Map<String, Value>>,
     /// Host ports to forward to the pod on this network.
@@ -41,12 +41,12 @@ pub struct Selection {
     /// Limits on the interface's traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
-    /// Gateways of the pod's default routes, which move to this attachment; each family's first has the lowest
-    /// metric. An empty list moves the families that the attachment brings a default route for; `None` leaves
-    /// the routes alone.
+    /// Gateways of the pod's default routes, which move to this attachment; the first of each family has the lowest
+    /// metric. An empty list moves the families for which the attachment has a default route; `None` leaves the routes
+    /// unchanged.
     #[serde(default, rename = "default-route", skip_serializing_if = "Option::is_none")]
     pub default_route: Option<Vec<IpAddr>>,
-    /// Name of the IPAMClaim whose addresses are wanted.
+    /// Name of the IPAMClaim whose addresses are requested.
     #[serde(default, rename = "ipam-claim-reference", skip_serializing_if = "Option::is_none")]
     pub ipam_claim_reference: Option<String>,
     /// Device to use, such as a PCI address.
@@ -55,7 +55,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Selects a network and asks for nothing else.
+    /// A selection of a network without further requests.
     pub fn of(network: NetworkRef) -> Self {
         Self {
             network,
@@ -72,7 +72,7 @@ impl Selection {
         }
     }
 
-    /// What to put over `args.cni` of every plugin in the chain: `cni-args`, and the name of the claim under
+    /// The keys that override `args.cni` of every plugin in the chain: `cni-args`, and the name of the claim under
     /// [`CLAIM_ARGUMENT`](super::CLAIM_ARGUMENT).
     pub fn arguments(&self) -> Map<String, Value> {
         let mut arguments = self.cni_args.clone().unwrap_or_default();
@@ -83,7 +83,7 @@ impl Selection {
     }
 }
 
-/// An address, with the prefix length of its subnet where the request has one.
+/// An address, with the prefix length of its subnet if the request has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestedIp {
     /// The address.
@@ -97,7 +97,7 @@ pub struct RequestedIp {
 #[error("{0:?} is not an IP address with or without a prefix length")]
 pub struct InvalidRequestedIp(pub String);
 
-/// A host port forwarded to the pod. Serialized as the CNI conventions want it.
+/// A host port forwarded to the pod. Serialized in the format of the CNI conventions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortMapping {
@@ -105,7 +105,7 @@ pub struct PortMapping {
     pub host_port: u16,
     /// Port in the pod, never 0.
     pub container_port: u16,
-    /// What is forwarded.
+    /// Protocol.
     pub protocol: PortProtocol,
     /// Host address to listen on; `None`: every one.
     #[serde(default, rename = "hostIP", skip_serializing_if = "Option::is_none")]
@@ -125,7 +125,7 @@ pub enum PortProtocol {
 }
 
 impl PortProtocol {
-    /// Reads the name in any case.
+    /// Parses the name, case-insensitively.
     pub fn from_name(name: &str) -> Option<Self> {
         match name.to_ascii_lowercase().as_str() {
             "tcp" => Some(Self::Tcp),
@@ -145,45 +145,45 @@ impl PortProtocol {
     }
 }
 
-/// Limits seen from the pod: ingress is what it receives. Rates in bits per second, bursts in bits; none is 0,
-/// at least one rate is set, and no burst is without its rate.
+/// Bandwidth limits seen from the pod: ingress is the traffic it receives. Rates in bits per second, bursts in bits; no
+/// value is 0, at least one rate is set, and every burst has a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Bandwidth {
-    /// Limit of what the pod receives.
+    /// Rate limit of received traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress_rate: Option<u64>,
-    /// How much may arrive at once.
+    /// Burst of received traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress_burst: Option<u64>,
-    /// Limit of what the pod sends.
+    /// Rate limit of sent traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_rate: Option<u64>,
-    /// How much may leave at once.
+    /// Burst of sent traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_burst: Option<u64>,
 }
 
-/// A read annotation.
+/// A parsed annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Parsed {
     /// The requests, in the order of the annotation.
     pub selections: Vec<Selection>,
-    /// What the author should know although it stops nothing.
+    /// Problems that do not prevent the attachment.
     pub warnings: Vec<SelectionWarning>,
 }
 
-/// Something in the annotation that is tolerated but probably not meant. Positions count from 0.
+/// A problem that is tolerated but probably not intended. Positions count from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SelectionWarning {
-    /// A key that is neither of the standard nor in the reverse-DNS form of a private one; it is ignored.
+    /// A key that is neither in the standard nor in the reverse-DNS form of a private one; it is ignored.
     UnknownKey {
         /// Position of the element.
         index: usize,
         /// The key.
         key: String,
     },
-    /// A key in a spelling that Multus takes as well; it is read as the standard's key.
+    /// A spelling of a key that Multus also accepts; it is read as the standard's key.
     Spelling {
         /// Position of the element.
         index: usize,
@@ -192,7 +192,7 @@ pub enum SelectionWarning {
         /// The key it is read as.
         read_as: &'static str,
     },
-    /// A key of Multus that the standard does not have, in the form that the standard keeps for its own keys.
+    /// A key of Multus that the standard does not define, without the reverse-DNS form of private keys.
     NotOfTheStandard {
         /// Position of the element.
         index: usize,
@@ -209,7 +209,7 @@ pub enum SelectionWarning {
 }
 
 impl SelectionWarning {
-    /// Position of the element that it is about.
+    /// Position of the element concerned.
     pub fn index(&self) -> usize {
         match self {
             Self::UnknownKey { index, .. }
@@ -245,16 +245,16 @@ impl fmt::Display for SelectionWarning {
 /// Why an annotation is invalid as a whole. Positions count from 0.
 #[derive(Debug, thiserror::Error)]
 pub enum SelectionError {
-    /// It is too large, or something in it is.
+    /// A size limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
-    /// It has the characters of JSON but is not JSON.
+    /// It looks like JSON but is invalid.
     #[error("read networks annotation as json")]
     Json(#[source] serde_json::Error),
     /// It is JSON but not a list.
     #[error("networks annotation is {found}, not a json list")]
     NotAList {
-        /// What it is instead.
+        /// The type found.
         found: &'static str,
     },
     /// An item of the short form is malformed.
@@ -270,7 +270,7 @@ pub enum SelectionError {
     NotAnObject {
         /// Position of the element.
         index: usize,
-        /// What it is instead.
+        /// The type found.
         found: &'static str,
     },
     /// The network's name is missing.
@@ -279,7 +279,7 @@ pub enum SelectionError {
         /// Position of the element.
         index: usize,
     },
-    /// A key has a value that the standard rules out.
+    /// A key has a value that the standard does not allow.
     #[error("networks annotation element {index}: {key} is {value}, but must be {expected}")]
     Value {
         /// Position of the element.
@@ -288,10 +288,10 @@ pub enum SelectionError {
         key: String,
         /// The value as written, in JSON.
         value: String,
-        /// What would be right.
+        /// The expected value.
         expected: &'static str,
     },
-    /// A key that cannot be left out is missing.
+    /// A required key is missing.
     #[error("networks annotation element {index}: {key} is missing")]
     Missing {
         /// Position of the element.
@@ -299,7 +299,7 @@ pub enum SelectionError {
         /// Path of the key within the element.
         key: String,
     },
-    /// Two keys of one element exclude each other.
+    /// Two keys of one element are mutually exclusive.
     #[error("networks annotation element {index}: {first} and {second} exclude each other")]
     Exclusive {
         /// Position of the element.
@@ -309,19 +309,19 @@ pub enum SelectionError {
         /// The other.
         second: String,
     },
-    /// A pod has one default network.
+    /// The number of default networks is not one.
     #[error("one network is needed, not {found}")]
     NotOne {
-        /// How many there are.
+        /// Number of networks found.
         found: usize,
     },
-    /// A key that only additional networks can have.
+    /// A key that only additional networks may have.
     #[error("{key} is for additional networks, not for the default network")]
     NotForDefault {
         /// The key.
         key: &'static str,
     },
-    /// The default route can move to one attachment only.
+    /// More than one element requests the default route.
     #[error("networks annotation elements {first} and {second} both have default-route")]
     DefaultRouteTwice {
         /// Position of the earlier element.
@@ -333,11 +333,11 @@ pub enum SelectionError {
 
 /// Reads the `networks` annotation of a pod.
 ///
-/// Text with any of `[`, `{` and `"` is the JSON form, all other text the short form (as Multus decides it). An
-/// empty annotation selects nothing. A network without a namespace is in the pod's.
+/// Text with any of `[`, `{` and `"` is the JSON form, all other text the short form (as in Multus). An empty
+/// annotation selects nothing. A network without a namespace is in the pod's.
 ///
 /// # Errors
-/// The whole annotation is invalid as soon as one element is (section 4.1).
+/// One invalid element makes the whole annotation invalid (section 4.1).
 pub fn parse_networks(annotation: &str, pod_namespace: &str) -> Result<Parsed, SelectionError> {
     budget::ANNOTATION.check(annotation.len())?;
     let mut parsed = Parsed::default();
@@ -366,11 +366,11 @@ pub fn parse_networks(annotation: &str, pod_namespace: &str) -> Result<Parsed, S
     Ok(parsed)
 }
 
-/// Reads the annotation by which a pod chooses its default network: the same forms, for exactly one network. A network
+/// Parses the annotation by which a pod selects its default network: the same forms, for exactly one network. A network
 /// without a namespace is in `namespace`.
 ///
 /// # Errors
-/// As [`parse_networks`], and another number of networks than one.
+/// As [`parse_networks`], and if the number of networks is not one.
 pub fn parse_default_network(annotation: &str, namespace: &str) -> Result<Parsed, SelectionError> {
     let parsed = parse_networks(annotation, namespace)?;
     let [selection] = parsed.selections.as_slice() else {
@@ -388,7 +388,7 @@ pub fn parse_default_network(annotation: &str, namespace: &str) -> Result<Parsed
     Ok(parsed)
 }
 
-/// Reads a selection that stands by itself and in no annotation, in the JSON form of an element.
+/// Parses a standalone selection, in the JSON form of an element.
 ///
 /// # Errors
 /// As for an element of an annotation.
@@ -466,7 +466,7 @@ impl FromStr for RequestedIp {
         let address: IpAddr = address.parse().map_err(|_| invalid())?;
         let longest = if address.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
-            // `u8::from_str` takes a sign, which no notation of a prefix length has.
+            // `u8::from_str` accepts a sign, which is not valid in a prefix length.
             Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
                 Some(digits.parse().ok().filter(|bits| *bits <= longest).ok_or_else(invalid)?)
             }

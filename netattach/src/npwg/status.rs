@@ -1,8 +1,8 @@
-//! The `network-status` annotation: what a pod got, one entry for each attachment (section 5).
+//! The `network-status` annotation: the result of each of a pod's attachments, one entry for each (section 5).
 //!
-//! Where the standard leaves a choice, it is made here once: addresses are written without a prefix length, as
-//! all known readers expect them; `default` is always written; of a result with several interfaces in the pod
-//! only the first is reported. Where Multus writes something else, [`Form`] has a switch.
+//! Where the standard leaves a choice, it is made here once: addresses are written without a prefix length, as all
+//! known readers expect them; `default` is always written; of a result with several interfaces in the pod only the
+//! first is reported. If Multus writes something else, [`Form`] has a switch.
 
 use std::net::IpAddr;
 
@@ -31,13 +31,13 @@ pub struct StatusEntry {
     /// Whether this is the cluster-wide default network.
     #[serde(default)]
     pub default: bool,
-    /// Name resolution that the network brings; written even when empty, as Multus does.
+    /// DNS settings of the network; written even when empty, as Multus does.
     #[serde(default)]
     pub dns: Dns,
     /// Gateways of the pod's default routes, when the pod asked for them to be on this attachment.
     #[serde(default, rename = "default-route", skip_serializing_if = "Option::is_none")]
     pub default_route: Option<Vec<IpAddr>>,
-    /// The device behind the attachment, of the form that [`device_info`](super::device_info) reads.
+    /// The device of the attachment, in the form that [`device_info`](super::device_info) reads.
     #[serde(default, rename = "device-info", skip_serializing_if = "Option::is_none")]
     pub device_info: Option<Value>,
     /// Next hops of every default route through the interface: a key of Multus ([`Form::multus_keys`]).
@@ -46,21 +46,20 @@ pub struct StatusEntry {
     /// In bytes: a key of Multus ([`Form::multus_keys`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// What was tolerated in the pod's request although it was probably not meant.
+    /// Warnings about the pod's request: parts that were tolerated although they were probably not intended.
     #[serde(default, rename = "dev.netattach.warnings", skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Present for an attachment that the pod was given while it was live (section 5.1): the standard asks that it
-    /// be told from the others and names no key for it.
+    /// Present for an attachment that was added while the pod was live (section 5.1): the standard asks that it can be
+    /// distinguished from the others and defines no key for it.
     #[serde(default, rename = "dev.netattach.dynamic", skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
 }
 
-/// How entries are written. The default is what the standard says; each switch is for readers that expect what Multus
-/// writes.
+/// The format of entries. The default follows the standard; each switch is for readers that expect Multus's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Form {
-    /// An entry for each interface in the pod that a result tells of, instead of for the first.
+    /// An entry for each interface in the pod that a result lists, instead of only for the first.
     pub every_interface: bool,
     /// Addresses with the prefix length of their subnet.
     pub prefix_lengths: bool,
@@ -68,14 +67,14 @@ pub struct Form {
     pub multus_keys: bool,
 }
 
-/// Where an attachment comes from that the pod did not ask for itself.
+/// The origin of an attachment that the pod did not request itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dynamic {
-    /// Who asked for it.
+    /// The caller that requested it.
     pub by: String,
 }
 
-/// Name resolution in the standard's terms.
+/// DNS settings in the standard's format.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Dns {
     /// Servers, in order of preference.
@@ -89,19 +88,19 @@ pub struct Dns {
     pub search: Vec<String>,
 }
 
-/// What the status reports of an attachment.
+/// The input of the status of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Attached {
     /// `namespace/name` of the definition, or the name of the default network's configuration.
     pub name: String,
     /// Whether it is the cluster-wide default network.
     pub default: bool,
-    /// The name under which the plugin was called (`CNI_IFNAME`): it stands in where the result tells of no interface in
-    /// the pod, as results before version 0.3.0 never do.
+    /// The name with which the plugin was called (`CNI_IFNAME`): used if the result lists no interface in the pod, as
+    /// results before version 0.3.0 never do.
     pub ifname: String,
-    /// Its result; empty for a plugin that printed none.
+    /// Its result; empty if the plugin printed none.
     pub result: CniResult,
-    /// What the pod asked for under `default-route`, as carried out; `None` when it did not ask.
+    /// The gateways requested under `default-route`, as configured; `None` if not requested.
     pub default_route: Option<Vec<IpAddr>>,
     /// See [`StatusEntry::device_info`].
     pub device_info: Option<Value>,
@@ -111,13 +110,13 @@ pub struct Attached {
     pub dynamic: Option<Dynamic>,
 }
 
-/// Why a `network-status` annotation cannot be read.
+/// Why a `network-status` annotation is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("read network-status annotation")]
 pub struct StatusError(#[source] serde_json::Error);
 
 impl Attached {
-    /// Describes the attachment: one entry, or several in that form.
+    /// The entries of the attachment: one, or several in that form.
     pub fn entries(&self, form: Form) -> Vec<StatusEntry> {
         let interfaces = self.result.interfaces.iter().enumerate();
         let in_pod: Vec<usize> =
@@ -129,7 +128,7 @@ impl Attached {
         entries
     }
 
-    /// What is said once of an attachment stands in its first entry.
+    /// The first entry has the data that is reported once per attachment.
     fn first_entry(&self, in_pod: Option<usize>, form: Form) -> StatusEntry {
         StatusEntry {
             default: self.default,
@@ -165,8 +164,8 @@ impl Attached {
         }
     }
 
-    /// An address that says no interface (or one that does not exist) belongs to the pod's first; so does every
-    /// address of a result that tells of no interface in the pod.
+    /// An address without an interface index (or with an invalid one) belongs to the pod's first interface; so does
+    /// every address of a result that lists no interface in the pod.
     fn belongs(&self, ip: &IpConfig, in_pod: Option<usize>, is_first: bool) -> bool {
         match (ip.interface, in_pod) {
             (Some(index), Some(position)) if index < self.result.interfaces.len() => index == position,
@@ -174,8 +173,8 @@ impl Attached {
         }
     }
 
-    /// The next hops of the result's default routes of the families that these addresses have: a route without one
-    /// goes through the gateway of its family's first address.
+    /// The next hops of the result's default routes of these addresses' families: a route without one uses the gateway
+    /// of its family's first address.
     fn gateways_of(&self, ips: &[&IpConfig]) -> Vec<IpAddr> {
         let default = self.result.routes.iter().filter(|route| route.dst.prefix_len() == 0);
         let next_hop = |route: &Route| {
@@ -193,15 +192,15 @@ fn shown(address: IpNet, form: Form) -> RequestedIp {
 
 /// Writes the annotation.
 pub fn render(entries: &[StatusEntry]) -> String {
-    // `Value`'s own printing cannot fail, unlike that of a foreign `Serialize`.
+    // Printing a `Value` cannot fail, unlike a foreign `Serialize`.
     serde_json::json!(entries).to_string()
 }
 
-/// Reads the annotation, also as others write it: unknown keys are passed over, a missing `default` is false,
-/// and addresses may carry a prefix length.
+/// Parses the annotation, also as written by others: unknown keys are ignored, a missing `default` is false, and
+/// addresses may have a prefix length.
 ///
 /// # Errors
-/// The text is not a JSON list of entries with a name each.
+/// The text is not a JSON list of entries with names.
 pub fn parse(annotation: &str) -> Result<Vec<StatusEntry>, StatusError> {
     if annotation.trim().is_empty() {
         return Ok(Vec::new());
@@ -326,7 +325,7 @@ mod tests {
         );
     }
 
-    /// An entry with everything in it.
+    /// An entry with every field set.
     fn full() -> Attached {
         let result = json!({
             "interfaces": [{"name": "net1", "mac": "02:00:00:00:00:02", "mtu": 1500, "sandbox": "/n"}],

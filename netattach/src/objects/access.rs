@@ -1,7 +1,7 @@
-//! Who may use a network (section 7.4): isolation of namespaces, and the list on a definition itself.
+//! Access of namespaces to networks (section 7.4): namespace isolation, and the list on the definition itself.
 //!
-//! Both have to agree. They are asked wherever a namespace names a network: in the selection of a pod, in its
-//! choice of a default network, in a policy. The default network of the agent's own settings is everyone's.
+//! Both must allow the access. They are checked wherever a namespace refers to a network: in a pod's selection, in its
+//! choice of a default network, in a policy. Every namespace may use the default network of the agent's own settings.
 
 use std::collections::BTreeSet;
 
@@ -10,86 +10,87 @@ use serde_json::Value;
 use super::labels::{Labels, Selector, SelectorError, Written};
 use crate::npwg::{Definition, NetworkRef};
 
-/// Annotation of a definition: the namespaces whose pods may use it. Names separated by commas, a JSON list of
-/// names, or a label selector (a JSON object) for the namespaces' labels. A definition without it is for all; the
-/// list is complete, the definition's own namespace is allowed only if it is in it.
+/// Annotation of a definition: the namespaces whose pods may use it. Names separated by commas, a JSON list of names,
+/// or a label selector (a JSON object) for the namespaces' labels. Without it every namespace may use the definition;
+/// the list is complete, so the definition's own namespace is allowed only if it is in it.
 pub const ALLOWED_NAMESPACES_ANNOTATION: &str = "netattach.dev/allowed-namespaces";
 
-/// The node's rule about networks of other namespaces.
+/// The node's restriction on networks of other namespaces.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Restrictions {
-    /// The node's default network, where it has a definition. Every pod has it, so every policy may be about it.
+    /// The node's default network, if it has a definition. Every pod has it, so any policy may refer to it.
     pub default_network: Option<NetworkRef>,
-    /// Namespaces are isolated: a network is for its own namespace. `None`: they are not.
+    /// Namespace isolation: pods may use only networks of their own namespace. `None`: no isolation.
     pub isolation: Option<Isolation>,
 }
 
 /// The exceptions from isolation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Isolation {
-    /// The namespaces whose networks are for everyone.
+    /// The namespaces whose networks every namespace may use.
     pub global_namespaces: BTreeSet<String>,
 }
 
 /// Why a namespace may not use a network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
-    /// Isolation.
+    /// Refused by namespace isolation.
     #[error(
         "namespace {namespace} may not use network {network}: namespaceIsolation is on, and {} is not among globalNamespaces",
         network.namespace
     )]
     Isolated {
-        /// Who asks.
+        /// The namespace refused.
         namespace: String,
-        /// For what.
+        /// The network requested.
         network: NetworkRef,
     },
-    /// The definition's list.
+    /// Refused by the definition's list.
     #[error(
         "namespace {namespace} may not use network {network}: its annotation {ALLOWED_NAMESPACES_ANNOTATION} does not allow it"
     )]
     NotListed {
-        /// Who asks.
+        /// The namespace refused.
         namespace: String,
-        /// For what.
+        /// The network requested.
         network: NetworkRef,
     },
-    /// The definition's list cannot be read, so that it allows nobody.
+    /// The definition's list is invalid, so it allows no namespace.
     #[error("nobody may use network {network}: annotation {ALLOWED_NAMESPACES_ANNOTATION}")]
     Unreadable {
-        /// Which.
+        /// The network.
         network: NetworkRef,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: AllowedNamespacesError,
     },
 }
 
-/// Why the list of a definition cannot be read.
+/// Why the list of a definition is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllowedNamespacesError {
-    /// It begins like JSON and is none.
+    /// It looks like JSON but is invalid.
     #[error("{text:?} is no json: {problem}")]
     Json {
-        /// As written.
+        /// The text as written.
         text: String,
-        /// What the parser says.
+        /// The parser's message.
         problem: String,
     },
-    /// An entry is no name of a namespace.
+    /// An entry is not a namespace name.
     #[error("{0} is not the name of a namespace")]
     Name(String),
-    /// The label selector is none.
+    /// The label selector is invalid.
     #[error("label selector")]
     Selector(#[source] SelectorError),
 }
 
 impl Restrictions {
-    /// Whether a policy of a namespace may name a network: as pods, and the node's default network in any case.
+    /// Checks whether a policy of a namespace may refer to a network: as for pods, and the node's default network in
+    /// any case.
     ///
     /// # Errors
-    /// [`Forbidden`] says by which rule not.
+    /// [`Forbidden`] with the rule that refuses it.
     pub fn check_policy(
         &self,
         network: &NetworkRef,
@@ -103,11 +104,11 @@ impl Restrictions {
         self.check(network, definition, namespace, labels)
     }
 
-    /// Whether pods of a namespace may use a network. `definition` is `None` for one that does not
-    /// exist, which isolation hides like any other.
+    /// Checks whether pods of a namespace may use a network. `definition` is `None` for one that does not exist, which
+    /// isolation hides like any other.
     ///
     /// # Errors
-    /// [`Forbidden`] says by which rule not.
+    /// [`Forbidden`] with the rule that refuses it.
     pub fn check(
         &self,
         network: &NetworkRef,
@@ -132,7 +133,7 @@ impl Restrictions {
     }
 }
 
-/// What the annotation says.
+/// The parsed annotation.
 enum Allowed {
     Names(BTreeSet<String>),
     Labels(Selector),
@@ -194,7 +195,7 @@ mod tests {
         }
     }
 
-    /// What `shop`, with the label `team=a`, is told about the network `infra/lan`.
+    /// The error that `shop`, with the label `team=a`, gets for the network `infra/lan`.
     fn told(restrictions: &Restrictions, definition: Option<&Definition>) -> String {
         let labels = [("team".to_owned(), "a".to_owned())].into();
         let network = NetworkRef::new("infra", "lan");

@@ -1,7 +1,8 @@
-//! What authors of policies can make large, and how large. One table: `docs/budgets.md` has its rows, and a test compares.
+//! Limits on the size of policies. All of them are in this table: `docs/budgets.md` lists the same rows, and a test
+//! compares the two.
 //!
-//! What is beyond a bound is told by name and never allows anything: a policy isolates whom it selects, and none of its rules
-//! applies; an attachment whose rules would lead to too much is isolated in that direction.
+//! An excess over a limit is reported by name and never allows anything: an oversized policy isolates the pods it
+//! selects, and none of its rules applies; an attachment whose rules expand to too much is isolated in that direction.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +12,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 
 /// Rules of one policy, both directions together.
 pub const RULES: usize = 100_000;
-/// Items of `from` and `to` of one policy, exceptions of blocks among them.
+/// Items of `from` and `to` of one policy, including the exceptions of blocks.
 pub const PEERS: usize = 131_072;
 /// Items of `ports` of one policy.
 pub const PORTS: usize = 131_072;
@@ -21,24 +22,24 @@ pub const REQUIREMENTS: usize = 64;
 pub const VALUES: usize = 1024;
 /// Networks that one policy is for.
 pub const NETWORKS: usize = 256;
-/// Findings of one policy, and of what one attachment's rules lead to, that are told; the others are counted.
+/// Findings that are reported for one policy, and for the expansion of one attachment's rules; the others are counted.
 pub const FINDINGS: usize = 100;
-/// Characters of a word that a finding repeats.
+/// Characters of a word that a finding quotes.
 pub const SHOWN: usize = 253;
-/// Unknown keys of one object that are told.
+/// Unknown keys that are reported for one object.
 pub(crate) const UNKNOWN_KEYS: usize = 16;
 /// Policies of a node, of both kinds.
 pub const POLICIES: usize = 16_384;
 /// Rules of all policies of a node.
 pub const RULES_OF_NODE: usize = 200_000;
-/// Addresses and prefixes that one direction of one attachment's policies leads to, before equal ones are put together.
+/// Addresses and prefixes that one direction of one attachment's policies expands to, before equal ones are merged.
 pub const PREFIXES: usize = 524_288;
-/// Port entries that one direction leads to: as many as the map has.
+/// Port entries that one direction expands to: the capacity of the map.
 pub const ENTRIES: usize = netattach_common::capacity::PORTS;
-/// Comparisons that working out one direction may take.
+/// Comparisons allowed while compiling one direction.
 pub const WORK: usize = 50_000_000;
 
-/// What is more than its bound.
+/// The limit that is exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Excess {
     /// [`RULES`].
@@ -77,7 +78,7 @@ impl fmt::Display for Excess {
     }
 }
 
-/// Counts what working out one direction comes to.
+/// Counts the cost of compiling one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     prefixes: usize,
@@ -86,17 +87,17 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// More addresses and prefixes.
+    /// Adds addresses and prefixes.
     pub(crate) fn prefixes(&mut self, more: usize) -> Result<(), Excess> {
         count(&mut self.prefixes, more, PREFIXES, Excess::Prefixes)
     }
 
-    /// More port entries.
+    /// Adds port entries.
     pub(crate) fn entries(&mut self, more: usize) -> Result<(), Excess> {
         count(&mut self.entries, more, ENTRIES, Excess::Entries)
     }
 
-    /// More comparisons.
+    /// Adds comparisons.
     pub(crate) fn work(&mut self, more: usize) -> Result<(), Excess> {
         count(&mut self.work, more, WORK, Excess::Work)
     }
@@ -107,7 +108,7 @@ fn count(counted: &mut usize, more: usize, most: usize, excess: Excess) -> Resul
     if *counted > most { Err(excess) } else { Ok(()) }
 }
 
-/// A list of which no more than `MOST` items are kept while it is read, and that says whether there were more.
+/// A list that keeps at most `MOST` items while it is read, and records whether there were more.
 #[derive(Debug)]
 pub(crate) struct Bounded<T, const MOST: usize> {
     pub(crate) items: Vec<T>,
@@ -148,7 +149,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Bounded<T
     }
 }
 
-/// A map of which no more than `MOST` entries are kept while it is read, and that says whether there were more.
+/// A map that keeps at most `MOST` entries while it is read, and records whether there were more.
 #[derive(Debug)]
 pub(crate) struct BoundedMap<const MOST: usize> {
     pub(crate) entries: BTreeMap<String, String>,
@@ -185,7 +186,7 @@ impl<'de, const MOST: usize> Deserialize<'de> for BoundedMap<MOST> {
     }
 }
 
-/// What somebody has written, for a message: its first [`SHOWN`] characters.
+/// User-written text for a message: its first [`SHOWN`] characters.
 pub(crate) fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -193,7 +194,7 @@ pub(crate) fn shown(text: &str) -> String {
     }
 }
 
-/// Reads to the end of a list without keeping anything; how many items there were.
+/// Reads to the end of a list without keeping anything; returns the number of items.
 pub(crate) fn pass_over<'de, A: SeqAccess<'de>>(written: &mut A) -> Result<usize, A::Error> {
     let mut number = 0;
     while written.next_element::<IgnoredAny>()?.is_some() {

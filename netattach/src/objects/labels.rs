@@ -1,4 +1,4 @@
-//! Label selectors, complete: equality, `In`, `NotIn`, `Exists`, `DoesNotExist`.
+//! Label selectors with every operator: equality, `In`, `NotIn`, `Exists`, `DoesNotExist`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::unknown_keys::keyed;
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// Requirements that must all hold; none: everything is selected.
+/// Requirements that must all hold; an empty list selects everything.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Selector {
     /// The requirements, `matchLabels` first.
@@ -20,7 +20,7 @@ pub struct Selector {
 /// One requirement on an object's labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Requirement {
-    /// The label is there with one of these values.
+    /// The label exists with one of these values.
     In {
         /// Label.
         key: String,
@@ -34,7 +34,7 @@ pub enum Requirement {
         /// Refused values.
         values: Vec<String>,
     },
-    /// The label is there.
+    /// The label exists.
     Exists {
         /// Label.
         key: String,
@@ -54,7 +54,7 @@ impl Selector {
 }
 
 impl Requirement {
-    /// Which label it is about.
+    /// The label of the requirement.
     pub fn key(&self) -> &str {
         match self {
             Self::In { key, .. }
@@ -74,13 +74,13 @@ impl Requirement {
     }
 }
 
-/// Why a selector cannot be understood.
+/// Why a selector is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// A key that selectors do not have, such as `matchLabel`.
+    /// An unknown key, such as `matchLabel`.
     #[error("unknown key {0:?}")]
     UnknownKey(String),
-    /// An operator that selectors do not have.
+    /// An unknown operator.
     #[error("operator of {key:?} is {operator:?}, but must be In, NotIn, Exists or DoesNotExist")]
     UnknownOperator {
         /// Label.
@@ -97,16 +97,16 @@ pub enum SelectorError {
         /// Label.
         key: String,
     },
-    /// `In` and `NotIn` need values, the other two have none.
+    /// `In` and `NotIn` need values, the other two must have none.
     #[error("{operator} of {key:?} has {found} values, but must have {expected}")]
     Values {
         /// Label.
         key: String,
         /// Operator.
         operator: String,
-        /// How many values it has.
+        /// Number of values found.
         found: usize,
-        /// How many it must have.
+        /// Number of values expected.
         expected: &'static str,
     },
 }

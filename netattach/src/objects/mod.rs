@@ -1,7 +1,8 @@
-//! The model: pods, namespaces, definitions and policies as every source gives them. Free of API types, never changed in place.
+//! The object model: pods, namespaces, definitions and policies as every source provides them. Free of API types, never
+//! changed in place.
 //!
-//! A [`policy`] selects pods by [`labels`]; how large it may be says [`budget`]. Structs whose unknown keys are collected are read
-//! by `unknown_keys`. Which namespaces may use a network is [`access`].
+//! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size. Structs that collect unknown keys are read by
+//! `unknown_keys`. [`access`] decides which namespaces may use a network.
 
 pub mod access;
 pub mod budget;
@@ -23,33 +24,33 @@ use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Labels;
 use crate::objects::policy::Policy;
 
-/// Label that the API server gives every namespace: its name.
+/// Label that the API server sets on every namespace: its name.
 pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// One consistent view of everything. Objects that did not change are the same values in the next view, so that finding
-/// what did takes a comparison of addresses.
+/// One consistent snapshot of all objects. Unchanged objects are the same values in the next snapshot, so changes are
+/// found by comparing addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Objects {
     /// Pods.
     pub pods: Shared<ObjectName, Arc<Pod>>,
-    /// Labels of the namespaces that have a manifest. Ask [`Objects::namespace_labels`], which knows the others.
+    /// Labels of the namespaces that have a manifest. Use [`Objects::namespace_labels`], which also covers the others.
     pub namespaces: Shared<String, Labels>,
     /// NetworkAttachmentDefinitions.
     pub definitions: Shared<NetworkRef, Definition>,
     /// MultiNetworkPolicies, each with its own problems.
     pub policies: Shared<ObjectName, Arc<Policy>>,
-    /// NetworkPolicies, which hold where the agent is told so.
+    /// NetworkPolicies, which are enforced only if the agent's settings enable them.
     pub network_policies: Shared<ObjectName, Arc<Policy>>,
-    /// What could not be read.
+    /// Problems found while reading.
     pub problems: Vec<Problem>,
 }
 
-/// A map that snapshots share: a copy of it costs nothing until one of the two is written to, which then gets entries of its
-/// own.
+/// A map shared between snapshots: a copy costs nothing until one of the two is written to, which then gets its own
+/// entries.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Shared<K, V>(Arc<BTreeMap<K, V>>);
 
-/// Recognises the map that it was made of, without keeping the entries of that map.
+/// Identifies the map it was created from, without keeping that map's entries.
 #[derive(Debug, Clone)]
 pub struct Identity<K, V>(Weak<BTreeMap<K, V>>);
 
@@ -62,7 +63,7 @@ pub struct ObjectName {
     pub name: String,
 }
 
-/// A pod, as far as its networks are concerned.
+/// A pod, reduced to what its networks need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
     /// Namespace and name.
@@ -71,15 +72,15 @@ pub struct Pod {
     pub uid: Option<String>,
     /// Labels.
     pub labels: Labels,
-    /// Annotations, as far as somebody looks at them.
+    /// Annotations, limited to those that are read.
     pub annotations: BTreeMap<String, String>,
-    /// How far it is.
+    /// Phase of the pod.
     pub phase: Phase,
     /// Whether it shares the node's network namespace.
     pub host_network: bool,
     /// Ports that its containers (and restartable init containers) declare.
     pub ports: Vec<ContainerPort>,
-    /// What its containers may do to its network.
+    /// The privileges of its containers over its network.
     pub powers: Powers,
 }
 
@@ -95,7 +96,7 @@ pub struct Powers {
 /// Whether a pod's manifest grants a capability.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Grant {
-    /// The manifest does not tell, as it names no containers.
+    /// The manifest lists no containers, so it is unknown.
     #[default]
     Unknown,
     /// No container has it.
@@ -104,26 +105,26 @@ pub enum Grant {
     To(String),
 }
 
-/// How far a pod is.
+/// Phase of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// Not all containers have started; also what a pod without a status is in.
+    /// Not all containers have started; also the phase of a pod without a status.
     #[default]
     Pending,
     /// At least one container runs.
     Running,
-    /// All containers have ended well.
+    /// All containers have terminated successfully.
     Succeeded,
-    /// All containers have ended, one of them badly.
+    /// All containers have terminated, at least one with a failure.
     Failed,
-    /// The node does not answer.
+    /// The node does not respond.
     Unknown,
 }
 
 /// A port that a container declares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerPort {
-    /// Its name, by which policies can mean it.
+    /// Its name, by which policies can refer to it.
     pub name: Option<String>,
     /// Protocol.
     pub protocol: PortProtocol,
@@ -131,19 +132,19 @@ pub struct ContainerPort {
     pub port: u16,
 }
 
-/// Something that a source could not read. What it held before is still in the snapshot.
+/// An object that a source could not read. Its previous version is still in the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// File or directory.
     pub file: PathBuf,
-    /// Which of the file's documents, from 0; `None`: the file as a whole.
+    /// Index of the document in the file, from 0; `None`: the file as a whole.
     pub document: Option<usize>,
-    /// What is wrong, in one line.
+    /// The error, in one line.
     pub message: String,
 }
 
 impl Objects {
-    /// Labels of a namespace, whether or not there is an object for it.
+    /// Labels of a namespace, whether or not it has an object.
     pub fn namespace_labels(&self, namespace: &str) -> Labels {
         let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME_LABEL.to_owned(), namespace.to_owned());
@@ -164,21 +165,21 @@ impl<K, V> Clone for Shared<K, V> {
 }
 
 impl<K, V> Shared<K, V> {
-    /// By which this map is recognised later.
+    /// An identity by which this map is recognised later.
     pub fn identity(&self) -> Identity<K, V> {
         Identity(Arc::downgrade(&self.0))
     }
 }
 
 impl<K, V> Identity<K, V> {
-    /// Whether that is the same map, unchanged since. The address tells: the memory of a map is not used again while its identity
-    /// is kept, and a map that is changed gets memory of its own.
+    /// Whether `map` is the same map, unchanged since. Comparing addresses suffices: a map's memory is not reused while
+    /// its identity is kept, and a map that is changed gets memory of its own.
     pub fn is_of(&self, map: &Shared<K, V>) -> bool {
         std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&map.0))
     }
 }
 
-/// That of no map.
+/// The identity of no map.
 impl<K, V> Default for Identity<K, V> {
     fn default() -> Self {
         Self(Weak::new())
@@ -215,7 +216,7 @@ impl<K: Clone, V: Clone> IntoIterator for Shared<K, V> {
 }
 
 impl ObjectName {
-    /// Puts a namespace and a name together, unchecked.
+    /// Joins a namespace and a name, unchecked.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -246,7 +247,7 @@ impl fmt::Display for ObjectName {
 }
 
 impl Phase {
-    /// Whether the pod's containers have ended for good: its addresses may be another's already.
+    /// Whether the pod's containers have terminated for good: its addresses may already belong to another pod.
     pub fn has_ended(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
@@ -280,7 +281,7 @@ mod tests {
         map.insert(2, Arc::new(8));
         assert!(identity.is_of(&snapshot) && !identity.is_of(&map));
         drop(snapshot);
-        // No snapshot shares it now: it is changed in place, but for its address.
+        // No snapshot shares it now, so it is changed in place, except for its address.
         let identity = map.identity();
         map.clear();
         assert!(!identity.is_of(&map));

@@ -1,4 +1,4 @@
-//! A policy as our own type, with everything that was wrong in the object decided.
+//! A policy as netattach's own type, with every problem of the object already resolved.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,24 +17,24 @@ pub const POLICY_FOR_ANNOTATION: &str = "k8s.v1.cni.cncf.io/policy-for";
 /// One policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Which object it is; only pods of its namespace are selected.
+    /// The object; only pods of its namespace are selected.
     pub name: PolicyName,
-    /// The networks whose attachments a MultiNetworkPolicy is about (annotation `policy-for`). A NetworkPolicy has
-    /// none: it is about the pod's default network, whatever that is.
+    /// The networks whose attachments a MultiNetworkPolicy applies to (annotation `policy-for`). Empty for a
+    /// NetworkPolicy, which applies to the pod's default network.
     pub networks: BTreeSet<NetworkRef>,
-    /// Which pods of the namespace it isolates.
+    /// The pods of the namespace that it isolates.
     pub pods: Selector,
-    /// What may come in.
+    /// The allowed ingress traffic.
     pub ingress: Vec<Rule>,
-    /// What may go out.
+    /// The allowed egress traffic.
     pub egress: Vec<Rule>,
-    /// Which directions it isolates.
+    /// The directions it isolates.
     pub directions: Directions,
-    /// What is odd or wrong with the object.
+    /// Problems found while reading the object.
     pub problems: Vec<Problem>,
 }
 
-/// What a policy is called among policies of both kinds. Shown as `namespace/name`, and a NetworkPolicy as
+/// Name of a policy among policies of both kinds. Printed as `namespace/name`, and for a NetworkPolicy as
 /// `networkpolicy namespace/name`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyName {
@@ -44,7 +44,7 @@ pub struct PolicyName {
     pub object: ObjectName,
 }
 
-/// What kind of object a policy is.
+/// The kind of a policy object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
     /// MultiNetworkPolicy of `k8s.cni.cncf.io`.
@@ -53,7 +53,7 @@ pub enum PolicyKind {
     Network,
 }
 
-/// The way of a connection, seen from the selected pod.
+/// The direction of a connection, seen from the selected pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// Towards the pod.
@@ -65,74 +65,74 @@ pub enum Direction {
 /// `policyTypes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Directions {
-    /// Said in so many words.
+    /// Given explicitly.
     Listed {
         /// Ingress is in the list.
         ingress: bool,
         /// Egress is in the list.
         egress: bool,
     },
-    /// Left out: to be inferred from the rules, see [`Inference`].
+    /// Omitted: inferred from the rules, see [`Inference`].
     Inferred,
 }
 
-/// What a policy without `policyTypes` isolates.
+/// The directions that a policy without `policyTypes` isolates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Inference {
     /// The directions that have rules, as the public MultiNetworkPolicy suite expects.
     #[default]
     Presence,
-    /// Ingress always, egress where it has rules, as NetworkPolicy v1 says.
+    /// Ingress always, egress if it has rules, as NetworkPolicy v1 defines.
     V1,
 }
 
-/// Allows what comes from (or goes to) one of the peers **and** is one of the kinds of traffic.
+/// Allows traffic from (or to) one of the peers **and** of one of the listed ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// The other side.
+    /// The peers.
     pub peers: Peers,
-    /// The traffic.
+    /// The ports.
     pub ports: Ports,
 }
 
-/// The other side of a rule.
+/// The peers of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peers {
-    /// Everyone.
+    /// Any peer.
     Any,
-    /// Any of these; none if there are none.
+    /// Any of these; an empty list matches nothing.
     Of(Vec<Peer>),
 }
 
 /// One item of `from` or `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// The addresses of `net` that are in none of `except`. Host bits are clear.
+    /// The addresses of `net` that are in none of `except`. Host bits are zero.
     Block {
         /// The block.
         net: IpNet,
-        /// What is cut out of it.
+        /// The excluded blocks.
         except: Vec<IpNet>,
     },
-    /// The addresses that pods have on the policy's networks.
+    /// The addresses of pods on the policy's networks.
     Pods {
-        /// Which namespaces; `None`: the policy's.
+        /// The namespaces; `None`: the policy's own.
         namespaces: Option<Selector>,
-        /// Which pods in them.
+        /// The pods in them.
         pods: Selector,
     },
 }
 
-/// The traffic of a rule.
+/// The ports of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ports {
-    /// Everything, protocols without ports included.
+    /// All traffic, including protocols without ports.
     Any,
-    /// Any of these; none if there are none.
+    /// Any of these; an empty list matches nothing.
     Of(Vec<PortTerm>),
 }
 
-/// One item of `ports`. Always about the destination port.
+/// One item of `ports`. Always applies to the destination port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortTerm {
     /// All ports of a protocol.
@@ -155,83 +155,83 @@ pub enum PortTerm {
     },
 }
 
-/// How much something matters.
+/// Severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// In force as written, but perhaps not as meant.
+    /// Enforced as written, but perhaps not as intended.
     Warning,
-    /// Something written is not in force; it denies where it might have allowed.
+    /// Part of the policy is not enforced as written; it denies traffic that it might have allowed.
     Error,
 }
 
-/// One thing that is odd or wrong with a policy.
+/// A problem found in a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// How much it matters.
+    /// Severity.
     pub severity: Severity,
-    /// Where in the object, such as `spec.ingress[0].from[1]`.
+    /// Path in the object, such as `spec.ingress[0].from[1]`.
     pub path: String,
-    /// What.
+    /// The problem.
     pub finding: Finding,
 }
 
-/// What can be odd or wrong with a policy. The texts also say what was made of it.
+/// The problems that a policy can have. The texts also say how the policy is enforced.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Finding {
     /// The annotation that names the networks is missing or names none.
     #[error("names no network, so the policy selects nothing")]
     NoNetwork,
-    /// An item of that annotation is no network name.
+    /// An item of that annotation is not a network name.
     #[error("{0:?} is not of the form [namespace/]name and is left out")]
     NetworkName(String),
-    /// A key that this place does not have, which makes the item unreadable.
+    /// An unknown key, which makes the item unreadable.
     #[error("unknown key {0:?}: matches nothing")]
     UnknownKey(String),
-    /// A key of the specification that does not exist.
+    /// An unknown key of the specification.
     #[error("unknown key {0:?} is ignored")]
     IgnoredKey(String),
-    /// The same where nothing says which directions the policy isolates.
+    /// An unknown key of the specification while the directions that the policy isolates are not given.
     #[error("unknown key {0:?}, and no policyTypes: both directions are isolated")]
     UnknownSpecKey(String),
-    /// More than the budget has.
+    /// A limit is exceeded.
     #[error("{0}: whom it selects is isolated and none of its rules applies")]
     Excess(Excess),
-    /// The specification does not have the shape that it must have.
+    /// The specification is malformed.
     #[error("cannot be read: every pod of the namespace is isolated")]
     Unreadable,
-    /// There is more than is told.
+    /// There are more findings than are reported.
     #[error("{0} more findings are not told")]
     Untold(usize),
-    /// The selector of the policy is unreadable.
+    /// The selector of the policy is invalid.
     #[error("{0}: every pod of the namespace is isolated and no rule of this policy applies")]
     PodSelector(SelectorError),
-    /// The selector of a peer is unreadable.
+    /// The selector of a peer is invalid.
     #[error("{0}: matches nothing")]
     PeerSelector(SelectorError),
-    /// A known word in the wrong case.
+    /// A known value in the wrong letter case.
     #[error("{written:?} is read as {read_as:?}")]
     Case {
         /// As written.
         written: String,
-        /// As meant.
+        /// As intended.
         read_as: &'static str,
     },
     /// An unknown policy type.
     #[error("{0:?} is neither Ingress nor Egress: both directions are isolated")]
     PolicyType(String),
-    /// No `policyTypes`, and the two ways of inferring them differ.
+    /// `policyTypes` is missing, and the two ways of inferring it differ.
     #[error("missing, and rules alone do not say whether ingress is isolated")]
     TypesInferred,
-    /// Rules for a direction that `policyTypes` leaves out.
+    /// Rules for a direction that `policyTypes` omits.
     #[error("{0:?} is not among the policy types: these rules are ignored")]
     TypeNotListed(Direction),
     /// A peer with none of the three fields.
     #[error("has neither ipBlock nor a selector: matches nothing")]
     EmptyPeer,
-    /// `ipBlock` beside a selector.
+    /// `ipBlock` together with a selector.
     #[error("has selectors beside ipBlock: only the block counts")]
     BlockAndSelector,
-    /// The block is no prefix.
+    /// The block is not a prefix.
     #[error("{0:?} is not an address block such as 10.0.0.0/8: matches nothing")]
     Cidr(String),
     /// A prefix with host bits.
@@ -254,10 +254,10 @@ pub enum Finding {
     /// A port that is neither a number in range nor a name.
     #[error("port {0} is neither a number from 1 to 65535 nor the name of a container port: matches nothing")]
     Port(String),
-    /// Something that depends on a pod or a namespace where rules are for all of them.
+    /// A peer or port that depends on a pod or a namespace, in rules that apply to all of them.
     #[error("rules for all policies take address blocks and port numbers only")]
     NotForAll,
-    /// `endPort` where it cannot be.
+    /// `endPort` that does not fit the port.
     #[error("endPort {end} needs a port number not above it: matches nothing")]
     EndPort {
         /// As written.
@@ -300,7 +300,7 @@ impl Policy {
         }
     }
 
-    /// Nothing but the name, and so no rule.
+    /// The policy reduced to its name, without rules.
     pub(crate) fn name_only(&self) -> Self {
         Self {
             name: self.name.clone(),
@@ -313,7 +313,7 @@ impl Policy {
         }
     }
 
-    /// The policy as it is in force beyond a bound: it isolates whom it did, and allows nothing.
+    /// The policy as it is enforced when a limit is exceeded: it isolates the same pods and allows nothing.
     pub(crate) fn without_rules(&self, excess: Excess, inference: Inference) -> Self {
         let [ingress, egress] =
             [Direction::Ingress, Direction::Egress].map(|direction| self.isolates(direction, inference));

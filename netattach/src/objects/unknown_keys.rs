@@ -1,7 +1,7 @@
-//! Objects of which unknown keys are told.
+//! Objects whose unknown keys are reported.
 //!
-//! A key that is not known may have narrowed what stands beside it, so its name is kept. serde's `flatten` keeps it too, but
-//! copies every key and value of the object on the way, which takes most of the time that a large policy takes.
+//! An unknown key may have narrowed the keys next to it, so its name is kept. serde's `flatten` keeps it too, but
+//! copies every key and value of the object, which takes most of the time needed to read a large policy.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(crate) enum Key {
     Unknown(String),
 }
 
-/// Reads a key that is one of these or unknown.
+/// Reads a key: one of these, or unknown.
 pub(crate) struct Keys(pub(crate) &'static [&'static str]);
 
 impl<'de> DeserializeSeed<'de> for Keys {
@@ -39,8 +39,8 @@ impl Visitor<'_> for Keys {
     }
 }
 
-/// Implements `Deserialize` for a struct of optional fields and a set `unknown`: `keyed!(Name { "key" => field, ... })`, with
-/// `; required "key" => field` for one that must be there.
+/// Implements `Deserialize` for a struct of optional fields and a set `unknown`: `keyed!(Name { "key" => field, ...
+/// })`, with `; required "key" => field` for a required field.
 macro_rules! keyed {
     ($type:ident { $($key:literal => $field:ident),+ $(,)? } $(; required $needed:literal => $by:ident)?) => {
         impl<'de> serde::Deserialize<'de> for $type {

@@ -1,4 +1,5 @@
-//! `network-status` of attached pods, as files: what a cluster would find in the pod's annotation.
+//! Publishes the `network-status` of attached pods as files, with the content that the pod's annotation has in a
+//! cluster.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,7 +10,7 @@ use crate::npwg::StatusEntry;
 use crate::npwg::status;
 use crate::plan::PodRef;
 
-/// A directory with one file for each attached pod: `<namespace>/<name>.json`, replaced as a whole.
+/// A directory with one file per attached pod: `<namespace>/<name>.json`, replaced as a whole.
 #[derive(Debug, Clone)]
 pub struct StatusFiles {
     directory: PathBuf,
@@ -21,7 +22,7 @@ impl StatusFiles {
         Self { directory: directory.into() }
     }
 
-    /// The pod's file; `None` for names that no pod can have and no path should.
+    /// The pod's file; `None` for names that are invalid for a pod and unsafe in a path.
     fn path(&self, pod: &PodRef) -> Option<PathBuf> {
         let plain = |name: &str| !name.is_empty() && !name.contains('/') && name != "." && name != "..";
         let name = &pod.name;
@@ -34,7 +35,7 @@ impl Publish for StatusFiles {
     fn publish(&self, pod: &PodRef, entries: &[StatusEntry]) -> Result<(), PublishError> {
         let Some(path) = self.path(pod) else { return Ok(()) };
         let text = status::render(entries);
-        // After a restart most files are as they should be, and writing is what takes time.
+        // After a restart most files are up to date, and writing takes most of the time.
         if std::fs::read(&path).is_ok_and(|published| published == text.as_bytes()) {
             return Ok(());
         }
@@ -58,7 +59,7 @@ impl Publish for StatusFiles {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed(&path, source)),
             _ => {
                 crate::crash_point!("status", "withdrawn");
-                // Gone when it was the namespace's last pod, refused when it was not.
+                // Succeeds if it was the namespace's last pod, fails otherwise.
                 let _ = path.parent().map(std::fs::remove_dir);
                 Ok(())
             }
@@ -73,7 +74,7 @@ impl Publish for StatusFiles {
                     std::fs::remove_file(&file).map_err(|source| failed(&file, source))?;
                 }
             }
-            // Refused while a file is left.
+            // Fails while a file is left.
             let _ = std::fs::remove_dir(&namespace);
         }
         Ok(())
@@ -84,7 +85,7 @@ fn failed(path: &Path, source: io::Error) -> PublishError {
     PublishError { place: path.display().to_string(), source: Box::new(source) }
 }
 
-/// What a directory holds; nothing when there is none.
+/// The entries of a directory; empty if it does not exist.
 fn entries_of(directory: &Path) -> Result<Vec<PathBuf>, PublishError> {
     let failed = |source| failed(directory, source);
     match std::fs::read_dir(directory) {

@@ -1,5 +1,5 @@
-//! Where the `network-status` of attached pods is published. `files` writes it below a directory, as a cluster would have it in
-//! the pod's annotation.
+//! Publishes the `network-status` of attached pods. `files` writes it below a directory, with the content that the
+//! pod's annotation has in a cluster.
 
 mod files;
 
@@ -14,25 +14,25 @@ use crate::plan::PodRef;
 
 /// A place where pods' status is published.
 ///
-/// An ADD does not wait for its outcome, and a failure takes nothing back: what is published is made again from the journal at
-/// every start. So an implementation may fail, and must never block for longer than it says.
+/// An ADD does not wait for publication, and a failure rolls nothing back: at every start the status is rebuilt from
+/// the journal. So an implementation may fail, but must never block for longer than it documents.
 pub trait Publish: fmt::Debug + Send + Sync {
-    /// A pod's status is these entries from here on, in this order. To publish what is published already costs no write.
+    /// Replaces a pod's status by these entries, in this order. Publishing an unchanged status costs no write.
     ///
     /// # Errors
-    /// [`PublishError`]; what was published before stands.
+    /// [`PublishError`]; the previous status stays published.
     fn publish(&self, pod: &PodRef, entries: &[StatusEntry]) -> Result<(), PublishError>;
 
-    /// A pod has no status any more. Idempotent.
+    /// Removes a pod's status. Idempotent.
     ///
     /// # Errors
     /// [`PublishError`].
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError>;
 
-    /// Withdraws the status of every pod but these: of pods that an earlier agent had begun to detach when it ended.
+    /// Withdraws the status of every pod but these: of pods that a previous agent was detaching when it stopped.
     ///
     /// # Errors
-    /// [`PublishError`] of the first that cannot be withdrawn.
+    /// [`PublishError`] of the first status that cannot be withdrawn.
     fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError>;
 }
 
@@ -40,9 +40,9 @@ pub trait Publish: fmt::Debug + Send + Sync {
 #[derive(Debug, thiserror::Error)]
 #[error("publish network-status {place}")]
 pub struct PublishError {
-    /// Where: a path, or an object.
+    /// The path or object.
     pub place: String,
-    /// Why not.
+    /// The cause.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }

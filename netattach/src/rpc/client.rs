@@ -1,4 +1,4 @@
-//! One request to the agent, blocking.
+//! Sends one blocking request to the agent.
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,10 +10,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 use super::frame::{self, FrameError};
 use super::message::{Hello, PROTOCOL, Request, Response};
 
-/// How long to wait for what.
+/// Timeouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Until the agent accepts the connection; it is tried again and again for that long.
+    /// Until the agent accepts the connection; connecting is retried for that long.
     pub connect: Duration,
     /// From then until the answer is complete.
     pub answer: Duration,
@@ -22,62 +22,62 @@ pub struct Patience {
 /// The agent did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens, or whoever asks may not.
+    /// No process listens on the socket, or the caller may not connect.
     #[error("{}", unconnected(socket, source))]
     Connect {
-        /// Where it was looked for.
+        /// The agent's socket.
         socket: PathBuf,
-        /// The last attempt's failure.
+        /// The error of the last attempt.
         source: io::Error,
     },
     /// The request is too long for a frame, or has no JSON form.
     #[error("prepare the request")]
     Prepare(#[source] FrameError),
-    /// The connection broke; what the agent did of the request is unknown.
+    /// The connection broke; whether the agent carried out the request is unknown.
     #[error("the agent at {socket} broke off")]
     Broken {
-        /// Where it listens.
+        /// The agent's socket.
         socket: PathBuf,
-        /// How.
+        /// The cause.
         source: FrameError,
     },
-    /// The answer did not come in time; what the agent did of the request is unknown.
+    /// The answer did not arrive in time; whether the agent carried out the request is unknown.
     #[error("the agent at {socket} did not answer within {waited:?}")]
     Slow {
-        /// Where it listens.
+        /// The agent's socket.
         socket: PathBuf,
-        /// How long it was given.
+        /// The timeout.
         waited: Duration,
     },
-    /// The two are of different builds.
+    /// Agent and client have different protocol versions.
     #[error(
         "the agent at {socket} is version {theirs} and speaks protocol {their_protocol}, this is version {ours} with \
          protocol {PROTOCOL}: install both from one release"
     )]
     Protocol {
-        /// Where it listens.
+        /// The agent's socket.
         socket: PathBuf,
-        /// Its version.
+        /// The agent's version.
         theirs: String,
-        /// Its protocol.
+        /// The agent's protocol.
         their_protocol: u32,
         /// Version of this software.
         ours: String,
     },
-    /// Whoever listens there does not speak this protocol.
+    /// The listening process does not speak this protocol.
     #[error("what listens at {socket} sent something that is not a message of the agent")]
     Garbled {
-        /// Where it listens.
+        /// The agent's socket.
         socket: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// The agent answered that it will not.
+    /// The agent refused the request.
     #[error("the agent at {socket} refused: {reason}")]
     Refused {
-        /// Where it listens.
+        /// The agent's socket.
         socket: PathBuf,
-        /// Its words.
+        /// The agent's reason.
         reason: String,
     },
 }
@@ -93,12 +93,12 @@ fn unconnected(socket: &Path, source: &io::Error) -> String {
 }
 
 impl ClientError {
-    /// Whether nobody listens there, as far as whoever asks may know.
+    /// Whether no process listens on the socket, as far as the caller may see.
     pub fn is_nobody_there(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if is_absence(source))
     }
 
-    /// Whether the agent may have begun with the request, so that its outcome is unknown.
+    /// Whether the agent may have started the request, so that its outcome is unknown.
     pub fn is_outcome_unknown(&self) -> bool {
         matches!(self, Self::Broken { .. } | Self::Slow { .. } | Self::Garbled { .. })
     }
@@ -118,8 +118,8 @@ pub fn call(socket: &Path, request: &Request, patience: Patience) -> Result<Resp
     let connection = Connection { stream, deadline: Instant::now() + patience.answer };
     let mut agent = Agent { connection: BufReader::new(connection), socket, patience };
     let sent = agent.connection.get_mut().write_all(&frames);
-    // The greeting first, whether or not everything could be sent: an agent of another protocol says so and hangs
-    // up without reading on.
+    // Reads the greeting first, whether or not everything could be sent: an agent with another protocol reports it and
+    // closes the connection without reading on.
     agent.expect_our_protocol()?;
     sent.map_err(|error| agent.failed(error.into()))?;
     match agent.receive()? {
@@ -128,14 +128,14 @@ pub fn call(socket: &Path, request: &Request, patience: Patience) -> Result<Resp
     }
 }
 
-/// The other side. Buffered, as greeting and answer mostly arrive together.
+/// The agent's end of the connection. Buffered, as greeting and answer usually arrive together.
 struct Agent<'a> {
     connection: BufReader<Connection>,
     socket: &'a Path,
     patience: Patience,
 }
 
-/// A connection all of whose operations end at one deadline.
+/// A connection with one deadline for all operations.
 struct Connection {
     stream: UnixStream,
     deadline: Instant,
@@ -197,7 +197,7 @@ impl Write for Connection {
     }
 }
 
-/// Tries until `deadline`, while nobody listens: an agent that restarts is away for a moment.
+/// Retries until `deadline` while no process listens: an agent that restarts is away for a moment.
 fn connect(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let mut pause = Duration::from_millis(5);
     loop {
@@ -215,7 +215,7 @@ fn connect(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
 fn connect_once(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(socket)?;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // connect(2) waits in a full queue, for as long as sending may take (unix(7)).
+    // With a full queue connect(2) waits as long as the send timeout (unix(7)).
     let patience = patience.max(Duration::from_millis(1));
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(patience))?;
     rustix::net::connect(&fd, &address)?;

@@ -1,6 +1,6 @@
-//! A payload with its length in front: four bytes, big-endian, then that many bytes.
+//! A payload prefixed by its length: four bytes, big-endian, then that many bytes.
 //!
-//! Memory is taken as bytes arrive, never by the announced length: a peer must send what it wants stored.
+//! Memory is allocated as bytes arrive, never by the announced length: a peer must send the bytes it wants stored.
 
 use std::io::{self, Read};
 
@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use serde::Serialize;
 use tokio_util::codec::Decoder;
 
-/// Longest payload in bytes: twice what the CNI executable accepts on stdin, as JSON escapes grow text.
+/// Longest payload in bytes: twice what the CNI executable accepts on stdin, as JSON escapes lengthen text.
 pub const MAX_PAYLOAD: usize = 8 << 20;
 
 const HEADER: usize = size_of::<u32>();
@@ -109,7 +109,7 @@ mod tests {
         payloads.iter().flat_map(frame).collect()
     }
 
-    /// Feeds the pieces one by one and returns every payload, then what the end of the stream makes of the rest.
+    /// Feeds the pieces one by one and returns every payload, then the result at the end of the stream.
     fn decode<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result<(), FrameError>) {
         let (mut buffer, mut payloads) = (BytesMut::new(), Vec::new());
         for piece in pieces {

@@ -4,15 +4,15 @@
 //! right behind it, without waiting, so that a call costs one round trip. All messages are JSON in
 //! [`frame`]s over a unix stream socket that only its owner may open.
 //!
-//! [`client`], [`shim`] and [`pending`] know nothing of tokio: they are what the CNI executable is made of, and
-//! that one is started for every call of the container runtime.
+//! [`client`], [`shim`] and [`pending`] do not depend on tokio: they make up the CNI executable, which is started for
+//! every call of the container runtime.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`frame`] | a payload with its length in front |
-//! | [`message`] | what is asked and answered |
+//! | [`frame`] | a payload prefixed by its length |
+//! | [`message`] | requests and answers |
 //! | [`client`] | one request, blocking |
-//! | [`shim`], [`pending`] | the CNI executable; the DELs that it keeps while no agent answers |
+//! | [`shim`], [`pending`] | the CNI executable; the DELs that it records while no agent answers |
 //! | [`server`] | the agent's end of the socket |
 
 pub mod client;

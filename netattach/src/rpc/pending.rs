@@ -1,13 +1,13 @@
-//! DEL requests that came while no agent answered, kept as files until one carries them out.
+//! DEL requests that came while no agent answered, recorded as files until an agent carries them out.
 //!
-//! The CNI executable [`record`]s the request and only then tries the agent once more. The agent therefore
-//! first listens, then reads the directory and carries out what is there, and only then serves: a request is
-//! either sent or found, whichever of the two came first, and none overtakes an ADD that came after it. A
-//! request may be carried out twice; DEL allows that. One that is older ([`Pending::recorded`]) than the
-//! attachment it names is meant for one before it, of a runtime that uses container ids again. Which is older is told by
-//! the boot and the time since then: the clock on the wall may have been set meanwhile.
+//! The CNI executable [`record`]s the request and only then tries the agent once more. The agent therefore first
+//! listens, then reads the directory and carries out the recorded requests, and only then serves: a request is either
+//! sent or found, whichever of the two came first, and none overtakes a later ADD. A request may be carried out twice;
+//! DEL allows that. One that is older ([`Pending::recorded`]) than the attachment it names was meant for an earlier
+//! attachment, of a runtime that reuses container ids. Their order is determined by the boot and the time since then:
+//! the wall clock may have been set meanwhile.
 //!
-//! The name of a file follows from its content, so that a runtime that repeats a request does not add files.
+//! The file name is derived from the content, so that a runtime that repeats a request does not add files.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read};
@@ -25,7 +25,7 @@ use crate::moment::{Moment, boot_id};
 const SUFFIX: &str = ".del.json";
 const TEMPORARY_PREFIX: &str = ".writing-";
 
-/// A temporary file this old has lost its writer, which needs milliseconds.
+/// A temporary file of this age has lost its writer, which needs milliseconds.
 const STRAY_AGE: Duration = Duration::from_secs(600);
 
 /// A recorded request.
@@ -33,13 +33,13 @@ const STRAY_AGE: Duration = Duration::from_secs(600);
 pub struct Pending {
     /// Its file, for [`remove`].
     pub path: PathBuf,
-    /// When it was recorded last; `None` for one of an earlier version, or one that cannot be read.
+    /// When it was last recorded; `None` for one of an earlier version, or one that cannot be read.
     pub recorded: Option<Moment>,
-    /// The request; or why the file holds none, in which case nothing can be carried out.
+    /// The request; or why the file is invalid, in which case there is nothing to carry out.
     pub call: Result<CniCall, UnreadableError>,
 }
 
-/// The content of a file. Earlier versions wrote the request alone.
+/// The content of a file. Earlier versions wrote only the request.
 #[derive(Serialize, Deserialize)]
 struct Recorded {
     #[serde(flatten)]
@@ -54,30 +54,30 @@ pub enum PendingError {
     /// The request could not be made durable.
     #[error("record the DEL request in {directory}")]
     Record {
-        /// Where.
+        /// The directory.
         directory: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The directory cannot be read.
     #[error("read the recorded DEL requests in {directory}")]
     List {
-        /// Where.
+        /// The directory.
         directory: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A request that was carried out cannot be removed.
+    /// A completed request cannot be removed.
     #[error("remove the recorded DEL request {path}")]
     Remove {
         /// Its file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// A file in the directory of requests holds none.
+/// A file in the directory of requests is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum UnreadableError {
     /// The file cannot be read.
@@ -85,7 +85,7 @@ pub enum UnreadableError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The content is not a request.
@@ -93,7 +93,7 @@ pub enum UnreadableError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
 }
@@ -101,7 +101,7 @@ pub enum UnreadableError {
 /// Makes a request durable and returns its file.
 ///
 /// # Errors
-/// When any part of that failed: the request must then be taken as not recorded.
+/// When any step failed: the request must then be considered not recorded.
 pub fn record(state_dir: &Path, call: &CniCall) -> Result<PathBuf, PendingError> {
     let directory = directory(state_dir);
     match write(&directory, call) {
@@ -110,7 +110,7 @@ pub fn record(state_dir: &Path, call: &CniCall) -> Result<PathBuf, PendingError>
     }
 }
 
-/// The recorded requests, oldest first. Files of other kinds are passed over; no directory means no requests.
+/// The recorded requests, oldest first. Files of other kinds are skipped; a missing directory means no requests.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -125,7 +125,7 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry.map_err(failed)?;
-        // A file that is gone by now needs no attention.
+        // A file that has disappeared is ignored.
         let Ok(written) = entry.metadata().and_then(|metadata| metadata.modified()) else { continue };
         match entry.file_name().to_str() {
             Some(name) if name.ends_with(SUFFIX) => found.push((written, entry.path())),
@@ -141,10 +141,10 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
     Ok(found.into_iter().map(read).collect())
 }
 
-/// Removes a request that was carried out, or that nobody can carry out. One that is gone is as good.
+/// Removes a request that was carried out, or that cannot be carried out. Succeeds if it is already gone.
 ///
 /// # Errors
-/// When the file cannot be removed, or that cannot be made durable.
+/// When the file cannot be removed, or its removal not be made durable.
 pub fn remove(path: &Path) -> Result<(), PendingError> {
     let failed = |source| PendingError::Remove { path: path.to_owned(), source };
     match fs::remove_file(path) {
@@ -164,10 +164,10 @@ fn write(directory: &Path, call: &CniCall) -> io::Result<PathBuf> {
     let name = format!("{:x}", Sha256::digest(serde_json::to_vec(call)?));
     let recorded = Some(Moment::now(&boot_id()?));
     let content = serde_json::to_vec(&Recorded { call: call.clone(), recorded })?;
-    // For the owner's eyes: configurations may hold credentials.
+    // Only for the owner: configurations may contain credentials.
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let path = directory.join(format!("{name}{SUFFIX}"));
-    // Swept later where it is left.
+    // Removed later if it is left behind.
     let temporary = format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id());
     durable::replace(&path, &temporary, &content, 0o600)?;
     Ok(path)
@@ -176,7 +176,7 @@ fn write(directory: &Path, call: &CniCall) -> io::Result<PathBuf> {
 fn read(path: &Path) -> Result<Recorded, UnreadableError> {
     let failed = |source| UnreadableError::Read { path: path.to_owned(), source };
     let mut content = Vec::new();
-    // Not waiting for the other end of a FIFO.
+    // Does not wait for the other end of a FIFO.
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(failed(io::Error::other("not a regular file")));
@@ -188,7 +188,7 @@ fn read(path: &Path) -> Result<Recorded, UnreadableError> {
 
 fn sweep(path: &Path, written: SystemTime) {
     if written.elapsed().is_ok_and(|age| age > STRAY_AGE) {
-        // The next start tries again.
+        // The next start retries.
         let _ = fs::remove_file(path);
     }
 }

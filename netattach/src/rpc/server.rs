@@ -1,9 +1,9 @@
 //! The agent's end of the socket.
 //!
 //! One request per connection, a bounded number of connections whose request has not arrived, and a deadline for
-//! everything that a client must do: one that is slow, or sends something else than a request, holds nothing up but
-//! itself. How many requests of which kind are served at a time is the handler's to decide: connections are accepted
-//! whatever is being served.
+//! everything a client must do: a client that is slow, or sends something other than a request, delays only itself. The
+//! handler decides how many requests of each kind are served at a time: connections are accepted regardless of the
+//! requests being served.
 
 use std::future::Future;
 use std::io;
@@ -28,22 +28,22 @@ use crate::error_chain::Chain;
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
 const BACKLOG: i32 = 1024;
 
-/// How often is looked whether the socket's file is there.
+/// How often the existence of the socket's file is checked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait after accept(2) failed, out of descriptors as a rule, before the next attempt.
+/// Delay before the next attempt after accept(2) failed, usually for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Serves one request. Runs to its end even when the client is gone by then: what was begun is finished.
+    /// Serves one request. Runs to its end even if the client has gone: a started request is completed.
     fn handle(&self, request: Request) -> impl Future<Output = Response> + Send;
 }
 
-/// What clients are allowed.
+/// Limits for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections whose request has not arrived yet; further ones wait in the kernel's queue.
+    /// Maximum number of connections whose request has not arrived; further ones wait in the kernel's queue.
     pub unread: usize,
     /// Until the whole request has arrived.
     pub request: Duration,
@@ -57,7 +57,7 @@ impl Default for Limits {
     }
 }
 
-/// A socket that listens; its file is removed when this is dropped.
+/// A listening socket; its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
@@ -75,41 +75,41 @@ pub enum ListenError {
     Directory {
         /// The socket.
         socket: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Another agent has the socket.
+    /// Another agent serves the socket.
     #[error("socket {socket} is served by another process; see which with: fuser {lock}")]
     Served {
         /// The socket.
         socket: PathBuf,
-        /// The file it holds locked.
+        /// The lock file it holds.
         lock: PathBuf,
     },
-    /// The file that keeps others away cannot be locked.
+    /// The lock file cannot be locked.
     #[error("lock {lock}")]
     Lock {
         /// The file.
         lock: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The socket itself.
+    /// The socket cannot be created.
     #[error("listen on {socket}")]
     Listen {
         /// The socket.
         socket: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl Listener {
-    /// Listens on a unix stream socket that only its owner may connect to (mode 0600), in the place of one that
-    /// an agent left behind. Needs a tokio runtime.
+    /// Listens on a unix stream socket that only its owner may connect to (mode 0600), replacing one left by a previous
+    /// agent. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError::Served`] while another process serves it: `PATH.lock` tells.
+    /// [`ListenError::Served`] while another process serves it, as `PATH.lock` shows.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let socket = || path.to_owned();
         if let Some(directory) = path.parent() {
@@ -122,8 +122,8 @@ impl Listener {
         Ok(Self { socket: listener, path: path.to_owned(), file, _lock: lock })
     }
 
-    /// Listens anew where somebody has removed the file or put another in its place: nobody would find this one.
-    /// Says whether it did.
+    /// Listens anew if another process has removed or replaced the file, since no client would find this socket.
+    /// Returns whether it did.
     fn mend(&mut self) -> io::Result<bool> {
         if file_at(&self.path).is_ok_and(|file| file == self.file) {
             return Ok(false);
@@ -136,20 +136,20 @@ impl Listener {
     }
 }
 
-/// Device and inode of what has that path.
+/// Device and inode of the file at that path.
 fn file_at(path: &Path) -> rustix::io::Result<(u64, u64)> {
     rustix::fs::lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Still locked. A file that stays is replaced by the next agent.
+        // Still locked. A file that is left is replaced by the next agent.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Serves until `stop` resolves, then accepts nothing more and returns when every request that was accepted
-/// has its answer. Dropping the future instead breaks them off.
+/// Serves until `stop` resolves, then accepts no more connections and returns when every accepted request is answered.
+/// Dropping the future aborts them instead.
 pub async fn serve<H: Handler>(
     mut listener: Listener,
     handler: Arc<H>,
@@ -161,7 +161,7 @@ pub async fn serve<H: Handler>(
     let mut stop = std::pin::pin!(stop);
     let mut look = tokio::time::interval(LOOK_INTERVAL);
     loop {
-        // No arm loses anything when dropped: a connection is accepted or stays in the kernel's queue.
+        // Dropping an arm loses nothing: a connection is accepted or stays in the kernel's queue.
         let accepted = tokio::select! {
             () = &mut stop => break,
             accepted = accept(&listener, &places) => accepted,
@@ -198,7 +198,7 @@ pub async fn serve<H: Handler>(
     }
 }
 
-/// A request that panicked has cost its client the connection, and nobody else anything.
+/// A panic in a request closes that client's connection and affects no other.
 fn report_panic(ended: Result<(), JoinError>) {
     if let Err(error) = ended {
         tracing::error!("a request was not answered: {error}");
@@ -214,7 +214,7 @@ async fn accept(
     Ok((stream, place))
 }
 
-/// A connection came to nothing.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
     #[error("read the request")]
@@ -244,7 +244,7 @@ async fn converse(
         Ok(None) => return Ok(()),
         Ok(Some(payload)) => {
             let request = serde_json::from_slice(&payload);
-            // It may be large, and being served may take long.
+            // It may be large, and serving may take long.
             drop(payload);
             match request {
                 Ok(request) => handler.handle(request).await,
@@ -252,12 +252,12 @@ async fn converse(
             }
         }
         Err(error) => {
-            // The greeting is how a client of another protocol learns of it.
+            // The greeting informs a client with another protocol.
             send(&mut stream, greeting()?, limits.answer).await?;
             return Err(error);
         }
     };
-    // In one piece: a client that waits for its answer is woken once.
+    // In one write: a client that waits for its answer is woken once.
     let mut bytes = greeting()?;
     match frame::append(&mut bytes, &answer) {
         Err(error @ FrameError::TooLong { .. }) => {
@@ -276,8 +276,8 @@ fn greeting() -> Result<Vec<u8>, ConnectionError> {
     Ok(bytes)
 }
 
-/// The payload of the request, when the greeting before it is in our protocol. `None` from a client that only
-/// looked whether somebody listens.
+/// The payload of the request, if the greeting before it has our protocol. `None` from a client that only checked
+/// whether the agent listens.
 async fn receive(stream: &mut UnixStream) -> Result<Option<Bytes>, ConnectionError> {
     let mut buffer = BytesMut::new();
     let hello = match next_frame(stream, &mut buffer).await {
@@ -310,15 +310,15 @@ async fn send(stream: &mut UnixStream, bytes: Vec<u8>, patience: Duration) -> Re
     }
 }
 
-/// How long the lock of an agent that is gone may still be seen: a plugin that it had just forked shares its open
-/// files until the plugin is executed, and a kill reaches the agent alone.
+/// How long the lock of a dead agent may still be held: a plugin that it had just forked shares its open files until
+/// the plugin is executed, and a kill reaches the agent alone.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often the lock is tried meanwhile.
+/// How often the lock is retried.
 const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Takes `PATH.lock`, which outlives sockets: whoever has it may remove the socket of the one before. Blocks for
-/// [`LOCK_PATIENCE`] while another has it.
+/// Acquires `PATH.lock`, which outlives sockets: its holder may remove the socket of its predecessor. Blocks for up to
+/// [`LOCK_PATIENCE`] while another process holds it.
 fn lock_beside(path: &Path) -> Result<OwnedFd, ListenError> {
     let mut lock = path.as_os_str().to_owned();
     lock.push(".lock");
@@ -351,7 +351,7 @@ fn listen(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file that bind(2) creates takes its mode from the socket: there is no moment with a wider one.
+    // The file that bind(2) creates takes its mode from the socket: it never has a wider mode.
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&fd, &address)?;
     rustix::net::listen(&fd, BACKLOG)?;
@@ -375,7 +375,7 @@ mod tests {
 
     const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(10) };
 
-    /// Answers CNI calls with their own stdin and holds every other request until it is let go.
+    /// Answers CNI calls with their own stdin and holds every other request until released.
     #[derive(Default)]
     struct Echo {
         held: AtomicUsize,
@@ -428,7 +428,7 @@ mod tests {
             call(&self.socket(), request, PATIENCE)
         }
 
-        /// A connection without any protocol.
+        /// A connection without the protocol.
         fn connect(&self) -> BlockingStream {
             self.call(&echo("warm")).unwrap();
             let stream = BlockingStream::connect(self.socket()).unwrap();
@@ -469,7 +469,7 @@ mod tests {
     fn rest(mut stream: BlockingStream) -> Vec<String> {
         let mut bytes = Vec::new();
         match stream.read_to_end(&mut bytes) {
-            // The agent closed without reading all that was sent.
+            // The agent closed without reading everything that was sent.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             result => drop(result.unwrap()),
         }

@@ -1,8 +1,7 @@
-//! The CNI executable: environment and stdin to the agent, the agent's reply to stdout.
+//! The CNI executable: passes environment and stdin to the agent, and the agent's reply to stdout.
 //!
-//! It decides nothing that the agent could decide. What is left to it is what an absent agent cannot do: say
-//! so with the right error code, and keep a DEL for later. Two commands need no agent: `VERSION`, and none at
-//! all, which asks a person's question.
+//! It leaves all decisions to the agent. It only does what an absent agent cannot: report that with the right error
+//! code, and record a DEL for later. Two commands need no agent: `VERSION`, and an empty one, used by people.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,21 +23,21 @@ use crate::error_chain::Chain;
 /// Longest standard input in bytes.
 pub const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
 
-/// How long an absent agent is looked for. Container runtimes wait, so it stays well below a second.
+/// How long connecting to an absent agent is retried. Container runtimes wait, so it stays well below a second.
 pub const CONNECT_PATIENCE: Duration = Duration::from_millis(700);
 
-/// How long an answer may take: as long as the kubelet gives a container runtime to set a sandbox up. The
-/// variable [`TIMEOUT_VARIABLE`] changes it.
+/// Timeout of an answer: as long as the kubelet gives a container runtime to set up a sandbox. The variable
+/// [`TIMEOUT_VARIABLE`] overrides it.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(240);
 
-/// How long it has for STATUS, which runtimes ask every few seconds and wait for: an agent that is well answers from
-/// memory, as soon as it has a processor. One that is starting, hangs or is away is not available.
+/// Timeout of STATUS, which runtimes call every few seconds and wait for: a healthy agent answers from memory, as soon
+/// as it has a processor. An agent that is starting, hanging or absent is not available.
 pub const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Seconds, decimals allowed, in place of [`ANSWER_PATIENCE`].
+/// Overrides [`ANSWER_PATIENCE`]: seconds, decimals allowed.
 pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";
 
-// Those of the `cni` module, which owns them.
+// Same as those of the `cni` module, which defines them.
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const NEWEST: &str = "1.1.0";
 const CODE_ENVIRONMENT: u32 = 4;
@@ -49,31 +48,31 @@ const CODE_TRY_AGAIN: u32 = 11;
 const CODE_NOT_AVAILABLE: u32 = 50;
 const CODE_INTERNAL: u32 = 999;
 
-/// The call could not be handed to the agent.
+/// The call could not be passed to the agent.
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
-    /// A variable that is not text.
+    /// A variable is not UTF-8.
     #[error("environment variable {0} is not UTF-8")]
     Variable(String),
     /// [`TIMEOUT_VARIABLE`] is not a number of seconds.
     #[error("environment variable {TIMEOUT_VARIABLE}: {0:?} is not a number of seconds")]
     Timeout(String),
-    /// Standard input failed.
+    /// Reading standard input failed.
     #[error("read stdin")]
     ReadStdin(#[source] std::io::Error),
-    /// Standard input goes on beyond [`MAX_STDIN`].
+    /// Standard input is longer than [`MAX_STDIN`].
     #[error("stdin is longer than {MAX_STDIN} bytes")]
     LongStdin,
-    /// Standard input is not text.
+    /// Standard input is not UTF-8.
     #[error("stdin is not UTF-8")]
     BinaryStdin(#[source] std::string::FromUtf8Error),
     /// Standard input is not a JSON object.
     #[error("stdin is not a network configuration")]
     Decode(#[source] serde_json::Error),
-    /// An identifier that the specification does not allow.
+    /// An identifier is invalid by the specification.
     #[error("{}{}", .0.msg, after_colon(&.0.details))]
     Identifier(CniError),
-    /// A key of ours with another value than an absolute path.
+    /// A key of netattach must be an absolute path and is not.
     #[error("{0} must be an absolute path")]
     Path(&'static str),
     /// The agent did not answer.
@@ -81,26 +80,26 @@ pub enum ShimError {
     Agent {
         /// The CNI command.
         verb: String,
-        /// How it failed.
+        /// The cause.
         source: ClientError,
     },
-    /// The agent did not answer a DEL, which is kept for it.
+    /// The agent did not answer a DEL, which is recorded for it.
     #[error("DEL is not done yet: it is recorded in {record} and the agent carries it out when it starts")]
     Recorded {
         /// The file that holds the request.
         record: PathBuf,
-        /// How the agent failed.
+        /// The agent's failure.
         source: ClientError,
     },
-    /// The agent did not answer a DEL, and it could not be kept either.
+    /// The agent did not answer a DEL, and it could not be recorded either.
     #[error("DEL is not done and could not be recorded ({}): repeat it", Chain(.unrecorded))]
     NotRecorded {
         /// Why it could not be recorded.
         unrecorded: PendingError,
-        /// How the agent failed.
+        /// The agent's failure.
         source: ClientError,
     },
-    /// The agent answered something else.
+    /// The agent sent an unexpected answer.
     #[error("the agent answered a CNI call with something else")]
     OtherAnswer,
 }
@@ -134,7 +133,7 @@ pub fn run(
         Err(error) => failure(NEWEST, "", &error),
         Ok(environment) => match environment.verb() {
             "" => {
-                // To a person; there is nowhere else to say that it could not be said.
+                // For people; a failure to write cannot be reported.
                 let _ = writeln!(stderr, "{}", about());
                 return 0;
             }
@@ -151,12 +150,12 @@ pub fn run(
     }
 }
 
-/// The error object that stands for a panic, code 999.
+/// The error object for a panic, code 999.
 pub fn panic_text(panic: &std::panic::PanicHookInfo<'_>) -> String {
     error_text(NEWEST, CODE_INTERNAL, &format!("netattach has a bug: {panic}").replace('\n', " "))
 }
 
-/// What is taken from the environment.
+/// The values taken from the environment.
 struct Environment {
     cni: BTreeMap<String, String>,
     answer_patience: Duration,
@@ -184,7 +183,7 @@ impl Environment {
     }
 }
 
-/// What is taken from the configuration.
+/// The values taken from the configuration.
 struct Config {
     version: String,
     socket: PathBuf,
@@ -195,7 +194,7 @@ impl Config {
     fn parse(stdin: &str) -> Result<Self, ShimError> {
         let object: Map<String, Value> = serde_json::from_str(stdin).map_err(ShimError::Decode)?;
         Ok(Self {
-            // The agent judges it; here it only says how an error is to be written.
+            // The agent validates it; here it only selects the format of an error.
             version: object.get("cniVersion").and_then(Value::as_str).unwrap_or(NEWEST).to_owned(),
             socket: absolute_path(&object, "socket", DEFAULT_SOCKET)?,
             state_dir: absolute_path(&object, "stateDir", DEFAULT_STATE_DIR)?,
@@ -203,7 +202,7 @@ impl Config {
     }
 }
 
-/// The agent's reply, or the error that stands for it.
+/// The agent's reply, or the error object in its place.
 fn reply(environment: Environment, stdin: impl Read) -> CniReply {
     let verb = environment.verb().to_owned();
     match read_stdin(stdin).and_then(|stdin| Ok((Config::parse(&stdin)?, stdin))) {
@@ -238,7 +237,7 @@ fn hand_over(environment: Environment, config: &Config, stdin: String) -> Result
     }
 }
 
-/// Refuses a DEL that no agent will carry out. Files are named for containers: it is not kept either.
+/// Refuses a DEL that no agent will carry out. It is not recorded either, since files are named after containers.
 fn check_identifiers(call: &CniCall) -> Result<(), ShimError> {
     let variable = |name| call.variable(name).unwrap_or_default();
     check_container_id(variable("CNI_CONTAINERID"))
@@ -250,13 +249,13 @@ fn after_colon(details: &str) -> String {
     if details.is_empty() { String::new() } else { format!(": {details}") }
 }
 
-/// Whether nobody would carry the DEL out, or nobody knows whether it was. An agent that refuses has decided.
+/// Whether the DEL would not be carried out, or its outcome is unknown. An agent that refuses has decided.
 fn may_be_lost(error: &ClientError) -> bool {
     !matches!(error, ClientError::Refused { .. } | ClientError::Prepare(_))
 }
 
-/// Records a DEL, then tries once more: an agent that began to listen in between may have read the records
-/// before this one was there.
+/// Records a DEL, then tries once more: an agent that began to listen in between may have read the records before this
+/// one existed.
 fn keep_del(
     state_dir: &Path,
     call: &CniCall,
@@ -270,7 +269,7 @@ fn keep_del(
     };
     match try_again() {
         Ok(answer) => {
-            // A DEL that is carried out again does no harm.
+            // Repeating a DEL is harmless.
             let _ = pending::remove(&record);
             Ok(answer)
         }
@@ -316,7 +315,7 @@ fn failure(version: &str, verb: &str, error: &ShimError) -> CniReply {
     CniReply { stdout: error_text(version, error.code(verb), &Chain(error).to_string()), exit: 1 }
 }
 
-/// The error object of the CNI specification, indented as the Go plugins indent it.
+/// The error object of the CNI specification, indented like that of the Go plugins.
 fn error_text(version: &str, code: u32, message: &str) -> String {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -329,7 +328,7 @@ fn error_text(version: &str, code: u32, message: &str) -> String {
     let indented = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     let mut serializer = serde_json::Serializer::with_formatter(&mut text, indented);
     let object = ErrorObject { cni_version: version, code, msg: message };
-    // Strings and a number have a JSON form, and memory takes every byte.
+    // Serializing strings and a number to memory cannot fail.
     let _ = object.serialize(&mut serializer);
     text.push(b'\n');
     String::from_utf8_lossy(&text).into_owned()
@@ -351,7 +350,7 @@ mod tests {
     fn a_panic_is_an_error_of_code_999_on_one_line() {
         let (sender, receiver) = std::sync::mpsc::channel();
         let (this, others) = (std::thread::current().id(), std::panic::take_hook());
-        // The hook is the process's: other tests keep theirs.
+        // The hook is global to the process: other tests keep theirs.
         std::panic::set_hook(Box::new(move |panic| {
             if std::thread::current().id() == this {
                 let _ = sender.send(panic_text(panic));
@@ -367,7 +366,7 @@ mod tests {
         assert!(msg.starts_with("netattach has a bug: ") && msg.ends_with("on purpose"), "{msg}");
     }
 
-    /// A stdin that nobody may read.
+    /// A stdin that must not be read.
     struct Untouchable;
 
     impl Read for Untouchable {
@@ -428,7 +427,7 @@ mod tests {
             let expected = error_text("1.1.0", code, message);
             assert_eq!(run_with(variables, stdin), (1, expected, String::new()));
         }
-        // As much as there may be gets as far as its keys.
+        // Input of the maximum length is parsed as far as its keys.
         let padded = |bytes: usize| crate::bounded::padded(r#"{"socket": 7}"#, bytes);
         let (exit, stdout, _) = run_with(&[add], &padded(MAX_STDIN as usize));
         assert_eq!((exit, stdout), (1, error_text("1.1.0", 7, "socket must be an absolute path")));

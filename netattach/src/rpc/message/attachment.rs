@@ -39,9 +39,9 @@ pub struct Attachment {
     pub addresses: Vec<IpNet>,
     /// The interface on the host that carries its traffic: the other end of a veth, the parent of a macvlan.
     pub host_interface: Option<String>,
-    /// How far policies hold.
+    /// Enforcement level of policies.
     pub enforcement: Level,
-    /// Why not further, for people; empty at [`Level::Full`].
+    /// The reason for a lower level, for people; empty at [`Level::Full`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub enforcement_detail: String,
     /// Whether its packet programs wait for the first policy that selects it.
@@ -54,17 +54,17 @@ pub struct Attachment {
     pub state: State,
 }
 
-/// How far policies and source checks hold for an attachment.
+/// The enforcement level of policies and source checks for an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     /// Policies have no effect.
     None,
-    /// Until a process removes the programs, which are filters inside of the pod.
+    /// Enforced until a process removes the programs, which are filters inside of the pod.
     Advisory,
-    /// Unless the pod uses privileges over its network that it has or may have.
+    /// Enforced unless the pod uses privileges over its network that it has or may have.
     FullUnlessPrivileged,
-    /// In any case.
+    /// Always enforced.
     Full,
 }
 
@@ -82,9 +82,9 @@ impl fmt::Display for Level {
 /// The state of an attachment or uplink on the fast path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FastPath {
-    /// `on`, `undecided` or the short name of what keeps it off.
+    /// `on`, `undecided` or the short name of the reason for being off.
     pub state: String,
-    /// What keeps it off, for people; empty when nothing does.
+    /// The reason for being off the fast path, for people; empty if there is none.
     pub detail: String,
 }
 

@@ -38,15 +38,15 @@ pub struct AttachCall {
     pub by: String,
 }
 
-/// Takes an attachment of a live sandbox back.
+/// Detaches an attachment of a live sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetachCall {
     /// The sandbox.
     pub sandbox: SandboxName,
     /// Its interface in the pod.
     pub ifname: String,
-    /// Whether it is a failure (code 3) if there is nothing to take back, as a person expects. A controller that repeats its
-    /// calls leaves this out.
+    /// Whether it is a failure (code 3) if there is nothing to detach, as a person expects. A controller that repeats
+    /// its calls leaves this out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub must_be_attached: bool,
 }

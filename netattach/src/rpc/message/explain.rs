@@ -93,9 +93,9 @@ pub struct Path {
 pub struct Limit {
     /// The end.
     pub of: Named,
-    /// How far policies hold there.
+    /// Enforcement level there.
     pub enforcement: Level,
-    /// Why not further.
+    /// The reason for the lower level.
     pub why: String,
 }
 
@@ -112,7 +112,7 @@ pub struct Named {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Leg {
-    /// The end is no enforced attachment of this node.
+    /// The end is not an enforced attachment of this node.
     NotHere,
     /// No policy isolates this direction.
     NotIsolated,
@@ -129,16 +129,16 @@ pub enum Leg {
         /// The rule in words: object, direction and position.
         by: String,
     },
-    /// Policies isolate this direction, and nothing enforces them.
+    /// Policies isolate this direction, but are not enforced.
     Unenforced {
         /// The objects that isolate the direction.
         selected_by: Vec<String>,
-        /// Why nothing does.
+        /// Why they are not enforced.
         why: String,
     },
     /// The direction is isolated, but the agent's settings let ICMP of this family pass.
     AcceptedIcmp,
-    /// The packet keeps the link going, which no policy ends.
+    /// The packet is needed for the link to work, and no policy blocks it.
     KeepsLink,
     /// The network's definition names the ethertype.
     Named,
@@ -157,7 +157,7 @@ pub enum Leg {
         policy: u32,
         /// The objects that isolate the direction.
         selected_by: Vec<String>,
-        /// Why no rule does.
+        /// Why no rule allows it.
         missing: Missing,
     },
     /// The direction is isolated completely: its policy does not fit into the maps.

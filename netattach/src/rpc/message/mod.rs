@@ -54,7 +54,7 @@ pub enum Request {
     Cni(CniCall),
     /// Attach a live sandbox to one more network.
     Attach(AttachCall),
-    /// Take back what [`Request::Attach`] attached.
+    /// Detach an attachment made by [`Request::Attach`].
     Detach(DetachCall),
     /// Every attachment on this node.
     Attachments,
@@ -104,7 +104,7 @@ pub enum Response {
 }
 
 impl Hello {
-    /// That of this software.
+    /// The greeting of this software.
     pub fn ours() -> Self {
         Self { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() }
     }

@@ -27,7 +27,7 @@ pub struct AttachmentPolicy {
     pub ingress: Option<u32>,
     /// The same for traffic from the pod.
     pub egress: Option<u32>,
-    /// How far policies hold.
+    /// Enforcement level of policies.
     pub enforcement: Level,
     /// The policies that select it: `namespace/name`, sorted.
     pub selected_by: Vec<String>,

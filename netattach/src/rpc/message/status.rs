@@ -13,7 +13,7 @@ pub struct Status {
     pub ready: Vec<Readiness>,
     /// Problems of the objects and files that the agent reads.
     pub source: Vec<Condition>,
-    /// Problems of single networks, pools and attachments; the others are not concerned.
+    /// Problems of single networks, pools and attachments; others are not affected.
     #[serde(default)]
     pub troubles: Vec<Condition>,
     /// The kernel and its features, as probed.
@@ -23,26 +23,26 @@ pub struct Status {
     /// How programs are attached to uplinks and to devices in pods.
     #[serde(default)]
     pub attach_mode_others: String,
-    /// How often programs were put back on a device since the agent's start, after somebody took them off.
+    /// How often programs were reattached since the agent's start, after another process removed them.
     #[serde(default)]
     pub programs_put_back: u64,
     /// Resident memory in bytes.
     pub memory_bytes: u64,
     /// Number of attachments.
     pub attachments: u64,
-    /// When the fast path is taken: `auto`, `on` or `off`.
+    /// When the fast path is used: `auto`, `on` or `off`.
     #[serde(default)]
     pub fast_path_mode: String,
     /// Number of attachments in each state on the fast path.
     #[serde(default)]
     pub fast_path: Vec<FastPathCount>,
-    /// The devices of the node by which packets may take the fast path from and to elsewhere.
+    /// The devices of the node by which packets may use the fast path to and from outside.
     #[serde(default)]
     pub uplinks: Vec<Uplink>,
     /// How full the flow table is, for each address family.
     #[serde(default)]
     pub flows: Vec<FlowTableUse>,
-    /// Duration of the last change of policies; none before the first that made a difference to an attachment.
+    /// Duration of the last change of policies; none before the first that affected an attachment.
     #[serde(default)]
     pub policy_change: Option<PolicyChange>,
 }
@@ -61,7 +61,7 @@ pub struct Condition {
 pub struct PolicyChange {
     /// Reading what changed of the manifests.
     pub read_us: u64,
-    /// Compiling the policies of the attachments concerned.
+    /// Compiling the policies of the affected attachments.
     pub compile_us: u64,
     /// Writing new policies into the maps.
     pub write_us: u64,
@@ -69,7 +69,7 @@ pub struct PolicyChange {
     pub switch_us: u64,
     /// New policies.
     pub policies: u64,
-    /// Attachments that were switched.
+    /// Switched attachments.
     pub attachments: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct FastPathCount {
     pub attachments: u64,
 }
 
-/// A device of the node that leads elsewhere.
+/// A device of the node that leads outside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uplink {
     /// Its name.
@@ -93,7 +93,7 @@ pub struct Uplink {
     /// State on the fast path.
     #[serde(flatten)]
     pub standing: FastPath,
-    /// Mode of the XDP program: `native`, `generic`, or why there is none; empty where none is asked for.
+    /// Mode of the XDP program: `native`, `generic`, or why there is none; empty if none is requested.
     #[serde(default)]
     pub xdp: String,
 }
@@ -105,7 +105,8 @@ pub struct FlowTableUse {
     pub family: String,
     /// Flows in it, as of the last pass over it.
     pub entries: u64,
-    /// As many as it can hold. Attachments have shares of it, so that it is full for all only where more of them begin at once.
+    /// Capacity of the map. Attachments have shares of it, so that it is full for all only if more of them start at
+    /// once.
     pub capacity: u64,
 }
 
@@ -129,7 +130,7 @@ pub struct Kernel {
     pub features: Vec<Feature>,
 }
 
-/// Something that a kernel may lack.
+/// A feature that a kernel may lack.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Feature {
     /// Short name.

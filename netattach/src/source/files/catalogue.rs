@@ -1,7 +1,7 @@
-//! What the files of a directory give, put together: of two objects with one name the first counts, that of the first file by
-//! its path, and in it of the first document.
+//! Merges the objects of a directory's files: of two objects with the same name the first counts, by the path of its
+//! file, and in a file by its document.
 //!
-//! It is kept up to date file by file, and comes to the same in whatever order they come.
+//! It is updated file by file, and the result does not depend on the order of the updates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,30 +12,30 @@ use crate::objects::policy::PolicyKind;
 use crate::objects::{Objects, Problem, Shared};
 use crate::source::read::manifest::{Key, Object};
 
-/// What one file gives.
+/// The contents of one file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// Objects with the number of their document, in its order.
+    /// Objects with the index of their document, in order.
     pub(super) objects: Vec<(Option<usize>, Object)>,
     pub(super) problems: Vec<Problem>,
-    /// The file as it was when this was read, if a later change is sure to show in it.
+    /// The version of the file that was read, if any later change is sure to be visible in it.
     pub(super) version: Option<FileVersion>,
 }
 
-/// Files, and places in them, in order. Most objects have one, so it is to be small.
+/// Files and positions in them, in order. Most objects have one, so it should be small.
 type Places = Vec<(Arc<Path>, usize)>;
 
-/// See the module.
+/// The merged contents of all files; see the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
     files: BTreeMap<PathBuf, Contents>,
-    /// Which files give an object, and at which place of theirs; never none.
+    /// The files that contain an object, and its position in each; never empty.
     givers: BTreeMap<Key, Places>,
     /// Names that several objects have.
     contested: BTreeSet<Key>,
     /// Files with problems.
     failing: BTreeSet<PathBuf>,
-    /// The objects that count, without problems.
+    /// The winning objects, without problems.
     objects: Objects,
 }
 
@@ -45,7 +45,7 @@ impl Catalogue {
         &self.files
     }
 
-    /// Puts what a file gives now in the place of what it gave before; `None`: nothing any more.
+    /// Replaces the contents of a file; `None`: it has none any more.
     pub(super) fn put(&mut self, path: &Path, now: Option<Contents>) {
         let before = self.files.remove(path).unwrap_or_default();
         let mut concerned = BTreeMap::new();
@@ -63,7 +63,7 @@ impl Catalogue {
             let shared: Arc<Path> = path.into();
             for (position, (_, object)) in now.objects.iter().enumerate() {
                 let key = object.key();
-                // Not doubled at once: most stay alone.
+                // Not doubled at once: most objects are in one file only.
                 let givers = self.givers.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1));
                 let place = (Arc::clone(&shared), position);
                 if let Err(at) = givers.binary_search(&place) {
@@ -81,7 +81,7 @@ impl Catalogue {
         }
     }
 
-    /// Sees to it that the first object of a name counts, and no other. `alike`: any of that name.
+    /// Ensures that the first object of a name counts, and no other. `alike`: any object of that name.
     fn decide(&mut self, key: Key, alike: &Object) {
         let Some(givers) = self.givers.get(&key).filter(|givers| !givers.is_empty()) else {
             self.givers.remove(&key);
@@ -100,7 +100,7 @@ impl Catalogue {
         }
     }
 
-    /// Everything, with the problems in the order of the files.
+    /// All objects, with the problems in the order of the files.
     pub(super) fn objects(&self) -> Objects {
         let mut problems: BTreeMap<&Path, Vec<Problem>> = BTreeMap::new();
         for path in &self.failing {
@@ -113,7 +113,7 @@ impl Catalogue {
         Objects { problems: problems.into_values().flatten().collect(), ..self.objects.clone() }
     }
 
-    /// The objects whose name another one has that comes first, in the order of their places.
+    /// The objects hidden by an earlier one of the same name, in order of position.
     fn not_counting(&self) -> BTreeSet<(&Path, usize, Problem)> {
         let mut found = BTreeSet::new();
         for key in &self.contested {
@@ -163,7 +163,7 @@ fn policies(
     }
 }
 
-/// What says the same stays the value that it is: whoever looks for changes compares addresses.
+/// Keeps the existing value if it is equal: readers find changes by comparing addresses.
 fn set<K: Ord + Clone, V: PartialEq + Clone>(map: &mut Shared<K, V>, key: &K, value: &V) {
     if map.get(key) != Some(value) {
         map.insert(key.clone(), value.clone());

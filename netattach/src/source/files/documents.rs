@@ -13,17 +13,17 @@ use crate::budget;
 use crate::source::read::manifest::{self, ManifestError, Object};
 use crate::source::read::policies::yaml_policy;
 
-/// The documents of a YAML stream, each on its own, so that one that does not parse leaves the others readable.
+/// Splits a YAML stream into its documents, so that one that does not parse leaves the others readable.
 ///
-/// A line that begins with `---` starts a document wherever it stands (YAML 1.2 section 9.1.4), which makes the
-/// split exact without parsing. Parts with nothing but comments and directives are left out.
+/// A line that starts with `---` starts a document wherever it is (YAML 1.2 section 9.1.4), which makes the split exact
+/// without parsing. Parts with only comments and directives are omitted.
 pub(in crate::source) fn yaml_documents(text: &str) -> impl Iterator<Item = &str> {
     let text = text.trim_start_matches('\u{feff}');
     let marker = memchr::memmem::find_iter(text.as_bytes(), "\n---").map(|end| end + 1).filter(|start| {
         let rest = &text[start + "---".len()..];
         rest.is_empty() || rest.starts_with(char::is_whitespace)
     });
-    // One after the other: a file may have millions.
+    // Evaluated lazily: a file may have millions.
     let parts = marker.chain([text.len()]).scan(0, |start, end| {
         let part = &text[*start..end];
         *start = end;
@@ -32,7 +32,7 @@ pub(in crate::source) fn yaml_documents(text: &str) -> impl Iterator<Item = &str
     parts.filter(|part| part.lines().any(holds_content))
 }
 
-/// A document of a YAML stream that is JSON: text in braces that is JSON is YAML and means the same.
+/// A document of a YAML stream that is JSON: JSON text in braces is also YAML with the same meaning.
 pub(super) fn json(document: &str) -> Option<&RawValue> {
     let text = document.strip_prefix("---").unwrap_or(document).trim_start();
     if text.starts_with('{') { serde_json::from_str(text).ok() } else { None }
@@ -43,10 +43,10 @@ pub(super) fn yaml_objects(document: &str) -> Vec<Result<Object, ManifestError>>
     list_objects(document).unwrap_or_else(|| single(document)).unwrap_or_else(|error| vec![Err(error)])
 }
 
-/// The objects of a document that is read at once.
+/// The objects of a document that is parsed as a whole.
 ///
 /// # Errors
-/// It does not parse, or is larger than what is read so.
+/// It does not parse, or is too large to be parsed as a whole.
 fn single(document: &str) -> Result<Vec<Result<Object, ManifestError>>, ManifestError> {
     if let Some(policy) = yaml_policy(document) {
         return Ok(vec![Ok(policy)]);
@@ -57,11 +57,11 @@ fn single(document: &str) -> Result<Vec<Result<Object, ManifestError>>, Manifest
     }
 }
 
-/// The objects of a document that is a list, item by item; `None`: it is to be read at once.
+/// The objects of a document that is a list, item by item; `None`: it must be parsed as a whole.
 fn list_objects(document: &str) -> Option<Result<Vec<Result<Object, ManifestError>>, ManifestError>> {
     let list = cut(document)?;
     let mut head = Map::new();
-    // Each for itself: what is open at the end of the first would go on in the items.
+    // Each on its own: an unterminated node at the end of the first would continue into the items.
     for part in [list.before, list.after].into_iter().filter(|part| part.lines().any(holds_content)) {
         let Ok(Value::Object(keys)) = yaml(part) else { return None };
         head.extend(keys);
@@ -79,20 +79,20 @@ fn list_objects(document: &str) -> Option<Result<Vec<Result<Object, ManifestErro
             Ok(found) => {
                 objects.extend(found.into_iter().map(|object| object.map_err(|it| it.of_item(index))))
             }
-            // It may be no item: a text that is open there, or one that refers to another item.
+            // It may not be an item: it could be inside an open text, or refer to another item.
             Err(_) if budget::YAML.check(document.len()).is_ok() => return None,
-            // Nor is known then where the next one begins.
+            // Then the start of the next item is unknown as well.
             Err(error) => return Some(Err(error.of_item(index))),
         }
     }
     Some(Ok(objects))
 }
 
-/// Reads one document of a YAML stream as a value.
+/// Parses one document of a YAML stream as a value.
 ///
 /// # Errors
-/// It does not parse, or is larger than what is read as a value: the parser takes many times the size of a text, and an alias
-/// stands for as much as what it refers to.
+/// It does not parse, or exceeds the limits: the parser takes many times the size of a text, and an alias counts as
+/// much as the node it refers to.
 pub(in crate::source) fn yaml(document: &str) -> Result<Value, ManifestError> {
     budget::YAML.check(document.len()).map_err(ManifestError::Budget)?;
     let left = Cell::new(budget::YAML_VALUES.most + 1);
@@ -109,7 +109,7 @@ pub(in crate::source) fn yaml(document: &str) -> Result<Value, ManifestError> {
     })
 }
 
-/// Reads a value that holds no more than so many values.
+/// Deserializes a value with a limited number of values.
 #[derive(Clone, Copy)]
 struct Bounded<'c>(&'c Cell<usize>);
 
@@ -117,7 +117,7 @@ impl<'de> DeserializeSeed<'de> for Bounded<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        // At 0 there was one too many.
+        // At 0 the limit is exceeded by one.
         self.0.set(self.0.get().saturating_sub(1));
         if self.0.get() == 0 {
             return Err(de::Error::custom("too many values"));
@@ -183,11 +183,11 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     }
 }
 
-/// Reads a document of a YAML stream that is JSON or plain, which takes a fraction of the time; `None`: it is neither, or not
-/// what is wanted.
+/// Reads a document of a YAML stream that is JSON or plain YAML, which takes a fraction of the time; `None`: it is
+/// neither, or does not have the expected type.
 pub(in crate::source) fn plain<'d, T: Deserialize<'d>>(document: &'d str) -> Option<T> {
     let text = document.strip_prefix("---").unwrap_or(document).trim_start();
-    // Text in braces that is JSON is YAML and means the same.
+    // JSON text in braces is also YAML with the same meaning.
     if text.starts_with('{') { serde_json::from_str(text).ok() } else { plain_yaml::read(document) }
 }
 
@@ -196,7 +196,7 @@ fn holds_content(line: &str) -> bool {
     !(content.is_empty() || content == "..." || content.starts_with('#') || line.starts_with('%'))
 }
 
-/// The documents of a file with JSON texts one after the other. After one that does not parse there is no next.
+/// The documents of a file of consecutive JSON texts. A parse error ends the sequence.
 pub(in crate::source) fn json_documents(
     text: &str,
 ) -> impl Iterator<Item = Result<&RawValue, ManifestError>> {
@@ -243,7 +243,7 @@ mod tests {
         objects.into_iter().map(|object| object.map_err(|error| Chain(&error).to_string())).collect()
     }
 
-    /// The objects of a document that is read as one value.
+    /// The objects of a document that is parsed as one value.
     fn at_once(document: &str) -> Vec<Result<Object, String>> {
         said(single(document).unwrap_or_else(|error| vec![Err(error)]))
     }
@@ -264,11 +264,11 @@ mod tests {
         let whole = list(&[item("a"), "# b is next\n".to_owned(), item("b")].concat());
         assert!(list_objects(&whole).is_some());
         assert_eq!(said(yaml_objects(&whole)), [Ok(namespace("a")), Ok(namespace("b"))]);
-        // The second refers to the first.
+        // The second item refers to the first.
         let anchored = list("- &a {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- *a\n");
         assert!(list_objects(&anchored).is_none());
         assert_eq!(said(yaml_objects(&anchored)), [Ok(namespace("a")), Ok(namespace("a"))]);
-        // What looks like an item is text.
+        // The apparent item is part of a text.
         let quoted = list(&format!(
             "- {{apiVersion: v1, kind: Namespace, metadata: {{name: \"x\n{}\"}}}}\n",
             item("b")
@@ -277,7 +277,7 @@ mod tests {
         for other in [whole.replace("kind: List", "kind: Else"), whole.replace("items:", "a: \"\nitems:")] {
             assert!(list_objects(&other).is_none(), "{other}");
         }
-        // Behind what does not parse nobody knows where the next item begins.
+        // After a parse error the start of the next item is unknown.
         let large =
             list(&[item("a"), format!("- \"{}\n", "x".repeat(budget::YAML.most)), item("b")].concat());
         let objects = said(yaml_objects(&large));
@@ -308,7 +308,7 @@ mod tests {
         };
         assert_eq!(said(yaml_objects(&of(most))), [Ok(namespace("a"))]);
         assert_eq!(said(yaml_objects(&of(most + 1))), [Err(budget_error(&budget::YAML_VALUES, most + 1))]);
-        // A list of a thousand, named a thousand times.
+        // A list of a thousand items, aliased a thousand times.
         let aliases = format!("{{a: &a [{}], b: [{}]}}", "1,".repeat(1000), "*a,".repeat(1000));
         assert_eq!(said(yaml_objects(&aliases)), [Err(budget_error(&budget::YAML_VALUES, most + 1))]);
         let most = budget::OBJECTS.most;

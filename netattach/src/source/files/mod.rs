@@ -1,20 +1,21 @@
 //! A directory of manifests, read at start and watched.
 //!
-//! Every `.yaml`, `.yml` and `.json` file below the directory counts, in lexical order of the paths; names that
-//! begin with a dot do not (editors' files, and the hidden directories of a mounted ConfigMap), nor do links
-//! that lead to a directory.
+//! Every `.yaml`, `.yml` and `.json` file below the directory is read, in lexical order of the paths; names that begin
+//! with a dot are ignored (editors' files, and the hidden directories of a mounted ConfigMap), and so are links to
+//! directories.
 //!
-//! A file that is being written must never take a policy out of force. Therefore nothing is read before the
-//! directory has been quiet for a moment; and while a file cannot be read, is empty or has a document that
-//! fails, whatever it gave before and does not give now stays as it was. Only a writer that stops for longer in
-//! the middle of a document that happens to be complete there can be misread; renaming over the file avoids it.
+//! A partly written file must never take a policy out of force. Therefore files are read only after the directory has
+//! been quiet for a moment; and while a file cannot be read, is empty or has an invalid document, its previous objects
+//! that are missing now stay in force. Only a writer that pauses for longer in the middle of a document that happens to
+//! be complete there can be misread; renaming over the file avoids it.
 //!
-//! Only what the kernel tells of is looked at, and what links lead to. Everything is at the start, where names of directories are
-//! concerned, when the kernel could not tell all, and once a minute: filesystems that others write to tell of nothing, nor can
-//! be told what was written by way of another name that came and went in between two looks.
+//! Only the files reported by the kernel are examined, and the targets of links. All files are examined at start, when
+//! names of directories are concerned, when the kernel lost events, and once a minute: filesystems written by other
+//! hosts report no events, nor are writes reported that used another name of the file which existed only between two
+//! passes.
 //!
-//! `watcher` says which files changed, `tree` reads those, by `documents` (and `plain_yaml`, the fast way, and `yaml_list`) and only if their
-//! version is another one (`crate::file_version`), and `catalogue` puts together what all files give.
+//! `watcher` reports the changed files, `tree` reads them if their version differs (`crate::file_version`), by way of
+//! `documents` (and `plain_yaml`, the fast parser, and `yaml_list`), and `catalogue` merges the contents of all files.
 
 mod catalogue;
 pub(in crate::source) mod documents;
@@ -38,19 +39,19 @@ use crate::source::files::tree::Tree;
 use crate::source::files::watcher::{Signal, Touched, Watched, identity};
 use crate::source::{NotSynced, PodFuture, Source, WantedPod, follow};
 
-/// How changes are awaited.
+/// Timing of the watch.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
     /// How long the directory must be quiet before it is read.
     pub quiet: Duration,
-    /// The same when files were only renamed into their places: then each is whole, and there is only the next one to
-    /// wait for.
+    /// The same when files were only renamed into place: each is complete then, and only further renames are waited
+    /// for.
     pub renamed: Duration,
-    /// How long a directory that is never quiet can put reading off.
+    /// How long a directory that is never quiet can delay reading.
     pub patience: Duration,
-    /// How often a directory that has vanished is looked for.
+    /// How often a missing directory is looked for.
     pub retry: Duration,
-    /// How long the directory is trusted to be as the kernel told: not every filesystem tells of every change.
+    /// How long the kernel's events are relied on without a full pass: not every filesystem reports every change.
     pub trust: Duration,
 }
 
@@ -66,7 +67,7 @@ impl Default for Timing {
     }
 }
 
-/// Why a directory cannot be the source. Only at start: later the last snapshot stands.
+/// Why a directory cannot be the source. Only at start: later the last snapshot remains valid.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The directory cannot be read.
@@ -74,7 +75,7 @@ pub enum FilesError {
     Read {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The directory cannot be watched.
@@ -82,15 +83,15 @@ pub enum FilesError {
     Watch {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: notify::Error,
     },
-    /// The thread that watches cannot be started.
+    /// The watch thread cannot be started.
     #[error("start the thread that watches manifests")]
     Thread(#[source] io::Error),
 }
 
-/// The source on a directory. Dropping it ends the watch.
+/// A source that reads a directory. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct Files {
     published: Arc<Published>,
@@ -104,31 +105,31 @@ struct Published {
     /// Microseconds.
     reading: AtomicU64,
     version: watch::Sender<u64>,
-    /// What the thread has been at, or has missed, and since when.
+    /// The condition that prevents newer snapshots at present, and since when.
     standing: Mutex<Option<(Instant, Standing)>>,
 }
 
-/// Why nothing newer may come.
+/// Why the snapshot may be out of date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// It reads.
+    /// A read is in progress.
     Reading,
-    /// There is no directory to follow.
+    /// The directory is missing.
     Away,
 }
 
-/// How long reading may take, or the directory be away, before it counts.
+/// How long reading may take, or the directory be missing, before it is reported.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Files {
     /// Reads a directory and watches it from then on.
     ///
     /// # Errors
-    /// The directory cannot be read or watched. Unreadable files in it are no error but problems of the snapshot.
+    /// The directory cannot be read or watched. Unreadable files in it are problems of the snapshot, not errors.
     pub fn open(directory: impl Into<PathBuf>, timing: Timing) -> Result<Self, FilesError> {
         let directory = directory.into();
         let (signals, received) = mpsc::channel();
-        // Watched before it is read, so that no change falls between the two.
+        // The watch starts before the first read, so that no change is lost between the two.
         let watched = Watched::start(&directory, signals.clone())
             .map_err(|source| FilesError::Watch { path: directory.clone(), source })?;
         let mut tree = Tree::new(directory.clone());
@@ -158,7 +159,7 @@ impl Files {
     }
 }
 
-/// Says in the log what could not be read, but for what was told before.
+/// Logs problems that were not logged before.
 fn tell(objects: &Objects, before: &[Problem]) {
     for problem in objects.problems.iter().filter(|problem| !before.contains(problem)) {
         tracing::warn!(%problem, "manifest not in force");
@@ -180,7 +181,8 @@ impl Source for Files {
 
     fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {
         if wanted.find(&self.snapshot()).is_none() {
-            // Not every filesystem reports every change. Fails only when the thread has ended: then no pod comes.
+            // Not every filesystem reports every change. Fails only when the thread has ended; then the pod never
+            // appears.
             let _ = self.signals.send(Signal::Changed(Touched::Anything));
         }
         Box::pin(follow(self, wanted, deadline))
@@ -212,7 +214,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // Both fail only when the thread has ended already.
+        // Both fail only if the thread has already ended.
         let _ = self.signals.send(Signal::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -220,14 +222,14 @@ impl Drop for Files {
     }
 }
 
-/// The thread that reads the directory again when it has changed.
+/// The thread that rereads the directory after changes.
 struct Follower {
     tree: Tree,
-    /// `None` while the directory is away.
+    /// `None` while the directory is missing.
     watched: Option<Watched>,
-    /// Since when it is away.
+    /// Since when it is missing.
     away: Option<Instant>,
-    /// When everything was last looked at.
+    /// Time of the last full pass.
     looked: Instant,
     timing: Timing,
     signals: mpsc::Sender<Signal>,
@@ -262,8 +264,8 @@ impl Follower {
         *self.published.standing.lock().unwrap_or_else(PoisonError::into_inner) = standing;
     }
 
-    /// Returns when the directory has changed and become quiet, or when it is time to look at it again; `None` when the
-    /// source is dropped.
+    /// Returns when the directory has changed and become quiet, or when a full pass is due; `None` when the source is
+    /// dropped.
     fn await_change(&self, received: &mpsc::Receiver<Signal>) -> Option<Touched> {
         let idle = match &self.watched {
             Some(_) => self.timing.trust.saturating_sub(self.looked.elapsed()),
@@ -289,7 +291,7 @@ impl Follower {
         Some(touched)
     }
 
-    /// How long the directory must be quiet after a signal, and what that is about; `None`: nothing more is wanted.
+    /// How long the directory must be quiet after a signal, and what changed; `None`: stop.
     fn understood(&self, signal: Signal) -> Option<(Duration, Touched)> {
         match signal {
             Signal::Renamed(touched) => Some((self.timing.renamed, touched)),
@@ -298,8 +300,8 @@ impl Follower {
         }
     }
 
-    /// A watch follows the directory it was set on, not the path: one that was moved away or removed and made
-    /// again needs a new watch. Says whether it did.
+    /// A watch follows the directory it was set on, not the path: if that was moved away, or removed and recreated, a
+    /// new watch is needed. Returns whether it was set.
     fn watch_again_if_replaced(&mut self) -> bool {
         let now = identity(self.tree.directory()).ok();
         if now.is_some() && self.watched.as_ref().map(|watched| watched.identity) == now {

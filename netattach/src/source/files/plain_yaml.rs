@@ -1,9 +1,9 @@
-//! Plain YAML: the part of the language in which programs write manifests, block by block, read in a fraction of the time that
-//! all of the language takes.
+//! Parser for plain YAML: the subset in which programs write manifests, block by block, parsed in a fraction of the
+//! time that the whole language takes.
 //!
-//! What is not surely plain is left to the whole parser: flow collections that hold something, block and folded
-//! scalars, anchors, tags, comments behind values, escapes, words such as `true` whose type depends on the reader. What
-//! is read means the same as to the whole parser; the tests hold the two together.
+//! Anything that is not certainly plain is left to the full parser: non-empty flow collections, block and folded
+//! scalars, anchors, tags, comments after values, escapes, words such as `true` whose type depends on the parser. The
+//! result equals that of the full parser; the tests compare the two.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,17 +13,17 @@ use serde::de::value::{BorrowedStrDeserializer, MapDeserializer, SeqDeserializer
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 
-/// Deepest nesting; a policy has seven levels.
+/// Maximum nesting; a policy has seven levels.
 const DEEPEST: usize = 32;
-/// Most keys of one mapping: they are compared with each other.
+/// Maximum number of keys of one mapping: they are compared with each other.
 const MOST_KEYS: usize = 64;
 
-/// What a document says, if it is plain, a mapping, and what is wanted.
+/// Parses a document if it is plain, a mapping, and of the expected type.
 pub(super) fn read<'de, T: Deserialize<'de>>(document: &'de str) -> Option<T> {
     read_by(document, PhantomData)
 }
 
-/// As [`read`], by a seed.
+/// As [`read`], with a seed.
 pub(super) fn read_by<'de, S: DeserializeSeed<'de>>(document: &'de str, seed: S) -> Option<S::Value> {
     if !document.as_bytes().chunks(4096).all(is_printable) {
         return None;
@@ -38,12 +38,12 @@ pub(super) fn read_by<'de, S: DeserializeSeed<'de>>(document: &'de str, seed: S)
     reader.line.is_none().then_some(value)
 }
 
-/// Whether there are only printable ASCII characters and line ends. Without a way out of the loop it is done many bytes at once.
+/// Whether there are only printable ASCII characters and line ends. Without early exit from the loop it is vectorized.
 fn is_printable(bytes: &[u8]) -> bool {
     bytes.iter().fold(true, |all, byte| all & (matches!(byte, b' '..=b'~') | (*byte == b'\n')))
 }
 
-/// The text is not plain, or not what is wanted: which of them, the whole parser says.
+/// The text is not plain, or not of the expected type: the full parser finds out which.
 #[derive(Debug, thiserror::Error)]
 #[error("not plain")]
 struct NotPlain;
@@ -56,13 +56,13 @@ impl de::Error for NotPlain {
 
 /// Goes through the lines of a document.
 struct Reader<'de> {
-    /// What is behind the line.
+    /// The text after the line.
     rest: &'de str,
-    /// The line to be read next, or what is left of it.
+    /// The next line, or the rest of it.
     line: Option<Line<'de>>,
 }
 
-/// What stands on a line, from its first character that is no space; never empty.
+/// The content of a line, from its first character that is not a space; never empty.
 #[derive(Clone, Copy)]
 struct Line<'de> {
     indent: usize,
@@ -70,7 +70,7 @@ struct Line<'de> {
 }
 
 impl Reader<'_> {
-    /// Goes to the next line that holds more than a comment.
+    /// Advances to the next line that is not empty and not a comment.
     fn next_line(&mut self) {
         while !self.rest.is_empty() {
             let end = memchr(b'\n', self.rest.as_bytes()).unwrap_or(self.rest.len());
@@ -86,7 +86,7 @@ impl Reader<'_> {
         self.line = None;
     }
 
-    /// A collection ends where something stands less deep, or what holds it goes on.
+    /// A collection ends at a line with smaller indentation, or where its parent continues.
     fn ends(&self, indent: usize) -> Result<(), NotPlain> {
         match self.line {
             Some(line) if line.indent > indent => Err(NotPlain),
@@ -95,7 +95,7 @@ impl Reader<'_> {
     }
 }
 
-/// What begins on the current line: a sequence, a mapping or a scalar.
+/// The node that starts on the current line: a sequence, a mapping or a scalar.
 struct Node<'r, 'de> {
     reader: &'r mut Reader<'de>,
     depth: usize,
@@ -150,7 +150,7 @@ impl<'de> SeqAccess<'de> for &mut Sequence<'_, 'de> {
         };
         let text = line.text[1..].trim_start_matches(' ');
         if text.is_empty() {
-            // The item would be what follows, or null.
+            // The item would be on the following lines, or null.
             return Err(NotPlain);
         }
         self.reader.line = Some(Line { indent: self.indent + line.text.len() - text.len(), text });
@@ -163,7 +163,7 @@ struct Mapping<'r, 'de> {
     depth: usize,
     indent: usize,
     keys: Vec<&'de str>,
-    /// What stands behind the last of them.
+    /// The text after the last key.
     value: &'de str,
     is_over: bool,
 }
@@ -200,7 +200,7 @@ impl<'de> MapAccess<'de> for &mut Mapping<'_, 'de> {
     }
 }
 
-/// What a key without a value has.
+/// The value of a key without one.
 struct Null;
 
 impl<'de> Deserializer<'de> for Null {
@@ -255,7 +255,7 @@ fn is_item(text: &str) -> bool {
     matches!(text.as_bytes(), [b'-'] | [b'-', b' ', ..])
 }
 
-/// What stands between quotes.
+/// The text between quotes.
 fn quoted(text: &str) -> Option<&str> {
     match text.as_bytes() {
         [b'"', .., b'"'] | [b'\'', .., b'\''] => text.get(1..text.len() - 1),
@@ -263,7 +263,7 @@ fn quoted(text: &str) -> Option<&str> {
     }
 }
 
-/// A key that is surely a string, and what stands behind it.
+/// A key that is certainly a string, and the text after it.
 fn split_key(text: &str) -> Option<(&str, &str)> {
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'/' | b'-');
     let length = text.bytes().take_while(|byte| is_part(byte)).count();
@@ -273,7 +273,7 @@ fn split_key(text: &str) -> Option<(&str, &str)> {
     is_word(key).then(|| (key, value.trim_start_matches(' ')))
 }
 
-/// Whether a text that begins with a letter is a string to every reader.
+/// Whether a text that begins with a letter is a string to every parser.
 fn is_word(text: &str) -> bool {
     const OTHERS: [&str; 11] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"];
     const LONGEST: usize = 5;
@@ -281,13 +281,13 @@ fn is_word(text: &str) -> bool {
         && (text.len() > LONGEST || !OTHERS.iter().any(|other| other.eq_ignore_ascii_case(text)))
 }
 
-/// A decimal number without sign that fits into 64 bits.
+/// An unsigned decimal number that fits into 64 bits.
 fn is_number(text: &str) -> bool {
     text == "0"
         || (text.len() < 19 && !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whether a text without quotes is a string to every reader: a word, or what begins like a number and is an address.
+/// Whether an unquoted text is a string to every parser: a word, or an address that starts like a number.
 fn is_plain_string(text: &str) -> bool {
     let is_part = |byte: u8| {
         byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'/' | b',' | b':' | b' ' | b'-')

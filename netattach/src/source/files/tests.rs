@@ -1,4 +1,4 @@
-//! A directory of manifests in all the states that editors, package managers and mistakes leave it in.
+//! A directory of manifests in the states that editors, package managers and mistakes produce.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -116,7 +116,7 @@ fn while_a_document_fails_what_the_file_gave_before_is_kept() {
     write(path, "a.yaml", &whole);
     let mut tree = tree(path);
     let before = tree.objects();
-    // Torn at every byte: the policy is either as before or, where the text still parses, as the text says.
+    // Truncated at every byte: the policy is either unchanged or, if the text still parses, as the text says.
     for length in 0..whole.len() {
         write(path, "a.yaml", &whole[..length]);
         tree.read(&Touched::Anything).unwrap();
@@ -128,13 +128,13 @@ fn while_a_document_fails_what_the_file_gave_before_is_kept() {
         tree.read(&Touched::Anything).unwrap();
         assert_eq!(tree.objects(), before, "whole again after byte {length}");
     }
-    // A neighbour's change counts at once, also while the policy is broken.
+    // A change of another document counts at once, even while the policy is broken.
     write(path, "a.yaml", &format!("{}---\nkind: [\n", pod("one").replace("version: one", "version: two")));
     tree.read(&Touched::Anything).unwrap();
     let objects = tree.objects();
     assert_eq!(objects.pods[&ObjectName::new("default", "one")].labels["version"], "two");
     assert_eq!(policies(&objects), ["deny"]);
-    // Once the file is whole, what it does not give is gone.
+    // Once the file is complete, objects missing from it are gone.
     write(path, "a.yaml", &pod("one"));
     tree.read(&Touched::Anything).unwrap();
     assert_eq!(*tree.objects().policies, BTreeMap::new());
@@ -184,7 +184,7 @@ fn a_missing_directory_is_refused_at_start() {
     assert_eq!(error.to_string(), format!("watch manifest directory {}", missing.display()));
 }
 
-/// Waits until the newest snapshot is as wanted.
+/// Waits until the newest snapshot meets a condition.
 async fn until(files: &Files, wanted: impl Fn(&Objects) -> bool) -> Arc<Objects> {
     let mut changes = files.changes();
     let waited = tokio::time::timeout(DEADLINE, async {
@@ -233,7 +233,7 @@ async fn a_mounted_config_map_is_followed_when_its_link_is_swapped() {
     }
     std::os::unix::fs::symlink("..one", path.join("..data")).unwrap();
     std::os::unix::fs::symlink("..data/a.yaml", path.join("a.yaml")).unwrap();
-    // The source may itself be given as a link.
+    // The source's path may itself be a link.
     let link = parent.path().join("link");
     std::os::unix::fs::symlink("mount", &link).unwrap();
     let files = Files::open(&link, timing()).unwrap();
@@ -282,7 +282,7 @@ fn reading_the_directory_does_not_count_as_a_change() {
         (renamed(RenameMode::To), "a.yaml", whole("a.yaml")),
         (renamed(RenameMode::From), ".a.yaml.tmp", whole(".a.yaml.tmp")),
         (renamed(RenameMode::From), "a.yaml", changed("a.yaml")),
-        // About the directory itself.
+        // Events of the directory itself.
         (EventKind::Remove(RemoveKind::Folder), "", Some(Signal::Changed(Touched::Anything))),
     ];
     let root = Path::new("/manifests");
@@ -293,13 +293,13 @@ fn reading_the_directory_does_not_count_as_a_change() {
     let both =
         notify::Event::new(renamed(RenameMode::Both)).add_path(root.join("x")).add_path(root.join("y"));
     assert_eq!(signal_of(&both, root), Some(Signal::Renamed(names(&["x", "y"]))));
-    // The kernel's queue ran over.
+    // The kernel's queue overflowed.
     let missed = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
     assert_eq!(signal_of(&missed, root), Some(Signal::Changed(Touched::Anything)));
 }
 
-/// Whoever looks for changes compares addresses, so what says the same must stay where it is; and what was read less than a
-/// moment after it changed is read again, as it may have changed within that moment.
+/// Readers find changes by comparing addresses, so equal values must stay in place; and a file that was read less than
+/// a moment after it changed is read again, as it may have changed within that moment.
 #[test]
 fn what_did_not_change_is_the_same_value() {
     let directory = TempDir::new().unwrap();
@@ -385,7 +385,7 @@ async fn a_pod_that_is_not_there_yet_is_waited_for_until_the_deadline() {
     write(path, "known.yaml", &pod("known"));
     let files = Files::open(path, timing()).unwrap();
     let in_time = || Instant::now() + DEADLINE;
-    // At once, whatever the deadline.
+    // At once, regardless of the deadline.
     let known = files.pod(&wanted("known", None), Instant::now()).await.unwrap();
     assert!(Arc::ptr_eq(&known, &files.snapshot().pods[&known.name]));
     let late = async {
@@ -399,7 +399,7 @@ async fn a_pod_that_is_not_there_yet_is_waited_for_until_the_deadline() {
     let patience = Duration::from_millis(150);
     assert_eq!(files.pod(&wanted("never", None), began + patience).await, None);
     assert!((patience..DEADLINE).contains(&began.elapsed()), "{:?}", began.elapsed());
-    // A pod of the same name may be the one before.
+    // A pod of the same name may be the previous one.
     let of_uid = |uid: &str| pod("again").replace("name: again", &format!("name: again, uid: {uid}"));
     write(path, "again.yaml", &of_uid("old"));
     let (old, new) = (wanted("again", Some("old")), wanted("again", Some("new")));

@@ -1,4 +1,4 @@
-//! A directory of manifests as it was when it was last looked at.
+//! A directory of manifests as of the last pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,18 +17,18 @@ use crate::source::read::manifest::{self, Key, ManifestError, Object};
 use crate::source::read::policies::policy;
 use crate::{bounded, budget};
 
-/// What the files of the directory gave when they were last read.
+/// The contents of the directory's files when they were last read.
 #[derive(Debug)]
 pub(super) struct Tree {
     directory: PathBuf,
     catalogue: Catalogue,
-    /// Manifests that are links, or files with other names: they change under names of which the kernel tells instead.
+    /// Manifests that are links, or files with other names: the kernel reports their changes under other names.
     links: BTreeSet<PathBuf>,
     /// Directories that could not be listed.
     unlisted: Vec<Problem>,
 }
 
-/// What there is below a directory.
+/// The entries below a directory.
 #[derive(Default)]
 struct Listed {
     files: BTreeSet<PathBuf>,
@@ -45,17 +45,17 @@ impl Tree {
         &self.directory
     }
 
-    /// What the files give.
+    /// The objects of the files.
     pub(super) fn objects(&self) -> Objects {
         let mut objects = self.catalogue.objects();
         objects.problems.splice(..0, self.unlisted.iter().cloned());
         objects
     }
 
-    /// Brings what is known up to date with what may have changed.
+    /// Updates the known contents after changes.
     ///
     /// # Errors
-    /// The directory itself cannot be listed: everything stays as it was, with a problem.
+    /// The directory itself cannot be listed: everything stays unchanged, with a problem.
     pub(super) fn read(&mut self, touched: &Touched) -> io::Result<()> {
         match touched {
             Touched::Names(names) if self.unlisted.is_empty() && self.are_files(names) => {
@@ -66,7 +66,7 @@ impl Tree {
         }
     }
 
-    /// Whether names stand for files in directories, with no other name that may be a manifest, or for nothing at all.
+    /// Whether the names stand for files in directories, with no other name that may be a manifest, or for nothing.
     fn are_files(&self, names: &BTreeSet<PathBuf>) -> bool {
         let is_directory = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
         names.iter().all(|name| {
@@ -88,7 +88,7 @@ impl Tree {
         })
     }
 
-    /// Reads the files of these names, and those that links lead to.
+    /// Reads the files of these names, and the targets of links.
     fn read_some(&mut self, names: &BTreeSet<PathBuf>) {
         let named = names.iter().filter(|name| !is_hidden(name) && is_manifest(name));
         let named: BTreeSet<PathBuf> = named.map(|name| self.directory.join(name)).collect();
@@ -113,7 +113,7 @@ impl Tree {
         }
     }
 
-    /// Lists the directory, and reads every file again that may have changed.
+    /// Lists the directory, and rereads every file that may have changed.
     fn read_all(&mut self) -> io::Result<()> {
         self.unlisted.clear();
         let mut listed = Listed::default();
@@ -159,7 +159,7 @@ impl Listed {
     /// Collects the manifests below a directory.
     ///
     /// # Errors
-    /// The directory itself cannot be listed; those below it that cannot are noted.
+    /// The directory itself cannot be listed; subdirectories that cannot are recorded.
     fn add(&mut self, directory: &Path) -> io::Result<()> {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
@@ -186,17 +186,17 @@ impl Listed {
     }
 }
 
-/// Nothing has that name: something on the way to it is gone, or is no directory any more.
+/// Whether the error means that the name does not exist: a part of the path is gone, or is no longer a directory.
 fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Whether a name or a directory in it begins with a dot.
+/// Whether a component of the path begins with a dot.
 fn is_hidden(name: &Path) -> bool {
     name.iter().any(|part| part.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Whether a file of that name counts.
+/// Whether a file of that name is a manifest.
 pub(super) fn is_manifest(path: &Path) -> bool {
     matches!(extension(path), "yaml" | "yml" | "json")
 }
@@ -205,14 +205,14 @@ fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or_default()
 }
 
-/// What became of a file.
+/// The result of reading a file.
 pub(super) enum Read {
     AsItWas,
     Gone,
     Now(Contents),
 }
 
-/// Reads one file, given what it held before.
+/// Reads one file, given its previous contents.
 pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
     let version = fs::metadata(path).ok().map(|metadata| FileVersion::of(&metadata));
     if version.is_some() && before.is_some_and(|before| before.version == version) {
@@ -224,7 +224,7 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
         Err(error) if is_absence(&error) => return Read::Gone,
         Err(error) => now.problems.push(whole_file(path, format!("read file: {error}"))),
         Ok(text) if text.trim().is_empty() => {
-            // Most often a file between being truncated and being written.
+            // Usually a file between being truncated and being written.
             if !before.is_empty() {
                 now.problems.push(whole_file(path, "is empty; remove it to remove its objects".to_owned()));
             }
@@ -247,8 +247,7 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
     Read::Now(now)
 }
 
-/// Puts the value that is known already in the place of each object that says the same: whoever looks for changes
-/// compares addresses.
+/// Replaces each object that is unchanged by the known value: readers find changes by comparing addresses.
 fn keep_unchanged(now: &mut Contents, before: &[(Option<usize>, Object)]) {
     let known: BTreeMap<Key, &Object> = before.iter().map(|(_, object)| (object.key(), object)).collect();
     for (_, object) in &mut now.objects {
@@ -258,7 +257,7 @@ fn keep_unchanged(now: &mut Contents, before: &[(Option<usize>, Object)]) {
     }
 }
 
-/// What a text gives, and what stands in for policies in it that cannot be read.
+/// The objects of a text, and the substitutes for policies that cannot be read.
 fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
     let (mut contents, mut isolating) = (Contents::default(), Vec::new());
     let mut found = 0;
@@ -292,7 +291,7 @@ fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
         }
     }
     if let Err(error) = budget::OBJECTS.check(found) {
-        // Not a part of it: nobody knows what the others would have said.
+        // None of it is used: the effect of the missing objects is unknown.
         contents = Contents::default();
         contents.problems.push(whole_file(path, error.to_string()));
         isolating.clear();

@@ -1,11 +1,11 @@
-//! Reading only what was touched comes to the same as reading everything.
+//! Reading only the changed files gives the same result as reading everything.
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
 
-/// What somebody does below the directory.
+/// A change below the directory.
 #[derive(Debug, Clone)]
 enum Act {
     Write(&'static str, usize),
@@ -20,7 +20,7 @@ enum Act {
 const NAMES: [&str; 9] =
     ["a.yaml", "b.yml", "c.json", "d", "d/a.yaml", "d/b.yaml", ".hidden", ".hidden/a.yaml", "notes.txt"];
 
-/// Objects that contend for names, files that fail, and files that give nothing.
+/// Objects that conflict by name, files that fail, and files without objects.
 const TEXTS: [&str; 8] = [
     "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"one\"}}",
     "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"one\", \"labels\": {\"a\": \"b\"}}}",
@@ -43,7 +43,8 @@ fn any_act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What happens between two looks. A file gets another name alone: one that is gone again at the next look would be nobody's.
+/// The changes between two passes. A rename of a file is alone: one that is gone again at the next pass could not be
+/// attributed.
 fn any_round() -> impl Strategy<Value = Vec<Act>> {
     let name = || prop::sample::select(NAMES.to_vec());
     prop_oneof![
@@ -52,7 +53,7 @@ fn any_round() -> impl Strategy<Value = Vec<Act>> {
     ]
 }
 
-/// The name that the kernel knows it by: directories on the way may be links.
+/// The name that the kernel uses: directories on the way may be links.
 fn real(root: &Path, name: &str) -> Option<PathBuf> {
     let path = root.join(name);
     let directory = fs::canonicalize(path.parent()?).ok()?;
@@ -60,13 +61,13 @@ fn real(root: &Path, name: &str) -> Option<PathBuf> {
     Some(directory.join(path.file_name()?))
 }
 
-/// Does it, if it can be done, and returns what the kernel tells of.
+/// Carries out the change, if possible, and returns the names that the kernel reports.
 fn done(root: &Path, act: &Act) -> BTreeSet<PathBuf> {
     let path = |name: &str| root.join(name);
     let told = |names: &[&str]| names.iter().filter_map(|name| real(root, name)).collect::<BTreeSet<_>>();
     let (told, done) = match act {
         Act::Write(name, text) => {
-            // What is written to by way of a link changes under the name that the link leads to.
+            // A write through a link is reported under the link's target.
             let target = match fs::canonicalize(path(name)) {
                 Ok(target) => target.strip_prefix(fs::canonicalize(root).unwrap()).ok().map(Path::to_owned),
                 Err(_) if path(name).is_symlink() => None,
@@ -109,7 +110,7 @@ proptest! {
     }
 }
 
-/// Keys of the objects, and problems, that a file of this text gives where it gave a pod before.
+/// Keys of the objects, and problems, of a file with this text that contained a pod before.
 fn given(name: &str, text: &str) -> (Vec<String>, Vec<String>) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join(name);

@@ -1,4 +1,4 @@
-//! Changes below a directory, as the kernel tells of them.
+//! Reports changes below a directory by the kernel's events.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,27 +12,27 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
 use super::tree::is_manifest;
 
-/// What a follower of a directory is told.
+/// A signal to a follower of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Signal {
     /// Something was created, written or removed.
     Changed(Touched),
-    /// Something whole was put into its place.
+    /// A complete file was renamed into place.
     Renamed(Touched),
     Stop,
 }
 
-/// What may be another than it was.
+/// The names that may have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Touched {
-    /// What these names stand for; they are relative to the directory.
+    /// These names; they are relative to the directory.
     Names(BTreeSet<PathBuf>),
-    /// Nobody knows what.
+    /// Unknown: everything may have changed.
     Anything,
 }
 
 impl Touched {
-    /// Takes in what else there is.
+    /// Adds the names of another signal.
     pub(super) fn add(&mut self, other: Self) {
         match (&mut *self, other) {
             (Self::Names(names), Self::Names(more)) => names.extend(more),
@@ -44,13 +44,13 @@ impl Touched {
 /// A running watch; ends when dropped.
 pub(super) struct Watched {
     _watcher: RecommendedWatcher,
-    /// Of the directory that is watched, which a path may cease to lead to.
+    /// Identity of the watched directory, to which its path may cease to lead.
     pub(super) identity: (u64, u64),
 }
 
 impl Watched {
     pub(super) fn start(directory: &Path, signals: mpsc::Sender<Signal>) -> notify::Result<Self> {
-        // The directory itself may be a link, which the watcher would no more follow than those below it.
+        // The directory itself may be a link, which the watcher does not follow either.
         let target = fs::canonicalize(directory).map_err(notify::Error::io)?;
         let identity = identity(&target).map_err(notify::Error::io)?;
         let root = target.clone();
@@ -60,7 +60,7 @@ impl Watched {
                 Err(_) => Some(Signal::Changed(Touched::Anything)),
             };
             if let Some(signal) = signal {
-                // Fails only when the source is being dropped.
+                // Fails only while the source is being dropped.
                 let _ = signals.send(signal);
             }
         };
@@ -71,8 +71,8 @@ impl Watched {
     }
 }
 
-/// What an event tells. Reading the directory makes events of its own, which must not cause the next reading. A manifest that
-/// is renamed away may be about to be written anew, as some editors do.
+/// The signal of an event. Reading the directory causes events of its own, which must not trigger another read. A
+/// manifest that is renamed away may be about to be rewritten, as some editors do.
 pub(super) fn signal_of(event: &notify::Event, root: &Path) -> Option<Signal> {
     let touched = || touched(event, root);
     match event.kind {
@@ -90,7 +90,7 @@ pub(super) fn signal_of(event: &notify::Event, root: &Path) -> Option<Signal> {
     }
 }
 
-/// An event without a name is about the directory itself, or about a queue that ran over.
+/// An event without a name is about the directory itself, or about a queue that overflowed.
 fn touched(event: &notify::Event, root: &Path) -> Touched {
     let name = |path: &PathBuf| {
         let name = path.strip_prefix(root).ok()?;

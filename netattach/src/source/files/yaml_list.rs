@@ -1,5 +1,5 @@
-//! A `List` in YAML, cut into its items by indentation, so that they are read one after the other: read as a whole, a list takes
-//! several times its size of memory.
+//! Splits a `List` in YAML into its items by indentation, so that they are parsed one by one: parsed as a whole, a list
+//! takes several times its size of memory.
 //!
 //! ```yaml
 //! apiVersion: v1
@@ -9,26 +9,26 @@
 //! kind: List
 //! ```
 //!
-//! A document is cut only where `items:` stands alone on a line at its margin and each item begins with a dash, all of them below
-//! each other. Whether a line with a dash is the beginning of an item is certain only if all before it is complete: the caller
-//! reads the parts in their order, each on its own, and takes none of them when one does not parse. Up to there the whole parser
-//! would have come to the same.
+//! A document is split only if `items:` is alone on an unindented line and each item begins with a dash, all of them in
+//! the same column. Whether a line with a dash starts an item is certain only if everything before it is complete: the
+//! caller parses the parts in order, each on its own, and uses none of them if one does not parse. Up to that point the
+//! full parser would give the same result.
 
 /// The parts of a document.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cut<'d> {
     /// Before the items.
     pub(super) before: &'d str,
-    /// Behind the items.
+    /// After the items.
     pub(super) after: &'d str,
     items: &'d str,
-    /// How far the dashes are from the margin.
+    /// Column of the dashes.
     indent: usize,
 }
 
-/// Cuts a document; `None`: it has no items that can be cut out.
+/// Splits a document; `None`: it has no items that can be split off.
 pub(super) fn cut(document: &str) -> Option<Cut<'_>> {
-    // A directive would be lost to the items, and so would what stands behind the beginning of a document.
+    // Items would lose a directive, and content on the line of the document's start.
     let text = document.strip_prefix("---").unwrap_or(document);
     let begins_with_a_line = text.len() == document.len() || text.starts_with(['\n', '\r']);
     if document.starts_with('%') || !begins_with_a_line {
@@ -46,13 +46,13 @@ pub(super) fn cut(document: &str) -> Option<Cut<'_>> {
         .find(|(start, end)| is_behind(&items[*start..*end]))
         .map_or(items.len(), |(start, _)| start);
     let after = &items[end..];
-    // Between the dashes and the margin nothing can follow.
+    // Nothing can follow between the column of the dashes and the margin.
     let is_at_margin = lines(after).next().is_none_or(|(start, end)| self::indent(&after[start..end]) == 0);
     is_at_margin.then_some(Cut { before, after, items: &items[..end], indent })
 }
 
 impl<'d> Cut<'d> {
-    /// The items, each as a document: with a space in the place of its dash.
+    /// The items, each as a document: its dash is replaced by a space.
     pub(super) fn items(&self) -> impl Iterator<Item = String> + use<'d> {
         let (items, indent) = (self.items, self.indent);
         let ends = self.starts().skip(1).chain([items.len()]);
@@ -63,7 +63,7 @@ impl<'d> Cut<'d> {
         })
     }
 
-    /// How many items there are.
+    /// Number of items.
     pub(super) fn count(&self) -> usize {
         self.starts().count()
     }
@@ -74,7 +74,7 @@ impl<'d> Cut<'d> {
     }
 }
 
-/// Where the lines of a text begin and end, their ends included.
+/// Start and end of each line, including its line end.
 fn lines(text: &str) -> impl Iterator<Item = (usize, usize)> + use<'_> {
     text.split_inclusive('\n').scan(0, |at, line| {
         let start = *at;
@@ -98,7 +98,7 @@ fn is_item(line: &str, at: usize) -> bool {
     indent(line) == at && matches!(line.as_bytes()[at..], [b'-'] | [b'-', b' ' | b'\r' | b'\n', ..])
 }
 
-/// Whether a line is of the items whose dashes are so far from the margin.
+/// Whether a line belongs to items whose dashes are in this column.
 fn belongs(line: &str, dash: usize) -> bool {
     indent(line) > dash || is_item(line, dash)
 }

@@ -1,4 +1,5 @@
-//! The definition of NetworkAttachmentDefinition in `deploy`, and that what it refuses is refused here as well.
+//! Checks that objects refused by the CustomResourceDefinition of NetworkAttachmentDefinition in `deploy` are refused
+//! here as well.
 
 use serde_json::json;
 
@@ -10,7 +11,7 @@ fn crd() -> Value {
     yaml(yaml_documents(text).next().unwrap()).unwrap()
 }
 
-/// What an API server says to an object: the name it always wants, and the types of the schema.
+/// Whether an API server accepts an object: the name it always requires, and the types of the schema.
 fn accepted_by_the_schema(schema: &Value, object: &Value) -> bool {
     let named = object["metadata"]["name"].as_str().is_some_and(|name| !name.is_empty());
     named && fits(schema, object)

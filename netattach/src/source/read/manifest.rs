@@ -1,4 +1,4 @@
-//! Reads manifests: a document into the objects that netattach knows.
+//! Parses manifests: a document into the objects that netattach uses.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -34,21 +34,21 @@ pub(in crate::source) enum Object {
     Policy(Arc<Policy>),
 }
 
-/// What an object is called among all others. Printed as in `kubectl get`.
+/// The key of an object. Printed as in `kubectl get`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::source) struct Key {
     pub(in crate::source) kind: &'static str,
     pub(in crate::source) name: ObjectName,
 }
 
-/// Why a document or an item of its list gives no object.
+/// Why a document or a list item yields no object.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::source) enum ManifestError {
     #[error("parse yaml")]
     Yaml(#[source] serde_norway::Error),
     #[error("parse json")]
     Json(#[source] serde_json::Error),
-    /// There is more of something than may be.
+    /// A limit is exceeded.
     #[error(transparent)]
     Budget(Exceeded),
     #[error("is no Kubernetes object with apiVersion and kind")]
@@ -70,7 +70,7 @@ pub(in crate::source) enum ManifestError {
         kind: &'static str,
         #[source]
         source: policy::ManifestError,
-        /// What stands in for it where nothing is known of an earlier one.
+        /// The isolating policy that substitutes it if no earlier version is known.
         isolating: Arc<Policy>,
     },
     #[error("items[{index}]")]
@@ -82,12 +82,12 @@ pub(in crate::source) enum ManifestError {
 }
 
 impl ManifestError {
-    /// The same of an item of a list.
+    /// The same error for a list item.
     pub(in crate::source) fn of_item(self, index: usize) -> Self {
         Self::Item { index, source: Box::new(self) }
     }
 
-    /// What is in force in the place of an object that cannot be read, and of which nothing was known before.
+    /// The object enforced in place of one that cannot be read and has no earlier version.
     pub(in crate::source) fn isolating(&self) -> Option<Object> {
         match self {
             Self::Policy { isolating, .. } => Some(Object::Policy(Arc::clone(isolating))),
@@ -126,27 +126,27 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// What an object is read from, as often as somebody looks for something else in it. Of a text nothing is kept but what is looked
-/// for: as values all of it takes many times its memory.
+/// The input of an object, read once for each type wanted from it. Of a text only the requested parts are kept: as
+/// values, all of it takes many times its memory.
 pub(in crate::source) trait Document<'de>: Copy {
-    /// Looks for something.
+    /// Reads a `T` from the document.
     ///
     /// # Errors
-    /// It is not there, or of another type.
+    /// It is missing, or of another type.
     fn read<T: Deserialize<'de>>(self) -> serde_json::Result<T>;
 
-    /// What it is a list of.
+    /// The items of a list.
     ///
     /// # Errors
-    /// It is no list.
+    /// It is not a list.
     fn items(self) -> serde_json::Result<Items<Self>>;
 }
 
 /// The items of a list.
 pub(in crate::source) struct Items<T> {
-    /// Those within the bound.
+    /// The items within the limit.
     items: Vec<T>,
-    /// How many there are.
+    /// Number of items in total.
     count: usize,
 }
 
@@ -214,7 +214,7 @@ impl<'de> Document<'de> for &'de RawValue {
     }
 }
 
-/// The objects of a document: several if it is a list, none if its kind is not ours.
+/// The objects of a document: several if it is a list, none if its kind is not handled.
 pub(in crate::source) fn objects<'de>(document: impl Document<'de>) -> Vec<Result<Object, ManifestError>> {
     let head: Head = match document.read() {
         Ok(Some(head)) => head,
@@ -246,7 +246,7 @@ struct Head {
     kind: String,
 }
 
-/// A version is one that is known.
+/// Checks that a version is supported.
 pub(in crate::source) fn of_version(
     kind: &'static str,
     version: &str,
@@ -292,7 +292,7 @@ fn object<'de>(head: &Head, document: impl Document<'de>) -> Result<Option<Objec
     }
 }
 
-/// What every object has.
+/// The fields common to all objects.
 #[derive(Deserialize)]
 pub(in crate::source) struct Metadata {
     name: String,
@@ -303,7 +303,7 @@ pub(in crate::source) struct Metadata {
 }
 
 impl Metadata {
-    /// Without a namespace an object is in `default`, where `kubectl apply` would put it.
+    /// An object without a namespace is in `default`, where `kubectl apply` would put it.
     pub(in crate::source) fn object_name(&self, kind: &'static str) -> Result<ObjectName, ManifestError> {
         let namespace = self.namespace.as_deref().unwrap_or("default");
         for (field, name) in [("name", self.name.as_str()), ("namespace", namespace)] {
@@ -333,7 +333,7 @@ fn namespace<'de>(document: impl Document<'de>) -> Result<Object, ManifestError>
     Ok(Object::Namespace { name, labels: metadata.labels.unwrap_or_default() })
 }
 
-/// The `spec` of a definition. Not derived: serde would read a list as a struct, by position.
+/// The `spec` of a definition. Not derived: serde would also accept a list for a struct, by position.
 #[derive(Default)]
 struct DefinitionSpec {
     config: Option<String>,

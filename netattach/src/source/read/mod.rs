@@ -1,7 +1,7 @@
-//! From an object of the Kubernetes API to the model: what every source shares.
+//! Converts Kubernetes API objects into the model; shared by all sources.
 //!
-//! A document becomes an object by [`manifest`]: [`pods`] with their [`security_context`], [`policies`], whose specification is
-//! read by [`policy`].
+//! [`manifest`] turns a document into an object: [`pods`] with their [`security_context`], [`policies`], whose
+//! specification is read by [`policy`].
 
 pub(in crate::source) mod manifest;
 pub(in crate::source) mod pods;

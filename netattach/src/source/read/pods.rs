@@ -1,4 +1,4 @@
-//! Reads pods of manifests.
+//! Parses pods from manifests.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::npwg::selection::PortProtocol;
 use crate::npwg::{DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, STATUS_ANNOTATION};
 use crate::objects::{ContainerPort, Phase, Pod};
 
-/// Those that somebody looks at.
+/// The annotations in use.
 const ANNOTATIONS: [&str; 3] = [NETWORKS_ANNOTATION, DEFAULT_NETWORK_ANNOTATION, STATUS_ANNOTATION];
 
 #[derive(Deserialize)]
@@ -72,7 +72,7 @@ pub(in crate::source) fn pod<'de>(document: impl Document<'de>) -> Result<Object
     };
     let mut ports = Vec::new();
     for written in containers.into_iter().filter_map(|container| container.ports).flatten() {
-        // A protocol that the API does not have can be meant by no policy.
+        // No policy can match a protocol that the API does not have.
         let protocol = written.protocol.as_deref().unwrap_or("TCP");
         let Some(protocol) = PortProtocol::from_name(protocol) else { continue };
         let port = u16::try_from(written.container_port).ok().filter(|port| *port != 0);
@@ -84,7 +84,7 @@ pub(in crate::source) fn pod<'de>(document: impl Document<'de>) -> Result<Object
         ports.push(ContainerPort { name: written.name, protocol, port });
     }
     let mut annotations = metadata.annotations.unwrap_or_default();
-    // The others may be large, and there may be many.
+    // The others may be large and many.
     annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
     Ok(Object::Pod(Arc::new(Pod {
         name,

@@ -1,4 +1,4 @@
-//! Reads policies of manifests: MultiNetworkPolicy and NetworkPolicy.
+//! Parses policies from manifests: MultiNetworkPolicy and NetworkPolicy.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ pub(in crate::source) const MULTI_NETWORK_POLICY: &str = "MultiNetworkPolicy";
 pub(in crate::source) const MULTI_NETWORK_POLICY_VERSIONS: &str = "v1beta1 and v1beta2";
 pub(in crate::source) const NETWORK_POLICY: &str = "NetworkPolicy";
 
-/// What stands in the names of both kinds.
+/// Substring of the names of both kinds.
 const POLICY_KINDS: &str = NETWORK_POLICY;
 
-/// A policy by its name, whatever its rules are.
+/// A policy reduced to its name, regardless of its rules.
 #[derive(Deserialize)]
 struct Named {
     metadata: Metadata,
@@ -51,9 +51,9 @@ pub(in crate::source) fn multi_network_policy<'de>(
     }
 }
 
-/// Reads a document that is one policy and nothing else, without taking the way through a [`Value`]: a policy of a
-/// hundred thousand rules takes ten times as long by it. `None`: it is something else, or has something wrong, which
-/// [`objects`](crate::source::read::manifest::objects) is to say.
+/// Reads a document that is exactly one policy, without an intermediate [`Value`], which takes ten times as long for a
+/// policy of a hundred thousand rules. `None`: it is another document, or has an error, which
+/// [`objects`](crate::source::read::manifest::objects) reports.
 pub(in crate::source) fn policy(json: &str) -> Option<Object> {
     if json.contains(POLICY_KINDS) { policy_of(serde_json::from_str(json).ok()?) } else { None }
 }

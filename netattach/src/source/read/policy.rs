@@ -1,8 +1,8 @@
-//! Reads a MultiNetworkPolicy object (`k8s.cni.cncf.io`, v1beta1 and v1beta2, which differ in nothing that is
-//! read here) or a NetworkPolicy object (`networking.k8s.io/v1`) into the [model](crate::objects::policy).
+//! Reads a MultiNetworkPolicy object (`k8s.cni.cncf.io`, v1beta1 and v1beta2, which do not differ in the fields used
+//! here) or a NetworkPolicy object (`networking.k8s.io/v1`) into the [model](crate::objects::policy).
 //!
-//! The API's schema checks types only. What it lets pass is decided here, item by item, so that one bad item
-//! neither opens its rule nor takes its neighbours with it.
+//! The API's schema checks types only. Other errors are resolved here, item by item, so that one bad item neither
+//! widens its rule nor invalidates its neighbours.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,11 +26,11 @@ use crate::objects::policy::{
 };
 use crate::objects::unknown_keys::keyed;
 
-/// The object does not have the shape that the API's schema demands.
+/// The object does not conform to the API's schema.
 #[derive(Debug, thiserror::Error)]
 #[error("read spec of {name}")]
 pub struct ManifestError {
-    /// Which policy.
+    /// The policy.
     pub name: PolicyName,
     #[source]
     source: serde_json::Error,
@@ -45,7 +45,7 @@ impl ManifestError {
 /// Reads a MultiNetworkPolicy from its `spec` and annotations.
 ///
 /// # Errors
-/// A value has the wrong type, or `podSelector` is missing: what the API server would refuse. Everything else
+/// A value has the wrong type, or `podSelector` is missing: objects that the API server would refuse. Everything else
 /// becomes a [`Problem`] of the policy.
 pub fn read(
     name: ObjectName,
@@ -56,15 +56,15 @@ pub fn read(
     Ok(read_multi(name, annotations, spec))
 }
 
-/// As [`read`], when the `spec` has the shape that it must have.
+/// As [`read`], for a `spec` that conforms to the schema.
 pub(crate) fn read_multi(name: ObjectName, annotations: &BTreeMap<String, String>, spec: Spec) -> Policy {
     let mut found = Findings::default();
     let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
     read_spec(PolicyName::multi(name), networks, spec, found)
 }
 
-/// A MultiNetworkPolicy of which only the name and the networks can be read: nobody knows whom it means, so it isolates every pod
-/// of its namespace there, and allows nothing.
+/// A MultiNetworkPolicy of which only the name and the networks can be read: its selector is unknown, so it isolates
+/// every pod of its namespace on these networks, and allows nothing.
 pub(crate) fn unreadable_multi(name: ObjectName, annotations: &BTreeMap<String, String>) -> Policy {
     let mut found = Findings::default();
     let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
@@ -93,7 +93,7 @@ fn shape(name: PolicyName, spec: &Value) -> Result<Spec, ManifestError> {
     Spec::deserialize(spec).map_err(|source| ManifestError { name, source })
 }
 
-/// Reads a NetworkPolicy from its `spec`. What it isolates without `policyTypes` is not a matter of settings.
+/// Reads a NetworkPolicy from its `spec`. The directions it isolates without `policyTypes` do not depend on settings.
 ///
 /// # Errors
 /// As [`read`].
@@ -102,7 +102,7 @@ pub fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Policy, Man
     Ok(read_network(name, spec))
 }
 
-/// As [`read_network_policy`], when the `spec` has the shape that it must have.
+/// As [`read_network_policy`], for a `spec` that conforms to the schema.
 pub(crate) fn read_network(name: ObjectName, spec: Spec) -> Policy {
     let mut policy = read_spec(PolicyName::network(name), BTreeSet::new(), spec, Findings::default());
     if policy.directions == Directions::Inferred {
@@ -112,10 +112,10 @@ pub(crate) fn read_network(name: ObjectName, spec: Spec) -> Policy {
     policy
 }
 
-/// Reads rules that apply beside every policy, as the agent's settings have them.
+/// Reads rules from the agent's settings that apply in addition to every policy.
 ///
 /// # Errors
-/// The first thing that is odd or wrong, or that means pods, which such rules cannot.
+/// The first problem, or a rule that refers to pods, which such rules cannot.
 pub fn read_common_rules(direction: Direction, rules: &[Value]) -> Result<Vec<Rule>, CommonRulesError> {
     let written: Vec<WrittenRule> = rules
         .iter()
@@ -142,26 +142,26 @@ pub fn read_common_rules(direction: Direction, rules: &[Value]) -> Result<Vec<Ru
     }
 }
 
-/// Rules for all policies cannot be as they are written.
+/// Rules for all policies are invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum CommonRulesError {
-    /// They do not have the shape of rules.
+    /// They do not have the form of rules.
     #[error("{direction}")]
     Shape {
-        /// Of which direction.
+        /// Direction of the rules.
         direction: Direction,
-        /// Where and what.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
-    /// What is wrong with one of them.
+    /// One of them has a problem.
     #[error("{0}")]
     Rule(Problem),
 }
 
 fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut found: Findings) -> Policy {
     let (ingress, egress) = (spec.ingress.unwrap_or_default(), spec.egress.unwrap_or_default());
-    // Where it isolates is not left out: that would leave pods open.
+    // No network is left out beyond the limit: that would leave pods open.
     let too_many_networks = (networks.len() > NETWORKS).then_some(Excess::Networks);
     let excess = too_many_networks.or_else(|| excess(&ingress.counted, &egress.counted));
     found.extend(ingress.found);
@@ -169,7 +169,7 @@ fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut f
     let (mut ingress, mut egress) = (ingress.rules, egress.rules);
     let listed = spec.policy_types.unwrap_or_default();
     let mut directions = directions(listed, &ingress, &egress, &mut found);
-    // What stands under an unknown key may have been meant as rules of either direction.
+    // The value of an unknown key may have been meant as rules of either direction.
     let is_open = !spec.unknown.is_empty() && directions == Directions::Inferred;
     if is_open {
         directions = Directions::Listed { ingress: true, egress: true };
@@ -185,13 +185,13 @@ fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut f
         if directions == Directions::Inferred {
             directions = Directions::Listed { ingress: true, egress: !egress.is_empty() };
         }
-        // Not kept either: it is the memory of everybody's agent.
+        // Not kept either, as it would take memory in every agent.
         (ingress, egress) = (Vec::new(), Vec::new());
     }
     let pods = match Selector::try_from(spec.pod_selector.unwrap_or_default()) {
         Ok(selector) => selector,
         Err(error) => {
-            // Whom it isolates is unknown, so everyone; what it allows was meant for fewer, so nothing.
+            // Its selector is unknown, so it isolates every pod; its rules were meant for fewer, so it allows nothing.
             found.fail("spec.podSelector", Finding::PodSelector(error));
             if directions == Directions::Inferred {
                 directions = Directions::Listed { ingress: true, egress: !egress.is_empty() };
@@ -204,7 +204,7 @@ fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut f
     Policy { name, networks, pods, ingress, egress, directions, problems: found.into_problems() }
 }
 
-/// Entries of `policyTypes` that are looked at: there are two.
+/// Maximum number of `policyTypes` entries that are examined: there are two.
 const MOST_TYPES: usize = 16;
 
 /// A policy's `spec` as written in a manifest.
@@ -224,8 +224,7 @@ keyed!(Spec {
     "policyTypes" => policy_types,
 }; required "podSelector" => pod_selector);
 
-/// Rules of one direction, each made of what is written as soon as that is read: a hundred thousand of them are not there
-/// twice.
+/// Rules of one direction, each converted as soon as it is read, so that a hundred thousand of them do not exist twice.
 struct Rules<D> {
     rules: Vec<Rule>,
     counted: Counted,
@@ -233,7 +232,7 @@ struct Rules<D> {
     direction: PhantomData<D>,
 }
 
-/// What the rules of one direction are made of.
+/// Counts the rules, peers and ports of one direction.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
     rules: usize,
@@ -241,7 +240,7 @@ struct Counted {
     ports: usize,
 }
 
-/// The first bound that a policy of these two directions does not keep.
+/// The first limit that a policy with these two directions exceeds.
 fn excess(ingress: &Counted, egress: &Counted) -> Option<Excess> {
     let bounds = [
         (ingress.rules + egress.rules, RULES, Excess::Rules),
@@ -321,7 +320,7 @@ keyed!(WrittenRule { "from" => from, "to" => to, "ports" => ports });
 type WrittenPeers = Bounded<WrittenPeer, PEERS>;
 
 impl WrittenPeers {
-    /// Peers and exceptions; one more than there are where there are more than that.
+    /// Number of peers and exceptions; one more than kept if there are more.
     fn count(&self) -> usize {
         let exceptions = |peer: &WrittenPeer| {
             let except = peer.ip_block.as_ref().and_then(|block| block.except.as_ref());
@@ -365,7 +364,7 @@ struct WrittenPort {
 
 keyed!(WrittenPort { "protocol" => protocol, "port" => port, "endPort" => end_port });
 
-/// What was found, as far as it is told, and how much more there was.
+/// The findings that are reported, and the number of further ones.
 #[derive(Default)]
 struct Findings {
     told: Vec<Problem>,
@@ -382,7 +381,7 @@ impl Findings {
     }
 
     fn add(&mut self, severity: Severity, path: impl fmt::Display, finding: Finding) {
-        // What refuses the whole policy is always told.
+        // The finding that refuses the whole policy is always reported.
         if self.told.len() < FINDINGS || matches!(finding, Finding::Excess(_)) {
             self.told.push(Problem { severity, path: path.to_string(), finding });
         } else {
@@ -441,7 +440,7 @@ fn directions(
         }
         return Directions::Inferred;
     }
-    // What is not looked at may be either.
+    // The entries not examined may be either.
     let (mut has_ingress, mut has_egress) = (has_more, has_more);
     for (position, word) in listed.into_iter().enumerate() {
         let path = format!("{PATH}[{position}]");
@@ -482,7 +481,7 @@ fn rules(direction: Direction, written: Vec<WrittenRule>, found: &mut Findings) 
         .collect()
 }
 
-/// Where something stands; put into words only when something is wrong with it.
+/// The path of an item; formatted only when there is a problem with it.
 type Path<'a> = &'a fmt::Arguments<'a>;
 
 fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut Findings) -> Rule {
@@ -501,7 +500,7 @@ fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut
         None => Peers::Any,
         Some(list) if list.items.is_empty() => Peers::Any,
         Some(Bounded { items, .. }) => {
-            // Not collected: that would keep the memory of what was written, which is several times as much.
+            // Not collected in place: that would keep the allocation of the input, which is several times as large.
             let mut peers = Vec::with_capacity(items.len());
             for (position, item) in items.into_iter().enumerate() {
                 peers.extend(peer(&format_args!("{path}.{key}[{position}]"), item, found));
@@ -648,7 +647,7 @@ fn port_number(value: &Value) -> Option<u16> {
     value.as_u64().and_then(|number| u16::try_from(number).ok()).filter(|port| *port != 0)
 }
 
-/// Container port names (RFC 6335 section 5.1): at least one letter, which keeps `"80"` from being a name.
+/// Container port names (RFC 6335 section 5.1): at least one letter, so that `"80"` is not a name.
 fn is_port_name(text: &str) -> bool {
     text.len() <= 15
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

@@ -1,4 +1,4 @@
-//! What becomes of each thing that a policy object can say, by the rows of the conformance list.
+//! How each feature of a policy object is read, by the rows of the conformance list.
 
 use serde_json::json;
 
@@ -22,13 +22,13 @@ fn said(policy: &Policy) -> Vec<String> {
     policy.problems.iter().map(line).collect()
 }
 
-/// The peers of one ingress rule, with what was said about them.
+/// The peers of one ingress rule, with its findings.
 fn peers(from: Value) -> (Peers, Vec<String>) {
     let policy = policy(json!({"podSelector": {}, "ingress": [{"from": from}]}));
     (policy.ingress[0].peers.clone(), said(&policy))
 }
 
-/// The ports of one ingress rule, with what was said about them.
+/// The ports of one ingress rule, with its findings.
 fn ports(ports: Value) -> (Ports, Vec<String>) {
     let policy = policy(json!({"podSelector": {}, "ingress": [{"ports": ports}]}));
     (policy.ingress[0].ports.clone(), said(&policy))
@@ -80,7 +80,7 @@ fn policy_types_say_what_is_isolated() {
     const INFERRED: &str =
         "Warning spec.policyTypes: missing, and rules alone do not say whether ingress is isolated";
     let both = (true, true);
-    // Row, policyTypes, rules, isolated (ingress, egress) by presence, and as NetworkPolicy v1 has it.
+    // Row, policyTypes, rules, isolated (ingress, egress) by presence, and as NetworkPolicy v1 defines it.
     let table = [
         ("C22", json!(["Ingress", "Egress"]), json!({}), both, both, vec![]),
         (
@@ -331,7 +331,7 @@ fn an_unreadable_pod_selector_isolates_and_allows_nothing() {
     );
 }
 
-/// An unknown key may have been `egress`: without policy types nobody knows what it was to isolate.
+/// An unknown key may have been `egress`: without policy types the isolated directions are unknown.
 #[test]
 fn an_unknown_key_of_the_specification_isolates_both_directions_unless_policy_types_say_which() {
     let inferred = policy(json!({"podSelector": {}, "ingres": [{}]}));

@@ -1,10 +1,10 @@
-//! What a pod's manifest lets its containers do to the pod's network.
+//! The privileges that a pod's manifest gives its containers over the pod's network.
 
 use serde::Deserialize;
 
 use crate::objects::{Grant, Powers};
 
-/// `securityContext` of a container, as far as it is about capabilities.
+/// `securityContext` of a container, reduced to capabilities.
 #[derive(Debug, Deserialize)]
 pub(in crate::source) struct SecurityContext {
     privileged: Option<bool>,
@@ -17,11 +17,11 @@ struct Capabilities {
     drop: Option<Vec<String>>,
 }
 
-/// The powers of a pod with these containers: name and security context.
+/// The privileges of a pod with these containers: name and security context.
 ///
-/// What a manifest leaves open is taken as granted: container runtimes give `CAP_NET_RAW` to those who do not drop it
-/// (containerd and Docker do, CRI-O does not), and whether a process runs as root is not asked, as files in its image can
-/// give it what its container has.
+/// Anything left unspecified counts as granted: container runtimes give `CAP_NET_RAW` to containers that do not drop it
+/// (containerd and Docker do, CRI-O does not), and it does not matter whether a process runs as root, as files in its
+/// image can give it its container's capabilities.
 pub(in crate::source) fn powers<'a>(
     containers: impl Iterator<Item = (&'a str, Option<&'a SecurityContext>)> + Clone,
 ) -> Powers {
@@ -50,7 +50,7 @@ impl SecurityContext {
     }
 }
 
-/// Runtimes take names in any case and with or without their prefix.
+/// Runtimes accept names in any case and with or without their prefix.
 fn names(list: &[String], capability: &str) -> bool {
     list.iter().any(|written| {
         let written = written.to_ascii_uppercase();
