@@ -1,4 +1,4 @@
-//! netattach itself: an agent on a directory of manifests, called through the shim as a runtime calls it.
+//! The agent under test: netattach on a directory of manifests, called through the shim as a runtime calls it.
 
 use std::fs;
 use std::io::Write;
@@ -17,13 +17,13 @@ use super::pods::{Node, Pod, fresh_directory};
 
 /// Namespace of the pods.
 pub(super) const NAMESPACE: &str = "bench";
-/// Name of the only agent of a bench.
+/// Name of the agent in benches that have only one.
 pub(super) const NAME: &str = "agent";
 /// The agent loads its programs before it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Requests at the same time while many pods are attached.
+/// Concurrent requests while many pods are attached.
 const ADDERS: usize = 4;
-/// What it may take to end after being told to.
+/// Time limit for the agent to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running agent; stopped, and its pins removed, when dropped.
@@ -39,7 +39,7 @@ pub(super) struct Caller {
     netns: PathBuf,
 }
 
-/// What an agent is started on.
+/// The files that an agent is started on.
 struct Files {
     config: PathBuf,
     source: PathBuf,
@@ -57,7 +57,7 @@ impl Files {
         // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
         unsafe { command.pre_exec(end_with_parent) };
         command
-            // One line for each request, about where its time went.
+            // One timing line for each request.
             .env("NETATTACH_LOG", "info,netattach::timing=debug")
             .arg("--config")
             .arg(&self.config)
@@ -92,7 +92,7 @@ impl Agent {
         Self::start_as(node, NAME, objects, &json!({}))
     }
 
-    /// The same for one of several agents, by name, with settings of its own.
+    /// [`Agent::start`] for one of several agents, by name, with additional settings.
     pub(super) fn start_as(
         node: &Node,
         name: &str,
@@ -118,13 +118,13 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Kills the agent and starts it again on what it left. Returns when it has answered: how long that took from its start.
+    /// Kills the agent and starts it again on its previous state. Returns the time from its start to its first answer.
     pub(super) fn restart(&mut self) -> anyhow::Result<Duration> {
         self.process.kill().context("kill netattachd")?;
         self.process.wait().context("wait for netattachd")?;
         let began = Instant::now();
         self.process = self.files.start()?;
-        // The socket is there at once, and answered when the agent is ready.
+        // The socket exists at once, and is answered when the agent is ready.
         self.wait_until_it_listens()?;
         self.ask(&["status"])?;
         Ok(began.elapsed())
@@ -146,7 +146,7 @@ impl Agent {
             if Instant::now() > deadline {
                 bail!("netattachd does not listen after {} s", START_TIMEOUT.as_secs());
             }
-            // There is nothing to wait on before the socket exists.
+            // Without the socket there is no event to wait for.
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -157,18 +157,18 @@ impl Agent {
         self.caller(pod).call(verb, container)
     }
 
-    /// The request that needs no agent: what the executable takes by itself.
+    /// A request that needs no agent: the executable answers it itself.
     pub(super) fn version(&self) -> anyhow::Result<()> {
         let caller = Caller { config: "{}".to_owned(), name: String::new(), netns: PathBuf::new() };
         caller.call("VERSION", "none")
     }
 
-    /// What it has logged until now.
+    /// The agent's log so far.
     pub(super) fn log(&self) -> anyhow::Result<String> {
         fs::read_to_string(&self.files.log).context("read the agent's log")
     }
 
-    /// What calls the agent for a pod, on any thread.
+    /// A handle that calls the agent for a pod, from any thread.
     pub(super) fn caller(&self, pod: &Pod) -> Caller {
         let config = json!({
             "cniVersion": "1.0.0", "name": "bench", "type": "netattach",
@@ -177,7 +177,7 @@ impl Agent {
         Caller { config: config.to_string(), name: pod_name(pod), netns: pod.path() }
     }
 
-    /// A directory for plugins of its own.
+    /// The agent's own plugin directory.
     pub(super) fn plugins(&self) -> &Path {
         &self.files.plugins
     }
@@ -196,7 +196,7 @@ impl Agent {
         })
     }
 
-    /// Waits until that many attachments are on the fast path: they get there shortly after their ADD.
+    /// Waits until that many attachments are on the fast path: they join it shortly after their ADD.
     pub(super) fn wait_for_fast_path(&self, wanted: usize) -> anyhow::Result<()> {
         self.wait_for(wanted, "attachments", || {
             let states = self.ask(&["attachments"])?;
@@ -205,7 +205,7 @@ impl Agent {
         })
     }
 
-    /// Waits until packets take the fast path by that many uplinks.
+    /// Waits until that many uplinks are on the fast path.
     pub(super) fn wait_for_uplinks(&self, wanted: usize) -> anyhow::Result<()> {
         self.wait_for(wanted, "uplinks", || {
             let status = self.ask(&["status"])?;
@@ -232,7 +232,7 @@ impl Agent {
         }
     }
 
-    /// What netattachctl says to these arguments.
+    /// The output of netattachctl for these arguments.
     pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         let answer = Command::new(super::dist().join("netattachctl"))
             .args(["-o", "json", "--socket"])
@@ -251,16 +251,16 @@ impl Agent {
         &self.files.source
     }
 
-    /// A pin of it; the layout's version is whatever it is.
+    /// The path of one of its pins, in any version of the layout.
     pub(super) fn pin(&self, name: &str) -> anyhow::Result<PathBuf> {
         let versions = fs::read_dir(&self.files.bpffs).context("list the agent's pins")?;
         let mut paths = versions.filter_map(Result::ok).map(|version| version.path().join(name));
         paths.find(|path| path.exists()).with_context(|| format!("there is no pin {name}"))
     }
 
-    /// What its threads have had of processors since it was started, to ten milliseconds.
+    /// Processor time of its threads since it was started, with a resolution of ten milliseconds.
     pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
-        /// Places of `utime` and `stime` behind the command's name.
+        /// Positions of `utime` and `stime` behind the command's name.
         const TIMES: std::ops::RangeInclusive<usize> = 11..=12;
         let path = format!("/proc/{}/stat", self.process.id());
         let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -332,13 +332,13 @@ impl Caller {
     }
 }
 
-/// An interrupted benchmark takes the agent with it.
+/// Makes the agent end with an interrupted benchmark.
 fn end_with_parent() -> std::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     Ok(())
 }
 
-/// Where an agent that this process starts pins its maps and programs.
+/// The directory in which an agent started by this process pins its maps and programs.
 pub(super) fn pins(name: &str) -> PathBuf {
     PathBuf::from(format!("/sys/fs/bpf/netattach-bench-{}-{name}", std::process::id()))
 }
@@ -357,7 +357,7 @@ pub(super) fn network(namespace: &str, name: &str, config: &Value) -> Value {
     })
 }
 
-/// The manifests of the namespaces that everything is in.
+/// The manifests of the namespaces in use.
 pub(super) fn namespaces() -> [Value; 2] {
     ["kube-system", NAMESPACE]
         .map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))

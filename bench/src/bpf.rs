@@ -1,4 +1,4 @@
-//! The kernel's side of a running agent, seen without the agent: its programs and the words of its attachments.
+//! Kernel-side view of a running agent: its programs and the policy words of its attachments.
 
 use std::ffi::CString;
 use std::io;
@@ -24,10 +24,10 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Opens the pinned map `na_policy`, of which attachments up to this number will be asked for.
+    /// Opens the pinned map `na_policy`, for attachments up to this number.
     pub(super) fn open(pin: &Path, count: usize) -> anyhow::Result<Self> {
         let map = open_pin(pin)?;
-        // SAFETY: a new mapping where the kernel likes; it refuses one that is longer than the map.
+        // SAFETY: a new mapping at an address of the kernel's choice; it refuses one that is longer than the map.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -47,14 +47,14 @@ impl Words {
         if attachment >= self.count {
             return 0;
         }
-        // SAFETY: within the mapping, which lives as long as this; the kernel's side is written whole.
+        // SAFETY: within the mapping, which lives as long as this; the kernel's side is written as a whole.
         unsafe { self.start.add(attachment).as_ref() }.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `open`, to which nothing refers any more.
+        // SAFETY: the mapping made in `open`, which has no references any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.count * size_of::<u64>()) };
     }
 }
@@ -98,14 +98,14 @@ impl Program {
         Ok(Self(open_pin(pin)?))
     }
 
-    /// A classifier that lets everything pass: what it costs is what measuring costs.
+    /// A classifier that passes every packet: its cost is that of measuring.
     pub(super) fn that_does_nothing() -> anyhow::Result<Self> {
         // r0 = 0; exit.
         Self::load(CLASSIFIER, &[0xb7, 0x95]).context("load a program that does nothing")
     }
 
-    /// A classifier that moves every packet into the interface whose end on the node is this device, and nothing else: the
-    /// least that a program can do that takes packets from pod to pod.
+    /// A classifier that only moves every packet into the interface whose end on the node is this device: the minimum
+    /// for a program that takes packets from pod to pod.
     pub(super) fn that_redirects(device: u32) -> anyhow::Result<Self> {
         /// `BPF_FUNC_skb_change_type`: the packet is addressed to the pod, not to the device that received it.
         const CHANGE_TYPE: u64 = 32;
@@ -116,7 +116,7 @@ impl Program {
             // r2 = PACKET_HOST; the context is in r1.
             0x2b7,
             call(CHANGE_TYPE),
-            // r1 = device; r2 = 0, no flags; what the call answers is the verdict.
+            // r1 = device; r2 = 0, no flags; the call's result is the verdict.
             u64::from(device) << 32 | 0x1b7,
             0x2b7,
             call(REDIRECT_PEER),
@@ -156,7 +156,7 @@ impl Program {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// How many instructions the verifier went through.
+    /// The number of instructions that the verifier processed.
     pub(super) fn verified_instructions(&self) -> anyhow::Result<u32> {
         #[repr(C)]
         struct InfoByFd {
@@ -164,7 +164,7 @@ impl Program {
             length: u32,
             info: u64,
         }
-        /// Where `struct bpf_prog_info` has it, in words of four bytes.
+        /// Its offset in `struct bpf_prog_info`, in words of four bytes.
         const VERIFIED: usize = 54;
         let mut info = [0_u32; VERIFIED + 1];
         let request = InfoByFd {
@@ -177,8 +177,8 @@ impl Program {
         Ok(info[VERIFIED])
     }
 
-    /// Runs it on a frame so many times, as if on a device of the calling thread's namespace: the verdict of the last run,
-    /// and the time of one.
+    /// Runs it on a frame so many times, as if on a device of the calling thread's namespace; returns the verdict of
+    /// the last run, and the time of one.
     pub(super) fn run(&self, frame: &[u8], device: u32, repeat: u32) -> anyhow::Result<(i32, Duration)> {
         /// Words of `struct __sk_buff` up to `ifindex`, which is the eleventh.
         const CONTEXT: usize = 11;
@@ -195,7 +195,7 @@ impl Program {
         Ok((done.verdict.cast_signed(), Duration::from_nanos(done.duration.into())))
     }
 
-    /// Runs an XDP program on so many frames, each of which really goes where the program sends it.
+    /// Runs an XDP program on so many frames, each of which is really sent to its destination.
     pub(super) fn run_live(&self, frame: &[u8], count: u32) -> anyhow::Result<()> {
         /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
         const LIVE_FRAMES: u32 = 2;

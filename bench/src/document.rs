@@ -9,7 +9,7 @@ use xtask::tree;
 
 const DOCUMENT: &str = "docs/performance.md";
 
-/// Replaces what stands in docs/performance.md between the marks of `bench`, with the command that made it.
+/// Replaces the text in docs/performance.md between the marks of `bench`, with the command that made it.
 pub(super) fn update(bench: &str, command: &str, table: &str) -> anyhow::Result<()> {
     let path = tree::root().join(DOCUMENT);
     let old = fs::read_to_string(&path).with_context(|| format!("read {DOCUMENT}"))?;

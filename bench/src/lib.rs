@@ -1,9 +1,9 @@
-//! `cargo xtask bench`: netattach beside its alternatives, in network namespaces made for the run.
+//! `cargo xtask bench`: netattach compared with its alternatives, in network namespaces made for the run.
 //!
-//! The contenders take turns within one run, so that whatever else the machine does hits all alike.
+//! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! The benchmarks: `attach`, `dataplane`, `fairness`, `restart`. What they share: `pods` and the node's namespace, `agent`, `netlink` for
-//! the floor, `bpf` for what the kernel has, `series` of samples, `document` for tables.
+//! The benchmarks: `attach`, `dataplane`, `fairness`, `restart`. Shared: `pods` and the node's namespace, `agent`,
+//! `netlink` for the floor, `bpf` for the kernel's state, `series` of samples, `document` for tables.
 
 mod agent;
 pub mod attach;
@@ -27,15 +27,15 @@ use xtask::{progress, setup, tree};
 
 use self::series::Series;
 
-/// Executables in the directory of this variable are measured as they are, for comparing two of them; else they are built.
+/// Executables in this variable's directory are measured as they are, to compare two versions; else they are built.
 const DIST_VARIABLE: &str = "NETATTACH_DIST";
 
-/// Where the executables are that are measured.
+/// The directory of the measured executables.
 fn dist() -> PathBuf {
     env::var_os(DIST_VARIABLE).map_or_else(tree::dist, PathBuf::from)
 }
 
-/// Where figures come from.
+/// Where and how figures were measured.
 #[derive(Serialize)]
 struct Origin {
     /// Command line that repeats the run.
@@ -96,7 +96,7 @@ fn measured<T: Send>(
     })
 }
 
-/// Ends a bench that has one table: prints it, and replaces that of the bench in docs/performance.md where that is asked for.
+/// Ends a bench that has one table: prints it, and replaces that of the bench in docs/performance.md if requested.
 fn end(
     bench: &str,
     (output, write): (Output, bool),

@@ -1,6 +1,6 @@
 //! Just enough netlink for the floor: several requests in one datagram, one acknowledgement each.
 //!
-//! Deliberately not the code under test: the floor must show what the kernel takes, not what netattach does.
+//! Deliberately not the code under test: the floor must show the kernel's cost, not netattach's.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -24,7 +24,7 @@ use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHan
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-/// Larger than any answer the kernel makes for one request.
+/// Larger than any answer of the kernel to one request.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
 /// A route socket; it stays in the namespace of the thread that opened it.
@@ -54,7 +54,7 @@ impl Netlink {
         let count = requests.len();
         let mut datagram = Vec::new();
         for request in requests {
-            // In a deletion the bit of NLM_F_EXCL means something else.
+            // In a deletion the bit of NLM_F_EXCL has another meaning.
             let create = match request {
                 RouteNetlinkMessage::DelLink(_)
                 | RouteNetlinkMessage::SetLink(_)

@@ -14,7 +14,7 @@ use super::netlink::{self, Netlink};
 
 /// Interfaces of a pod, in the order of their networks.
 pub(super) const INTERFACES: [&str; 3] = ["eth0", "net1", "net2"];
-/// The link that macvlans hang on.
+/// The parent of macvlans.
 pub(super) const PARENT: &str = "parent0";
 pub(super) const PARENT_INDEX: u32 = 10;
 /// The other end of the parent, which gives it a carrier.
@@ -92,7 +92,7 @@ impl Pod {
         self.namespace.as_fd()
     }
 
-    /// A path under which other processes reach the namespace while this run lasts; nothing is mounted.
+    /// A path by which other processes reach the namespace during this run; nothing is mounted.
     pub(super) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.namespace.as_raw_fd()))
     }
@@ -120,7 +120,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Whether nothing but the loopback is there.
+    /// Whether only the loopback is there.
     pub(super) fn is_empty(&self) -> anyhow::Result<()> {
         let left = self.links()?;
         ensure!(left == ["lo"], "links are left in pod {}: {left:?}", self.number);
@@ -148,13 +148,13 @@ fn own_namespace() -> anyhow::Result<File> {
     File::open("/proc/thread-self/ns/net").context("open this thread's network namespace")
 }
 
-/// Removes what a contender wrote, so that the next one starts alike.
+/// Makes a contender's directory, if it does not exist.
 pub(super) fn fresh_directory(path: &Path) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
     Ok(path.to_owned())
 }
 
-/// Does something on a thread inside a namespace.
+/// Runs work on a thread inside a namespace.
 pub(super) fn in_namespace<T: Send>(
     namespace: BorrowedFd<'_>,
     work: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -171,7 +171,7 @@ pub(super) fn in_namespace<T: Send>(
     })
 }
 
-/// What a thread of the benchmark came to.
+/// The result of a benchmark thread.
 pub(super) fn joined<T>(joined: thread::Result<anyhow::Result<T>>) -> anyhow::Result<T> {
     joined.map_err(|_| anyhow!("a thread of the benchmark panicked"))?
 }

@@ -1,7 +1,7 @@
 //! The `k8s.v1.cni.cncf.io/networks` annotation, which anyone who may create a pod writes.
 //!
-//! Refusing is fine. A panic or a hang is a finding, and so is a selection that changes when it is written in the
-//! JSON form and read again.
+//! An error is fine. A panic or a hang is a finding, and so is a selection that changes when it is written in the JSON
+//! form and read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

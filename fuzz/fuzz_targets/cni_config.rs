@@ -1,6 +1,6 @@
-//! What a container runtime hands to a CNI plugin: variables and a configuration, and results of other plugins.
+//! A container runtime's input to a CNI plugin: variables and a configuration, and results of other plugins.
 //!
-//! Refusing is fine. A panic or a hang is a finding, and so is a network list or a result that changes when it is
+//! An error is fine. A panic or a hang is a finding, and so is a network list or a result that changes when it is
 //! written and read again.
 #![no_main]
 

@@ -1,7 +1,7 @@
 //! The files of a pool, which the Go plugin and people write too.
 //!
-//! Refusing is fine. A panic or a hang is a finding; so is an address that is given out while a file says that it is
-//! another's, an address that its holder cannot give back, and one that is taken from somebody else.
+//! An error is fine. A panic or a hang is a finding; so is an address that is given out while a file assigns it to
+//! another container, an address that its holder cannot release, and one that is taken from another holder.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -59,12 +59,12 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Goes with its value.
+/// Removed when dropped.
 struct Directory(PathBuf);
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // A directory that stays is in the way of nobody.
+        // A directory that stays does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,7 +1,7 @@
 //! Records of the journal, as a disk, an editor or a loss of power may leave them.
 //!
-//! A panic or a hang is a finding; so is a record of an attached sandbox that is taken for whole when bytes of it are
-//! missing, changed or twice, or when it lies under another container's name.
+//! A panic or a hang is a finding; so is a record of an attached sandbox that is accepted as intact when bytes of it
+//! are missing, changed or duplicated, or when it lies under another container's name.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -9,12 +9,12 @@ use netattach::journal::format::{Verdict, judge};
 
 const NAME: &str = "cart@eth0.jsonl";
 
-// The first three bytes say what is done to a record that turns out to be whole.
+// The first three bytes choose the damage to a record that turns out to be intact.
 fuzz_target!(|data: &[u8]| {
     let Some((harm, record)) = data.split_at_checked(3) else { return };
     let Verdict::Whole { attached: true } = judge(NAME, record) else { return };
     let at = (usize::from(harm[0]) << 8 | usize::from(harm[1])) % record.len();
-    // The end of what was there when it was attached; what follows is lost by a crash as well.
+    // The end of the content when it was attached; later lines may be lost by a crash as well.
     let length = record.split(|byte| *byte == b'"').filter_map(|word| std::str::from_utf8(word).ok());
     let sealed = length.filter(|word| word.len() == 20).find_map(|word| word.parse::<usize>().ok());
     let at = at % sealed.unwrap_or(record.len()).min(record.len());

@@ -1,7 +1,8 @@
-//! What the packet programs read, from the source that they are compiled from, beside a reading that shares no code with it.
+//! The packet programs' parser, from the source that they are compiled from, compared with a parser that shares no code
+//! with it.
 //!
-//! A panic is a finding, and so is whatever the two read differently: tags, addresses, ports, fragments, extension headers,
-//! quoted packets, options, ARP.
+//! A panic is a finding, and so is any difference between the two: tags, addresses, ports, fragments, extension
+//! headers, quoted packets, options, ARP.
 #![no_main]
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -19,20 +20,20 @@ mod reading;
 
 use reading::Reading;
 
-/// Bits of the first byte: the packet begins with its IP header, as behind the node's translation; it is still to be cut into
-/// segments; it has a tag beside its bytes; much follows it.
+/// Bits of the first byte: the packet begins with its IP header, as behind the node's translation; it is still to be
+/// cut into segments; it has a tag beside its bytes; many bytes follow it.
 const ROUTED: u8 = 1;
 const UNCUT: u8 = 2;
 const TAGGED: u8 = 4;
 const LONG: u8 = 8;
 
-/// More than an IP header can say.
+/// More bytes than an IP header's length field can express.
 const MUCH: usize = 70_000;
 
 /// The attachment's Ethernet address.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-// What is said of the packet beside its bytes, how many more than its headers lie in place, its tag; then the bytes.
+// Flags beside the packet's bytes, the number of bytes in place beyond its headers, its tag; then the bytes.
 fuzz_target!(|data: &[u8]| {
     let Some((&[how, place, high, low], bytes)) = data.split_first_chunk::<4>() else { return };
     let mut bytes = bytes.to_vec();
@@ -84,7 +85,7 @@ fn framed(read: &InMemory<'_>) {
         assert_eq!(payload.lane.tags()[..], ids.to_be_bytes()[1..]);
     }
     let offset = usize::from(payload.offset);
-    // As much as is made to lie in place before (`frame::pull`).
+    // The number of bytes that `frame::pull` makes readable in place.
     let headers = if payload.ethertype == ethertype::IPV6 { packet::HEADERS_V6 } else { packet::HEADERS_V4 };
     let read = &InMemory { in_place: read.in_place.max(headers), ..*read };
     let mut room = Room::default();
@@ -186,7 +187,7 @@ fn kind(said: &Reading) -> Kind {
     }
 }
 
-/// What stands for ports in a flow.
+/// The values that stand for ports in a flow.
 fn ends(said: &Reading) -> (u16, u16) {
     if said.later {
         return (0, 0);
@@ -194,7 +195,7 @@ fn ends(said: &Reading) -> (u16, u16) {
     transport_ends(said.protocol, said.source.is_ipv4(), &said.payload).expect("it is whole")
 }
 
-/// `None`: too little of it is there.
+/// `None`: too few bytes of it are there.
 fn transport_ends(protocol: u8, is_v4: bool, transport: &[u8]) -> Option<(u16, u16)> {
     let number = |at: usize| Some(u16::from_be_bytes([*transport.get(at)?, *transport.get(at + 1)?]));
     let swapped = |(a, b)| (b, a);
@@ -216,7 +217,7 @@ fn transport_ends(protocol: u8, is_v4: bool, transport: &[u8]) -> Option<(u16, u
     })
 }
 
-/// TCP flags; of SCTP what its first chunk amounts to, which may lie behind the packet.
+/// TCP flags; for SCTP the meaning of its first chunk, which may lie behind the packet.
 fn signal(protocol: u8, transport: &[u8]) -> u8 {
     const FIN: u8 = 1;
     const SYN: u8 = 2;
@@ -235,7 +236,7 @@ fn signal(protocol: u8, transport: &[u8]) -> u8 {
     }
 }
 
-/// The packet that an ICMP error quotes: the answer to it has its ends, the other way.
+/// The packet that an ICMP error quotes: its answer has the same ends, swapped.
 fn quoted<A: Version>(read: &InMemory<'_>, packet: &Packet<A>) {
     let mut answer: Tuple<A> = packet.tuple;
     let is_told = A::answer_to_quoted(read, packet.transport() + 8, &mut answer);

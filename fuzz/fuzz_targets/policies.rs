@@ -1,8 +1,8 @@
-//! Policies, which their authors write, compiled and compared with a reading of what they wrote that knows no classes, no
-//! prefixes and no index.
+//! Policies as users write them, compiled and compared with an interpreter that has no classes, no prefixes and no
+//! index.
 //!
-//! The input is a choice of pods, attachments and policies with few names and addresses, so that everything meets everything;
-//! some items are not as they should be and must allow nothing. A difference in what passes is a finding, and so is a panic.
+//! The input is a choice of pods, attachments and policies with few names and addresses, so that all combinations
+//! occur; some items are invalid and must allow nothing. A difference in what passes is a finding, and so is a panic.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ const NETWORKS: [&str; 2] = ["a/m", "a/n"];
 const PORT_NAMES: [&str; 2] = ["p", "q"];
 const PROTOCOLS: [(&str, u8); 3] = [("TCP", 6), ("UDP", 17), ("SCTP", 132)];
 
-/// Choices out of the input; at its end always the first.
+/// Choices taken from the input; when it is exhausted, always the first option.
 struct Choices<'a>(&'a [u8]);
 
 impl Choices<'_> {
@@ -48,7 +48,7 @@ impl Choices<'_> {
     }
 }
 
-/// A policy as it is written, and whose it is.
+/// A policy as it is written, and its namespace.
 struct Written {
     namespace: &'static str,
     networks: BTreeSet<&'static str>,
@@ -123,7 +123,7 @@ fn v6(low: u8) -> IpAddr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, low.into()).into()
 }
 
-// What is written.
+// Generating the policies.
 
 fn world(choices: &mut Choices<'_>) -> World {
     let mut pods = Vec::new();
@@ -254,7 +254,7 @@ fn port(choices: &mut Choices<'_>) -> Value {
     port.into()
 }
 
-// What it means.
+// Interpreting the policies.
 
 /// `None`: not isolated.
 fn read_text(
@@ -271,7 +271,7 @@ fn read_text(
         policy.namespace == pod.name.namespace
             && policy.networks.contains(network)
             && !pod.host_network
-            // Whom an unreadable selector means nobody knows.
+            // An unreadable selector counts as selecting every pod.
             && selects(&policy.spec["podSelector"], &pod.labels).unwrap_or(true)
             && isolates(&policy.spec, direction)
     });
@@ -313,9 +313,9 @@ fn isolates(spec: &Value, direction: &str) -> bool {
             let word = word.to_lowercase();
             word == direction || !["ingress", "egress"].contains(&word.as_str())
         }),
-        // Nobody knows what was meant by it.
+        // An unknown key: its meaning cannot be guessed.
         None if spec.get("ingres").is_some() => true,
-        // Whom it isolates is unknown, and where.
+        // An unreadable selector: the isolated pods and directions are unknown.
         None if selects(&spec["podSelector"], &BTreeMap::new()).is_none() => {
             direction == "ingress" || rules("egress")
         }
@@ -323,7 +323,7 @@ fn isolates(spec: &Value, direction: &str) -> bool {
     }
 }
 
-/// `None`: it cannot be read.
+/// `None`: the selector cannot be read.
 fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> Option<bool> {
     if selector.get("matchLabel").is_some() {
         return None;
@@ -384,7 +384,7 @@ fn parse(text: &str) -> Option<(IpAddr, u32)> {
 
 fn number(address: IpAddr) -> u128 {
     match address {
-        // At the upper end, so that prefixes of both families are upper bits.
+        // In the upper bits, so that prefixes of both families are upper bits.
         IpAddr::V4(address) => u128::from(u32::from(address)) << 96,
         IpAddr::V6(address) => address.into(),
     }
@@ -395,7 +395,7 @@ fn holds((net, length): (IpAddr, u32), address: IpAddr) -> bool {
     net.is_ipv4() == address.is_ipv4() && upper(net) == upper(address)
 }
 
-/// Whether an exception is of a block: one outside is left out, one around it covers it.
+/// Whether an exception applies to a block: one outside is ignored, one around it covers it.
 fn within(cut: (IpAddr, u32), net: (IpAddr, u32)) -> bool {
     holds(net, cut.0) && cut.1 >= net.1 || holds(cut, net.0) && cut.1 <= net.1
 }

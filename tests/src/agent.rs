@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Namespace;
 use crate::traffic::{eventually, stretched};
 
-/// An agent that takes longer to get ready, or to end by itself, is taken as hung.
+/// An agent that takes longer to get ready, or to end by itself, counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An agent that has been started.
@@ -23,10 +23,11 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Starts one inside a namespace and waits until it logs a line with `said` in it. The command's stderr is a pipe.
+    /// Starts an agent inside a namespace and waits until it logs a line that contains `said`. The command's stderr is
+    /// a pipe.
     ///
     /// # Errors
-    /// It does not; the error has its log.
+    /// The line does not appear; the error has the agent's log.
     pub(crate) fn start(namespace: &Namespace, mut command: Command, said: &'static str) -> Result<Self> {
         let mut child = namespace.run(|| command.spawn()).context("start the agent")?;
         let stderr = child.stderr.take().context("the agent's stderr is a pipe")?;
@@ -35,7 +36,7 @@ impl Agent {
             let mut log = String::new();
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 if line.contains(said) {
-                    // Nobody listens after the start.
+                    // The receiver is gone after the start.
                     let _ = ready.send(());
                 }
                 log.push_str(&line);
@@ -50,25 +51,25 @@ impl Agent {
         }
     }
 
-    /// Its process id.
+    /// The agent's process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// `kill -9`, and what it had logged.
+    /// Kills the agent (`kill -9`); returns its log.
     ///
     /// # Errors
-    /// It cannot be ended.
+    /// The agent cannot be killed.
     pub(crate) fn kill(mut self) -> Result<String> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(self.log())
     }
 
-    /// SIGTERM, and what it had logged.
+    /// Sends SIGTERM; returns the agent's log.
     ///
     /// # Errors
-    /// It did not end by itself with success.
+    /// The agent did not end by itself with success.
     pub(crate) fn stop(mut self) -> Result<String> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let status = self.child.wait()?;
@@ -77,7 +78,7 @@ impl Agent {
         Ok(log)
     }
 
-    /// Waits until it has ended by itself; `None`: it goes on.
+    /// Waits until the agent has ended by itself; `None`: it still runs.
     pub(crate) fn wait_for_end(&mut self) -> Option<ExitStatus> {
         let mut ended = None;
         eventually(PATIENCE, || {
@@ -87,7 +88,7 @@ impl Agent {
         ended
     }
 
-    /// All that it logged, once it has ended.
+    /// The agent's whole log, once it has ended.
     pub(crate) fn log(self) -> String {
         self.log.join().unwrap_or_default()
     }

@@ -11,37 +11,37 @@ use crate::node::executable;
 /// A call of the CNI executable, ready to be changed and run.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// The environment; nothing else is in it.
+    /// The whole environment.
     pub env: BTreeMap<String, String>,
     /// Standard input.
     pub stdin: String,
 }
 
-/// What a call of the CNI executable came to.
+/// The outcome of a CNI call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Exit code.
     pub exit: i32,
-    /// What it printed; `null` for nothing.
+    /// Its output; `null` if it printed nothing.
     pub json: Value,
 }
 
 impl Call {
-    /// With a variable.
+    /// Adds a variable.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.to_owned(), value.to_owned());
         self
     }
 
-    /// Without a variable.
+    /// Removes a variable.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         self.env.remove(name);
         self
     }
 
-    /// With another configuration.
+    /// Replaces the configuration.
     #[must_use]
     pub fn stdin(mut self, stdin: impl ToString) -> Self {
         self.stdin = stdin.to_string();
@@ -51,7 +51,7 @@ impl Call {
     /// Runs the CNI executable.
     ///
     /// # Panics
-    /// It cannot be run, is ended by a signal, or prints something other than one JSON value.
+    /// The executable cannot be run, is ended by a signal, or prints something other than one JSON value.
     pub fn run(&self) -> Outcome {
         let mut child = Command::new(executable("netattach").expect("the CNI executable is built"))
             .env_clear()
@@ -79,7 +79,7 @@ impl Outcome {
     /// The result of a successful call.
     ///
     /// # Panics
-    /// It failed.
+    /// The call failed.
     pub fn success(self) -> Value {
         assert_eq!(self.exit, 0, "{:#}", self.json);
         self.json
@@ -88,7 +88,7 @@ impl Outcome {
     /// Code and message of a failed call, details appended.
     ///
     /// # Panics
-    /// It succeeded.
+    /// The call succeeded.
     pub fn failure(self) -> (u64, String) {
         assert_eq!(self.exit, 1, "{:#}", self.json);
         let text = |key: &str| self.json[key].as_str().unwrap_or_default().to_owned();

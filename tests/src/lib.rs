@@ -1,15 +1,15 @@
 //! Rigs shared by the tests: namespaces, links, a programmable CNI plugin, packets, a whole node with a
 //! running agent, and a machine with container runtimes.
 //!
-//! | module | what a test gets |
+//! | module | provides |
 //! |---|---|
 //! | [`node`], `agent` | a node with a running agent |
-//! | [`manifest`] | the objects that it reads |
+//! | [`manifest`] | the objects that the agent reads |
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
-//! | [`plugin_calls`] | what scripted plugins were told |
+//! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
-//! | [`peak`] | the most memory that a process has had |
+//! | [`peak`] | the peak memory of a process |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
 //! | [`other_programs`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
 

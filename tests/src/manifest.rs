@@ -14,7 +14,7 @@ pub fn network(namespace: &str, name: &str, config: &Value) -> Value {
     })
 }
 
-/// A pod in [`NAMESPACE`]; `networks` is the annotation, a string or a value to spell as JSON.
+/// A pod in [`NAMESPACE`]; `networks` is the annotation, a string or a value that is serialised as JSON.
 pub fn pod(name: &str, labels: &Value, networks: &Value) -> Value {
     let mut annotations = Map::new();
     match networks {
@@ -33,7 +33,7 @@ pub fn pod(name: &str, labels: &Value, networks: &Value) -> Value {
     })
 }
 
-/// The object with one more annotation.
+/// Adds an annotation to an object.
 pub fn annotated(mut object: Value, key: &str, value: &str) -> Value {
     object["metadata"]["annotations"][key] = value.into();
     object
@@ -56,7 +56,7 @@ pub fn policy(name: &str, networks: &str, spec: &Value) -> Value {
     })
 }
 
-/// A NetworkPolicy in [`NAMESPACE`], which holds on the pods' default networks.
+/// A NetworkPolicy in [`NAMESPACE`], which applies to the pods' default networks.
 pub fn network_policy(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",

@@ -10,7 +10,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// A network namespace that lives as long as this value. Its loopback is down, as in a fresh pod.
 ///
-/// A thread that made it waits inside it, so that it has a path (`/proc/PID/task/TID/ns/net`) without a mount.
+/// The thread that made it waits inside, so that it has a path (`/proc/PID/task/TID/ns/net`) without a mount.
 #[derive(Debug)]
 pub struct Namespace {
     netns: Netns,
@@ -20,7 +20,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one. Needs root.
+    /// Makes a namespace. Needs root.
     pub fn new() -> Result<Self> {
         let (release, released) = mpsc::channel::<()>();
         let (made, path) = mpsc::channel();
@@ -42,7 +42,7 @@ impl Namespace {
         Ok(Self { netns, path, release: Some(release), keeper: Some(keeper) })
     }
 
-    /// The one that this process runs in, which stays.
+    /// The namespace of this process; it is not removed.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -62,7 +62,7 @@ impl Namespace {
         &self.path
     }
 
-    /// Id of a task that is in it, as `ip link ... netns` takes it.
+    /// Id of a task in the namespace, as `ip link ... netns` takes it.
     pub fn task(&self) -> String {
         // The path is `/proc/PID/task/TID/ns/net`.
         self.path

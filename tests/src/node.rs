@@ -1,5 +1,5 @@
-//! A node of its own for one test: a network namespace that the agent runs in, directories, a place for pins,
-//! and a container runtime that calls the real CNI executable.
+//! A node for one test: a network namespace that the agent runs in, directories, a directory for pins, and a container
+//! runtime that calls the real CNI executable.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,7 +17,7 @@ use crate::manifest::{self, NAMESPACE};
 use crate::traffic::eventually;
 use crate::{Call, Namespace, Outcome};
 
-/// `namespace/name` of the network that every pod gets.
+/// `namespace/name` of every pod's default network.
 pub const DEFAULT_NETWORK: &str = "kube-system/default";
 /// Attachment numbers of a node are below this.
 pub const MAX_ATTACHMENTS: u32 = 64;
@@ -25,7 +25,7 @@ pub const MAX_ATTACHMENTS: u32 = 64;
 /// A link with carrier on nodes that asked for one ([`Node::add_wire`]): parent of macvlans.
 pub const WIRE: &str = "wire0";
 
-/// How agents attach programs where a test does not say (`attach` of their configuration): the same tests run in both
+/// How agents attach programs unless a test sets it (`attach` of their configuration): the same tests run in both
 /// modes.
 const ATTACH_VARIABLE: &str = "NETATTACH_ATTACH";
 
@@ -69,7 +69,7 @@ impl Node {
         Self::within(Namespace::new()?, manifests)
     }
 
-    /// The same in that namespace.
+    /// [`Node::new`] in that namespace.
     pub(crate) fn within(namespace: Namespace, manifests: &[Value]) -> Result<Self> {
         mount_bpffs()?;
         let number = NODES.fetch_add(1, Ordering::Relaxed);
@@ -114,7 +114,7 @@ impl Node {
         ip(&self.namespace, &["link", "set", "wire1", "up"])
     }
 
-    /// Adds or replaces a manifest, at one instant.
+    /// Adds or replaces a manifest, atomically.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -137,7 +137,7 @@ impl Node {
         self.settings.insert(key.to_owned(), value);
     }
 
-    /// Puts the scripted plugin into the node's plugin directory under a name, with its script.
+    /// Installs the scripted plugin in the node's plugin directory under a name, with its script.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -151,16 +151,16 @@ impl Node {
         Ok(fs::write(path.with_extension("json"), script.to_string())?)
     }
 
-    /// What is published about an attached pod.
+    /// The network-status published for an attached pod.
     ///
     /// # Errors
-    /// Nothing is.
+    /// None is published.
     pub fn status(&self, pod: &Pod) -> Result<Value> {
         let path = self.path("run/network-status").join(NAMESPACE).join(format!("{}.json", pod.name));
         Ok(serde_json::from_slice(&fs::read(path)?)?)
     }
 
-    /// How scripted plugins were called since the last time of asking, in order.
+    /// The calls of scripted plugins since the last query, in order.
     ///
     /// # Errors
     /// The record cannot be read.
@@ -178,7 +178,7 @@ impl Node {
         self.dir.path().join(name)
     }
 
-    /// Where the agent pins.
+    /// The directory of the agent's pins.
     pub fn bpffs(&self) -> &Path {
         &self.bpffs
     }
@@ -188,16 +188,16 @@ impl Node {
         self.path("run").join("netattach.sock")
     }
 
-    /// Starts the agent inside the node's namespace and waits until it serves and has carried out what an earlier one
-    /// has left.
+    /// Starts the agent inside the node's namespace and waits until it serves and has finished what an earlier agent
+    /// left undone.
     ///
     /// # Errors
-    /// It does not; the error has its log.
+    /// The agent does not get there; the error has its log.
     pub fn start(&mut self) -> Result<()> {
         self.start_as(&executable("netattachd")?, &[])
     }
 
-    /// Starts another agent, with variables.
+    /// Starts another agent executable, with these variables.
     ///
     /// # Errors
     /// As [`Node::start`].
@@ -205,7 +205,7 @@ impl Node {
         self.start_until(executable, variables, " nothing is left over of earlier agents")
     }
 
-    /// Starts the agent, and waits until it serves, but not until it has carried out what an earlier one has left.
+    /// Starts the agent, and waits until it serves, but not until it has finished what an earlier agent left undone.
     ///
     /// # Errors
     /// As [`Node::start`].
@@ -265,18 +265,18 @@ impl Node {
         Ok(command)
     }
 
-    /// `kill -9`, and what the agent had logged. Without an agent nothing.
+    /// Kills the agent (`kill -9`); returns its log, empty without an agent.
     ///
     /// # Errors
-    /// The agent cannot be ended.
+    /// The agent cannot be killed.
     pub fn kill(&mut self) -> Result<String> {
         self.agent.take().map_or_else(|| Ok(String::new()), Agent::kill)
     }
 
-    /// SIGTERM, and what the agent had logged.
+    /// Sends SIGTERM; returns the agent's log.
     ///
     /// # Errors
-    /// It did not end by itself with success.
+    /// The agent did not end by itself with success.
     pub fn stop(&mut self) -> Result<String> {
         self.agent.take().map_or_else(|| Ok(String::new()), Agent::stop)
     }
@@ -284,7 +284,7 @@ impl Node {
     /// Waits until the agent has ended by itself.
     ///
     /// # Errors
-    /// There is none, or it goes on.
+    /// No agent was started, or it still runs.
     pub fn wait_for_end(&mut self) -> Result<(ExitStatus, String)> {
         let agent = self.agent.as_mut().context("no agent was started")?;
         let status = agent.wait_for_end().context("the agent does not end")?;
@@ -294,7 +294,7 @@ impl Node {
     /// Process id of the running agent.
     ///
     /// # Panics
-    /// None runs.
+    /// No agent runs.
     pub fn agent_pid(&self) -> u32 {
         self.agent.as_ref().expect("the agent runs").pid()
     }
@@ -337,11 +337,11 @@ impl Node {
         outcome
     }
 
-    /// Waits until the network-status of an attached pod is there: it is published after the answer to ADD, so
-    /// that the runtime does not wait for it.
+    /// Waits until the network-status of an attached pod is published: this happens after the answer to ADD, so that
+    /// the runtime does not wait for it.
     ///
     /// # Panics
-    /// It does not come.
+    /// It is not published in time.
     pub fn await_status(&self, pod: &Pod) {
         let status = self.path("run/network-status").join(NAMESPACE).join(format!("{}.json", pod.name));
         assert!(eventually(PATIENCE, || status.exists()), "{} is not published", status.display());
@@ -363,7 +363,7 @@ impl Node {
         self.call("DEL", pod).run()
     }
 
-    /// GC of the configuration `name` with the pods that are in use; `None`: a request without a list.
+    /// GC of the configuration `name` with the pods in use; `None`: a request without a list.
     ///
     /// # Panics
     /// The executable cannot be run.
@@ -379,10 +379,10 @@ impl Node {
         Call { env, stdin: config.to_string() }.run()
     }
 
-    /// What `netattachctl` answers as JSON.
+    /// The JSON output of `netattachctl`.
     ///
     /// # Errors
-    /// It fails.
+    /// netattachctl fails.
     pub fn ctl(&self, words: &[&str]) -> Result<Value> {
         let output = Command::new(executable("netattachctl")?)
             .arg("--socket")
@@ -402,7 +402,7 @@ impl Drop for Node {
             // An agent that has ended by itself cannot be ended again.
             _ => {}
         }
-        // Absent when no agent was started.
+        // The directory does not exist when no agent was started.
         let _ = fs::remove_dir_all(&self.bpffs);
     }
 }
@@ -411,7 +411,7 @@ impl Pod {
     /// A new sandbox for the pod of that name.
     ///
     /// # Errors
-    /// No namespace.
+    /// The namespace cannot be made.
     pub fn new(name: &str) -> Result<Self> {
         Ok(Self { container: format!("c-{name}"), name: name.to_owned(), namespace: Namespace::new()? })
     }
@@ -420,17 +420,17 @@ impl Pod {
 /// Runs `ip` in a namespace.
 ///
 /// # Errors
-/// It fails.
+/// `ip` fails.
 pub fn ip(namespace: &Namespace, words: &[&str]) -> Result<()> {
     let output = namespace.run(|| Command::new("ip").args(words).output())?;
     ensure!(output.status.success(), "ip {words:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
-/// An executable of netattach: of the directory `NETATTACH_DIST`, or else from beside this test.
+/// An executable of netattach: from the directory `NETATTACH_DIST`, or else from beside this test.
 ///
 /// # Errors
-/// It is not built.
+/// The executable is not built.
 pub fn executable(name: &str) -> Result<PathBuf> {
     let built = match std::env::var_os("NETATTACH_DIST") {
         Some(dist) => Path::new(&dist).join(name),

@@ -1,4 +1,4 @@
-//! Programs of other agents: BPF that this crate loads and attaches as somebody else would.
+//! Programs of other agents: BPF that this crate loads and attaches as another agent would.
 
 use std::fs;
 use std::io;
@@ -19,21 +19,21 @@ const LINK_CREATE: i32 = 28;
 const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
 
-/// What a program does with every packet.
+/// The verdict of a program on every packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// `TCX_NEXT`, which is `TC_ACT_UNSPEC`: others decide.
+    /// `TCX_NEXT`, which is `TC_ACT_UNSPEC`: later programs decide.
     Next = -1,
-    /// `TCX_PASS`, which is `TC_ACT_OK`: nobody else is asked.
+    /// `TCX_PASS`, which is `TC_ACT_OK`: no later program runs.
     Pass = 0,
     /// `TCX_DROP`, which is `TC_ACT_SHOT`.
     Drop = 2,
 }
 
-/// A program that gives every packet one verdict.
+/// A program that returns one verdict for every packet.
 ///
 /// # Errors
-/// The kernel refuses it.
+/// The kernel refuses the program.
 pub fn program(verdict: Verdict) -> Result<OwnedFd> {
     let instruction = |code, constant| Instruction { code, registers: 0, offset: 0, constant };
     // r0 = verdict; exit
@@ -41,7 +41,7 @@ pub fn program(verdict: Verdict) -> Result<OwnedFd> {
     sys::load_classifier("foreign", &instructions).context("load a program")
 }
 
-/// Runs an XDP program on a frame, as if it came in by the loopback device; what it says (`enum xdp_action`).
+/// Runs an XDP program on a frame, as if it came in by the loopback device; returns its answer (`enum xdp_action`).
 ///
 /// # Errors
 /// There is no such pin, or the kernel refuses.
@@ -77,7 +77,7 @@ pub fn run_xdp(pin: &Path, frame: &[u8]) -> Result<u32> {
     Ok(run.answer)
 }
 
-/// Attaches a program behind those that are there, by tcx. The link ends with the descriptor.
+/// Attaches a program by tcx, after those already there. The link ends with the descriptor.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -103,13 +103,13 @@ pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &O
     namespace.run(|| unsafe { bpf(LINK_CREATE, &create) }).context("attach a program by tcx")
 }
 
-/// Names of the programs that a device runs by tcx, in the order in which packets meet them.
+/// Names of a device's tcx programs, in the order in which packets meet them.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn tcx_programs(namespace: &Namespace, device: u32, hook: TcHook) -> Result<Vec<String>> {
     let ids = namespace.run(|| sys::tcx_programs(device, hook))?;
-    // One that has gone meanwhile has no name.
+    // A program that has gone meanwhile has no name.
     ids.into_iter().filter_map(|id| sys::program_name(id).transpose()).map(|name| Ok(name?)).collect()
 }
 
@@ -139,10 +139,10 @@ pub fn attach_filter(
     attached
 }
 
-/// Runs `tc` in a namespace; blanks part the words.
+/// Runs `tc` in a namespace, with arguments separated by blanks.
 ///
 /// # Errors
-/// It fails.
+/// `tc` fails.
 pub fn tc(namespace: &Namespace, words: &str) -> Result<()> {
     let output = namespace.run(|| Command::new("tc").args(words.split(' ')).output())?;
     ensure!(output.status.success(), "tc {words}: {}", String::from_utf8_lossy(&output.stderr));
@@ -152,7 +152,7 @@ pub fn tc(namespace: &Namespace, words: &str) -> Result<()> {
 /// Index of a device by its name.
 ///
 /// # Errors
-/// There is none.
+/// There is no such device.
 pub fn index_of(namespace: &Namespace, device: &str) -> Result<u32> {
     Ok(netattach::netlink::Handle::open_in(namespace.netns())?.link(device)?.index)
 }

@@ -6,16 +6,16 @@
 //! assert_eq!(frame.len(), 14 + 20 + 20);
 //! ```
 //!
-//! IPv4 header checksums are right; transport checksums are zero, as nothing here looks at them.
+//! IPv4 header checksums are right; transport checksums are zero, as nothing here verifies them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netattach::mac::Mac;
 pub use netattach_common::flow::tcp;
 
-/// The MAC address that frames come from unless a test says otherwise.
+/// The default source MAC address of frames.
 pub const POD_MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x01]);
-/// The MAC address that frames go to.
+/// The destination MAC address of frames.
 pub const PEER_MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x02]);
 
 const ICMP: u8 = 1;
@@ -37,13 +37,13 @@ pub struct Packet {
     extensions: Vec<(u8, Vec<u8>)>,
     /// Offset in units of 8 bytes, and whether more follow.
     fragment: Option<(u16, bool)>,
-    /// What the fragments of a packet share.
+    /// The identification shared by a packet's fragments.
     identification: u16,
     payload: Vec<u8>,
 }
 
 impl Packet {
-    /// From one address to another of the same family, with nothing inside yet.
+    /// From one address to another of the same family, without payload.
     pub fn between(source: &str, destination: &str) -> Self {
         Self {
             source_mac: POD_MAC,
@@ -85,13 +85,13 @@ impl Packet {
         self
     }
 
-    /// With one more IPv6 extension header; `rest` is what follows its "next header" byte.
+    /// With one more IPv6 extension header; `rest` follows its "next header" byte.
     pub fn extension(mut self, number: u8, rest: &[u8]) -> Self {
         self.extensions.push((number, rest.to_vec()));
         self
     }
 
-    /// With what its fragments share; 1 unless told.
+    /// Sets the identification shared by its fragments; 1 by default.
     pub fn identification(mut self, number: u16) -> Self {
         self.identification = number;
         self
@@ -150,7 +150,7 @@ impl Packet {
         self.icmp(kind, &[&[0; 4], &quoted[..]].concat())
     }
 
-    /// Carrying an ICMP message of the packet's family; `rest` is what follows the checksum.
+    /// Carrying an ICMP message of the packet's family; `rest` follows the checksum.
     pub fn icmp(self, kind: u8, rest: &[u8]) -> Self {
         let protocol = if self.source.is_ipv4() { ICMP } else { ICMPV6 };
         self.payload(protocol, &[&[kind, 0, 0, 0], rest].concat())
@@ -168,7 +168,7 @@ impl Packet {
         self.hop_limit(255).icmp(kind, &rest)
     }
 
-    /// Carrying anything.
+    /// Carrying any payload.
     pub fn payload(mut self, protocol: u8, payload: &[u8]) -> Self {
         self.protocol = protocol;
         self.payload = payload.to_vec();
@@ -242,7 +242,7 @@ impl Packet {
     }
 }
 
-/// An ARP request of a host that says it is `sender` at `sender_mac`.
+/// An ARP request of a host that claims to be `sender` at `sender_mac`.
 pub fn arp_request(sender_mac: Mac, sender: &str, target: &str) -> Vec<u8> {
     let address = |text: &str| text.parse::<Ipv4Addr>().expect("an IPv4 address").octets();
     let mut frame = vec![0xff; 6];
@@ -260,7 +260,7 @@ pub fn other_ethertype(ethertype: u16) -> Vec<u8> {
     any_frame(PEER_MAC, POD_MAC, ethertype, &[0; 46])
 }
 
-/// A frame of anything.
+/// A frame with any header and payload.
 pub fn any_frame(destination: Mac, source: Mac, ethertype: u16, payload: &[u8]) -> Vec<u8> {
     [&destination.0[..], &source.0, &ethertype.to_be_bytes(), payload].concat()
 }

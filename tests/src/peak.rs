@@ -1,4 +1,4 @@
-//! The most memory of its own that an agent had while a test went on.
+//! The peak of an agent's own memory during a test.
 
 use std::fs;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::Node;
 
-/// How often is looked: what is there for less than that is not seen.
+/// The sampling interval: shorter peaks are missed.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Looks at an agent's memory until it is asked for the most.
+/// Samples an agent's memory until [`Peak::most`] is called.
 #[derive(Debug)]
 pub struct Peak {
     looking: JoinHandle<u64>,
@@ -19,7 +19,7 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Begins to look.
+    /// Starts sampling.
     pub fn of(node: &Node) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, pid) = (Arc::clone(&stop), node.agent_pid());
@@ -34,7 +34,7 @@ impl Peak {
         Self { looking, stop }
     }
 
-    /// The most that was seen, in KiB.
+    /// The highest sample, in KiB.
     ///
     /// # Panics
     /// The agent is gone.
@@ -44,7 +44,7 @@ impl Peak {
     }
 }
 
-/// Resident anonymous memory of a process in KiB: its own, without files and without BPF maps.
+/// Resident anonymous memory of a process in KiB: its own, without files and BPF maps.
 fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux says it");

@@ -1,4 +1,4 @@
-//! What scripted plugins wrote down about their calls.
+//! Recorded calls of scripted plugins.
 
 use serde_json::Value;
 

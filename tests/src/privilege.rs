@@ -1,4 +1,4 @@
-//! Work with the capabilities that a container may be given, and no others.
+//! Work with only the capabilities that a container may be given.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -6,21 +6,20 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use anyhow::{Context, Result};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Everything a container can be given over its own network namespace, as containers are given capabilities: not one that
-/// reaches beyond it.
+/// All capabilities over its own network namespace that a container can be given; none of them reaches beyond it.
 pub const OVER_THE_NETWORK: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::BPF);
 
-/// Runs `work` on a thread of the calling thread's namespaces that has exactly these capabilities, as have the programs that
-/// it starts.
+/// Runs `work` on a thread of the calling thread's namespaces that has exactly these capabilities, as have the programs
+/// that it starts.
 ///
 /// # Errors
-/// They could not be given up, or the work's own.
+/// The other capabilities could not be dropped, or the work's own error.
 pub fn with_only<T: Send>(kept: CapabilitySet, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let limited = || {
         for given_up in CapabilitySet::all().difference(kept).iter() {
             match rustix::thread::remove_capability_from_bounding_set(given_up) {
-                // The kernel does not know it.
+                // The kernel does not know this capability.
                 Err(rustix::io::Errno::INVAL) => {}
                 removed => removed.with_context(|| format!("give up {given_up:?}"))?,
             }
@@ -35,7 +34,7 @@ pub fn with_only<T: Send>(kept: CapabilitySet, work: impl FnOnce() -> Result<T> 
     })
 }
 
-/// Loads a classifier that lets every packet pass and none of those after it run (`TCX_PASS`).
+/// Loads a classifier that passes every packet and keeps later programs from running (`TCX_PASS`).
 ///
 /// # Errors
 /// The kernel refuses.

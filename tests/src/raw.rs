@@ -1,4 +1,4 @@
-//! Frames as they are, sent and seen by packet sockets.
+//! Raw frames, sent and received by packet sockets.
 
 use std::io;
 use std::mem::{size_of, size_of_val};
@@ -11,13 +11,13 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, soc
 
 use crate::Namespace;
 
-/// A packet socket (`packet(7)`) on one device: sends past the device's queueing discipline
-/// (`PACKET_QDISC_BYPASS`), sees every frame that the device receives. Frames are kept from when it was opened.
+/// A packet socket (`packet(7)`) on one device: sends past the device's queueing discipline (`PACKET_QDISC_BYPASS`),
+/// sees every frame that the device receives. It keeps frames from the moment it is opened.
 #[derive(Debug)]
 pub struct RawSocket(OwnedFd);
 
 impl RawSocket {
-    /// Opens one on a device of a namespace.
+    /// Opens a socket on a device of a namespace.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
@@ -25,8 +25,8 @@ impl RawSocket {
         Self::open_for(namespace, device, libc::ETH_P_ALL as u16)
     }
 
-    /// The same for frames of one ethertype: it sees them as protocols do, after the filters of the device's ingress, while
-    /// a socket for all sees them before.
+    /// [`RawSocket::open`] for frames of one ethertype: the socket sees them as protocols do, after the filters of the
+    /// device's ingress, while a socket for all ethertypes sees them before.
     ///
     /// # Errors
     /// As [`RawSocket::open`].
@@ -34,7 +34,7 @@ impl RawSocket {
         namespace.run(|| Self::open_here(device, ethertype))
     }
 
-    /// The same in the namespace of the calling thread, with its privileges.
+    /// [`RawSocket::open_for`] in the namespace of the calling thread, with its privileges.
     ///
     /// # Errors
     /// As [`RawSocket::open`].
@@ -44,7 +44,7 @@ impl RawSocket {
         Ok(socket)
     }
 
-    /// Opens one that sends by the device's queueing discipline, as protocols do.
+    /// Opens a socket that sends by the device's queueing discipline, as protocols do.
     ///
     /// # Errors
     /// As [`RawSocket::open`].
@@ -58,7 +58,7 @@ impl RawSocket {
         let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, protocol)?;
         let index = rustix::net::netdevice::name_to_index(&socket, device)
             .with_context(|| format!("look for device {device}"))?;
-        // SAFETY: every field is a number or an array of numbers: all zeroes is a value.
+        // SAFETY: every field is a number or an array of numbers: all zeroes is a valid value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = every;
@@ -90,7 +90,7 @@ impl RawSocket {
         succeeded(set).context("set PACKET_QDISC_BYPASS")
     }
 
-    /// Sends a frame. That it is dropped on its way is not an error: the bypass tells of no drops by all drivers.
+    /// Sends a frame. A drop on its way is not an error: with the bypass not all drivers report drops.
     ///
     /// # Errors
     /// The device is down or gone.
@@ -101,7 +101,7 @@ impl RawSocket {
         }
     }
 
-    /// The frames that have come already.
+    /// The frames received so far.
     ///
     /// # Errors
     /// The socket fails.
@@ -117,7 +117,7 @@ impl RawSocket {
         }
     }
 
-    /// The frames seen until, and with, one that ends in these bytes; all that came if none did in time.
+    /// The frames received up to and including one that ends in these bytes; all frames if none did in time.
     ///
     /// # Errors
     /// The socket fails.

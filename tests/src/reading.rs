@@ -1,36 +1,36 @@
-//! Frames as they read for somebody who has time. It shares no code with the programs, which are compared with it: by random
-//! packets through the kernel (`tests/packets`), and by fuzzing what reads them (`fuzz/fuzz_targets/packet.rs`, which takes this
-//! file as its own).
+//! A straightforward reference parser of frames. It shares no code with the programs, which are compared with it: by
+//! random packets through the kernel (`tests/packets`), and by fuzzing their parser (`fuzz/fuzz_targets/packet.rs`,
+//! which includes this file).
 
 use std::net::{IpAddr, Ipv6Addr};
 
 /// An IP packet.
 #[derive(Debug)]
 pub struct Reading {
-    /// From whom.
+    /// Source address.
     pub source: IpAddr,
-    /// To whom.
+    /// Destination address.
     pub destination: IpAddr,
-    /// What is in it.
+    /// Protocol of the payload.
     pub protocol: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
     /// IPv4 options.
     pub options: Vec<u8>,
-    /// What its fragments share, as it stands there.
+    /// The identification shared by its fragments, as raw bytes.
     pub identification: Vec<u8>,
     /// Whether it is the first of several fragments; its later ones have no transport header.
     pub first: bool,
-    /// Whether it is one of those.
+    /// Whether it is a later fragment.
     pub later: bool,
-    /// From the transport header on, to the packet's end.
+    /// From the transport header to the packet's end.
     pub payload: Vec<u8>,
-    /// Bytes behind the packet.
+    /// Number of bytes behind the packet.
     pub behind: usize,
 }
 
-/// What a frame carries behind its VLAN tags, at most two: their ids, the ethertype, and where it begins. `beside`: the outer tag,
-/// if the kernel has taken it out.
+/// The frame behind its VLAN tags, at most two: their ids, the ethertype, and the offset of the payload. `beside`: the
+/// outer tag, if the kernel has taken it out.
 pub fn tags(frame: &[u8], beside: Option<u16>) -> Option<(Vec<u16>, u16, usize)> {
     let mut tags: Vec<u16> = beside.into_iter().collect();
     let mut at = 12;
@@ -45,8 +45,8 @@ pub fn tags(frame: &[u8], beside: Option<u16>) -> Option<(Vec<u16>, u16, usize)>
     }
 }
 
-/// Reads the packet behind a frame's header. `None`: it must not go on whoever sends it to whom. `uncut`: it is still to be
-/// cut into segments, and a length of 0 says nothing.
+/// Reads the packet behind a frame's header. `None`: it must be dropped, regardless of sender and receiver. `uncut`: it
+/// is still to be cut into segments, and a length of 0 means nothing.
 pub fn packet(ip: &[u8], version: u8, uncut: bool) -> Option<Reading> {
     let packet = if version == 4 { read_v4(ip, uncut)? } else { read_v6(ip, uncut)? };
     let needed = match packet.protocol {
@@ -56,12 +56,12 @@ pub fn packet(ip: &[u8], version: u8, uncut: bool) -> Option<Reading> {
         1 | 58 => 8,
         _ => 0,
     };
-    // Of the other family's ICMP nothing is read.
+    // ICMP of the other family is not parsed.
     let needed = match (packet.protocol, packet.source.is_ipv4(), packet.first) {
         (1, false, false) | (58, true, false) => 0,
         _ => needed,
     };
-    // A packet of SCTP may have no chunk; where the first would be is looked at all the same.
+    // An SCTP packet may have no chunk; the place of the first chunk is read all the same.
     let in_frame = if packet.protocol == 132 { 16 } else { 0 };
     let is_there = packet.payload.len() >= needed && packet.payload.len() + packet.behind >= in_frame;
     (packet.later || is_there).then_some(packet)
@@ -114,7 +114,7 @@ fn read_v4(ip: &[u8], uncut: bool) -> Option<Reading> {
     })
 }
 
-/// The length of what follows an IPv6 header.
+/// The payload length behind an IPv6 header.
 fn length_v6(ip: &[u8], uncut: bool) -> Option<usize> {
     match (number(&ip[4..]), ip[6]) {
         (0, 0 | 43 | 44 | 51 | 60) => {
@@ -196,23 +196,23 @@ impl Reading {
         self.icmp().filter(|_| self.source.is_ipv6())
     }
 
-    /// Source and destination port, if rules speak of them.
+    /// Source and destination port, if rules apply to ports of this protocol.
     pub fn ports(&self) -> Option<(u16, u16)> {
         let has = !self.later && [6, 17, 132].contains(&self.protocol);
         has.then(|| (number(&self.payload), number(&self.payload[2..])))
     }
 
-    /// Whose neighbour discovery it is.
+    /// The target of neighbour discovery.
     pub fn target(&self) -> Option<IpAddr> {
         Some(IpAddr::from(first::<16>(self.payload.get(8..24)?)))
     }
 
-    /// Neighbour discovery in more than one piece, which nobody may take.
+    /// Neighbour discovery in fragments, which receivers must not accept.
     pub fn is_broken_discovery(&self) -> bool {
         self.first && self.message().is_some_and(|kind| (133..=137).contains(&kind))
     }
 
-    /// Whether it says that it is about its link.
+    /// Whether it claims to be about its link.
     pub fn claims_the_link(&self) -> bool {
         !self.first
             && match self.message() {
@@ -222,7 +222,7 @@ impl Reading {
             }
     }
 
-    /// Whether it says so and has the form of such a message.
+    /// Whether it claims to be about its link and is such a message in form.
     pub fn is_formed(&self) -> bool {
         let (IpAddr::V6(source), IpAddr::V6(destination)) = (self.source, self.destination) else {
             return false;
@@ -257,7 +257,7 @@ impl Reading {
         }
     }
 
-    /// Whether the options of neighbour discovery behind so many bytes name no other Ethernet address than this.
+    /// Whether the options of neighbour discovery, after that many bytes, name no Ethernet address but this.
     pub fn names_only(&self, mac: [u8; 6], behind: usize) -> bool {
         let Some(mut options) = self.payload.get(behind..) else { return false };
         let mut read = 0;
@@ -289,7 +289,7 @@ fn asks(destination: Ipv6Addr, target: IpAddr) -> bool {
     destination == of || destination.octets() == solicited
 }
 
-/// Whether IPv4 options can be told apart and none of them is source routing.
+/// Whether IPv4 options are well-formed and none of them is source routing.
 pub fn options_are_sound(mut options: &[u8]) -> bool {
     for _ in 0..12 {
         match options {
@@ -305,7 +305,7 @@ pub fn options_are_sound(mut options: &[u8]) -> bool {
     options.is_empty()
 }
 
-/// Who an ARP packet's sender says that it is, by Ethernet and by address.
+/// The Ethernet and IP address that an ARP packet's sender claims.
 pub fn arp(arp: &[u8]) -> Option<([u8; 6], IpAddr)> {
     let arp = arp.get(..28)?;
     let (sender, target) = ([arp[14], arp[15], arp[16], arp[17]], [arp[24], arp[25], arp[26], arp[27]]);

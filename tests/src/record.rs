@@ -1,14 +1,14 @@
 //! Records of the journal, for tests that change them.
 
-/// The same record as version 1 wrote it: without checksums, so that a test can write what it likes.
+/// The record in version 1: without checksums, so that a test can write any content.
 ///
 /// # Panics
-/// It is no record of version 2.
+/// The record is not of version 2.
 #[must_use]
 pub fn first_version(record: &str) -> String {
     let mut lines = record.lines();
     assert!(lines.next().is_some_and(|head| head.starts_with("{\"planned\":{\"version\":2}")), "{record}");
-    // Nobody asked for the namespace then.
+    // Version 1 had no line for the namespace.
     let written = |line: &&str| !line[12..].starts_with("{\"namespace\":");
     let lines = lines.filter(written).map(|line| {
         let line = &line["[\"01234567\",".len()..line.len() - 1];
@@ -17,10 +17,11 @@ pub fn first_version(record: &str) -> String {
     lines.collect()
 }
 
-/// The same record with lines that `edit` has changed, as if they had been written so: checksums, and that it is attached.
+/// The record with lines changed by `edit`, as if it had been written so: with checksums and the mark that it is
+/// attached.
 ///
 /// # Panics
-/// It is no record of version 2.
+/// The record is not of version 2.
 #[must_use]
 pub fn rewritten(name: &str, record: &str, edit: impl Fn(&str) -> String) -> String {
     let first = record.lines().next().unwrap_or_default();
@@ -39,7 +40,7 @@ pub fn rewritten(name: &str, record: &str, edit: impl Fn(&str) -> String) -> Str
     format!("{said}\",\"sum\":\"{sum:08x}\"}}\n{lines}")
 }
 
-/// CRC-32 of ISO 3309, continued from that of what went before.
+/// CRC-32 of ISO 3309, continued from that of the preceding bytes.
 fn crc32(before: u32, bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!before, |sum, byte| {
         (0..8).fold(

@@ -1,4 +1,4 @@
-//! A container runtime's part: CNI executables run in the namespace of a node, with pods beside it.
+//! A container runtime for tests: CNI executables run in the namespace of a node, with pods beside it.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -31,14 +31,14 @@ pub struct Call<'a> {
     pub args: &'a str,
 }
 
-/// What a plugin answered.
+/// A plugin's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// Exit status.
     pub exit: Option<i32>,
-    /// What it printed; null for nothing.
+    /// Its standard output; null if it printed nothing.
     pub stdout: Value,
-    /// What it said besides.
+    /// Its standard error.
     pub stderr: String,
 }
 
@@ -55,7 +55,7 @@ impl Runtime {
         Ok(answer.stdout)
     }
 
-    /// A verb that prints nothing, after an ADD with this result.
+    /// A verb without output, after an ADD with this result.
     pub fn after(&self, verb: &str, call: Call<'_>, config: &Value, result: &Value) -> Result<()> {
         let answer = self.run(verb, call, &with_result(config, result))?;
         ensure!(answer.exit == Some(0) && answer.stdout.is_null(), "{verb} {config}: {answer:?}");
@@ -74,7 +74,7 @@ impl Runtime {
 /// Runs the plugin of the directory that `config` names, in the namespace of a node.
 ///
 /// # Errors
-/// It does not run, or prints something other than one JSON value.
+/// The plugin does not run, or prints something other than one JSON value.
 pub fn run(node: &Namespace, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Answer> {
     let plugin = config["type"].as_str().context("a configuration without a type")?;
     let output = node.run(|| output(&plugins.join(plugin), plugins, verb, call, config))?;
@@ -111,7 +111,7 @@ fn output(program: &Path, plugins: &Path, verb: &str, call: Call<'_>, config: &V
     Ok(child.wait_with_output()?)
 }
 
-/// The configuration with the `prevResult` that a runtime adds after ADD.
+/// Adds the `prevResult` that a runtime passes after ADD to a configuration.
 pub fn with_result(config: &Value, result: &Value) -> Value {
     let mut config = config.clone();
     config["prevResult"] = result.clone();

@@ -19,8 +19,8 @@ use crate::{Namespace, Node, Pod};
 
 /// The state of a node and its pods. Two are equal when no attachment came or went in between.
 ///
-/// Left out is what the kernel does in its own time (link-local addresses) and what is meant to stay: the
-/// allocator's place in its round, the list of its pools, remembered flows.
+/// Left out are changes that the kernel makes with a delay (link-local addresses) and state that is meant to stay: the
+/// allocator's position, the list of its pools, remembered flows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
     /// The node's namespace.
@@ -29,7 +29,7 @@ pub struct Snapshot {
     pub pods: BTreeMap<String, Network>,
     /// Journal, recorded DELs, leases and published status: path and content.
     pub files: BTreeMap<String, String>,
-    /// What the packet programs know.
+    /// The state of the packet programs.
     pub dataplane: Maps,
     /// Every pin.
     pub pins: BTreeSet<String>,
@@ -82,15 +82,15 @@ pub struct Maps {
     pub addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
     /// Policies that are not "none".
     pub policies: BTreeMap<u32, PolicyIds>,
-    /// Attachments that have counted something.
+    /// Attachments with counters above zero.
     pub counted: BTreeSet<u32>,
 }
 
 impl Snapshot {
-    /// Looks at everything.
+    /// Takes a snapshot of everything.
     ///
     /// # Errors
-    /// Something cannot be read.
+    /// Part of it cannot be read.
     pub fn take(node: &Node, pods: &[&Pod]) -> Result<Self> {
         let mut files = BTreeMap::new();
         for directory in ["leases", "state", "cni-cache", "run/network-status", "devinfo/cni"] {
@@ -119,8 +119,8 @@ impl Snapshot {
         })
     }
 
-    /// Checks that no attachment has left anything: on the node stay loopback, bridges and the wire that a test
-    /// made itself, in the pods loopback.
+    /// Checks that no attachment has left anything behind: only loopback, bridges and the test's own wire remain on the
+    /// node, and only loopback in the pods.
     ///
     /// # Panics
     /// Something was left.
@@ -140,7 +140,7 @@ impl Snapshot {
 }
 
 impl Network {
-    /// Looks at a namespace.
+    /// Takes a snapshot of a namespace.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -148,7 +148,7 @@ impl Network {
         Self::of_netns(namespace.netns())
     }
 
-    /// Looks at a namespace that somebody else has made.
+    /// Takes a snapshot of a namespace that the test has not made itself.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -222,8 +222,8 @@ impl Maps {
     }
 }
 
-/// Numbers of the policies that have entries in the maps. Not part of a snapshot: those that nothing refers to are
-/// removed by the agent in its own time.
+/// Numbers of the policies that have entries in the maps. Not part of a snapshot: unreferenced ones are removed by the
+/// agent after a delay.
 ///
 /// # Errors
 /// The maps cannot be read.
@@ -232,7 +232,7 @@ pub fn installed_policies(node: &Node) -> Result<BTreeSet<u32>> {
 }
 
 fn dataplane(node: &Node) -> Result<Option<Dataplane>> {
-    // Opening would make what is missing; it changes nothing as long as agent and test hold the same BPF object.
+    // Opening would create missing maps; it changes nothing as long as agent and test hold the same BPF object.
     if !node.bpffs().exists() {
         return Ok(None);
     }

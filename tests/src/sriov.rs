@@ -11,15 +11,15 @@ use crate::tools::report_skipped;
 use crate::traffic::{PATIENCE, eventually};
 use crate::{Namespace, Node};
 
-/// Names the driver of cards whose VFs are the tests' own: who takes them away from a machine in use takes its network.
+/// Names the driver of cards whose VFs the tests may remove: on a machine in use, this would cut its network.
 const VARIABLE: &str = "NETATTACH_SRIOV_DRIVER";
 /// Documentation/ABI/testing/sysfs-bus-pci.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// One test at a time has the cards.
+/// One test at a time uses the cards.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A card whose VFs go with this value, and another on the same wire.
+/// A card whose VFs are removed when this is dropped, and another card on the same wire.
 #[derive(Debug)]
 pub struct Cards {
     /// The PCI address of the physical function (PF).
@@ -41,10 +41,11 @@ pub struct Vf {
 }
 
 impl Cards {
-    /// The two cards of the machine, without VFs. `None`: the test is reported as skipped, and its caller has to end it.
+    /// The two cards of the machine, without VFs. `None`: the test is reported as skipped, and its caller has to end
+    /// it.
     ///
     /// # Errors
-    /// The machine is said to have them and does not, or the card keeps its VFs.
+    /// The machine is configured to have the cards and does not, or the card keeps its VFs.
     pub fn take(test: &str) -> Result<Option<Self>> {
         let Ok(driver) = std::env::var(VARIABLE) else {
             report_skipped(test, &format!("{VARIABLE} names no cards that tests may change"));
@@ -65,7 +66,7 @@ impl Cards {
         let [first, second, ..] = &found[..] else {
             anyhow::bail!("{} cards with SR-IOV have the driver {driver}, not two", found.len())
         };
-        // Devices come back from namespaces that are gone when the kernel gets to it.
+        // Devices return from removed namespaces only after some time.
         let device = |path: &Path| {
             eventually(PATIENCE, || net_device(path).is_some());
             net_device(path).with_context(|| format!("the network device of {} is elsewhere", path.display()))
@@ -76,10 +77,10 @@ impl Cards {
         Ok(Some(cards))
     }
 
-    /// Gives the card so many VFs, whose drivers have made their devices, and sets it up.
+    /// Gives the card so many VFs, waits for their drivers' devices, and sets it up.
     ///
     /// # Errors
-    /// The card has some, or refuses.
+    /// The card already has VFs, or refuses.
     pub fn make_vfs(&self, count: usize) -> Result<Vec<Vf>> {
         self.set_vfs(count)?;
         ip(&Namespace::of_this_process()?, &["link", "set", &self.device, "up"])?;
@@ -95,7 +96,7 @@ impl Cards {
         made.context("the VFs' driver makes no devices")
     }
 
-    /// The same for none: those that are there vanish, wherever they are.
+    /// Removes all VFs, in whichever namespace they are.
     ///
     /// # Errors
     /// The card refuses.
@@ -118,7 +119,7 @@ impl Cards {
 
 impl Drop for Cards {
     fn drop(&mut self) {
-        // Whoever takes the cards next tries again, and says so.
+        // The next test to take the cards tries again and reports the error.
         let _ = self.set_vfs(0);
     }
 }
@@ -131,8 +132,8 @@ impl Vf {
 }
 
 impl Node {
-    /// A node that is this machine: in the namespace where the machine's cards are. What it leaves there is its test's to
-    /// remove.
+    /// A node that is this machine: in the namespace of the machine's cards. The test has to remove what it leaves
+    /// there.
     ///
     /// # Errors
     /// As [`Node::new`].

@@ -1,13 +1,13 @@
-//! Programs that a test is run with and that not every machine can have.
+//! Programs that tests need and that not every machine has.
 
 use std::io::Write;
 use std::path::PathBuf;
 
-/// The directory that the environment variable names, if every one of these files is in it. Otherwise the test is
-/// reported as skipped, with the reason, and its caller has to end it.
+/// The directory that the environment variable names, if it has all of these files. Otherwise the test is reported as
+/// skipped, with the reason, and its caller has to end it.
 ///
 /// # Panics
-/// A file is missing and `CI` is `true`: the gate leaves no test out.
+/// A file is missing and `CI` is `true`: the gate skips no test.
 pub fn directory(test: &str, variable: &str, files: &[&str]) -> Option<PathBuf> {
     let reason = match std::env::var_os(variable).map(PathBuf::from) {
         None => format!("{variable} is not set"),
@@ -21,8 +21,8 @@ pub fn directory(test: &str, variable: &str, files: &[&str]) -> Option<PathBuf> 
     None
 }
 
-/// Reports a test as skipped, with the reason; its caller has to end it. For what another kernel has and this one cannot.
+/// Reports a test as skipped, with the reason; its caller has to end it. For features that this kernel lacks.
 pub fn report_skipped(test: &str, reason: &str) {
-    // Written past the harness, which keeps what a test prints to itself unless it fails.
+    // Written past the harness, which keeps a test's output to itself unless it fails.
     let _ = writeln!(std::io::stderr(), "\nSKIPPED: {test}: {reason}");
 }

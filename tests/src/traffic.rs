@@ -13,17 +13,16 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sock
 
 use crate::Namespace;
 
-/// How long something that is expected may take. Far more than it needs: neighbour discovery retries once a second, and the
-/// machine may have much else to do.
+/// How long an expected event may take. Far more than needed: neighbour discovery retries once a second, and the
+/// machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// How long to wait for what is expected not to arrive.
+/// How long to wait before something counts as not having arrived.
 pub const SILENCE: Duration = Duration::from_millis(250);
 
-/// Names how many times slower than a machine this one is, where processors are emulated.
+/// Names the factor by which this machine is slower than others, where processors are emulated.
 const SLOWNESS: &str = "NETATTACH_TEST_SLOWNESS";
 
-/// A time for something to happen or not to happen, as long as it takes on this machine. Everything here that is given a
-/// time uses it in this way.
+/// A time-out scaled to this machine's speed. Every function here that takes a time scales it in this way.
 pub fn stretched(time: Duration) -> Duration {
     static FACTOR: LazyLock<u32> = LazyLock::new(|| match std::env::var(SLOWNESS) {
         Ok(factor) => factor.parse().unwrap_or_else(|error| panic!("{SLOWNESS} is {factor:?}: {error}")),
@@ -45,7 +44,7 @@ pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
     };
     let socket: OwnedFd = from.run(|| rustix::net::socket(family, SocketType::RAW, Some(protocol)))?;
     let mut request = [kind, 0, 0, 0, identifier[0], identifier[1], 0, 1];
-    // The kernel does this for ICMPv6 only.
+    // The kernel computes the checksum for ICMPv6 only.
     let sum = u32::from(kind) * 256 + u32::from(u16::from_be_bytes(identifier)) + 1;
     let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
     request[2..4].copy_from_slice(&checksum.to_be_bytes());
@@ -74,7 +73,7 @@ pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
     }
 }
 
-/// A server that sends back what it receives, over TCP and UDP at one address, until dropped.
+/// An echo server, over TCP and UDP at one address, until dropped.
 #[derive(Debug)]
 pub struct Echo {
     address: SocketAddr,
@@ -118,7 +117,7 @@ impl Echo {
         Ok(Self { address, tcp, udp, ending, threads })
     }
 
-    /// Where it serves.
+    /// The server's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -139,7 +138,7 @@ impl Drop for Echo {
 /// Opens a TCP connection and has one message echoed.
 ///
 /// # Errors
-/// It cannot be opened in time, or the message does not come back.
+/// The connection cannot be opened in time, or the message does not come back.
 pub fn connect(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let mut stream = from.run(|| TcpStream::connect_timeout(&to, stretched(patience)))?;
     exchange(&mut stream, patience)?;
@@ -149,7 +148,7 @@ pub fn connect(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Resu
 /// Sends a message over an open connection and waits for its echo.
 ///
 /// # Errors
-/// It does not come back in time.
+/// The echo does not come back in time.
 pub fn exchange(stream: &mut TcpStream, patience: Duration) -> io::Result<()> {
     stream.set_read_timeout(Some(stretched(patience)))?;
     stream.set_nodelay(true)?;
@@ -177,10 +176,10 @@ pub fn datagram_from(from: &Namespace, source: IpAddr, to: SocketAddr, patience:
     Ok(echoed(&socket, b"ping", patience))
 }
 
-/// Sends a megabyte by one connection, in large packets, and has it echoed.
+/// Sends a megabyte over one connection, in large packets, and has it echoed.
 ///
 /// # Panics
-/// They do not come back, or not as they were sent.
+/// The bytes do not come back as they were sent.
 pub fn assert_transfers_whole(from: &Namespace, to: SocketAddr) {
     let mut stream = connect(from, to, PATIENCE).expect("the echo is reached");
     let sent: Vec<u8> = (0..1_000_000_u32).map(|number| number.to_le_bytes()[1] ^ 0x5a).collect();
@@ -206,7 +205,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Starts one with an [`Echo`], and returns once the first datagram came back.
+    /// Starts a conversation with an [`Echo`], and returns once the first datagram came back.
     ///
     /// # Errors
     /// The socket cannot be made, or nothing came back.
@@ -226,17 +225,17 @@ impl Conversation {
         Ok(Self { ending, thread })
     }
 
-    /// Ends it. How many datagrams were sent, and how many did not come back.
+    /// Ends the conversation; returns how many datagrams were sent, and how many did not come back.
     ///
     /// # Panics
-    /// The thread did.
+    /// The thread panicked.
     pub fn end(self) -> (u64, u64) {
         self.ending.store(true, Ordering::SeqCst);
         self.thread.join().expect("the conversation goes on until it is ended")
     }
 }
 
-/// Repeats a question until it is answered with yes, or the time is over. The question should take a moment.
+/// Repeats a query until it returns true or the time is over. The query should take a moment.
 pub fn eventually(patience: Duration, mut question: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + stretched(patience);
     loop {
@@ -246,7 +245,7 @@ pub fn eventually(patience: Duration, mut question: impl FnMut() -> bool) -> boo
         if Instant::now() >= deadline {
             return false;
         }
-        // What is asked after has a use for the processor meanwhile.
+        // The awaited process needs the processor meanwhile.
         std::thread::sleep(Duration::from_millis(1));
     }
 }

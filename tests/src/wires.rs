@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 use crate::node::ip;
 use crate::{Namespace, Node};
 
-/// Addresses beyond the wires, on the switch that they are plugged into.
+/// Addresses beyond the wires, on the switch that they are connected to.
 pub const BEYOND: [&str; 2] = ["10.60.0.9", "fd00:60::9"];
 
 /// Wires from a node to a switch beyond it.
 #[derive(Debug)]
 pub struct Wires {
-    /// Where the switch is, which has the addresses [`BEYOND`].
+    /// The switch's namespace, which has the addresses [`BEYOND`].
     pub beyond: Namespace,
 }
 
 impl Wires {
-    /// Gives the node a device of each of these names.
+    /// Gives the node devices with these names.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -41,7 +41,7 @@ impl Wires {
         Ok(Self { beyond })
     }
 
-    /// Configuration of a network whose one attachment is that device, with these host numbers' addresses.
+    /// Configuration of a network whose only attachment is that device, with the addresses of this host number.
     pub fn config(device: &str, host: u8) -> Value {
         json!({
             "cniVersion": "1.0.0", "type": "host-device", "device": device,

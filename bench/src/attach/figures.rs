@@ -8,7 +8,7 @@ use super::parts::Part;
 use super::{Options, Samples};
 use crate::Origin;
 
-/// Everything one run found out.
+/// The results of one run.
 #[derive(Serialize)]
 pub(super) struct Report {
     #[serde(flatten)]
@@ -17,11 +17,11 @@ pub(super) struct Report {
     pub(super) bursts: u16,
     pub(super) burst_size: u16,
     pub(super) contenders: Vec<Figures>,
-    /// Where the time of netattach's ADD goes.
+    /// The breakdown of the time of netattach's ADD.
     pub(super) add_parts: Vec<Part>,
 }
 
-/// What one contender took.
+/// The times of one contender.
 #[derive(Serialize)]
 pub(super) struct Figures {
     pub(super) name: &'static str,
@@ -32,7 +32,7 @@ pub(super) struct Figures {
     /// A burst of pods, from the first request to the last answer.
     pub(super) burst_add: Series,
     pub(super) burst_del: Series,
-    /// Resident memory of what keeps running between requests, in KiB.
+    /// Resident memory of the processes that stay between requests, in KiB.
     pub(super) resident_kib: Option<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Series {
             count if count % 2 == 0 => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
             _ => Some(sorted[middle]),
         };
-        // Nearest rank: of fewer than a hundred samples this is the largest.
+        // Nearest rank: for fewer than a hundred samples this is the largest.
         let rank = (sorted.len() * 99).div_ceil(100).saturating_sub(1);
         Self { median, p99: sorted.get(rank).copied(), minimum: sorted.first().copied(), samples }
     }

@@ -1,8 +1,8 @@
-//! The least that the kernel takes for a bridge port and two macvlans: in this process, in one spawned for it, and in
-//! one that also puts BPF programs where netattach has them.
+//! The minimum time in the kernel for a bridge port and two macvlans: in this process, in one spawned for it, and in
+//! one that also attaches BPF programs where netattach does.
 //!
-//! Every link is made where it belongs, under its final name, in two datagrams: links from the node, addresses and
-//! the default route from inside the pod. All links of a pod are in one group and go in one request.
+//! Every link is made in its final namespace, under its final name, in two datagrams: links from the node, addresses
+//! and the default route from inside the pod. All links of a pod are in one group and go in one request.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -28,9 +28,9 @@ const BRIDGE: &str = "floor0";
 const BRIDGE_INDEX: u32 = 20;
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 90, 0, 1);
 const PREFIX: u8 = 16;
-/// Any number but 0, the group of everything else.
+/// Any number but 0, the default group.
 const GROUP: u32 = 7;
-/// Indices in the pod are chosen, so that nothing has to be asked back.
+/// Indices in the pod are chosen, so that they need not be queried.
 const FIRST_POD_INDEX: u32 = 10;
 const FIRST_NODE_INDEX: u32 = 1000;
 
@@ -42,9 +42,9 @@ pub(super) struct InProcess {
 /// The same work in one process started for each request; no shell, linked statically.
 pub(super) struct Spawned {
     executable: PathBuf,
-    /// Where a pinned program is found, if programs are attached too.
+    /// The directory of the pinned program, if programs are attached too.
     pins: Option<PathBuf>,
-    /// That program, for the processes to inherit: opening it is no work of theirs.
+    /// That program, for the processes to inherit: opening it is not part of their work.
     program: OnceLock<OwnedFd>,
 }
 
@@ -80,7 +80,8 @@ impl Spawned {
         Ok(Self { executable, pins: None, program: OnceLock::new() })
     }
 
-    /// One that attaches a program of those that an agent has pinned below `pins` by the time of the first request.
+    /// A floor that attaches one of the programs that an agent has pinned below `pins` by the time of the first
+    /// request.
     pub(super) fn with_programs(pins: PathBuf, progress: &Progress) -> anyhow::Result<Self> {
         Ok(Self { pins: Some(pins), ..Self::new(progress)? })
     }
@@ -94,7 +95,7 @@ impl Spawned {
                 Some(program) => program,
                 None => {
                     let opened = pinned::open_program(pins)?;
-                    // Beyond exec(2), for every process that is started from here on.
+                    // Kept open across exec(2), for every process that is started from here on.
                     rustix::io::fcntl_setfd(&opened, FdFlags::empty()).context("share the program")?;
                     self.program.get_or_init(|| opened)
                 }
@@ -129,7 +130,7 @@ impl Contender for Spawned {
     }
 }
 
-/// Makes the bridge that both floors attach to, in the calling thread's namespace.
+/// Makes the bridge of both floors, in the calling thread's namespace.
 pub(super) fn make_bridge() -> anyhow::Result<()> {
     Netlink::open()?
         .send(vec![netlink::bridge(BRIDGE, BRIDGE_INDEX), netlink::address(BRIDGE_INDEX, GATEWAY, PREFIX)])
@@ -140,7 +141,7 @@ pub(super) fn make_bridge() -> anyhow::Result<()> {
 /// number of an inherited descriptor.
 ///
 /// # Errors
-/// Wrong arguments, or what the kernel refused.
+/// Wrong arguments, or a request refused by the kernel.
 pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     ensure!(
         matches!(arguments.len(), 6 | 7),
@@ -171,12 +172,12 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// An own descriptor for one that the parent left open.
+/// Takes ownership of a descriptor that the parent left open.
 fn inherited(descriptor: &str) -> anyhow::Result<File> {
     let number: u32 = descriptor.parse().context("read the number of the program's descriptor")?;
-    // A program cannot be opened by this path, but it says which descriptors there are.
+    // A program cannot be opened by this path, but the path shows whether the descriptor exists.
     ensure!(Path::new(&format!("/proc/self/fd/{number}")).exists(), "descriptor {number} is not open");
-    // SAFETY: the descriptor is open, and nothing else in this process has it: it was inherited.
+    // SAFETY: the descriptor is open, and has no other owner in this process: it was inherited.
     Ok(unsafe { File::from_raw_fd(number.cast_signed()) })
 }
 

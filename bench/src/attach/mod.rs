@@ -1,10 +1,10 @@
-//! `cargo xtask bench attach`: how long one pod with a bridge and two macvlans takes, beside its alternatives.
+//! `cargo xtask bench attach`: the time to attach one pod with a bridge and two macvlans, compared with alternatives.
 //!
-//! Everything happens in network namespaces made for the run: one that stands for the node and a few that stand
-//! for pods. The contenders take turns within one run, so that whatever else the machine does hits all alike.
+//! Everything happens in network namespaces made for the run: one that stands for the node and a few that stand for
+//! pods. The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` come out in a `table`; `parts` says
-//! where the time of netattach's ADD goes.
+//! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` are printed as a `table`;
+//! `parts` breaks down the time of netattach's ADD.
 
 mod figures;
 pub mod floor;
@@ -32,31 +32,31 @@ use super::{Output, end, measured};
 const CONTENDERS: [&str; 5] =
     [floor::IN_PROCESS, floor::SPAWNED, floor::WITH_PROGRAMS, reference::NAME, netattach::NAME];
 
-/// One way to attach the three networks to a pod and to take them away again.
+/// A way to attach the three networks to a pod and to detach them again.
 trait Contender: Sync {
-    /// As it stands in the table.
+    /// Its name in the table.
     fn name(&self) -> &'static str;
-    /// What it does, in one line under the table.
+    /// Its description, in one line under the table.
     fn describe(&self) -> String;
     /// Attaches everything; returns when the pod could use it.
     fn add(&self, pod: &Pod) -> anyhow::Result<()>;
     /// Detaches everything; returns when it is gone.
     fn del(&self, pod: &Pod) -> anyhow::Result<()>;
-    /// Its ADDs until now, where it says where their time went.
+    /// Its ADDs so far, if it logs a breakdown of their time.
     fn logged(&self) -> anyhow::Result<Vec<Logged>> {
         Ok(Vec::new())
     }
-    /// A request that does nothing but start and end the process that a runtime starts.
+    /// A request that only starts and ends the process that a runtime starts.
     fn start_and_end(&self) -> anyhow::Result<()> {
         Ok(())
     }
-    /// Memory of what keeps running between requests, in KiB.
+    /// Memory of the processes that stay between requests, in KiB.
     fn resident_kib(&self) -> Option<u64> {
         None
     }
 }
 
-/// What to measure and what to do with the result.
+/// Settings of the measurement and of its output.
 pub struct Options {
     /// Pods attached one after another, by each contender.
     pub rounds: NonZeroU16,
@@ -146,7 +146,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     Ok(Report::new(options, figures, add_parts))
 }
 
-/// Where netattach's ADDs spent their time; nothing where it was left out.
+/// The breakdown of netattach's ADDs; empty where netattach was left out.
 fn parts_of_add(
     contenders: &[Box<dyn Contender>],
     samples: &[Samples],
@@ -171,7 +171,7 @@ fn parts_of_add(
     Ok(parts::rows(&samples.add, &process, counted))
 }
 
-/// All contenders but those left out. The agent comes last: nothing else may wait while it runs.
+/// All contenders except those left out. The agent comes last: nothing else may wait while it runs.
 fn prepare(
     node: &Node,
     pods: &[Pod],
@@ -242,7 +242,7 @@ fn burst(contender: &dyn Contender, node: &Node, pods: &[Pod], samples: &mut Sam
     left_nothing(node, &before, pods).with_context(|| format!("after {}", contender.name()))
 }
 
-/// A contender that leaves links behind is not compared with one that does not.
+/// Checks that a contender leaves no links behind: its times would not be comparable.
 fn left_nothing(node: &Node, before: &[String], pods: &[Pod]) -> anyhow::Result<()> {
     pods.iter().try_for_each(Pod::is_empty)?;
     let left: Vec<String> = node.links()?.into_iter().filter(|name| !before.contains(name)).collect();

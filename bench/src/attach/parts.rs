@@ -1,8 +1,8 @@
-//! Where the time of one ADD of netattach goes.
+//! The breakdown of the time of one ADD of netattach.
 //!
-//! The agent says so in its log (`netattach::timing`), for what happens on the thread that carries the request out. What a
-//! request takes besides is the shim's process, which is measured by a request that needs no agent, and the hand-overs:
-//! socket, frames, and the threads that take in, carry out and answer.
+//! The agent logs it (`netattach::timing`), for work on the thread that carries the request out. The rest of a request
+//! is the shim's process, which is measured by a request that needs no agent, and the hand-overs: socket, frames, and
+//! the threads that receive, carry out and answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use serde::Serialize;
 use super::figures::Series;
 use crate::document;
 
-/// In the log, at the beginning of each line about a request.
+/// The beginning of each log line about a request.
 const TARGET: &str = "netattach::timing: ";
 
-/// One request, as the agent's log has it.
+/// One request in the agent's log.
 #[derive(Debug, PartialEq)]
 pub(super) struct Logged {
     took: Duration,
-    /// How often each part ran, and for how long altogether.
+    /// How often each part ran, and its total time.
     parts: BTreeMap<String, (u32, Duration)>,
 }
 
-/// One row: what takes the time, how often it happens in one ADD, and how long it takes altogether.
+/// One row: the part's description, how often it occurs in one ADD, and its total time.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Part {
     name: String,
@@ -51,8 +51,8 @@ fn logged(line: &str) -> Option<Logged> {
     Some(Logged { took: Duration::from_micros(took.parse().ok()?), parts })
 }
 
-/// The rows: medians of each part, those that take longest first. `whole` are the ADDs as their caller saw them, `process`
-/// are requests that need no agent.
+/// The rows: medians of each part, the longest first. `whole` are the ADDs as their caller measured them, `process` are
+/// requests that need no agent.
 pub(super) fn rows(whole: &[Duration], process: &[Duration], logged: &[Logged]) -> Vec<Part> {
     let median =
         |durations: Vec<Duration>| Series::new(&durations).median.map(|milliseconds| milliseconds * 1000.0);
@@ -85,7 +85,7 @@ pub(super) fn rows(whole: &[Duration], process: &[Duration], logged: &[Logged]) 
     rows
 }
 
-/// The table of these rows; nothing without any.
+/// The table of these rows; empty without rows.
 pub(super) fn table(rows: &[Part]) -> String {
     if rows.is_empty() {
         return String::new();
@@ -105,7 +105,7 @@ pub(super) fn table(rows: &[Part]) -> String {
     )
 }
 
-/// The parts by what a reader calls them.
+/// The description of a part for readers.
 fn explained(name: &str) -> String {
     let plain = match name {
         "carrier" => "waiting for the carrier",

@@ -15,7 +15,7 @@ const OBJECT_GET: libc::c_int = 7;
 /// Below the directory of a layout's version.
 const PROGRAM: &str = "prog/na_from_pod";
 
-/// The attributes of `BPF_OBJ_GET`; what is left out of the kernel's union counts as 0.
+/// The attributes of `BPF_OBJ_GET`; omitted fields of the kernel's union count as 0.
 #[repr(C)]
 struct ObjectGet {
     /// Address of a path that ends with a zero byte.
@@ -24,10 +24,10 @@ struct ObjectGet {
     flags: u32,
 }
 
-/// An agent is asked before it has loaded its programs; it answers afterwards.
+/// The agent may not have loaded its programs yet; it answers afterwards.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Opens the program on the way out of a pod, of the one version that is pinned below `pins`.
+/// Opens the program for a pod's outgoing packets, of the only layout version pinned below `pins`.
 pub(super) fn open_program(pins: &Path) -> anyhow::Result<OwnedFd> {
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
@@ -49,8 +49,8 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     let mut text = path.as_os_str().as_bytes().to_vec();
     text.push(0);
     let attributes = ObjectGet { path: text.as_ptr().addr() as u64, descriptor: 0, flags: 0 };
-    // SAFETY: the kernel reads the attributes, which live through the call and have the size that is named, and the path,
-    // which does too and ends with a zero byte; it writes nothing.
+    // SAFETY: the kernel reads the attributes, which live through the call and have the size that is passed, and the
+    // path, which also lives through it and ends with a zero byte; it writes nothing.
     let opened =
         unsafe { libc::syscall(libc::SYS_bpf, OBJECT_GET, &raw const attributes, size_of::<ObjectGet>()) };
     match i32::try_from(opened) {

@@ -18,7 +18,7 @@ pub(super) const NAME: &str = "reference plugins";
 pub(super) struct InTurn {
     plugins: PathBuf,
     networks: [Value; 3],
-    /// What each ADD printed: a runtime hands it back at DEL.
+    /// The output of each ADD: a runtime passes it to DEL.
     results: Vec<Mutex<Vec<Value>>>,
 }
 
@@ -108,7 +108,7 @@ impl Contender for InTurn {
     fn del(&self, pod: &Pod) -> anyhow::Result<()> {
         let results = std::mem::take(&mut *self.stored(pod)?);
         let container = pod.container();
-        // In reverse, as the specification wants it.
+        // In reverse, as the specification requires.
         for (position, (network, result)) in self.networks.iter().zip(results).enumerate().rev() {
             let mut config = network.clone();
             config["prevResult"] = result;

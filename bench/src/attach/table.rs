@@ -6,10 +6,10 @@ use super::figures::{Figures, Report};
 use super::parts;
 use crate::document;
 
-/// What everything is compared with: the least that one CNI call can take.
+/// The yardstick of all rows: the least that one CNI call can take.
 const YARDSTICK: &str = super::floor::SPAWNED;
 
-/// The table and what its rows are.
+/// The table and the descriptions of its rows.
 pub(super) fn table(report: &Report) -> String {
     let burst = |verb: &str| format!("{} {verb}", report.burst_size);
     let header =
@@ -39,7 +39,7 @@ pub(super) fn table(report: &Report) -> String {
     text
 }
 
-/// ADD, against one process that does all of its netlink work.
+/// Ratio of netattach's ADD to one process that does all of its netlink work.
 fn to_same_work(report: &Report) -> Option<f64> {
     let median = |name| report.named(name)?.add.median;
     Some(median(super::netattach::NAME)? / median(super::floor::WITH_PROGRAMS)?)

@@ -1,4 +1,4 @@
-//! One request of the floor in a process of its own: what any CNI plugin pays at least.
+//! One request of the floor in a process of its own: the minimum cost of any CNI plugin.
 
 use std::process::ExitCode;
 

@@ -8,33 +8,33 @@ use super::paths::Path;
 use super::{Options, policies, programs};
 use crate::{Origin, Series};
 
-/// Everything one run found out.
+/// The results of one run.
 #[derive(Serialize)]
 pub(super) struct Report {
     #[serde(flatten)]
     pub(super) origin: Origin,
-    /// Samples of each figure.
+    /// Number of samples of each figure.
     pub(super) rounds: u16,
     /// Client and server share one processor.
     pub(super) paths: Vec<Figures>,
-    /// What a flood of new flows costs those beside it.
+    /// The cost of a flood of new flows to others.
     pub(super) flood: Option<super::flood::Flood>,
     pub(super) policies: Vec<policies::Figures>,
     pub(super) programs: Option<programs::Report>,
 }
 
-/// Rates that one path was measured at.
+/// Measured rates of one path.
 #[derive(Default)]
 pub(super) struct Samples {
     pub(super) requests: Vec<f64>,
     pub(super) connections: Vec<f64>,
 }
 
-/// What one path does.
+/// The figures of one path.
 #[derive(Serialize)]
 pub(super) struct Figures {
     pub(super) name: &'static str,
-    /// Peers that the server's policy allows; none without a policy.
+    /// Number of peers that the server's policy allows; `None` without a policy.
     pub(super) rules: Option<u32>,
     /// Exchanges of a byte per second on one connection.
     pub(super) requests: Series,
@@ -43,7 +43,7 @@ pub(super) struct Figures {
 }
 
 impl Report {
-    /// What a run with these options found nothing out for yet.
+    /// A report without results yet, for a run with these options.
     pub(super) fn of(options: &Options) -> Self {
         let rounds = options.rounds.get();
         let mut command =

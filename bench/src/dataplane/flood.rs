@@ -1,8 +1,9 @@
-//! What a flood of new flows from one pod costs two others, with and without the limit of new flows per attachment.
+//! The cost of a flood of new flows from one pod to two others, with and without the limit of new flows per attachment.
 //!
-//! The flood has a processor of its own, as its packets are handled where they are sent: what the others lose is what they share
-//! with it. Some of that any load takes from them; so the same packets are also sent as one flow, and what is compared with that is
-//! the share of the flow table. Every packet is a TCP SYN, made by XDP in the kernel.
+//! The flood has a processor of its own, as its packets are handled where they are sent: the others lose only on
+//! resources that they share with it. Part of that loss any load would cause; so the same packets are also sent as one
+//! flow, and the difference to that is the effect of the flow table. Every packet is a TCP SYN, made by XDP in the
+//! kernel.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -23,27 +24,27 @@ use crate::agent::{self, Agent, NAMESPACE};
 use crate::document;
 use crate::pods::{Node, Pod, fresh_directory, in_namespace, joined};
 
-/// Pods that [`measure`] takes.
+/// Number of pods that [`measure`] needs.
 pub(super) const PODS: usize = 8;
-/// Rules of the policy over the server beside the flood.
+/// Rules of the server's policy.
 const RULES: u32 = 10;
 /// Processor of the flood; [`load::sample`] has the first.
 const PROCESSOR: usize = 1;
-/// How long the flood runs before it is measured beside it.
+/// How long the flood runs before the measurement.
 const HEAD_START: Duration = Duration::from_millis(100);
 
-/// What was found out. Connections per second, in the order of the columns.
+/// The results. Connections per second, in the order of the columns.
 #[derive(Serialize)]
 pub(super) struct Flood {
     /// Without a flood.
     quiet: Series,
-    /// With one of packets of one flow.
+    /// With a flood of packets of one flow.
     one_flow: Series,
-    /// With one of new flows, and `newFlowsPerSecond` as it is by default.
+    /// With a flood of new flows, and `newFlowsPerSecond` at its default.
     limited: Series,
-    /// With one of new flows, and `newFlowsPerSecond: 0`.
+    /// With a flood of new flows, and `newFlowsPerSecond: 0`.
     unlimited: Series,
-    /// Packets per second that the floods consisted of, each as the samples above.
+    /// Packets per second of the floods, in the same order.
     packets: [Series; 3],
 }
 
@@ -53,7 +54,7 @@ struct Side {
     client: Pod,
     server: Pod,
     flooder: Pod,
-    /// Where the flood comes from, and where it goes.
+    /// Source and destination of the flood.
     ends: [Station; 2],
     network: u8,
 }
@@ -102,12 +103,12 @@ pub(super) fn measure(
     })
 }
 
-/// What a flood consists of.
+/// The flows of a flood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flows {
     /// Packets of one flow.
     One,
-    /// A flow with every packet.
+    /// A new flow with every packet.
     Many,
 }
 
@@ -139,7 +140,7 @@ impl Side {
             objects.push(agent::pod(pod, &wish.to_string()));
         }
         objects.push(policy(&server, "data", RULES, address_of(&client, network)));
-        // Only what is isolated is tracked.
+        // Only flows of isolated pods are tracked.
         objects.push(egress(&flooder, address_of(&sink, network)));
         let agent = Agent::start_as(node, name, &objects, settings)?;
         for pod in [&client, &server, &flooder, &sink] {
@@ -168,7 +169,7 @@ impl Side {
         load::sample(&route, Kind::Connections, port, time)
     }
 
-    /// The same beside a flood, and how many packets per second of that came to the node.
+    /// [`Side::sample`] during a flood, and how many packets per second of that came to the node.
     fn flooded(&self, flows: Flows, port: u16, time: Duration) -> anyhow::Result<(f64, f64)> {
         let stop = AtomicBool::new(false);
         let before = self.counted()?;
@@ -182,7 +183,7 @@ impl Side {
         Ok((rate, (self.counted()? - before) as f64 / lasted.as_secs_f64()))
     }
 
-    /// Packets that the programs have seen of the flooder.
+    /// Number of the flooder's packets that the programs have counted.
     fn counted(&self) -> anyhow::Result<u64> {
         let rows = self.agent.ask(&["stats"])?;
         let row = row_of(&self.flooder, &rows)?;
@@ -191,7 +192,7 @@ impl Side {
         Ok(dropped.chain([passed]).filter_map(Value::as_u64).sum())
     }
 
-    /// Sends SYNs until told to stop. For how long.
+    /// Sends SYNs until `stop` is set; returns the duration.
     fn flood(&self, flows: Flows, stop: &AtomicBool) -> anyhow::Result<Duration> {
         in_namespace(self.flooder.namespace(), || {
             stay_on(PROCESSOR)?;
@@ -206,7 +207,7 @@ impl Side {
     }
 }
 
-/// What netattachctl lists about a pod on the network that is flooded.
+/// A pod's row in the output of netattachctl, on the network that is flooded.
 fn row_of<'a>(pod: &Pod, rows: &'a Value) -> anyhow::Result<&'a Value> {
     let name = agent::pod_name(pod);
     let is_wanted = |row: &&Value| row["pod"]["name"] == name && row["ifname"] == "net1";
@@ -219,7 +220,7 @@ fn octets(mac: &str) -> anyhow::Result<[u8; 6]> {
     octets.ok().and_then(|octets| octets.try_into().ok()).with_context(|| format!("{mac} is no MAC address"))
 }
 
-/// The pod may open whatever it wants to one address.
+/// The pod may open any connection to one address.
 fn egress(pod: &Pod, to: Ipv4Addr) -> Value {
     json!({
         "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",

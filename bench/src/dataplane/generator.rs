@@ -1,5 +1,5 @@
-//! Frames as fast as one processor can make them: an XDP program that the kernel runs on frames of its own and that sends each
-//! out of a device (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18).
+//! Frames at the full speed of one processor: an XDP program that the kernel runs on frames of its own and that sends
+//! each out of a device (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18).
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -13,12 +13,12 @@ use super::paths::index_of;
 use crate::bpf::Program;
 use crate::pods::in_namespace;
 
-/// Frames of one call, so that the generator stops when it is told to.
+/// Frames per call; in between the generator can be stopped.
 const AT_ONCE: u32 = 8192;
-/// Where the ports stand in a frame without VLAN tag and IPv4 options, in bytes.
+/// Byte offset of the ports in a frame without VLAN tag and IPv4 options.
 const PORTS: u16 = 34;
 
-/// Sends SYNs out of a device of the namespace that the calling thread is in.
+/// Sends SYNs out of a device of the calling thread's namespace.
 pub(super) struct Generator {
     program: Program,
     frame: [u8; 60],
@@ -30,7 +30,7 @@ impl Generator {
         Ok(Self { program: Program::of_xdp(&code(index_of(device)?, flows))?, frame: syn(from, to) })
     }
 
-    /// Sends some milliseconds' worth.
+    /// Sends frames for some milliseconds.
     pub(super) fn send(&self) -> anyhow::Result<()> {
         self.program.run_live(&self.frame, AT_ONCE)
     }
@@ -43,7 +43,7 @@ pub(super) struct Station {
     pub(super) address: Ipv4Addr,
 }
 
-/// Switches generic receive offload on, without which a veth takes no frames from XDP at its other end.
+/// Switches generic receive offload on, without which a veth accepts no frames from XDP at its other end.
 pub(super) fn receive_from_xdp(namespace: BorrowedFd<'_>, device: &str) -> anyhow::Result<()> {
     /// `linux/ethtool.h`.
     const ETHTOOL_SGRO: u32 = 0x2c;
@@ -109,8 +109,8 @@ fn instruction(operation: u8, destination: u8, source: u8, offset: u16, immediat
         | u64::from(immediate) << 32
 }
 
-/// An Ethernet frame of a TCP SYN (RFC 9293, 3.1) without ports yet, with a TCP checksum that its receiver refuses, so that no
-/// answer follows.
+/// An Ethernet frame of a TCP SYN (RFC 9293, 3.1), ports not filled in, with a TCP checksum that its receiver refuses,
+/// so that no answer follows.
 fn syn(from: &Station, to: &Station) -> [u8; 60] {
     let mut frame = [0; 60];
     frame[..6].copy_from_slice(&to.mac);

@@ -17,12 +17,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::netlink;
 use crate::pods::{in_namespace, joined};
 
-/// What is not answered by then never is.
+/// Time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Looking at the clock costs as much as some packets.
+/// Number of exchanges between two readings of the clock, which costs as much as some packets.
 const BETWEEN_LOOKS: u32 = 16;
 
-/// What is counted.
+/// The unit that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A byte there and a byte back on one connection: `TCP_RR`.
@@ -31,7 +31,7 @@ pub(super) enum Kind {
     Connections,
 }
 
-/// Where a sample is taken.
+/// The route on which a sample is taken.
 pub(super) struct Route<'a> {
     pub(super) client: BorrowedFd<'a>,
     pub(super) server: BorrowedFd<'a>,
@@ -39,8 +39,8 @@ pub(super) struct Route<'a> {
     pub(super) address: Ipv4Addr,
 }
 
-/// Exchanges per second during `time`. Each sample needs a port of its own: the client's ports of an earlier one
-/// are not free at once.
+/// Exchanges per second during `time`. Each sample needs a port of its own: the client's ports of an earlier sample are
+/// not free at once.
 pub(super) fn sample(route: &Route<'_>, kind: Kind, port: u16, time: Duration) -> anyhow::Result<f64> {
     let stop = AtomicBool::new(false);
     let address = SocketAddrV4::new(route.address, port);
@@ -56,7 +56,7 @@ pub(super) fn sample(route: &Route<'_>, kind: Kind, port: u16, time: Duration) -
             enter(route.client)?;
             let rate = ask(address, kind, time);
             stop.store(true, Ordering::Relaxed);
-            // Lets the server look.
+            // Wakes the server, so that it checks whether to end.
             let _ = TcpStream::connect_timeout(&address.into(), PATIENCE);
             rate
         });
@@ -74,7 +74,7 @@ fn serve(listener: &TcpListener, stop: &AtomicBool) -> anyhow::Result<()> {
         };
         connection.set_nodelay(true).context("prepare a connection")?;
         let mut byte = [0];
-        // A connection that breaks off is the client's to report.
+        // A broken connection is reported by the client.
         while connection.read(&mut byte).is_ok_and(|count| count == 1) && connection.write_all(&byte).is_ok()
         {
         }

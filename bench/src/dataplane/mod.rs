@@ -1,8 +1,8 @@
-//! `cargo xtask bench dataplane`: how fast packets get from pod to pod, beside a bridge, a bare cable and iptables; how fast a
-//! changed policy is in force; and what a packet costs in the programs.
+//! `cargo xtask bench dataplane`: the speed of packets from pod to pod, compared with a bridge, a bare cable and
+//! iptables; the time until a changed policy is in force; and the cost of a packet in the programs.
 //!
-//! `paths` between pods under `load` or a `generator`'s frames, a `flood` beside two others, `policies` by size, `programs` by packet;
-//! `figures` come out in a `table`.
+//! `paths` between pods under `load` or a `generator`'s frames, a `flood` and its effect on two others, `policies` by
+//! size, `programs` by packet; `figures` are printed as a `table`.
 
 mod figures;
 mod flood;
@@ -54,11 +54,11 @@ impl Part {
     }
 }
 
-/// What to measure and what to do with the result.
+/// Settings of the measurement and of its output.
 pub struct Options {
     /// Only these parts; all of them if none is named.
     pub only: Vec<Part>,
-    /// How often each path gets its turn.
+    /// Number of turns of each path.
     pub rounds: NonZeroU16,
     /// Length of one sample.
     pub sample: Duration,
@@ -68,7 +68,7 @@ pub struct Options {
     pub write: bool,
 }
 
-/// Measures what is asked for.
+/// Runs the selected measurements.
 ///
 /// # Errors
 /// Not root, a tool is missing, or a path does not carry traffic.
@@ -78,7 +78,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let scope = if wants(Part::Paths) { setup::Scope::Comparing } else { setup::Scope::Usual };
     let mut report = Report::of(options);
     measured(options.output, scope, dist::build, || {
-        // The programs first: they are the shortest, and what comes after leaves the machine warm.
+        // The programs first: they take the shortest time, and the other parts leave the machine warm.
         if wants(Part::Programs) {
             report.programs = Some(programs::measure(rounds)?);
         }
@@ -134,14 +134,14 @@ fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
     })?;
     let mut samples: Vec<Samples> = all.iter().map(|_| Samples::default()).collect();
     progress::step("traffic", |progress| {
-        // Each sample has a port of its own: the client's ports of an earlier one are not free at once.
+        // Each sample has a port of its own: the client's ports of an earlier sample are not free at once.
         let mut ports = PORTS.cycle();
         let mut take = |path: &Path, kind, time| {
             let port = ports.next().unwrap_or(*PORTS.start());
             load::sample(&path.route(), kind, port, time)
                 .with_context(|| format!("from pod to pod by {}", path.name))
         };
-        // One that does not count: it resolves addresses and warms caches.
+        // A round that does not count: it resolves addresses and warms caches.
         for path in &all {
             take(path, Kind::Connections, Duration::from_millis(50))?;
         }
@@ -158,7 +158,7 @@ fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
     Ok(all.iter().zip(samples).map(|(path, samples)| Figures::new(path, samples)).collect())
 }
 
-/// Connections of two pods beside floods of a third.
+/// Connections of two pods during floods of a third.
 fn flooded(options: &Options) -> anyhow::Result<Flood> {
     let node = Node::enter()?;
     let mut pods = node.pods(flood::PODS as u16)?.into_iter();

@@ -1,4 +1,4 @@
-//! The ways from one pod to another that are compared.
+//! The compared paths from one pod to another.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,15 +21,15 @@ use crate::netlink::{self, Hook, Netlink};
 use crate::pods::{Node, Pod, fresh_directory, in_namespace};
 
 pub(super) const VETH: &str = "veth pair";
-/// The floor of whatever takes packets from one pod to another by a program.
+/// The minimum for any program that takes packets from one pod to another.
 pub(super) const REDIRECT: &str = "only redirect";
 pub(super) const BRIDGE: &str = "Linux bridge";
 pub(super) const NETATTACH: &str = "netattach";
-/// The same without the fast path.
+/// [`NETATTACH`] without the fast path.
 pub(super) const NETATTACH_BRIDGED: &str = "netattach, fastPath false";
 /// With a client beyond a port of the network's bridge.
 pub(super) const WIRE: &str = "netattach, client on the wire";
-/// The same without the fast path.
+/// [`WIRE`] without the fast path.
 pub(super) const WIRE_BRIDGED: &str = "netattach, client on the wire, fastPath false";
 pub(super) const IPTABLES: &str = "iptables";
 
@@ -38,16 +38,16 @@ const BRIDGE_INDEX: u32 = 20;
 const NEAR_INDEX: u32 = 1000;
 const POD_INDEX: u32 = 10;
 pub(super) const PREFIX: u8 = 16;
-/// Any group but that of everything else.
+/// Any group except the default one.
 const GROUP: u32 = 7;
-/// The port that a policy allows is a range that holds the port of every sample.
+/// The policy allows a port range that contains the port of every sample.
 pub(super) const PORTS: std::ops::RangeInclusive<u16> = 20_000..=29_999;
 
-/// One way, with what the traffic meets there.
+/// A path and the policy on it.
 pub(super) struct Path {
-    /// As it stands in the table.
+    /// Its name in the table.
     pub(super) name: &'static str,
-    /// How many peers the server's policy allows, the client last; none without a policy.
+    /// Number of peers that the server's policy allows, the client last; `None` without a policy.
     pub(super) rules: Option<u32>,
     client: Pod,
     server: Pod,
@@ -72,7 +72,8 @@ pub(super) fn veth(mut pods: impl Iterator<Item = Pod>) -> anyhow::Result<Path> 
     Ok(Path { name: VETH, rules: None, client, server, address: server_address? })
 }
 
-/// Two pods with a link to the node each; a program at the node's ends moves what one sends into the other's interface.
+/// Two pods with a link to the node each; a program at the node's ends moves packets of one pod into the other's
+/// interface.
 pub(super) fn redirected(mut pods: impl Iterator<Item = Pod>) -> anyhow::Result<Path> {
     let (client, server) = two(&mut pods)?;
     for pod in [&client, &server] {
@@ -89,7 +90,7 @@ pub(super) fn redirected(mut pods: impl Iterator<Item = Pod>) -> anyhow::Result<
     Ok(Path { name: REDIRECT, rules: None, client, server, address })
 }
 
-/// Two pods on a bridge of the kernel; the server with as many rules of iptables as said.
+/// Two pods on a bridge of the kernel; the server with that many iptables rules.
 pub(super) fn bridged(mut pods: impl Iterator<Item = Pod>, rules: Option<u32>) -> anyhow::Result<Path> {
     let (client, server) = two(&mut pods)?;
     for pod in [&client, &server] {
@@ -110,8 +111,8 @@ pub(super) fn make_bridge() -> anyhow::Result<()> {
     Netlink::open()?.send(vec![netlink::bridge(BRIDGE_NAME, BRIDGE_INDEX)]).context("make a bridge")
 }
 
-/// Pairs of pods that netattach attached, the server of each with a policy of as many peers as said; the first number once
-/// more on a network without the fast path, and on either with a client that is no pod of the node's.
+/// Pairs of pods that netattach attached, the server of each with a policy of that many peers; for the first number
+/// also on a network without the fast path, and on both with a client that is not a pod of the node.
 pub(super) fn netattach(
     node: &Node,
     mut pods: impl Iterator<Item = Pod>,
@@ -163,12 +164,12 @@ pub(super) fn netattach(
     Ok((agent, paths))
 }
 
-/// Those pods of a path that netattach attaches.
+/// The pods of a path that netattach attaches.
 fn attached<'a>(path: &str, client: &'a Pod, server: &'a Pod) -> Vec<&'a Pod> {
     if [WIRE, WIRE_BRIDGED].contains(&path) { vec![server] } else { vec![client, server] }
 }
 
-/// Makes a pod's `net1` the far end of a veth whose other end is the node's, and a port of a bridge where one is named.
+/// Makes a pod's `net1` the far end of a veth with the other end on the node, as a port of a bridge if one is given.
 fn plug_in(pod: &Pod, bridge: Option<u32>) -> anyhow::Result<()> {
     Netlink::open()?.send(vec![netlink::veth(
         (&format!("plain-{}", pod.number), near_index(pod)),
@@ -179,7 +180,7 @@ fn plug_in(pod: &Pod, bridge: Option<u32>) -> anyhow::Result<()> {
     )])
 }
 
-/// Index of the node's end of what [`plug_in`] makes.
+/// Index of the node's end of the veth made by [`plug_in`].
 fn near_index(pod: &Pod) -> u32 {
     NEAR_INDEX + u32::from(pod.number)
 }
@@ -195,7 +196,7 @@ pub(super) fn two(pods: &mut impl Iterator<Item = Pod>) -> anyhow::Result<(Pod, 
     Ok((next()?, next()?))
 }
 
-/// Gives `net1` the pod's address on a network of its own kind, and brings it up.
+/// Gives `net1` the pod's address on the path's own network, and brings it up.
 fn set_up(pod: &Pod, network: u8) -> anyhow::Result<Ipv4Addr> {
     let address = address_of(pod, network);
     give_address(pod, address)?;
@@ -211,7 +212,7 @@ fn give_address(pod: &Pod, address: Ipv4Addr) -> anyhow::Result<()> {
     many_ports(pod)
 }
 
-/// Connections that follow each other fast need more ports than a pod has by default.
+/// Connections in quick succession need more ports than a pod has by default.
 pub(super) fn many_ports(pod: &Pod) -> anyhow::Result<()> {
     in_namespace(pod.namespace(), || {
         fs::write("/proc/sys/net/ipv4/ip_local_port_range", "30000 65000")
@@ -224,12 +225,12 @@ pub(super) fn address_of(pod: &Pod, network: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, network, high, low)
 }
 
-/// Addresses that no pod has, then the one that counts.
+/// Unused addresses, followed by the real peer.
 fn peers(count: u32, last: Ipv4Addr) -> impl Iterator<Item = Ipv4Addr> {
     strangers(count - 1).chain([last])
 }
 
-/// Addresses that no pod has, spread, so that the tables are as deep as with real peers.
+/// Unused addresses, spread, so that the tables are as deep as with real peers.
 pub(super) fn strangers(count: u32) -> impl Iterator<Item = Ipv4Addr> {
     let base = u32::from(Ipv4Addr::new(100, 64, 0, 0));
     (1..=count).map(move |number| Ipv4Addr::from(base | (number.wrapping_mul(37) & 0x3f_ffff)))
@@ -252,8 +253,8 @@ pub(super) fn policy(server: &Pod, network: &str, count: u32, client: Ipv4Addr) 
     })
 }
 
-/// The same policy in the shape in which multi-networkpolicy-iptables renders it: connections that are known
-/// first, then a mark for the port, a mark for the peer, and whoever has both passes.
+/// The same policy as multi-networkpolicy-iptables renders it: known connections first, then a mark for the port, a
+/// mark for the peer, and packets with both marks pass.
 fn iptables_rules(count: u32, client: Ipv4Addr) -> String {
     let mut rules = format!(
         "*filter\n:INPUT ACCEPT [0:0]\n:POLICY - [0:0]\n:PORTS - [0:0]\n:FROM - [0:0]\n\
@@ -291,7 +292,7 @@ fn restore(rules: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The original one where there are two: it needs no translation in the kernel.
+/// The legacy variant where both exist: it needs no translation in the kernel.
 pub(super) fn iptables_restore() -> Option<PathBuf> {
     child::find("iptables-legacy-restore").or_else(|| child::find("iptables-restore"))
 }

@@ -1,8 +1,8 @@
-//! How long a changed policy takes from its manifest to the kernel: by the size of the policy, and by how many attachments it
-//! concerns.
+//! The time from a changed policy's manifest to the kernel: by the size of the policy, and by the number of affected
+//! attachments.
 //!
-//! The manifest is renamed into its place, and the end is when the word that names an attachment's policies, which the
-//! programs read, is another one for every attachment. What the agent did in between it tells afterwards.
+//! The manifest is renamed into its place; the end is when the word with an attachment's policies, which the programs
+//! read, has changed for every attachment. The agent reports the steps in between afterwards.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,24 +22,24 @@ use crate::pods::{Node, fresh_directory};
 
 /// Sizes of the policies that are loaded for one attachment.
 const SIZES: [u32; 4] = [10, 1_000, 10_000, 100_000];
-/// How many attachments a small policy concerns.
+/// Numbers of attachments affected by a small policy.
 const AFFECTED: [u16; 3] = [1, 100, 1_000];
-/// Peers of that policy.
+/// Peers of the small policy.
 const SMALL: u32 = 10;
-/// What is not in force by then never is.
+/// Time limit for a policy to be in force.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often the kernel is looked at.
+/// Polling interval of the kernel's map.
 const TICK: Duration = Duration::from_micros(100);
-/// Files are taken as they are known only when they have not changed for a while.
+/// The agent's cache of files is used only when they have not changed for a while.
 const SETTLING: Duration = Duration::from_secs(4);
 
-/// Where a policy's size lies.
+/// The part of a policy that grows with its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Shape {
-    /// One rule of so many peers.
+    /// One rule with that many peers.
     Peers,
-    /// So many rules, each of one peer and one port.
+    /// That many rules, each with one peer and one port.
     Rules,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Figures {
     pub(super) attachments: u16,
     /// Milliseconds from the new manifest to the kernel.
     pub(super) total: Series,
-    /// Milliseconds of these, as the agent tells.
+    /// Milliseconds of each step, as the agent reports.
     pub(super) read: Series,
     pub(super) compile: Series,
     pub(super) write: Series,
@@ -69,7 +69,7 @@ struct Samples {
     switch: Vec<f64>,
 }
 
-/// Measures every change so often.
+/// Measures every change that many times.
 pub(super) fn measure(rounds: u16) -> anyhow::Result<Vec<Figures>> {
     let node = Node::enter()?;
     let mut bench = None;
@@ -96,13 +96,13 @@ pub(super) fn measure(rounds: u16) -> anyhow::Result<Vec<Figures>> {
     Ok(figures)
 }
 
-/// An agent with attachments, of which policies select more or less by a label.
+/// An agent with attachments, selected in different numbers by the policies' labels.
 struct Bench {
     agent: Agent,
     words: Words,
     /// Numbers of the attachments, in the order of the pods.
     ids: Vec<usize>,
-    /// Where a manifest is written before it is renamed.
+    /// The path of a manifest before it is renamed.
     draft: PathBuf,
 }
 
@@ -135,7 +135,7 @@ impl Bench {
     fn changes(&self, shape: Shape, size: u32, affected: u16, rounds: u16) -> anyhow::Result<Figures> {
         let manifest = self.agent.source().join("measured.yaml");
         let mut samples = Samples::default();
-        // The first one, which isolates, does not count.
+        // The first change, which isolates, does not count.
         for round in 0..=rounds {
             let text = policy(shape, size, affected, 20_000 + round);
             self.change(&text, &manifest, affected, (round > 0).then_some(&mut samples))
@@ -162,11 +162,11 @@ impl Bench {
         self.wait(affected, |pod, word| word != before[pod])?;
         let total = began.elapsed();
         let Some(samples) = samples else {
-            // Until what was replaced has been taken out, which is no part of the change.
+            // Waits until the replaced policy is removed, which is not part of the change.
             thread::sleep(Duration::from_millis(500));
             return Ok(());
         };
-        // The report is of this change as soon as the agent is done with it.
+        // The report covers this change as soon as the agent is done with it.
         let change = &self.agent.ask(&["status"])?["policy_change"];
         let told =
             |name: &str| change[name].as_f64().map(|us| us / 1000.0).with_context(|| format!("no {name}"));
@@ -180,7 +180,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Until the words of all affected attachments are as they should be, by the number of the pod.
+    /// Waits until the words of all affected attachments satisfy `is_done`, which gets the number of the pod.
     fn wait(&self, affected: u16, is_done: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         for (pod, id) in self.ids.iter().take(affected.into()).enumerate() {
@@ -196,7 +196,7 @@ impl Bench {
     }
 }
 
-/// The label by which so many are selected.
+/// The label that selects that many.
 fn group(affected: u16) -> String {
     format!("among-{affected}")
 }

@@ -1,7 +1,7 @@
-//! What a packet costs in the programs, run by the kernel on one frame a million times (`BPF_PROG_TEST_RUN`).
+//! The cost of a packet in the programs, run by the kernel on one frame a million times (`BPF_PROG_TEST_RUN`).
 //!
-//! One packet over and over finds everything in the processor's caches: these figures are of the code, not of a node under
-//! load. What measuring itself costs is measured by a program that does nothing, and stands beside.
+//! With the same packet all data is in the processor's caches: these figures show the code, not a node under load. The
+//! overhead of measuring is measured by a program that does nothing, and is listed too.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::pods::{Node, Pod, fresh_directory, in_namespace};
 
 /// Runs of one sample.
 const REPEAT: u32 = 1_000_000;
-/// `TC_ACT_UNSPEC`: others may look at the packet, and it goes its way.
+/// `TC_ACT_UNSPEC`: other programs may run, and the packet goes on.
 const PASSES: i32 = -1;
 /// `TC_ACT_REDIRECT`: by the fast path.
 const REDIRECTED: i32 = 7;
@@ -42,14 +42,14 @@ pub(super) struct Figures {
 /// All kinds.
 #[derive(Serialize)]
 pub(super) struct Report {
-    /// Nanoseconds of a program that does nothing: in every figure.
+    /// Nanoseconds of a program that does nothing: included in every figure.
     pub(super) floor: Series,
     pub(super) packets: Vec<Figures>,
-    /// Instructions that the verifier went through, by program.
+    /// Instructions that the verifier processed, by program.
     pub(super) verified: Vec<(&'static str, u32)>,
 }
 
-/// Measures so often.
+/// Takes that many samples.
 pub(super) fn measure(rounds: u16) -> anyhow::Result<Report> {
     let node = Node::enter()?;
     let mut report = None;
@@ -57,7 +57,7 @@ pub(super) fn measure(rounds: u16) -> anyhow::Result<Report> {
         let pods = node.pods(2)?;
         progress.note("two pods");
         let agent = start(&node, &pods)?;
-        // Devices are found in the namespace of the thread that asks.
+        // Devices are looked up in the namespace of the calling thread.
         report = Some(in_namespace(node.namespace(), || packets(&agent, &pods, rounds))?);
         Ok(Done::Unchanged(format!("{rounds} times {REPEAT} packets of each kind")))
     })?;
@@ -101,7 +101,7 @@ fn start(node: &Node, pods: &[Pod]) -> anyhow::Result<Agent> {
 /// The port that the policy allows.
 const PORT: u16 = 5201;
 
-/// Somebody else, and somebody whom the policy excepts.
+/// A peer of each family; [`refused`] is one that the policy excepts.
 fn peers() -> [IpAddr; 2] {
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))]
 }
@@ -110,7 +110,7 @@ fn refused() -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 99))
 }
 
-/// An attachment as packets see it.
+/// The attachment's addresses in packets.
 struct Target {
     mac: [u8; 6],
     addresses: Vec<IpAddr>,
@@ -236,7 +236,7 @@ fn nanoseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e9
 }
 
-/// The other end of the pod's link, or who is behind it.
+/// The other end of the pod's link, or the router behind it.
 const ROUTER: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
 
 /// An Ethernet frame of a TCP segment without payload, checksums zero; `None` for addresses of two families.

@@ -1,4 +1,4 @@
-//! The figures as two tables: the paths beside each other, and what the size of a policy costs.
+//! The figures as tables: the paths compared, and the cost of a policy's size.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use super::policies::Shape;
 use super::{RULES, policies, programs};
 use crate::{Series, document};
 
-/// Both tables and what they mean.
+/// Both tables and their explanation.
 pub(super) fn tables(report: &Report) -> String {
     let mut text = paths(report);
     let _ = writeln!(
@@ -95,7 +95,7 @@ fn sizes(report: &Report) -> String {
     document::aligned(&header, &rows)
 }
 
-/// What changed policies take, and what that means.
+/// The times of changed policies, and their explanation.
 pub(super) fn policies(report: &Report) -> String {
     let header =
         ["policy", "attachments", "read", "compile", "write", "switch", "sum", "in force after", "range"];
@@ -127,7 +127,7 @@ pub(super) fn policies(report: &Report) -> String {
     text
 }
 
-/// What packets cost in the programs, and what that means.
+/// The cost of packets in the programs, and its explanation.
 pub(super) fn programs(programs: &programs::Report, report: &Report) -> String {
     let header = ["packet", "na_from_pod", "range", "na_to_pod", "range"];
     let row = |figures: &programs::Figures| {

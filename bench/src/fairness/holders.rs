@@ -1,4 +1,4 @@
-//! Pods whose ADD hangs for as long as is wanted, and what they hang at.
+//! Pods whose ADD hangs until released, and the resources they hang at.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,10 +14,10 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use super::super::agent::{Agent, Caller};
 use super::super::pods::{Pod, joined};
 
-/// What it may take until the agent shows that its requests have stood somewhere for a while.
+/// Time limit until the agent shows that its requests are stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A plugin whose ADD hangs until it is let go. It makes nothing.
+/// A plugin whose ADD hangs until it is released. It makes no interface.
 pub(super) struct Plugin {
     fifo: PathBuf,
     script: String,
@@ -37,7 +37,7 @@ impl Plugin {
         format!("hang{number}")
     }
 
-    /// Puts it into a directory under that many names.
+    /// Installs it in a directory under that many names.
     pub(super) fn install(&self, directory: &Path, count: u16) -> anyhow::Result<()> {
         for number in 0..count {
             let path = directory.join(Self::name(number));
@@ -47,16 +47,16 @@ impl Plugin {
         Ok(())
     }
 
-    /// Lets those go on that hang now: the kernel wakes them when the FIFO has a writer, and ends their reading when that
-    /// goes.
+    /// Releases the calls that hang now: the kernel wakes them when the FIFO has a writer, and ends their reading when
+    /// the writer is gone.
     fn let_go(fifo: &Path) {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // Fails while nobody hangs.
+        // Fails while no call hangs.
         drop(rustix::fs::open(fifo, flags, Mode::empty()));
     }
 }
 
-/// Pods that ask for ADD again and again until they are told to end.
+/// Pods that repeat ADD until they are stopped.
 pub(super) struct Holders {
     ending: Arc<AtomicBool>,
     threads: Vec<JoinHandle<anyhow::Result<()>>>,
@@ -82,7 +82,7 @@ impl Holders {
         Self::begin(agent, pods, Held::Lock(lock))
     }
 
-    /// Returns when the agent shows that they stand there.
+    /// Returns when the agent shows that they are stuck there.
     fn begin(agent: &Agent, pods: &[Pod], held: Held) -> anyhow::Result<Self> {
         let ending = Arc::new(AtomicBool::new(false));
         let hold = |pod: &Pod| {
@@ -103,7 +103,7 @@ impl Holders {
         Ok(holders)
     }
 
-    /// Lets all go, and returns when they are gone.
+    /// Releases all, and returns when they are gone.
     pub(super) fn end(self) -> anyhow::Result<()> {
         self.ending.store(true, Ordering::SeqCst);
         let fifo = match self.held {
@@ -121,10 +121,10 @@ impl Holders {
     }
 }
 
-/// Asks for ADD until it is told to end, then for the DEL of what was tried last.
+/// Repeats ADD until it is stopped, then calls DEL for the last attempt.
 fn hold(caller: &Caller, containers: &[String], ending: &AtomicBool) -> anyhow::Result<()> {
     for container in containers {
-        // What hangs fails in the end, or is attached when it is let go.
+        // A hanging ADD fails in the end, or succeeds when it is released.
         let _ = caller.call("ADD", container);
         let deleted = caller.call("DEL", container);
         if ending.load(Ordering::SeqCst) {

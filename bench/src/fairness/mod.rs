@@ -1,5 +1,4 @@
-//! `cargo xtask bench fairness`: what a pod's ADD takes while others hang that have nothing to do with it, beside what it
-//! takes alone.
+//! `cargo xtask bench fairness`: the time of a pod's ADD while unrelated ADDs hang, compared with its time alone.
 //!
 //! `holders` are the pods that hang.
 
@@ -26,7 +25,7 @@ const NETWORKS: u16 = 10;
 /// The network whose pool is locked.
 const LOCKED: &str = "locked";
 
-/// What to measure and what to do with the result.
+/// Settings of the measurement and of its output.
 pub struct Options {
     /// Pods that are attached one after another in each situation.
     pub rounds: NonZeroU16,
@@ -36,14 +35,14 @@ pub struct Options {
     pub write: bool,
 }
 
-/// What hangs meanwhile.
+/// The hanging pods during the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Beside {
     Nothing,
-    /// Every pod of one network stands at its plugin.
+    /// Every pod of one network hangs in its plugin.
     Plugin,
-    /// The same of several networks.
+    /// Every pod of several networks hangs in their plugins.
     Plugins,
     /// Every pod of one network waits for its pool, which another process has locked.
     Pool,
@@ -68,7 +67,7 @@ struct Figures {
 /// Measures every situation.
 ///
 /// # Errors
-/// Not root, a tool is missing, or a pod that nothing hangs of is not attached.
+/// Not root, a tool is missing, or an unrelated pod is not attached.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
     end("fairness", (options.output, options.write), &report.origin, &report, &table(&report))
@@ -87,7 +86,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
         &pods[first..first + usize::from(HOLDERS)]
     });
     let mut situations = Vec::new();
-    // The first of all pays for what every later one finds.
+    // The first ADD of all is slower, as it warms up for the later ones.
     times(&agent, &pods[0], 3)?;
     for beside in [Beside::Nothing, Beside::Plugin, Beside::Plugins, Beside::Pool] {
         progress::step(beside.name(), |progress| {
@@ -125,8 +124,8 @@ fn times(agent: &Agent, pod: &Pod, rounds: u16) -> anyhow::Result<(Series, Serie
     Ok((Series::new(adds), Series::new(dels)))
 }
 
-/// The default network with a pool of its own, networks whose plugin hangs, one whose pool will be locked, and pods: the
-/// first has none of them, then come those of the first plugin, of all plugins, and of the pool.
+/// The default network with a pool of its own, networks whose plugin hangs, one whose pool will be locked, and pods:
+/// the first has only the default network, then come those of the first plugin, of all plugins, and of the pool.
 fn objects(pods: &[Pod], leases: &Path) -> Vec<Value> {
     let network = |name: &str, subnet: &str| {
         let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": subnet}]]});

@@ -11,20 +11,20 @@ use anyhow::{Context, anyhow};
 
 use crate::pods::{Pod, in_namespace};
 
-/// Between two datagrams.
+/// Interval of the datagrams.
 const PACE: Duration = Duration::from_millis(1);
-/// What has not arrived by then never does.
+/// Time limit for a datagram to arrive.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PORT: u16 = 7007;
 
-/// A flow that goes on until it is told to end.
+/// A flow that goes on until [`Flow::end`].
 pub(super) struct Flow {
     ending: Arc<AtomicBool>,
     sender: JoinHandle<u64>,
     receiver: JoinHandle<anyhow::Result<u64>>,
 }
 
-/// What became of the datagrams.
+/// The counts of datagrams.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
     pub(super) sent: u64,
@@ -50,7 +50,7 @@ impl Flow {
         Ok(Self { ending, sender, receiver })
     }
 
-    /// Ends it and waits for what is on its way.
+    /// Ends the flow and waits for datagrams on their way.
     pub(super) fn end(self) -> anyhow::Result<Counted> {
         self.ending.store(true, Ordering::Relaxed);
         let panicked = |_| anyhow!("a thread of the benchmark panicked");
@@ -63,7 +63,7 @@ impl Flow {
 fn send(client: &UdpSocket, ending: &AtomicBool) -> u64 {
     let mut sent = 0_u64;
     while !ending.load(Ordering::Relaxed) {
-        // What the kernel refuses does not arrive.
+        // A datagram refused by the kernel counts as not arrived.
         let _ = client.send(&sent.to_be_bytes());
         sent += 1;
         thread::sleep(PACE);

@@ -1,9 +1,9 @@
-//! `cargo xtask bench restart`: how long an agent that is started again takes to serve, by the number of attachments that it
-//! takes over, while a flow between two of them goes on.
+//! `cargo xtask bench restart`: the time until a restarted agent serves, by the number of attachments that it takes
+//! over, while a flow between two of them goes on.
 //!
-//! The agent is killed each time: what it left is what a crash leaves.
+//! The agent is killed each time, so its state is that after a crash.
 //!
-//! `flow` is the traffic that must not notice.
+//! `flow` is the traffic that must not be affected.
 
 mod flow;
 
@@ -24,12 +24,12 @@ use super::agent::{self, Agent};
 use super::pods::{Node, Pod, fresh_directory};
 use super::{Origin, Output, Series, document, end, measured};
 
-/// Attachments that are taken over.
+/// Numbers of attachments that are taken over.
 const SIZES: [u16; 3] = [10, 200, 1_000];
 /// How long the flow goes on after each restart.
 const REST: Duration = Duration::from_millis(500);
 
-/// What to measure and what to do with the result.
+/// Settings of the measurement and of its output.
 pub struct Options {
     /// Restarts of each kind with each number of attachments.
     pub rounds: NonZeroU16,
@@ -39,13 +39,13 @@ pub struct Options {
     pub write: bool,
 }
 
-/// What the agent finds of its programs.
+/// The programs that the agent finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Programs {
     /// Its own, pinned and attached.
     Same,
-    /// Those of another agent: it loads its own and puts them in their place on every device.
+    /// Those of another agent: it loads its own and replaces them on every device.
     Others,
 }
 
@@ -64,7 +64,7 @@ struct Figures {
     programs: Programs,
     /// Milliseconds from its start to its first answer.
     ready: Series,
-    /// Milliseconds of processors until then.
+    /// Processor time until then, in milliseconds.
     processors: Series,
     /// Resident memory then, in KiB.
     resident: Series,
@@ -124,7 +124,7 @@ fn restarted(
     let (mut ready, mut processors, mut resident) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         if programs == Programs::Others {
-            // What is not all there is loaded anew.
+            // An incomplete set of pins is loaded anew.
             fs::remove_file(agent.pin("prog/na_from_pod")?).context("remove a pin")?;
         }
         ready.push(agent.restart()?.as_secs_f64() * 1000.0);
@@ -133,7 +133,7 @@ fn restarted(
         let rows = agent.ask(&["attachments"])?;
         let found = rows.as_array().map_or(0, Vec::len);
         ensure!(found == usize::from(attachments), "{found} of {attachments} attachments are left");
-        // What the agent does after it is ready belongs to what the flow goes through.
+        // The agent's work after it is ready may affect the flow too.
         thread::sleep(REST);
     }
     let counted = flow.end()?;
@@ -150,7 +150,7 @@ fn address_of(agent: &Agent, pod: &Pod) -> anyhow::Result<Ipv4Addr> {
     address.with_context(|| format!("{name} has no address"))
 }
 
-/// A policy that every attachment is under, and that allows the flow.
+/// A policy that selects every attachment, and that allows the flow.
 fn policy() -> Value {
     json!({
         "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",

@@ -1,10 +1,10 @@
-//! What a pod may claim to be.
+//! Anti-spoofing checks on the packets that a pod sends.
 //!
 //! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of ARP and
-//! neighbour discovery, and the parts only infrastructure plays: bridge, router, multicast querier, DHCP server,
-//! source routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour, and whose
-//! duplicates are looked for: who may ask for anybody's would have every newcomer give up its address. Neither may
-//! others use the pod's addresses towards it, where a policy keeps others from it.
+//! neighbour discovery, and roles reserved to infrastructure: bridge, router, multicast querier, DHCP server, source
+//! routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour, and the target of duplicate
+//! address detection: a pod free to probe any address could make every newcomer give up its own. Packets from others
+//! must not use the pod's addresses as source either, where a policy isolates the pod from them.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -26,9 +26,9 @@ use crate::path::{
 /// IANA number of IGMP.
 const IGMP: u8 = 2;
 
-/// How a packet is checked that a pod sends.
+/// Sender checks for packets that a pod sends.
 pub(crate) trait Sender: Family {
-    /// Checks what the pod says about itself.
+    /// Checks the packet's claims about its sender.
     fn check_sender(
         skb: &Skb,
         scope: &Scope,
@@ -61,7 +61,7 @@ impl Sender for Ip6 {
     }
 }
 
-/// Judges a frame that is neither IP's nor ARP's.
+/// Judges a frame that is neither IP nor ARP.
 #[inline(always)]
 pub(crate) fn check_other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), Denied> {
     Encode::decode(na_other(ctx.skb.skb, scope, payload))
@@ -77,8 +77,8 @@ fn na_other(skb: *mut __sk_buff, scope: *const Scope, payload: *const Payload) -
     answer.encode()
 }
 
-/// The same, in a subprogram. Rules speak of IP, so none can allow such a frame: what isolates a pod for egress keeps
-/// it from sending such frames, what isolates it for ingress keeps them from it.
+/// [`check_other`] within a subprogram. Rules speak of IP, so none can allow such a frame: isolation for egress keeps a
+/// pod from sending such frames, isolation for ingress keeps it from receiving them.
 #[inline(always)]
 fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropReason> {
     let ethertype = payload.ethertype;
@@ -130,7 +130,7 @@ pub(crate) fn arp(
     Ok(())
 }
 
-/// Checks that what comes in does not claim to come from the pod itself.
+/// Checks that an incoming packet does not claim to come from the pod itself.
 #[inline(always)]
 pub(crate) fn from_others<A: Family>(scope: &Scope, packet: &Packet<A>) -> Result<(), Denied> {
     let checked = scope.side == Side::ToPod && scope.has(flag::CHECK_ADDRESS);
@@ -207,7 +207,7 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
     answer.encode()
 }
 
-/// Checks what neighbour discovery says.
+/// Checks a neighbour discovery message.
 #[inline(always)]
 fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     let check_mac = scope.has(flag::CHECK_MAC);
@@ -223,7 +223,8 @@ fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropR
         }
         icmpv6::ROUTER_SOLICITATION => 8,
         icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT => {
-            // A solicitation from nobody asks whether somebody else has its target (RFC 4862, 5.4).
+            // A solicitation from the unspecified address is duplicate address detection for its target (RFC 4862,
+            // 5.4).
             let claims = packet.icmp_type == icmpv6::NEIGHBOUR_ADVERTISEMENT
                 || packet.tuple.source.same(&Ip6::UNSPECIFIED);
             if claims && scope.has(flag::CHECK_ADDRESS) {
@@ -248,14 +249,14 @@ pub(crate) fn is_own<A: Family>(scope: &Scope, record: &AttachmentRecord, addres
     !address.same(&A::UNSPECIFIED) && (A::is_recorded(record, address) || is_listed(scope.id, address))
 }
 
-/// Whether an address is the attachment's own, and one that routers pass on.
+/// Whether an address is the attachment's own and routable (routers forward it).
 #[inline(always)]
 pub(crate) fn is_own_routable<A: Family>(scope: &Scope, record: &AttachmentRecord, address: &A) -> bool {
     A::is_routable(record, address) && is_own(scope, record, address)
 }
 
-/// Whether the address is among those that the record has no room for. Out of line, with the key's room on the stack:
-/// few packets come here.
+/// Whether the address is in the attachment's overflow list, for addresses that do not fit into the record. Out of
+/// line, with the key on the stack: few packets come here.
 #[inline(never)]
 fn is_listed<A: Family>(attachment: u32, address: &A) -> bool {
     A::is_listed(attachment, address)

@@ -4,15 +4,15 @@ use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
 
 use crate::path::maps;
 
-/// Nanoseconds of the monotonic clock, as of the last timer tick. Within a tick the clock says the same again, so it
-/// is asked once in each and remembered: the tick's number is read by one instruction.
+/// Nanoseconds of the monotonic clock, as of the last timer tick. The reading does not change within a tick, so the
+/// clock is read once per tick and cached: reading the tick number takes one instruction.
 #[inline(always)]
 pub(crate) fn nanoseconds() -> u64 {
     // SAFETY: the helper takes nothing and exists since Linux 5.6.
     let tick = unsafe { bpf_jiffies64() };
     let Some(reading) = maps::clock() else { return read_clock() };
     // SAFETY: aligned words of a map value, which stays in place as long as the map does. The time is written before
-    // its tick; who finds the tick and still the time before it is late by one tick.
+    // its tick; a reader that finds the new tick with the old time is late by one tick.
     unsafe {
         if (&raw const (*reading).tick).read_volatile() == tick {
             return (&raw const (*reading).time).read_volatile();

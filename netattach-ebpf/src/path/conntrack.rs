@@ -30,7 +30,7 @@ pub(crate) fn look_up<A: Subprograms>(
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else {
         return Ok(Known::Absent);
     };
-    // SAFETY: a map's values stay mapped while the program runs, taken out or not: the map is not preallocated. Other
+    // SAFETY: a map's values stay mapped while the program runs, even after removal: the map is not preallocated. Other
     // CPUs may change the entry meanwhile, each word as a whole.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
@@ -43,12 +43,12 @@ pub(crate) fn look_up<A: Subprograms>(
     Ok(Known::Passes)
 }
 
-/// Judges a packet of no known flow: the flow that it opens, if it is allowed and opens one.
+/// Judges a packet that belongs to no known flow; returns the flow that it opens, if it is allowed and opens one.
 #[inline(always)]
 pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
     let opening = admit(scope, packet)?;
     if packet.signal.accepts() || packet.signal.aborts() {
-        // It may go to its receiver, and nothing may come back by it.
+        // The packet may go to its receiver, but opens no flow for replies.
         return Ok(Opening::NONE);
     }
     if !limit::flow(scope.id) {
@@ -57,9 +57,9 @@ pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<
     Ok(opening)
 }
 
-/// Enters the flow that a packet opens, at a place among its attachment's.
+/// Enters the flow that a packet opens, at one of its attachment's places.
 ///
-/// The place comes first: a place whose flow is not in the table counts as free, so nothing has to be taken back, and
+/// The place comes first: a place whose flow is not in the table counts as free, so nothing has to be rolled back, and
 /// the flow is written once.
 #[inline(always)]
 pub(crate) fn enter<A: Subprograms>(
@@ -80,8 +80,8 @@ pub(crate) fn enter<A: Subprograms>(
     Ok(())
 }
 
-/// Enters the flow that a packet opens where the table has one that is over: in its entry and at its place. `false`:
-/// the entry is another attachment's, or gone.
+/// Enters the flow that a packet opens where the table holds an expired one: reuses its entry and its place. `false`:
+/// the entry belongs to another attachment, or is gone.
 #[inline(always)]
 pub(crate) fn renew<A: Subprograms>(
     ctx: &TcContext,
@@ -103,7 +103,7 @@ pub(crate) fn renew<A: Subprograms>(
     true
 }
 
-/// The flow that begins with a packet, without a place.
+/// The flow that begins with a packet; its place is not set.
 #[inline(always)]
 fn new_flow<A: Subprograms>(
     ctx: &TcContext,
@@ -133,9 +133,9 @@ fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Pac
     }
 }
 
-/// Asks the policy about a packet of no known flow, as the first of one that its sender opens. Only where the table
-/// was lost with the flows in it, and for as long as `Share::answers_until` says, may a segment of a connection have
-/// been called for by the other end too.
+/// Asks the policy about a packet of no known flow, as the first packet of a flow opened by its sender. Only where the
+/// table was lost together with its flows, and for as long as `Share::answers_until` says, may a segment also belong to
+/// a connection opened by the other end.
 #[inline(always)]
 fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
     let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());
@@ -155,13 +155,13 @@ fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, D
     })
 }
 
-/// Whether the attachment had flows not long ago that the table does not have.
+/// Whether the attachment recently had flows that are now missing from the table.
 #[inline(always)]
 fn has_lost_flows(scope: &Scope) -> bool {
     maps::share(scope.id).is_some_and(|share| share.takes_answers(clock::seconds()))
 }
 
-/// Judges a packet that opens no flow by the rules without ports; `missed` is what it is when none allows it.
+/// Judges a packet that opens no flow by the rules without ports; `missed` is the drop reason when none allows it.
 #[inline(never)]
 pub(crate) fn without_ports<A: Subprograms>(
     scope: &Scope,
@@ -175,7 +175,7 @@ pub(crate) fn without_ports<A: Subprograms>(
 /// Whether an ICMP error is about a packet of a flow that may go on.
 #[inline(always)]
 pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
-    // The error counts as an answer to the packet it is about, and goes back to that one's sender.
+    // The error counts as an answer to the packet it is about, and goes back to that packet's sender.
     let mut answer = packet.tuple;
     if !A::answer_to_quoted(&Skb::of(ctx), packet.transport() + 8, &mut answer)
         || !answer.destination.same(&packet.tuple.destination)
@@ -191,7 +191,7 @@ pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: 
         && approve(scope, &answer, entry, forward).is_ok()
 }
 
-/// Whether the policies in force let a flow go on: what was approved by another policy is judged again.
+/// Whether the policies in force let a flow go on: a flow approved by another policy is judged again.
 #[inline(always)]
 fn approve<A: Subprograms>(
     scope: &Scope,
@@ -215,7 +215,7 @@ fn approve<A: Subprograms>(
     Ok(())
 }
 
-/// Writes down a packet that may pass.
+/// Updates a flow for a packet that may pass.
 #[inline(always)]
 fn note<A: Subprograms>(
     scope: &Scope,

@@ -19,9 +19,9 @@ pub(crate) fn packet(attachment: u32, side: Side, bytes: u32, verdict: Result<()
         traffic.packets += 1;
         traffic.bytes += u64::from(bytes);
         if let Err(denied) = verdict {
-            // Slot 0 is nobody's. Through it the number is forgotten by the verifier, which would follow each one to
-            // the end of the program, and by the compiler, which would leave out the mask that shows the index to be
-            // in range.
+            // Slot 0 is unused. Going through it makes the verifier forget the number, which it would otherwise follow
+            // to the end of the program for each value, and the compiler, which would leave out the mask that keeps the
+            // index in range.
             stats.drops[0] = denied.number().into();
             // SAFETY: a field of a value that is borrowed here.
             let number = unsafe { core::ptr::read_volatile(&raw const stats.drops[0]) };
@@ -40,13 +40,13 @@ pub(crate) fn new_flow(attachment: u32, recorded: bool) {
     });
 }
 
-/// Counts a flow that another of its attachment has taken the place of.
+/// Counts a flow whose place was taken by another flow of the same attachment.
 #[inline(always)]
 pub(crate) fn displaced(attachment: u32) {
     with(attachment, |stats| stats.flows_displaced += 1);
 }
 
-/// Counts a record that was not written because the attachment had its share.
+/// Counts a record that was not written because the attachment had used up its share.
 #[inline(always)]
 pub(crate) fn record_withheld(attachment: u32) {
     with(attachment, |stats| stats.records_withheld += 1);
@@ -80,25 +80,26 @@ pub(crate) fn to_uplink(attachment: u32, bytes: u32) {
     }
 }
 
-/// Counts a packet of an attachment, or for it, that was left to the stack.
+/// Counts a packet from or to an attachment that was left to the stack.
 #[inline(always)]
 pub(crate) fn declined(attachment: u32, reason: Decline) {
     if let Some(stats) = maps::fast_stats(attachment) {
         let number = reason as u32;
-        // SAFETY: a variable. It is read anew so that the mask stays, by which the verifier knows that the index is
-        // in range: before it follows an enumeration through functions.
+        // SAFETY: a variable. It is read anew so that the mask stays, by which the verifier knows that the index is in
+        // range: otherwise it follows an enumeration through functions.
         let index = unsafe { (&raw const number).read_volatile() } as usize & (Decline::SLOTS - 1);
         // SAFETY: as in `with`.
         unsafe { (&mut (*stats).declined)[index] += 1 };
     }
 }
 
-/// Credits a rule with a flow it allowed. The first one makes the counter: a policy of a hundred thousand rules, of
-/// which few are ever used, costs neither the agent the writing nor the node the memory of as many counters.
+/// Credits a rule with a flow it allowed. The first flow creates the counter: with a policy of a hundred thousand
+/// rules, few of them ever used, the agent does not have to write that many counters and the node spends no memory on
+/// them.
 #[inline(always)]
 pub(crate) fn rule(policy: u32, rule: u32) {
     let key = RuleKey { policy, rule };
-    // A second look finds the counter that another CPU has just made.
+    // A second look-up finds a counter that another CPU has just created.
     for _ in 0..2 {
         if let Some(flows) = maps::rule_counter(&key) {
             // SAFETY: a whole aligned word of a map, which only atomic operations change.
@@ -114,9 +115,9 @@ pub(crate) fn rule(policy: u32, rule: u32) {
 #[inline(always)]
 fn with(attachment: u32, change: impl FnOnce(&mut Stats)) {
     if let Some(stats) = maps::stats(attachment) {
-        // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks: nobody else
-        // writes this CPU's block while the program runs, but for `na_routed` about what the node itself sends, which
-        // may be interrupted and then lose a count. The agent may read it meanwhile and see a packet without its
+        // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks: this CPU's block
+        // has no other writer while the program runs, except for `na_routed` on packets that the node itself sends,
+        // which may be interrupted and then lose a count. The agent may read it meanwhile and see a packet without its
         // bytes.
         change(unsafe { &mut *stats });
     }

@@ -5,7 +5,7 @@ use netattach_common::{Decline, Mac, attachment::flag};
 
 use crate::path::{frame, maps};
 
-/// Instead of a receiver: the packet is on its way to an uplink. No attachment has this number.
+/// Stands for the receiver when the packet is on its way to an uplink. No attachment has this number.
 pub(crate) const TO_UPLINK: u32 = 0;
 
 /// Where a packet comes from.
@@ -13,11 +13,11 @@ pub(crate) const TO_UPLINK: u32 = 0;
 pub(crate) struct Origin {
     /// The attachment that sent it, 0 when it came in by an uplink.
     pub(crate) sender: u32,
-    /// What it may reach: a bridge, or what the node routes to.
+    /// The segment it may reach: a bridge, or the node's routed links.
     pub(crate) segment: u32,
-    /// Device that the node's routing takes it from.
+    /// The ingress device for the node's routing.
     pub(crate) ingress: u32,
-    /// How long its sender's packets can be, in bytes.
+    /// MTU of its sender's link, in bytes.
     pub(crate) mtu: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The versions of IP: their constants, what of an attachment's record is theirs, and their maps.
+//! The versions of IP: their constants, their fields of an attachment's record, and their maps.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use netattach_common::{
@@ -13,27 +13,27 @@ use crate::path::maps::{
     PREFIX6, SHARE,
 };
 
-/// What differs between the versions of IP, apart from how a packet is read ([`Version`]).
+/// Differences between the versions of IP, apart from how a packet is read ([`Version`]).
 pub(crate) trait Family: Version {
-    /// What Ethernet calls it.
+    /// The ethertype.
     const ETHERTYPE: u16;
-    /// The flag of attachments that get its control messages without their policy being asked.
+    /// The flag of attachments that receive this family's control messages without a policy check.
     const ACCEPT_ICMP: u32;
     /// Whether all fragments of a packet name the same protocol.
     const FRAGMENTS_NAME_PROTOCOL: bool;
-    /// Why a packet from an address that is not its sender's is dropped.
+    /// The drop reason for a packet whose source address is not its sender's.
     const SPOOFED: DropReason;
 
     /// Whether an attachment's record holds the address.
     fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool;
-    /// Whether routers pass on packets of an address, if it is the attachment's own.
+    /// Whether routers forward packets of an address, if it is the attachment's own.
     fn is_routable(record: &AttachmentRecord, address: &Self) -> bool;
 
-    /// Whether the address is among those that an attachment's record has no room for.
+    /// Whether the address is in an attachment's overflow list (addresses that do not fit into the record).
     fn is_listed(attachment: u32, address: &Self) -> bool;
     /// Class of exactly this peer.
     fn exact_class(policy: u32, peer: &Self) -> Option<u32>;
-    /// Class of the longest prefix that holds this peer.
+    /// Class of the longest prefix that contains this peer.
     fn prefix_class(policy: u32, peer: &Self) -> Option<u32>;
     /// The entry of a flow, in place.
     fn flow(key: &FlowKey<Self>) -> Option<*mut Flow>;
@@ -41,20 +41,20 @@ pub(crate) trait Family: Version {
     fn enter_flow(key: &FlowKey<Self>, flow: &Flow) -> bool;
     /// Takes a flow out, if it is there.
     fn remove_flow(key: &FlowKey<Self>);
-    /// How many places an attachment has, at least one, and the count of those that were asked for.
+    /// The number of places that an attachment has (at least one), and the counter of places requested.
     fn places(attachment: u32) -> Option<(u32, *mut u64)>;
     /// The flow that has taken a place last, in place.
     fn at_place(place: &PlaceKey) -> Option<*mut FlowKey<Self>>;
-    /// Gives a place that has never been taken to a flow. `false`: it has been taken meanwhile, or there is no room
-    /// for the entry.
+    /// Gives a place that has never been taken to a flow. `false`: it has been taken meanwhile, or there is no room for
+    /// the entry.
     fn take_place(place: &PlaceKey, key: &FlowKey<Self>) -> bool;
-    /// What the first fragment of a packet said, in place.
+    /// The data remembered from a packet's first fragment, in place.
     fn fragment(key: &FragmentKey<Self>) -> Option<*const Fragmented>;
     /// Enters or replaces a first fragment. `false`: there is no room for the entry.
     fn enter_fragment(key: &FragmentKey<Self>, said: &Fragmented) -> bool;
 }
 
-/// The methods of [`Family`] that ask maps.
+/// The methods of [`Family`] that look maps up.
 macro_rules! map_methods {
     (
         addresses: $addresses:ident,
@@ -92,15 +92,15 @@ macro_rules! map_methods {
                 return true;
             }
             let Some(entry) = $flows.get_ptr_mut(key) else { return false };
-            // SAFETY: a map value, which stays mapped while the program runs: integers. Whoever reads it meanwhile
-            // finds a mixture of two flows of the same key, once.
+            // SAFETY: a map value, which stays mapped while the program runs: integers. A concurrent reader finds a
+            // mixture of two flows of the same key, once.
             unsafe { *entry = *flow };
             true
         }
 
         #[inline(always)]
         fn remove_flow(key: &FlowKey<Self>) {
-            // Gone already is as good.
+            // An entry that is gone already is fine.
             let _ = $flows.remove(key);
         }
 

@@ -2,14 +2,14 @@
 //! links (`route`), or from an uplink to a pod (`uplink`); and from a pod to an uplink, where the node would route
 //! it.
 //!
-//! `na_from_pod` and `na_wire` continue in `na_fast` with what they let pass. It finds the receiver, judges the
-//! packet by the receiver's policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface
-//! (`bpf_redirect_peer`): no bridge, no second queue. It is a program of its own because two others continue there.
-//! The ends of a packet are in `endpoint`.
+//! `na_from_pod` and `na_wire` continue in `na_fast` with the packets that they let pass. It finds the receiver, judges
+//! the packet by the receiver's policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface
+//! (`bpf_redirect_peer`): no bridge, no second queue. It is a program of its own because two others continue there. The
+//! ends of a packet are in `endpoint`.
 //!
-//! Whatever is not certain takes the stack, where `na_to_pod` judges it. What is certain of a *device* - its bridge
-//! does nothing but switch, its port forwards - the agent says by writing `na_fast_port` and `na_fast_mac`, and takes
-//! back; what is certain of a *packet* is found out here:
+//! Every uncertain case takes the stack, where `na_to_pod` judges the packet. Properties of a *device* (its bridge only
+//! switches, its port forwards) are established by the agent, which writes and withdraws `na_fast_port` and
+//! `na_fast_mac`; properties of a *packet* are checked here:
 //!
 //! | question | no |
 //! |---|---|
@@ -40,12 +40,13 @@ use crate::path::{
     verdict::PacketClass,
 };
 
-/// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment, 0 for a packet that
-/// came in by an uplink, and the attachment that it is counted for when it is left to the stack.
+/// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment (0 for a packet that
+/// came in by an uplink), and the attachment that counts the packet when it is left to the stack.
 const SENDER: usize = 0;
 const COUNTED: usize = 1;
 
-/// Continues in `na_fast` when the sender takes part. Returns when it does not, or when the call fails.
+/// Continues in `na_fast` when the sender takes part in the fast path. Returns when it does not, or when the call
+/// fails.
 #[inline(always)]
 pub(crate) fn tail_call_from_pod(ctx: &TcContext, sender: u32, class: PacketClass) {
     if maps::fast_port(sender).is_none_or(|port| port.bridge == 0) {
@@ -76,7 +77,7 @@ fn tail_call(ctx: &TcContext, sender: u32, counted: u32) {
     count::declined(counted, Decline::NoProgram);
 }
 
-/// Where `na_from_pod` and `na_wire` continue, with the scratch area filled in.
+/// The continuation of `na_from_pod` and `na_wire`, with the scratch area filled in.
 #[classifier]
 pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     // SAFETY: the context pointer is valid while the program runs.
@@ -94,7 +95,8 @@ pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     }
 }
 
-/// Who receives a packet, or [`TO_UPLINK`]. `addressed`: whom a packet from an uplink is for.
+/// The receiver of a packet, or [`TO_UPLINK`]. `addressed`: the attachment that a packet from an uplink is addressed
+/// to.
 #[inline(always)]
 fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline> {
     if clock::nanoseconds() >= maps::fast_until() {
@@ -114,7 +116,7 @@ fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline
         let found =
             if sender == 0 { Some(addressed) } else { maps::station(&StationKey::new(origin.segment, *mac)) };
         match found {
-            // To the bridge itself: the node routes what comes there.
+            // To the bridge itself: the node routes such packets.
             Some(StationKey::GATEWAY) if sender != 0 => {}
             Some(attachment) if attachment != sender => return switched(ctx, &origin, attachment, mac),
             _ => return Err(Decline::Elsewhere),
@@ -146,7 +148,7 @@ fn deliver(ctx: &TcContext, to: u32) -> i32 {
     if judge::verdict(ctx, to, Side::ToPod).is_err() {
         return TC_ACT_SHOT as i32;
     }
-    // It had one a moment ago.
+    // The device was there a moment ago.
     let Some(device) = maps::record(to).map(|record| record.host_ifindex) else {
         return TC_ACT_SHOT as i32;
     };
@@ -154,8 +156,8 @@ fn deliver(ctx: &TcContext, to: u32) -> i32 {
     // SAFETY: the context pointer is valid while the program runs.
     unsafe {
         if (*ctx.skb.skb).pkt_type != PACKET_HOST {
-            // It is addressed to the pod, not to the device that received it: the pod's stack would not take it, where
-            // the kernel does not do this itself. It cannot fail for a unicast packet.
+            // The packet is addressed to the pod, not to the device that received it: the pod's stack would not accept
+            // it where the kernel does not do this itself. It cannot fail for a unicast packet.
             bpf_skb_change_type(ctx.skb.skb, PACKET_HOST);
         }
         bpf_redirect_peer(device, 0) as i32

@@ -1,4 +1,4 @@
-//! Fragments: the first one has the ports, the later ones are judged by them.
+//! Fragments: the first one carries the ports, the later ones are judged by them.
 
 use netattach_common::{
     FragmentKey, Fragmented, Ports,
@@ -7,7 +7,7 @@ use netattach_common::{
 
 use crate::path::{clock::seconds, family::Family, scope::Scope};
 
-/// Remembers what a first fragment says, or completes a later one by it.
+/// Remembers the ports of a first fragment, or completes a later one from them.
 #[inline(always)]
 pub(crate) fn complete<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
     match packet.kind {
@@ -17,7 +17,8 @@ pub(crate) fn complete<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
     }
 }
 
-/// Remembers what a first fragment says. Not a verdict: each later fragment is judged at each attachment it crosses.
+/// Remembers the ports of a first fragment. No verdict is kept: each later fragment is judged at each attachment it
+/// crosses.
 #[inline(always)]
 fn remember<A: Family>(scope: &Scope, packet: &Packet<A>) {
     let said = Fragmented {
@@ -27,11 +28,11 @@ fn remember<A: Family>(scope: &Scope, packet: &Packet<A>) {
         protocol: packet.tuple.lane.protocol(),
         pad: [0; 3],
     };
-    // A table without room costs the later fragments, which then count as missed.
+    // If the table is full, the later fragments are lost: they count as missed.
     let _ = A::enter_fragment(&key(scope, packet), &said);
 }
 
-/// Completes a later fragment by what the first one said, if that is known.
+/// Completes a later fragment from the first one, if that is known.
 #[inline(always)]
 fn recall<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
     let Some(said) = A::fragment(&key(scope, packet)) else {

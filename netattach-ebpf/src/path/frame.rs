@@ -1,7 +1,7 @@
 //! The link layer: reading bytes, Ethernet, VLAN tags.
 //!
-//! Headers at their usual place are read directly, after [`pull`] has made sure that they do not lie in a
-//! paged buffer; all others by `bpf_skb_load_bytes`. Whatever cannot be read is [`DropReason::Malformed`].
+//! Headers at their usual place are read directly, after [`pull`] has made sure that they do not lie in a paged buffer;
+//! all others by `bpf_skb_load_bytes`. Unreadable headers are [`DropReason::Malformed`].
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -24,7 +24,7 @@ use crate::path::{
 /// `linux/if_packet.h`: addressed to the host.
 pub(crate) const PACKET_HOST: u32 = 0;
 
-/// A packet of the kernel's, to be read.
+/// A kernel packet, for reading.
 pub(crate) struct Skb(TcContext);
 
 impl Skb {
@@ -75,26 +75,26 @@ impl Bytes for Skb {
     }
 }
 
-/// What the programs need to know about a frame.
+/// The parts of a frame that the programs need.
 pub(crate) struct Frame {
-    /// Whether it says that it comes from the attachment's address.
+    /// Whether its source is the attachment's address.
     pub(crate) is_own: bool,
     /// Whether it goes to the node's routing or comes from there, and its packet is judged there.
     pub(crate) is_for_the_node: bool,
-    /// Whether it has tags, so that what it carries does not begin at the usual place.
+    /// Whether it has tags, so that its payload does not begin at the usual place.
     pub(crate) tagged: bool,
-    /// What it carries.
+    /// The payload.
     pub(crate) payload: Payload,
 }
 
-/// Index of the device, in the namespace of the device.
+/// Index of the device, in the device's namespace.
 #[inline(always)]
 pub(crate) fn ifindex(ctx: &TcContext) -> u32 {
     // SAFETY: the context pointer is valid while the program runs.
     unsafe { (*ctx.skb.skb).ifindex }
 }
 
-/// Whether the kernel takes the packet for IPv6. Of a tagged frame it may not say so: its headers are read elsewhere.
+/// Whether the kernel considers the packet IPv6. It may not for a tagged frame, whose headers are read elsewhere.
 #[inline(always)]
 pub(crate) fn says_ipv6(ctx: &TcContext) -> bool {
     // SAFETY: the context pointer is valid while the program runs.
@@ -122,7 +122,7 @@ pub(crate) fn network<T: Plain>(ctx: &TcContext) -> Result<&T, DropReason> {
     at(ctx, ETHERNET_LEN)
 }
 
-/// Where a frame goes, and where it says it comes from.
+/// Destination and source address of a frame.
 #[inline(always)]
 pub(crate) fn addresses(ctx: &TcContext) -> Result<(Mac, Mac), DropReason> {
     let header: &EthernetHeader = at(ctx, 0)?;
@@ -171,7 +171,7 @@ fn na_tags(skb: *mut __sk_buff, scope: *const Scope, payload: *mut Payload) -> u
     answer.encode()
 }
 
-/// Walks over the tags.
+/// Strips the VLAN tags.
 #[inline(always)]
 fn peel(skb: &Skb, scope: &Scope, payload: &mut Payload) -> Result<(), DropReason> {
     parse::frame::peel(skb, payload, |control| allowed(scope, control))

@@ -1,4 +1,4 @@
-//! Messages by which hosts on a link find each other.
+//! Messages by which the hosts on a link find each other.
 
 use netattach_common::{
     DropReason, Ip6, Side,
@@ -9,9 +9,8 @@ use netattach_common::{
 
 use crate::path::{antispoof, frame::Skb, scope::Scope};
 
-/// Whether a message of the kinds that keep a link going stays on the link and is no more than that: its form is
-/// theirs, and it goes to link-local addresses, to the link's groups, to what is on the link, or comes to the pod's
-/// own.
+/// Whether a link maintenance message stays on the link and does nothing else: it is well-formed, and goes to a
+/// link-local address, to one of the link's groups, to an on-link address, or to the pod itself.
 #[inline(always)]
 pub(crate) fn stays_on_link(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<bool, DropReason> {
     let Some(kind) = icmp::form(skb, packet)? else { return Ok(false) };
@@ -24,7 +23,7 @@ pub(crate) fn stays_on_link(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> R
     if listener && link::is_multicast(destination) {
         return Ok(true);
     }
-    // Where nobody knows an attachment's addresses, nobody knows its prefixes.
+    // Without the attachment's addresses its prefixes are not known either.
     if !scope.has(flag::CHECK_ADDRESS) {
         return Ok(!link::is_multicast(destination));
     }

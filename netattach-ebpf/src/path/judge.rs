@@ -17,13 +17,13 @@ use crate::path::{
     verdict::{Denied, Encode, Known, PacketClass},
 };
 
-/// Judges a packet, counts it and, if it is dropped, writes a record of it. `Err`: it must not go on.
+/// Judges a packet, counts it and, if it is dropped, writes a record of it. `Err`: the packet must be dropped.
 #[inline(always)]
 pub(crate) fn verdict(ctx: &TcContext, id: u32, side: Side) -> Result<PacketClass, ()> {
     verdict_within(ctx, id, side, Scope::of(id, side))
 }
 
-/// The same with the attachment's scope at hand; `None`: the device is bound to no attachment.
+/// Judges with the attachment's scope already looked up; `None`: the device is bound to no attachment.
 #[inline(always)]
 pub(crate) fn verdict_within(
     ctx: &TcContext,
@@ -66,7 +66,7 @@ fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
     answer.encode()
 }
 
-/// The same, in a subprogram: reads a frame and judges it.
+/// The body of [`judge`] within a subprogram: reads a frame and judges it.
 #[inline(always)]
 fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
     if frame::says_ipv6(ctx) {
@@ -116,8 +116,8 @@ fn ip<A: Subprograms + Sender>(
 ) -> Result<PacketClass, Denied> {
     A::read(ctx, packet)?;
     let tuple = &packet.tuple;
-    // Each side's own address is asked about in a branch of its own: a choice between the two would become arithmetic
-    // with pointers to the stack, which the verifier refuses.
+    // Each side's own address is passed in a branch of its own: a choice between the two would become arithmetic with
+    // pointers to the stack, which the verifier refuses.
     let left_to_the_node = match scope.side {
         Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet)
             .map(|()| passes_the_node && is_judged_there(scope, record, packet, &tuple.source)),
@@ -125,7 +125,7 @@ fn ip<A: Subprograms + Sender>(
     };
     let control = packet.tagged || packet.kind == Kind::LinkControl;
     let verdict = match left_to_the_node {
-        // Not for the fast path either.
+        // Such packets do not take the fast path either.
         Ok(true) => return Ok(PacketClass::Control),
         Ok(false) => judge_ip(ctx, scope, packet),
         Err(denied) => Err(denied),
@@ -140,8 +140,8 @@ fn ip<A: Subprograms + Sender>(
     }
 }
 
-/// Whether a packet's policy is asked where the node has translated its addresses (`routed`), and not here, if the
-/// node's packet filter sees it. Only what has an address of the attachment, `own`, is known there.
+/// Whether a packet's policy is applied behind the node's address translation (`routed`) instead of here, provided that
+/// the node's packet filter sees it. Only packets with an address of the attachment, `own`, are recognised there.
 #[inline(always)]
 fn is_judged_there<A: Subprograms>(
     scope: &Scope,
@@ -153,7 +153,7 @@ fn is_judged_there<A: Subprograms>(
     !control && antispoof::is_own_routable(scope, record, own)
 }
 
-/// Asks the policies about a packet.
+/// Applies the policies to a packet.
 #[inline(always)]
 pub(crate) fn judge_ip<A: Subprograms>(
     ctx: &TcContext,

@@ -6,7 +6,7 @@ use netattach_common::{DropReason, Limits, Rate, Side, attachment::flag, limit::
 
 use crate::path::{clock, frame, maps, scope::Scope};
 
-/// Charges a packet that may pass otherwise to the attachment's bandwidth.
+/// Charges a packet that passed all other checks to the attachment's bandwidth.
 #[inline(always)]
 pub(crate) fn bytes(ctx: &TcContext, scope: &Scope) -> Result<(), DropReason> {
     let limited = match scope.side {
@@ -31,19 +31,19 @@ fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
     charge(rate, on_the_wire(ctx), || unsafe { bpf_ktime_get_ns() })
 }
 
-/// Whether the attachment may enter one more flow.
+/// Whether the attachment may enter another flow.
 #[inline(never)]
 pub(crate) fn flow(attachment: u32) -> bool {
     one(attachment, |limits| &raw mut limits.flows)
 }
 
-/// Whether the attachment may have one more record of a new flow.
+/// Whether the attachment may have another record of a new flow.
 #[inline(never)]
 pub(crate) fn flow_record(attachment: u32) -> bool {
     one(attachment, |limits| &raw mut limits.flow_records)
 }
 
-/// Whether the attachment may have one more record of a drop.
+/// Whether the attachment may have another record of a drop.
 #[inline(never)]
 pub(crate) fn drop_record(attachment: u32) -> bool {
     one(attachment, |limits| &raw mut limits.drop_records)
@@ -59,11 +59,11 @@ fn one(attachment: u32, select: impl FnOnce(&mut Limits) -> *mut Rate) -> bool {
     charge(select(limits), 1, clock::nanoseconds)
 }
 
-/// Charges `units` to a rate that other CPUs charge at the same time. `false`: one too many.
+/// Charges `units` to a rate that other CPUs charge at the same time. `false`: over the limit.
 #[inline(always)]
 fn charge(rate: *mut Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
-    // SAFETY: `rate` points into a map value. Interval and tolerance are only written by the agent, each as one
-    // aligned word; a packet that sees one old and one new is judged by a mixture once.
+    // SAFETY: `rate` points into a map value. Interval and tolerance are only written by the agent, each as one aligned
+    // word; a packet that sees one old and one new value is judged by a mixture once.
     let view = unsafe { Rate { arrival: 0, interval: (*rate).interval, tolerance: (*rate).tolerance } };
     if !view.is_limited() {
         return true;
@@ -82,21 +82,20 @@ fn charge(rate: *mut Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
     if swapped {
         return true;
     }
-    // Another CPU was faster. What it left is not looked at again, but paid on top of: whoever comes next waits for
-    // both.
+    // Another CPU was faster. Its value is not read again, but added to: the next packet waits for both.
     // SAFETY: as above.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(word, view.cost(units)) };
     true
 }
 
-/// Bytes of the packet on the wire. The kernel says so at egress; at ingress it counts a packet that is still to be
-/// cut into segments as one.
+/// Bytes of the packet on the wire. The kernel reports them at egress; at ingress it counts a packet that is still to
+/// be cut into segments as one.
 #[inline(always)]
 fn on_the_wire(ctx: &TcContext) -> u32 {
-    /// Ethernet, IP and TCP with timestamps: what nearly all such packets begin with.
+    /// Ethernet, IP and TCP with timestamps: the headers of nearly all such packets.
     const HEADERS_V4: u32 = 14 + 20 + 32;
     const HEADERS_V6: u32 = 14 + 40 + 32;
-    /// More than any packet has; [`Rate::cost`] needs a bound.
+    /// More bytes than any packet has; [`Rate::cost`] needs a bound.
     const MOST: u32 = 1 << 20;
     // SAFETY: the context pointer is valid while the program runs.
     let (said, segment) = unsafe { ((*ctx.skb.skb).wire_len, (*ctx.skb.skb).gso_size) };

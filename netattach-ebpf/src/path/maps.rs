@@ -40,7 +40,7 @@
 //! | `na_clock` | 0 | [`Reading`] | programs | one entry |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
-//! The hash maps that are not of least recent use are not preallocated: their memory follows their use.
+//! The hash maps other than the LRU ones are not preallocated: their memory follows their use.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
@@ -135,7 +135,7 @@ static SEEN: LruHashMap<StationKey, Seen, STATIONS> = LruHashMap::new();
 static GATE: Array<u64, ATTACHMENTS> = Array::new();
 #[btf_map(name = "na_guard")]
 static GUARD: HashMap<Ip6, u32, ADDRESSES, SPARSE> = HashMap::new();
-/// No program of this object goes on by it: those that the agent makes for each device in a pod do.
+/// No program of this object tail-calls through it: the programs that the agent makes for each device in a pod do.
 #[btf_map(name = "na_pod")]
 static IN_POD: ProgramArray<2> = ProgramArray::new();
 #[btf_map(name = "na_par_prog")]
@@ -153,13 +153,14 @@ pub(crate) fn attachment_of(ifindex: u32) -> Option<u32> {
     unsafe { LINK.get(&ifindex) }.copied()
 }
 
-/// The attachment bound to the device that a packet crosses, 0 for none. An array's slot says which it was last: that
-/// costs a tenth of a look into the hash map, and the record, which is needed anyway, says whether it still is.
+/// The attachment bound to the device that a packet crosses, 0 for none. An array's slot caches the last result:
+/// reading it costs a tenth of a look-up in the hash map, and the record, which is needed anyway, shows whether it is
+/// still right.
 #[inline(always)]
 pub(crate) fn owner_of(ifindex: u32) -> u32 {
     let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return 0 };
-    // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Whatever other CPUs write
-    // is the number of an attachment.
+    // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Other CPUs only ever write
+    // the number of an attachment there.
     let hint = unsafe { slot.read_volatile() };
     if record(hint).is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
         return hint;
@@ -192,13 +193,13 @@ pub(crate) fn stats(attachment: u32) -> Option<*mut Stats> {
     STATS.get_ptr_mut(attachment)
 }
 
-/// The counter of a rule, which every CPU counts with.
+/// The counter of a rule, shared by all CPUs.
 #[inline(always)]
 pub(crate) fn rule_counter(key: &RuleKey) -> Option<*mut u64> {
     RULE.get_ptr_mut(key)
 }
 
-/// Gives a rule a counter that stands at one. `false`: it has one, or there is no room.
+/// Creates a rule's counter with the value one. `false`: it exists already, or there is no room.
 #[inline(always)]
 pub(crate) fn new_rule_counter(key: &RuleKey) -> bool {
     // Not `&1`, which would be a constant in a map of its own.
@@ -212,8 +213,8 @@ pub(crate) fn port_rule(key: &PortKey, bits: u32) -> Option<u32> {
     PORT.get(&Key::new(bits, *key)).map(|entry| entry.rule)
 }
 
-/// What is known of an address on a parent, in place. Entries come and go with attachments; one that is replaced while
-/// it is read stays what it was until the program ends.
+/// The entry of an address on a parent, in place. Entries come and go with attachments; an entry that is replaced while
+/// it is read stays unchanged until the program ends.
 #[inline(always)]
 pub(crate) fn parent(key: &ParentKey) -> Option<*const ParentEntry> {
     PARENT.get_ptr(key)
@@ -231,13 +232,13 @@ pub(crate) fn limits(attachment: u32) -> Option<*mut Limits> {
     LIMIT.get_ptr_mut(attachment)
 }
 
-/// What the flow table owes to an attachment, `None` when the id is out of range.
+/// An attachment's share of the flow table, `None` when the id is out of range.
 #[inline(always)]
 pub(crate) fn share(attachment: u32) -> Option<&'static Share> {
     SHARE.get(attachment)
 }
 
-/// Room for a record, `None` when those before have not been read.
+/// Room for a record, `None` when the ring is full of unread ones.
 #[inline(always)]
 pub(crate) fn new_record() -> Option<RingBufEntry<Record>> {
     RECORD.reserve(0)
@@ -250,8 +251,8 @@ pub(crate) fn fast_port(attachment: u32) -> Option<&'static FastPort> {
 }
 
 /// The attachment that has an Ethernet address on a bridge and takes the fast path, or [`StationKey::GATEWAY`]. As in
-/// [`owner_of`] an array's slot says whom it was last, and what is read of that attachment anyway says whether it
-/// still is.
+/// [`owner_of`] an array's slot caches the last result, and the data of that attachment, read anyway, shows whether it
+/// is still right.
 #[inline(always)]
 pub(crate) fn station(key: &StationKey) -> Option<u32> {
     let [.., high, low] = key.mac.octets;
@@ -270,8 +271,8 @@ pub(crate) fn station(key: &StationKey) -> Option<u32> {
     Some(found)
 }
 
-/// Whether an attachment has a place on a bridge, with that address. The agent gives no two of a bridge a place that
-/// have the same address, so there is no other. Number 0 is no attachment's.
+/// Whether an attachment has a place on a bridge, with that address. The agent never gives two places of a bridge the
+/// same address, so the match is unique. No attachment has number 0.
 #[inline(always)]
 fn is_station(attachment: u32, key: &StationKey) -> bool {
     attachment != StationKey::GATEWAY
@@ -286,7 +287,7 @@ pub(crate) fn fast_until() -> u64 {
     FAST_UNTIL.get_ptr(0).map_or(0, |until| unsafe { until.read_volatile() })
 }
 
-/// What the clock said last, in place.
+/// The last clock reading, in place.
 #[inline(always)]
 pub(crate) fn clock() -> Option<*mut Reading> {
     CLOCK.get_ptr_mut(0)
@@ -298,8 +299,8 @@ pub(crate) fn fast_stats(attachment: u32) -> Option<*mut FastStats> {
     FAST_STATS.get_ptr_mut(attachment)
 }
 
-/// What is known of a device of the node. Read word by word: the agent may replace the entry meanwhile, which stays
-/// what it was until the program ends.
+/// The entry of a device of the node. Read word by word: the agent may replace the entry meanwhile; the old one stays
+/// unchanged until the program ends.
 #[inline(always)]
 pub(crate) fn uplink(ifindex: u32) -> Option<&'static Uplink> {
     // SAFETY: integers; an entry that is replaced is not freed before the program ends.
@@ -313,42 +314,42 @@ pub(crate) fn local(key: &LocalKey) -> Option<u32> {
     unsafe { LOCAL.get(key) }.copied()
 }
 
-/// How an attachment's packets come to the node's routing, where they are judged behind its translation.
+/// How an attachment's packets reach the node's routing, where they are judged behind its translation.
 #[inline(always)]
 pub(crate) fn gate(attachment: u32) -> Gate {
     // SAFETY: an aligned word of a map value, which stays in place as long as the map does.
     GATE.get_ptr(attachment).map_or(Gate::NONE, |word| Gate::from_word(unsafe { word.read_volatile() }))
 }
 
-/// The attachment that is judged behind the node's translation by this address.
+/// The attachment judged behind the node's translation that has this address.
 #[inline(always)]
 pub(crate) fn guarded(address: &Ip6) -> Option<u32> {
     // SAFETY: as in `attachment_of`.
     unsafe { GUARD.get(address) }.copied()
 }
 
-/// When the bridge was last shown a frame of a station, and where.
+/// When and on which port the bridge was last shown a frame of a station.
 #[inline(always)]
 pub(crate) fn seen(key: &StationKey) -> Option<Seen> {
-    // SAFETY: integers. A mixture of two states shows the bridge one frame more.
+    // SAFETY: integers. A mixture of two states at most shows the bridge one frame more.
     unsafe { SEEN.get(key) }.copied()
 }
 
 /// Notes that the bridge is shown a frame of a station.
 #[inline(always)]
 pub(crate) fn note_seen(key: &StationKey, seen: &Seen) {
-    // Without room the next frame is shown too.
+    // If the map is full, the next frame is shown too.
     let _ = SEEN.insert(key, seen, 0);
 }
 
-/// Goes on in `na_fast`. Returns when the slot is empty.
+/// Continues in `na_fast`. Returns when the slot is empty.
 #[inline(always)]
 pub(crate) fn tail_call_fast(ctx: &TcContext) {
     // SAFETY: nothing that is alive here needs to be dropped.
     unsafe { PROGRAM.tail_call(ctx, 0) }
 }
 
-/// Goes on in a parent's program. Returns when the slot is empty.
+/// Continues in a parent's program. Returns when the slot is empty.
 #[inline(always)]
 pub(crate) fn tail_call_parent(ctx: &TcContext, side: Side) {
     // SAFETY: as in `tail_call_fast`.

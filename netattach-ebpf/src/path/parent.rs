@@ -1,7 +1,7 @@
 //! The packet path of macvlan attachments.
 //!
-//! A macvlan has no end on the node. What its pod exchanges with others crosses the parent, which other pods' macvlans
-//! share: a frame's attachment follows from its Ethernet addresses there. What crosses where (`drivers/net/macvlan.c`):
+//! A macvlan has no end on the node. Traffic between its pod and others crosses the parent, which other pods' macvlans
+//! share: a frame's attachment follows from its Ethernet addresses there. Frames cross (`drivers/net/macvlan.c`):
 //!
 //! | frame | parent's ingress | parent's egress | macvlan's ingress |
 //! |---|---|---|---|
@@ -15,9 +15,10 @@
 //! receives them, for both ends. A pod that takes the programs off its own macvlan loses its own protection from such
 //! copies.
 //!
-//! A frame is what it says to be only as far as the kernel knows its sender: where it can tell from which namespace's
-//! socket a frame came, only the pod's own may use the pod's address, and no other pod one that is nobody's. Frames
-//! without a socket (answers of the kernel itself, forwarded packets) count as the initial namespace's, and pass.
+//! A source address is trusted only as far as the kernel knows the sender: where it can tell from which namespace's
+//! socket a frame came, only the pod itself may use the pod's address, and no other pod may use an unassigned one.
+//! Frames without a socket (answers of the kernel itself, forwarded packets) count as the initial namespace's, and
+//! pass.
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
@@ -34,7 +35,7 @@ use netattach_common::{
 use crate::path::{count, frame, judge, maps, record, scope::Scope};
 
 /// Whether the kernel has `bpf_get_netns_cookie` for classifiers: written by the agent before it loads the programs.
-/// The verifier leaves out what is never executed, so that a kernel without the helper takes them too.
+/// The verifier skips code that is never executed, so kernels without the helper accept the programs too.
 #[unsafe(no_mangle)]
 static NA_COOKIES: u8 = 0;
 
@@ -52,7 +53,7 @@ impl Place {
     fn of(ctx: &TcContext) -> Self {
         // SAFETY: the context pointer is valid while the program runs.
         let class = unsafe { (*ctx.skb.skb).tc_classid } as u16;
-        // Whoever classifies the packet after us is not to take it for a class.
+        // Later classifiers must not take it for a class.
         // SAFETY: as above; programs may write this field.
         unsafe { (*ctx.skb.skb).tc_classid = 0 };
         match class {
@@ -63,7 +64,7 @@ impl Place {
     }
 }
 
-/// Judges a frame as what its sender sends.
+/// Judges a frame for its sender.
 #[classifier]
 pub(crate) fn na_par_from(ctx: TcContext) -> i32 {
     let Ok((destination, source)) = frame::addresses(&ctx) else {
@@ -76,7 +77,7 @@ pub(crate) fn na_par_from(ctx: TcContext) -> i32 {
     }
 }
 
-/// Judges a frame as what its receiver receives.
+/// Judges a frame for its receiver.
 #[classifier]
 pub(crate) fn na_par_to(ctx: TcContext) -> i32 {
     let Ok((destination, _)) = frame::addresses(&ctx) else {
@@ -94,31 +95,31 @@ pub(crate) fn na_par_to(ctx: TcContext) -> i32 {
     if attachment == 0 { TC_ACT_UNSPEC } else { decide(&ctx, attachment, Side::ToPod) }
 }
 
-/// By a link at a parent's ingress, for the sender.
+/// Entry for a link at a parent's ingress, for the sender.
 #[classifier]
 pub(crate) fn na_par_in_from(ctx: TcContext) -> i32 {
     tail_call_at(&ctx, place::INGRESS, Side::FromPod)
 }
 
-/// By a link at a parent's ingress, for the receiver.
+/// Entry for a link at a parent's ingress, for the receiver.
 #[classifier]
 pub(crate) fn na_par_in_to(ctx: TcContext) -> i32 {
     tail_call_at(&ctx, place::INGRESS, Side::ToPod)
 }
 
-/// By a link at a parent's egress.
+/// Entry for a link at a parent's egress.
 #[classifier]
 pub(crate) fn na_par_out(ctx: TcContext) -> i32 {
     tail_call_at(&ctx, place::EGRESS, Side::FromPod)
 }
 
-/// A filter has a class that says where it is; a link has none. So links run a program for each place, which says it.
+/// A filter has a class that identifies its place; a link has none. So links run one program per place, which sets it.
 #[inline(always)]
 fn tail_call_at(ctx: &TcContext, place: u16, side: Side) -> i32 {
     // SAFETY: the context pointer is valid while the program runs; programs may write this field.
     unsafe { (*ctx.skb.skb).tc_classid = place.into() };
     maps::tail_call_parent(ctx, side);
-    // There is nothing to go on in.
+    // The slot is empty.
     TC_ACT_SHOT as i32
 }
 
@@ -142,8 +143,8 @@ fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
     }
 }
 
-/// Judges a copy for the macvlan of `receiver` as what its sender sends. Counted is the one frame that leaves by the
-/// parent.
+/// Judges a copy for the macvlan of `receiver` on behalf of its sender. Only the frame that leaves by the parent is
+/// counted.
 #[inline(always)]
 fn copied(ctx: &TcContext, receiver: u32, source: Mac) -> i32 {
     let Some(record) = maps::record(receiver) else {
@@ -157,7 +158,7 @@ fn copied(ctx: &TcContext, receiver: u32, source: Mac) -> i32 {
             Ok(_) => TC_ACT_UNSPEC,
             Err(_) => TC_ACT_SHOT as i32,
         },
-        // From outside, or of a macvlan that is nobody's.
+        // From outside, or of a macvlan without an attachment.
         None => TC_ACT_UNSPEC,
     }
 }
@@ -169,8 +170,8 @@ fn sender(ctx: &TcContext) -> u64 {
     if unsafe { core::ptr::read_volatile(&raw const NA_COOKIES) } == 0 {
         return 0;
     }
-    // SAFETY: the context pointer is valid while the program runs; without one the helper tells the initial
-    // namespace's cookie, which is also what it tells of frames that no socket sent.
+    // SAFETY: the context pointer is valid while the program runs; without one the helper returns the initial
+    // namespace's cookie, which is also its answer for frames that no socket sent.
     let (cookie, initial) =
         unsafe { (bpf_get_netns_cookie(ctx.skb.skb.cast()), bpf_get_netns_cookie(null_mut())) };
     if cookie == initial { 0 } else { cookie }
@@ -200,7 +201,7 @@ fn decide(ctx: &TcContext, attachment: u32, side: Side) -> i32 {
     }
 }
 
-/// Drops a frame whose sender is no attachment's pod.
+/// Drops a frame whose sender is not the pod of an attachment.
 #[inline(always)]
 fn nobodys(ctx: &TcContext, reason: DropReason) -> i32 {
     count::packet(0, Side::FromPod, ctx.len(), Err(reason.into()));

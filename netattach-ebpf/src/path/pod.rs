@@ -1,8 +1,8 @@
 //! The packet path of devices in pods that have no end on the node.
 //!
-//! Indices of devices count in each pod anew, so a packet's attachment cannot follow from its device's. It is in
-//! `tc_classid`: a filter says it there itself. A tcx link says nothing, so each runs a program of its own that the
-//! agent makes, of a handful of instructions: it notes the attachment and goes on here, by the map `na_pod`.
+//! Device indices are numbered anew in each pod, so a packet's attachment cannot follow from its device's index. It is
+//! in `tc_classid`: a filter sets it itself. A tcx link cannot, so each link runs a small program of its own, made by
+//! the agent, which sets the attachment and continues here, by the map `na_pod`.
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
@@ -27,7 +27,7 @@ pub(crate) fn na_pod_to(ctx: TcContext) -> i32 {
 fn verdict(ctx: &TcContext, side: Side) -> i32 {
     // SAFETY: the context pointer is valid while the program runs.
     let attachment = unsafe { (*ctx.skb.skb).tc_classid };
-    // Whoever classifies the packet after us is not to take it for a class.
+    // Later classifiers must not take it for a class.
     // SAFETY: as above; programs may write this field.
     unsafe { (*ctx.skb.skb).tc_classid = 0 };
     match judge::verdict(ctx, attachment, side) {

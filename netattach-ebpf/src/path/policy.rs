@@ -1,4 +1,4 @@
-//! Asks the maps of a policy.
+//! Policy look-ups.
 
 use core::marker::PhantomData;
 
@@ -30,7 +30,7 @@ impl<A: Family> Tables<A> for Maps<A> {
     }
 }
 
-/// What a pod's policy says about a packet: the rule that allows it, 0 without a policy: not isolated.
+/// Judges a packet by a pod's policy: returns the rule that allows it, 0 if the pod is not isolated.
 #[inline(always)]
 pub(crate) fn allows<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, leg: Leg) -> Result<u32, Denied> {
     if scope.policies.of(leg) == 0 {
@@ -40,7 +40,7 @@ pub(crate) fn allows<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, leg: Leg) 
     }
 }
 
-/// The same about a packet whose ports are not known: only rules without ports can allow it.
+/// [`allows`] for a packet whose ports are not known: only rules without ports can allow it.
 #[inline(always)]
 pub(crate) fn allows_without_ports<A: Subprograms>(
     scope: &Scope,
@@ -50,7 +50,7 @@ pub(crate) fn allows_without_ports<A: Subprograms>(
     if scope.policies.of(leg) == 0 { Ok(0) } else { A::ask_policy(scope, tuple, leg, false) }
 }
 
-/// Why a policy does not allow a flow towards its pod, `None` when it does. Nothing is credited.
+/// Why a policy does not allow a flow towards its pod, `None` when it does. No rule is credited.
 #[inline(always)]
 pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropReason> {
     match decide(&Maps(PhantomData), policy, query) {
@@ -61,7 +61,7 @@ pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropRe
 }
 
 /// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits
-/// a rule that allows with a flow.
+/// the allowing rule with a flow.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     scope: &Scope,

@@ -1,21 +1,21 @@
-//! Tells the agent about single packets: those that open a flow, and those that are dropped.
+//! Reports single packets to the agent: those that open a flow, and those that are dropped.
 //!
-//! Nobody is woken: the agent looks several times a second. What does not fit, or is more than the attachment's
-//! share, is counted instead.
+//! The agent is not woken: it polls several times a second. Records that do not fit, or exceed the attachment's share,
+//! are counted instead.
 
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, programs::TcContext};
 use netattach_common::{Address, Ip6, Port, Record, Side, flow::Leg, parse::Packet};
 
 use crate::path::{clock, count, family::Family, frame, limit, maps, scope::Scope, verdict::Denied};
 
-/// Writes that a packet opened a flow, allowed by a rule of the policy of `leg`; rule 0: no policy applies.
-/// [`limit::flow_record`] has been asked.
+/// Records that a packet opened a flow, allowed by a rule of the policy of `leg`; rule 0: no policy applies. The caller
+/// has checked [`limit::flow_record`].
 #[inline(always)]
 pub(crate) fn opened<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, leg: Leg, rule: u32) {
     write(ctx, scope, packet, u32::from(leg == Leg::Responder) << 8, rule);
 }
 
-/// Tells of a packet that is dropped.
+/// Records a dropped packet.
 #[inline(always)]
 pub(crate) fn dropped<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, denied: Denied) {
     if limit::drop_record(scope.id) {
@@ -25,7 +25,7 @@ pub(crate) fn dropped<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet
     }
 }
 
-/// Tells of a packet that is dropped before its addresses are known.
+/// Records a packet dropped before its addresses are known.
 #[inline(always)]
 pub(crate) fn dropped_unread(ctx: &TcContext, attachment: u32, side: Side, denied: Denied) {
     if limit::drop_record(attachment) {
@@ -79,7 +79,7 @@ fn write_unread(ctx: &TcContext, attachment: u32, side: Side, reason: u32) {
     });
 }
 
-/// Fills a record in place. `fill` writes every field that this does not.
+/// Fills a record in place. `fill` writes every field that this function does not.
 #[inline(always)]
 fn submit(ctx: &TcContext, attachment: u32, fill: impl FnOnce(&mut Record)) {
     let Some(mut entry) = maps::new_record() else {

@@ -1,10 +1,10 @@
-//! The fast path where the node routes: what its stack would do to a packet that it forwards.
+//! The fast path where the node routes: performs the stack's forwarding steps on a packet.
 //!
-//! Where it goes the node's own routing says (`bpf_fib_lookup`): rules, tables, whether the node forwards, and the
-//! next hop: the pod itself, or a router behind an uplink. It is asked with all that rules can tell packets by:
-//! addresses, ports, protocol, type of service, flow label, the device. What the stack would have more to say about
-//! is left to it: a hop limit that runs out, IPv4 options and hop-by-hop options, ports that are not at hand
-//! (fragments, extension headers), a pod whose address it has not resolved yet.
+//! The node's own routing decides where it goes (`bpf_fib_lookup`): rules, tables, whether the node forwards, and the
+//! next hop: the pod itself, or a router behind an uplink. The query has every field that rules can match: addresses,
+//! ports, protocol, type of service, flow label, the device. Cases that need more of the stack are left to it: a hop
+//! limit that runs out, IPv4 options and hop-by-hop options, ports that are not at hand (fragments, extension headers),
+//! a pod whose address is not resolved yet.
 
 use core::mem::zeroed;
 
@@ -43,9 +43,9 @@ const IPV4_PLAIN: u8 = 0x45;
 /// UDP-Lite (Linux, `proto_ports_offset`).
 const ALSO_PORTS: [u8; 3] = [33, 50, 136];
 
-/// Finds the attachment that a packet is routed to, and makes the packet what it is behind the node: one hop on,
-/// between other Ethernet addresses. A packet for an uplink ([`TO_UPLINK`]) is already on its way there when this
-/// returns. Nothing of the packet has changed when it fails.
+/// Finds the attachment that a packet is routed to, and rewrites the packet as the node would: hop limit and Ethernet
+/// addresses. A packet for an uplink ([`TO_UPLINK`]) is already on its way there when this returns. The packet is
+/// unchanged on failure.
 #[inline(always)]
 pub(crate) fn receiver(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     // SAFETY: the context pointer is valid while the program runs.
@@ -125,7 +125,7 @@ fn ipv6(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     send_on(ctx, to, &query, IPV6_HOP_LIMIT, header.hop_limit - 1)
 }
 
-/// Whether an address is one that no router passes on: unspecified, loopback, link-local, multicast (RFC 4291, 2).
+/// Whether routers never forward an address: unspecified, loopback, link-local, multicast (RFC 4291, 2).
 #[inline(always)]
 fn stays_on_link(address: &Ip6) -> bool {
     let [a, b, c, d] = words(&address.octets).map(u32::from_be);
@@ -137,13 +137,13 @@ fn read<T: Plain>(ctx: &TcContext) -> Result<T, Decline> {
     frame::network(ctx).copied().map_err(|_| Decline::Control)
 }
 
-/// What rules take for the ports of a whole packet whose transport header is at an offset.
+/// The ports, as routing rules see them, of a whole packet whose transport header is at an offset.
 #[inline(always)]
 fn ports(ctx: &TcContext, protocol: u8, at: usize) -> Result<Ports, Decline> {
     if matches!(protocol, TCP | UDP | SCTP) || ALSO_PORTS.contains(&protocol) {
         return frame::at(ctx, at).copied().map_err(|_| Decline::NoPorts);
     }
-    // Behind it the kernel looks for the ports.
+    // The kernel looks for the ports behind it.
     if protocol == AUTHENTICATION { Err(Decline::NoPorts) } else { Ok(Ports::NONE) }
 }
 
@@ -153,20 +153,20 @@ fn set_ports(query: &mut bpf_fib_lookup, ports: Ports) {
     query.dport = u16::from_ne_bytes(ports.destination().octets);
 }
 
-/// Asks the node's routing.
+/// Queries the node's routing.
 #[inline(always)]
 fn ask(ctx: &TcContext, query: &mut bpf_fib_lookup) -> u32 {
     let length = size_of::<bpf_fib_lookup>() as i32;
-    // SAFETY: the context pointer is valid while the program runs; `query` is of the length that is said.
+    // SAFETY: the context pointer is valid while the program runs; `query` has the length that is passed.
     unsafe { fib_lookup(ctx.skb.skb.cast(), query, length, 0) as u32 }
 }
 
-/// Whether an answer to a packet that came in by an uplink would leave by it: what the node checks of sources
-/// (`rp_filter`), and more strictly. It also finds sources that are no host's.
+/// Whether an answer to a packet that came in by an uplink would leave by it: the node's source check (`rp_filter`),
+/// but stricter. It also catches sources that are no host's address.
 #[inline(always)]
 fn answers_leave(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<(), Decline> {
     query.ifindex = origin.ingress;
-    // Shorter than any link's limit: the packet's own length is not the question.
+    // Shorter than any link's limit: the packet's own length does not matter here.
     query.__bindgen_anon_1.tot_len = 1;
     let answer = ask(ctx, query);
     if matches!(answer, BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH)
@@ -178,13 +178,13 @@ fn answers_leave(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -
     }
 }
 
-/// Finds where the node sends a packet: an attachment that can be sent to, with the Ethernet addresses in `query`, or
+/// Finds where the node sends a packet: an attachment that can receive it, with the Ethernet addresses in `query`, or
 /// an uplink, with the next hop there.
 #[inline(always)]
 fn find(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<u32, Decline> {
     query.ifindex = origin.ingress;
     query.__bindgen_anon_1.tot_len = longest(ctx, origin.mtu);
-    // Anything else than these: there is no route, the node does not forward, or is the destination itself.
+    // All other results: there is no route, the node does not forward, or is the destination itself.
     let resolved = match ask(ctx, query) {
         BPF_FIB_LKUP_RET_SUCCESS => true,
         BPF_FIB_LKUP_RET_NO_NEIGH => false,
@@ -202,10 +202,10 @@ fn find(ctx: &TcContext, origin: &Origin, query: &mut bpf_fib_lookup) -> Result<
     let out = maps::uplink(device).ok_or(Decline::Elsewhere)?;
     if origin.sender != 0 {
         let leads_out = out.segment == FastPort::ROUTED && out.flags & flag::FAST != 0;
-        // On a parent the packet would be a stranger's: it still has the socket of the pod that sent it, which the
+        // On a parent the packet would count as foreign: it still has the socket of the pod that sent it, which the
         // stack takes off.
         let is_parent = maps::parent(&ParentKey::itself(device)).is_some();
-        // Where it would go back to where it came from, the stack tells the sender of a better way.
+        // Where it would go back to where it came from, the stack sends the sender a redirect.
         let goes = leads_out && !is_parent && device != origin.ingress;
         return if goes { Ok(TO_UPLINK) } else { Err(Decline::Elsewhere) };
     }
@@ -225,7 +225,7 @@ fn attached(to: u32, query: &bpf_fib_lookup) -> Result<u32, Decline> {
     ready(to, &Mac { octets: query.dmac }).map(|()| to)
 }
 
-/// What a route's MTU has to hold. Segments are as long as the sender's own link allows.
+/// The length that must fit a route's MTU. Segments are as long as the sender's own link allows.
 #[inline(always)]
 fn longest(ctx: &TcContext, mtu: u32) -> u16 {
     /// IPv4 and UDP: the shortest headers that a segment has.
@@ -238,7 +238,7 @@ fn longest(ctx: &TcContext, mtu: u32) -> u16 {
 }
 
 /// Sets the hop limit, then the Ethernet addresses of an attachment's frame, or sends the packet to the next hop. The
-/// first write makes the packet writable or fails; the others follow.
+/// first write makes the packet writable or fails; the others cannot fail after it.
 #[inline(always)]
 fn send_on(
     ctx: &TcContext,
@@ -252,14 +252,14 @@ fn send_on(
         ctx.store(0, &[query.dmac, query.smac], 0).map_err(|_| Decline::Unroutable)?;
         return Ok(to);
     }
-    // The kernel resolves the next hop, and finds out when it is gone: nothing else would look after it.
+    // The kernel resolves the next hop and notices when it is gone: nothing else would probe it.
     // SAFETY: integers and a union of integers.
     let mut next: bpf_redir_neigh = unsafe { zeroed() };
     next.nh_family = query.family.into();
     // SAFETY: of the union's members this one is the longest, and the query was all zeroes before it was written.
     next.__bindgen_anon_1.ipv6_nh = unsafe { query.__bindgen_anon_4.ipv6_dst };
     let length = size_of::<bpf_redir_neigh>() as i32;
-    // SAFETY: `next` is of the length that is said. It fails for arguments only that are never used here.
+    // SAFETY: `next` has the length that is passed. It fails only for arguments that are never used here.
     unsafe { bpf_redirect_neigh(query.ifindex, &mut next, length, 0) };
     Ok(TO_UPLINK)
 }

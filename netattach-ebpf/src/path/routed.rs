@@ -1,10 +1,10 @@
-//! Behind the node's translation: what it routes is judged by where it goes, not by where it was sent.
+//! Behind the node's address translation: routed packets are judged by their real destination, not the one sent to.
 //!
-//! A pod sends to a Service, or to a port of its node that leads to another pod. The node makes another destination
-//! of it before it routes it, and another source after that (kube-proxy, hostPort). `na_routed` runs between the two,
-//! by a rule of the node's packet filter (nftables with `xt_bpf`; the agent's `netlink::guard`) that drops what it
-//! answers 1 to: packets begin with their IP header, and are the same whichever device they come by. An answer is
-//! seen before its translation is taken back, so that both directions are one flow.
+//! A pod sends to a Service, or to a port of its node that leads to another pod. The node rewrites the destination
+//! before it routes the packet, and the source after that (kube-proxy, hostPort). `na_routed` runs between the two, by
+//! a rule of the node's packet filter (nftables with `xt_bpf`; the agent's `netlink::guard`) that drops the packets for
+//! which it returns 1: packets begin with their IP header, and look the same on every device. Replies are seen before
+//! their translation is reversed, so that both directions are one flow.
 //!
 //! | chain | sees |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | forward, 90 | what pods send elsewhere, and what comes to them from elsewhere; with br_netfilter also what bridges forward |
 //! | output, 90 | what the node sends to its pods |
 //!
-//! Each is judged for the attachment whose address its source is, then for that of its destination (`na_guard`). The
-//! devices' programs let pass what comes here, as far as [`Gate`](netattach_common::Gate) says that it does: they
-//! check what a pod says of itself, charge it to its bandwidth and count it.
+//! Each packet is judged for the attachment whose address is its source, then for that of its destination (`na_guard`).
+//! The devices' programs do not apply policies to packets that come here, as far as [`Gate`](netattach_common::Gate)
+//! says so: they check the pod's claims about its sender, charge its bandwidth and count the packets.
 
 use aya_ebpf::{
     bindings::__sk_buff,
@@ -35,14 +35,14 @@ use crate::path::{
     verdict::{Denied, Encode},
 };
 
-/// What the filter's rule drops.
+/// The value for which the filter's rule drops the packet.
 const DROPPED: u32 = 1;
 
 #[socket_filter]
 pub(crate) fn na_routed(ctx: SkBuffContext) -> i64 {
     let skb = ctx.skb.skb;
     let version: Result<u8, _> = frame::load(&TcContext::new(skb), 0);
-    // The packet filter gives no others to chains for both families.
+    // The packet filter passes no other protocols to chains for both families.
     let drops = match version.map(|byte| byte >> 4) {
         Ok(4) => na_routed4(skb),
         Ok(6) => na_routed6(skb),
@@ -95,7 +95,7 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
     let read = A::read_copied(ctx, packet);
     let sender = maps::guarded(&packet.tuple.source.widen()).unwrap_or(0);
     let receiver = maps::guarded(&packet.tuple.destination.widen()).unwrap_or(0);
-    // No policy keeps a pod from itself, by whatever Service it gets there.
+    // No policy isolates a pod from itself, through any Service.
     if sender == receiver {
         return 0;
     }
@@ -108,7 +108,8 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
     0
 }
 
-/// Whether an attachment's policies do not let a packet pass. Only that is counted: what passes is where its device is.
+/// Whether an attachment's policies refuse a packet. Only refusals are counted here: packets that pass are counted at
+/// the device.
 #[inline(never)]
 fn refuses<A: Routed>(
     ctx: &TcContext,

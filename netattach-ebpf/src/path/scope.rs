@@ -4,7 +4,7 @@ use netattach_common::{AttachmentRecord, DropReason, PolicyIds, Side, attachment
 
 use crate::path::maps;
 
-/// What is known of an attachment for each packet of it. Without padding, as subprograms want their arguments.
+/// The attachment data needed for each of its packets. Without padding, as subprograms require of their arguments.
 #[repr(C)]
 pub(crate) struct Scope {
     /// Attachment id.
@@ -13,7 +13,7 @@ pub(crate) struct Scope {
     flags: u32,
     /// Network the attachment belongs to.
     pub(crate) zone: u32,
-    /// Who sends the packet.
+    /// Which side sends the packet.
     pub(crate) side: Side,
     /// Its policies, read once for each packet.
     pub(crate) policies: PolicyIds,
@@ -21,7 +21,7 @@ pub(crate) struct Scope {
 
 const _: () = assert!(size_of::<Scope>() == 24);
 
-/// Beside the bits of [`flag`]: what passes here goes on to the node's stack or comes from it.
+/// Beside the bits of [`flag`]: the packet goes on to the node's stack or comes from it.
 const BESIDE_THE_STACK: u32 = 1 << 31;
 
 impl Scope {
@@ -32,7 +32,7 @@ impl Scope {
         Some(Self { id, flags: record.flags, zone: record.zone, side, policies: maps::policies(id) })
     }
 
-    /// The same on the node's end of a link, with the node's stack behind or before it.
+    /// The same scope on the node's end of a link, with the node's stack behind or before it.
     #[inline(always)]
     pub(crate) fn beside_the_stack(self) -> Self {
         Self { flags: self.flags | BESIDE_THE_STACK, ..self }
@@ -44,20 +44,20 @@ impl Scope {
         self.flags & flags == flags
     }
 
-    /// Whether what its pod exchanges with the node's routing may be judged there.
+    /// Whether the pod's traffic through the node's routing may be judged there.
     #[inline(always)]
     pub(crate) fn leaves_to_the_node(&self) -> bool {
         self.has(BESIDE_THE_STACK) && !self.has(flag::PENDING) && !self.policies.none()
     }
 
-    /// Whether its policy is still to come.
+    /// Whether its policy has not arrived yet.
     #[inline(always)]
     pub(crate) fn is_pending(&self) -> bool {
         self.has(flag::PENDING)
     }
 
-    /// The attachment's record. Looked up where it is needed: a function that the verifier sees alone cannot be
-    /// handed a map's value. It is there, as it was for [`Scope::of`].
+    /// The attachment's record. Looked up where it is needed: a function that the verifier checks alone cannot be
+    /// handed a map's value. It exists, as it did for [`Scope::of`].
     #[inline(always)]
     pub(crate) fn record(&self) -> Result<&'static AttachmentRecord, DropReason> {
         maps::record(self.id).ok_or(DropReason::Unbound)

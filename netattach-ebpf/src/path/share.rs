@@ -1,4 +1,4 @@
-//! Places for flows: whoever enters too many loses its own.
+//! Places for flows: an attachment that enters too many flows displaces only its own.
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
@@ -6,18 +6,18 @@ use netattach_common::{DropReason, Flow, FlowKey, PlaceKey, Share};
 
 use crate::path::{count, family::Family, subprograms::Subprograms, verdict::Denied};
 
-/// What [`ask`] says of a place that the flow now has.
+/// Result of [`ask`]: the flow now has the place.
 pub(crate) const TAKEN: u32 = 0;
 
-/// Whether the place of a flow in the table is still one of the attachment's. Then it is that flow's alone: whoever
-/// takes a place takes the flow there out.
+/// Whether the place of a flow in the table still belongs to the attachment. Then only that flow has it: taking a place
+/// removes the flow that had it.
 #[inline(always)]
 pub(crate) fn is_own<A: Family>(attachment: u32, flow: &Flow) -> bool {
     flow.attachment == attachment
         && A::places(attachment).is_some_and(|(most, _)| u32::from(flow.place) < most)
 }
 
-/// Takes a place among an attachment's for a flow that is about to be entered.
+/// Takes one of an attachment's places for a flow that is about to be entered.
 #[inline(always)]
 pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) -> Result<u32, Denied> {
     let Some((most, next)) = A::places(attachment) else { return Err(DropReason::FlowsFull.into()) };
@@ -44,7 +44,8 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) 
     Ok(chosen)
 }
 
-/// Takes a place if no flow that goes on has it: [`TAKEN`], or else how little that flow would be missed, at least 1.
+/// Takes a place unless a flow that goes on has it: [`TAKEN`], or else how little that flow would be missed, at least
+/// 1.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     attachment: u32,
@@ -61,7 +62,7 @@ pub(crate) fn ask<A: Family>(
     if let Some(flow) = A::flow(held) {
         // SAFETY: as in `conntrack::look_up`.
         let flow = unsafe { &*flow };
-        // A flow that was opened again is another's, or has another place.
+        // A flow that was opened again belongs to another attachment, or has another place.
         if flow.attachment == attachment && u32::from(flow.place) == place {
             if !flow.is_expired(held.protocol, now) {
                 return Ok(flow.readiness(held.protocol, now).saturating_add(1));

@@ -1,8 +1,8 @@
-//! What comes in by an uplink of the node: a port of a bridge that is no attachment's, or the device of the default
-//! route.
+//! Packets that come in by an uplink of the node: a port of a bridge that belongs to no attachment, or the device of
+//! the default route.
 //!
-//! `na_wire` looks for packets to attachments that take the fast path, and goes on in `na_fast` with them; everything
-//! else takes the stack and is not counted. The device is shared: others' programs run on what is left to the stack.
+//! `na_wire` looks for packets to attachments that take the fast path, and continues in `na_fast` with them; everything
+//! else takes the stack and is not counted. The device is shared: others' programs run on packets left to the stack.
 //!
 //! | question | no |
 //! |---|---|
@@ -50,7 +50,7 @@ pub(crate) fn na_wire(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// The attachment that a packet is for, as far as its addresses say.
+/// The attachment that a packet is for, judging by its addresses.
 #[inline(always)]
 fn addressed(ctx: &TcContext, uplink: &Uplink) -> Option<u32> {
     // SAFETY: the context pointer is valid while the program runs.

@@ -1,15 +1,15 @@
-//! Answers about a packet, and how one BPF function hands them to another: as a number.
+//! Verdicts on a packet, and how one BPF function returns them to another: as a number.
 
 use core::num::NonZeroU32;
 
 use netattach_common::DropReason;
 
-/// Why a packet must not go on. Never zero, so that a `Result` without another value is one number too.
+/// Why a packet must be dropped. Never zero, so that a `Result` without another value is one number too.
 #[derive(Clone, Copy)]
 pub(crate) struct Denied(NonZeroU32);
 
 impl Denied {
-    /// A record of the drop has been written, with more about the packet than the caller knows.
+    /// A record of the drop has been written, with more detail than the caller has.
     const RECORDED: u32 = 1 << 8;
 
     #[inline(always)]
@@ -29,7 +29,7 @@ impl Denied {
         self.0.get() & Self::RECORDED != 0
     }
 
-    /// The same, with its record written.
+    /// The same denial, with its record written.
     #[inline(always)]
     pub(crate) fn recorded(self) -> Self {
         Self(self.0 | Self::RECORDED)
@@ -43,16 +43,16 @@ impl From<DropReason> for Denied {
     }
 }
 
-/// What kind of packet may pass: decides whether the fast path may take it.
+/// The class of a packet that may pass: decides whether the fast path may take it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PacketClass {
     /// IP traffic without VLAN tags.
     Data,
-    /// What keeps a link going: ARP, neighbour discovery, other ethertypes than IP, tagged frames.
+    /// Traffic that keeps a link going: ARP, neighbour discovery, other ethertypes than IP, tagged frames.
     Control,
 }
 
-/// What the flow table says about a packet.
+/// The result of a look-up in the flow table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Known {
@@ -60,7 +60,7 @@ pub(crate) enum Known {
     Passes,
     /// There is no entry for its flow.
     Absent,
-    /// The entry is of a flow that is over: a new one may take its place.
+    /// The entry is of an expired flow: a new one may take its place.
     Over,
 }
 
@@ -97,17 +97,17 @@ impl Opening {
     }
 }
 
-/// An answer as a number, the only type that a BPF function returns. The caller's verifier takes it for any number,
+/// A result as a number, the only type that a BPF function returns. The verifier treats it as any number at the caller,
 /// and so does not follow how it came about.
 pub(crate) trait Encode<W>: Sized {
     fn encode(self) -> W;
     fn decode(number: W) -> Self;
 }
 
-/// Answers of which there are few, as a number from 0.
+/// Results with few values, as a number from 0.
 pub(crate) trait Few: Sized {
     fn number(self) -> u32;
-    /// Takes any number for an answer.
+    /// Maps any number to a result.
     fn from_number(number: u32) -> Self;
 }
 
@@ -161,7 +161,7 @@ impl Few for Known {
     }
 }
 
-/// An answer's number in the upper half, or a denial in the lower one.
+/// A result's number in the upper half, or a denial in the lower one.
 impl<T: Few> Encode<u32> for Result<T, Denied> {
     #[inline(always)]
     fn encode(self) -> u32 {

@@ -1,5 +1,5 @@
-//! What is dropped of the frames that come in by an uplink before the node spends anything on them: a verdict that
-//! would be the same at the pod, and frames that no pod could tell from its own.
+//! Early drops in the driver of an uplink, before the node spends anything on a frame: where the verdict would be the
+//! same at the pod, and frames that no pod could tell from its own.
 //!
 //! | frame | dropped as |
 //! |---|---|
@@ -7,9 +7,10 @@
 //! | IP, from an address of an attachment that the uplink leads to | `wire-source` |
 //! | to an attachment on that bridge: a datagram of UDP, or the first segment of a TCP connection, of no flow in the flow table, which the attachment's ingress policy does not allow | `ingress-peer`, `ingress-port` |
 //!
-//! The last is asked only where nothing on the way to the pod could make another packet of it, and of whole packets
-//! without options, extension headers and tags, since everything else needs more than a look-up to be judged exactly.
-//! All other frames pass, and are judged at the pod. ARP passes: who has an address is not for a filter to say.
+//! The last case is checked only where nothing on the way to the pod could rewrite the packet, and only for whole
+//! packets without options, extension headers and tags, since everything else needs more than a look-up to be judged
+//! exactly. All other frames pass, and are judged at the pod. ARP passes: address ownership is not for a filter to
+//! decide.
 
 use aya_ebpf::{
     bindings::xdp_action::{XDP_DROP, XDP_PASS},
@@ -31,8 +32,8 @@ use netattach_common::{
 
 use crate::path::{count, family::Family, maps, policy, scope::Scope};
 
-/// No attachment has this number. Not an `Option`, whose number the compiler would carry along where there is none:
-/// the verifier lets nothing be read that was never written.
+/// No attachment has this number. Not an `Option`, whose payload the compiler would carry along even for `None`: the
+/// verifier refuses reads of memory that was never written.
 const NOBODY: u32 = 0;
 /// Version 4, a header of five words.
 const IPV4_PLAIN: u8 = 0x45;
@@ -51,7 +52,7 @@ pub(crate) fn na_xdp(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Whose frame is dropped, and why.
+/// The attachment whose frame is dropped, and why.
 #[inline(always)]
 fn dropped(ctx: &XdpContext) -> Option<(u32, DropReason)> {
     // SAFETY: the context pointer is valid while the program runs.
@@ -105,7 +106,7 @@ fn local(uplink: &Uplink, address: Ip6) -> u32 {
     maps::local(&LocalKey { segment: uplink.segment, address }).unwrap_or(NOBODY)
 }
 
-/// The ports of a packet that can open a flow, and do nothing else if there is none.
+/// The ports of a packet that can open a flow, and does nothing else if there is none.
 #[inline(always)]
 fn opening(ctx: &XdpContext, protocol: u8, offset: usize) -> Option<Ports> {
     match protocol {
@@ -119,8 +120,8 @@ fn opening(ctx: &XdpContext, protocol: u8, offset: usize) -> Option<Ports> {
     }
 }
 
-/// Whether the receiver's policy does not allow a flow that begins with this packet, and there is none. Whatever
-/// state a flow is in is for the pod's program to judge.
+/// Whether the receiver's policy does not allow a flow that begins with this packet, and no such flow exists. The state
+/// of an existing flow is for the pod's program to judge.
 #[inline(always)]
 fn denied<A: Family>(
     receiver: u32,
@@ -141,7 +142,7 @@ fn denied<A: Family>(
     policy::refusal::<A>(scope.policies.ingress, &query).map(|reason| (receiver, reason))
 }
 
-/// A header in place, `None` where the frame is shorter: then the pod's program says what is wrong with it.
+/// A header in place, `None` where the frame is shorter: the pod's program then gives the drop reason.
 #[inline(always)]
 fn at<T: Plain>(ctx: &XdpContext, offset: usize) -> Option<&T> {
     let start = ctx.data() + offset;

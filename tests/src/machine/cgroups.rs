@@ -1,4 +1,4 @@
-//! Control groups that runtimes make for containers, and leave when these are killed.
+//! Control groups that runtimes make for containers, and leave behind when these are killed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::traffic::eventually;
 
 const HIERARCHIES: &str = "/sys/fs/cgroup";
-/// A killed process is in its group until its parent has taken notice.
+/// A killed process stays in its group until its parent has reaped it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The groups of that name: at the top of the one hierarchy, or of each.
@@ -17,7 +17,7 @@ pub(super) fn named(name: &str) -> Vec<PathBuf> {
     hierarchies.map(|hierarchy| hierarchy.join(name)).filter(|group| group.is_dir()).collect()
 }
 
-/// Removes these groups with all that is in them.
+/// Removes these groups with everything in them.
 pub(super) fn remove(name: &str) {
     let gone = eventually(PATIENCE, || {
         named(name).iter().for_each(|group| remove_tree(group));
@@ -31,7 +31,7 @@ pub(super) fn remove(name: &str) {
 /// From the inside out: only an empty group can be removed. Its files need not and cannot be.
 fn remove_tree(group: &Path) {
     directories(group).iter().for_each(|inner| remove_tree(inner));
-    // Whether it went is looked at afterwards.
+    // Success is checked afterwards.
     let _ = fs::remove_dir(group);
 }
 

@@ -11,11 +11,11 @@ use crate::traffic::eventually;
 
 const SOCKET: &str = "/run/containerd/containerd.sock";
 const START: Duration = Duration::from_secs(30);
-/// Namespace of what Kubernetes runs, in containerd's own sense of the word.
+/// Namespace of Kubernetes' containers, in containerd's own sense of the word.
 const KUBERNETES: &str = "k8s.io";
 
-/// What both versions are told, beside where the CNI configuration is. All other paths are the usual ones. A test machine
-/// may lack the capability to lower the out-of-memory score.
+/// The configuration of both versions, apart from the directory of CNI configurations. All other paths are the usual
+/// ones. A test machine may lack the capability to lower the out-of-memory score.
 const CONFIGURATION: &str = r#"
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -43,7 +43,7 @@ pub struct Containerd {
     pub machine: Machine,
 }
 
-/// A container that `ctr run` waits for.
+/// A container started by `ctr run`, which waits for its end.
 #[derive(Debug)]
 pub struct Container<'a> {
     containerd: &'a Containerd,
@@ -52,18 +52,18 @@ pub struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// `ctr task exec` of busybox: what it printed.
+    /// `ctr task exec` of busybox; returns its output.
     ///
     /// # Errors
-    /// It fails.
+    /// The command fails.
     pub fn exec(&self, words: &[&str]) -> Result<String> {
         self.task(&[&["exec", "--exec-id", "probe", &self.name, "/bin/busybox"], words].concat())
     }
 
-    /// Kills the container's process and waits until `ctr` has ended, and has called DEL before that.
+    /// Kills the container's process and waits until `ctr` has called DEL and ended.
     ///
     /// # Errors
-    /// It does not end well.
+    /// `ctr` fails.
     pub fn end(self) -> Result<()> {
         self.task(&["kill", "--signal", "SIGKILL", &self.name])?;
         ensure!(ends(&self.client.child)?, "ctr run does not end: {}", self.client.said());
@@ -77,7 +77,7 @@ impl Container<'_> {
 }
 
 impl Version {
-    /// The newest version of the CNI specification that it speaks.
+    /// The newest version of the CNI specification that it supports.
     pub fn cni(self) -> &'static str {
         match self {
             Self::V1_6 => "1.0.0",
@@ -85,7 +85,8 @@ impl Version {
         }
     }
 
-    /// Where its interface for Kubernetes looks for CNI configurations: a directory of our own for one of them.
+    /// The directory in which its interface for Kubernetes looks for CNI configurations: one of the versions uses a
+    /// directory of our own.
     pub fn configurations(self) -> &'static str {
         match self {
             Self::V1_6 => CONFIGURATIONS,
@@ -105,7 +106,7 @@ impl Containerd {
     /// Starts the daemon and waits until it serves.
     ///
     /// # Errors
-    /// It does not.
+    /// The daemon does not serve in time.
     pub fn start(machine: Machine, version: Version) -> Result<Self> {
         let containerd = Self { version, daemon: serving(&machine, version)?, machine };
         let archive = containerd.machine.archive()?;
@@ -116,7 +117,7 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// `kill -9`, and another start: its containers stay.
+    /// Kills the daemon (`kill -9`) and starts it again: its containers stay.
     ///
     /// # Errors
     /// As [`Containerd::start`].
@@ -129,7 +130,7 @@ impl Containerd {
     /// A client of the container runtime interface.
     ///
     /// # Errors
-    /// No connection, or nobody serves it.
+    /// No connection, or the runtime does not serve it.
     pub fn cri(&self) -> Result<cri::Client> {
         let mut client = cri::Client::connect(SOCKET, self.machine.cgroup_parent())?;
         ensure!(eventually(START, || client.is_served()), "the interface for Kubernetes does not get ready");
@@ -139,7 +140,7 @@ impl Containerd {
     /// `ctr run --cni`: a container with a network, outside of Kubernetes. Returns when it runs.
     ///
     /// # Errors
-    /// It does not.
+    /// The container does not run.
     pub fn run(&self, name: &str) -> Result<Container<'_>> {
         let mut command = self.machine.command(Version::V1_6.suite(), "ctr")?;
         command
@@ -154,7 +155,7 @@ impl Containerd {
     }
 }
 
-/// Whether the table of tasks (name, process id, state) has one as running.
+/// Whether the table of tasks (name, process id, state) shows a task as running.
 fn is_running(tasks: &str, name: &str) -> bool {
     tasks.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -39,7 +39,7 @@ pub struct Pod<'a> {
 /// A pod's sandbox and its one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sandbox {
-    /// What the runtime calls it: `CNI_CONTAINERID`.
+    /// The runtime's id of the sandbox: `CNI_CONTAINERID`.
     pub id: String,
     /// The container in it; empty when there is none.
     pub container: String,
@@ -49,7 +49,7 @@ impl Client {
     /// Connects to a socket.
     ///
     /// # Errors
-    /// Nobody listens.
+    /// Nothing listens on the socket.
     pub(super) fn connect(socket: &str, cgroup_parent: String) -> Result<Self> {
         let executor = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let endpoint = Endpoint::from_shared(format!("unix://{socket}"))?.timeout(DEADLINE);
@@ -57,7 +57,7 @@ impl Client {
         Ok(Self { grpc: Grpc::new(channel), executor, cgroup_parent })
     }
 
-    /// RunPodSandbox. The error of a runtime is its own words.
+    /// RunPodSandbox. The error is the runtime's own text.
     ///
     /// # Errors
     /// The runtime refuses.
@@ -67,7 +67,7 @@ impl Client {
         Ok(ran.pod_sandbox_id)
     }
 
-    /// RunPodSandbox, CreateContainer, StartContainer: a pod whose container runs busybox with these words.
+    /// RunPodSandbox, CreateContainer, StartContainer: a pod whose container runs busybox with these arguments.
     ///
     /// # Errors
     /// The runtime refuses.
@@ -89,7 +89,7 @@ impl Client {
         Ok(Sandbox { id, container: created.container_id })
     }
 
-    /// ExecSync of busybox: exit code and what it printed.
+    /// ExecSync of busybox; returns exit code and output.
     ///
     /// # Errors
     /// The runtime refuses.
@@ -131,7 +131,7 @@ impl Client {
         self.about_a_sandbox("/runtime.v1.RuntimeService/RemovePodSandbox", id)
     }
 
-    /// Status: whether the network is ready, and the words with which it is not.
+    /// Status: whether the network is ready, and the message if it is not.
     ///
     /// # Errors
     /// The runtime refuses.
@@ -143,7 +143,7 @@ impl Client {
         Ok((network.status, network.message))
     }
 
-    /// Whether the runtime, which may have just been started, takes requests: it lists its sandboxes.
+    /// Whether the runtime, which may have just been started, accepts requests: it lists its sandboxes.
     pub(super) fn is_served(&mut self) -> bool {
         self.call::<_, Empty>("/runtime.v1.RuntimeService/ListPodSandbox", Empty {}).is_ok()
     }
@@ -216,7 +216,7 @@ struct RunPodSandboxRequest {
     config: Option<PodSandboxConfig>,
 }
 
-/// RunPodSandboxResponse, and the requests that name a sandbox only.
+/// RunPodSandboxResponse, and the requests that only name a sandbox.
 #[derive(Clone, PartialEq, Message)]
 struct PodSandbox {
     #[prost(string, tag = "1")]

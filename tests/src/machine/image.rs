@@ -40,7 +40,7 @@ pub(super) fn write(archive: &Path, busybox: &Path) -> Result<()> {
     tar(archive, &layout)
 }
 
-/// Stores content under its digest; its descriptor.
+/// Stores content under its digest; returns its descriptor.
 fn blob(layout: &Path, media_type: &str, content: &[u8]) -> Result<Value> {
     let digest: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
     fs::write(layout.join("blobs/sha256").join(&digest), content)?;
@@ -55,7 +55,7 @@ fn tar(archive: &Path, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The name that Go and with it images have for this machine.
+/// Go's (and so the image specification's) name of this machine's architecture.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

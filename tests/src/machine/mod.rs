@@ -31,11 +31,11 @@ use mounts::Mounts;
 /// Image of every container: busybox alone, as `/bin/busybox`.
 pub const IMAGE: &str = "localhost/busybox:1";
 
-/// Where runtimes look for CNI configurations unless they are told otherwise.
+/// Where runtimes look for CNI configurations by default.
 pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// Where runtimes look for CNI plugins.
 const PLUGINS: &str = "/opt/cni/bin";
-/// The Debian suite of all programs but a newer containerd.
+/// The Debian suite of all programs except a newer containerd.
 const SUITE: &str = "bookworm";
 const PROGRAMS: [&str; 7] = [
     "bookworm/usr/bin/containerd",
@@ -54,17 +54,17 @@ static MACHINES: AtomicU32 = AtomicU32::new(0);
 /// A machine. It belongs to the thread that made it, whose mounts it has changed.
 #[derive(Debug)]
 pub struct Machine {
-    // Before the node: its directory can be removed only from outside of the mounts in it.
+    // Dropped before the node: the node's directory can be removed only from outside of the mounts in it.
     mounts: Mounts,
-    /// Its netattach. Runtimes start in the node's namespace.
+    /// The node with netattach. Runtimes start in the node's namespace.
     pub node: Node,
     name: String,
     tools: PathBuf,
 }
 
 impl Machine {
-    /// Puts a node, whose agent does not run yet, on a machine. Without the runtimes the test is reported as
-    /// skipped, and there is none.
+    /// Makes a machine of a node whose agent does not run yet. Without the runtimes the test is reported as skipped,
+    /// and there is no machine.
     ///
     /// # Errors
     /// The machine cannot be made.
@@ -84,7 +84,7 @@ impl Machine {
         Ok(Some(machine))
     }
 
-    /// Gives the runtimes a network that netattach makes, by a list of that version in the directory they look into.
+    /// Writes a network list for netattach, of that version, into the directory in which the runtimes look.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -97,7 +97,7 @@ impl Machine {
         Ok(fs::write(Path::new(directory).join(format!("10-{name}.conflist")), list.to_string())?)
     }
 
-    /// How the runtimes have called netattach since the last time of asking, in order, VERSION left out.
+    /// The runtimes' calls of netattach since the last query, in order, without VERSION.
     ///
     /// # Errors
     /// The record cannot be read.
@@ -107,13 +107,13 @@ impl Machine {
         Ok(calls)
     }
 
-    /// Runs a program of a runtime to its end; its standard output.
+    /// Runs a program of a runtime to its end; returns its standard output.
     ///
     /// # Errors
-    /// It cannot be started, fails or does not end.
+    /// The program cannot be started, fails or does not end.
     fn run(&self, program: &str, words: &[&str]) -> Result<String> {
         let mut command = self.command(SUITE, program)?;
-        // Files, not pipes: what a runtime leaves running may keep its standard output open.
+        // Files, not pipes: processes that a runtime leaves running may keep its standard output open.
         let (out, err) = (tempfile::tempfile()?, tempfile::tempfile()?);
         command.args(words).stdout(out.try_clone()?).stderr(err.try_clone()?);
         let mut child =
@@ -129,7 +129,7 @@ impl Machine {
         Ok(out)
     }
 
-    /// A program of a suite, with nothing else in its environment than what it needs.
+    /// A program of a suite, with only the environment that it needs.
     fn command(&self, suite: &str, program: &str) -> Result<Command> {
         let found = ["bin", "sbin"].map(|dir| self.tools.join(suite).join("usr").join(dir));
         let path = found.iter().map(|dir| dir.join(program)).find(|path| path.is_file());
@@ -151,7 +151,7 @@ impl Machine {
         cgroups::named(&self.name)
     }
 
-    /// Where containers have to put their control groups, so that these can be told from others.
+    /// The parent of the containers' control groups, which sets them apart from others.
     fn cgroup_parent(&self) -> String {
         format!("/{}", self.name)
     }
@@ -165,7 +165,7 @@ impl Machine {
         Ok(archive)
     }
 
-    /// netattach at its place, with a recorder before it, and the plugin `loopback`.
+    /// Installs netattach behind a recorder, and the plugin `loopback`.
     fn install_plugins(&self) -> Result<()> {
         self.node.plugin("netattach", &json!({"exec": executable("netattach")?}))?;
         symlink(executable("netattach-cni")?, self.node.path("cni-bin/loopback"))?;
@@ -204,7 +204,7 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
-    /// What it has said so far.
+    /// Its log so far.
     fn said(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -225,14 +225,14 @@ impl Drop for Daemon {
     }
 }
 
-/// Waits for the end of a process; whether it came in time.
+/// Waits for a process; whether it ended in time.
 fn ends(child: &Child) -> Result<bool> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let patience = Timespec { tv_sec: PATIENCE.as_secs().try_into()?, tv_nsec: 0 };
     Ok(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience))? > 0)
 }
 
-/// Everything in a file that a child has written through a copy of the descriptor.
+/// The whole content of a file that a child has written through a copy of the descriptor.
 fn content(mut file: File) -> Result<String> {
     use std::io::Seek;
     file.rewind()?;

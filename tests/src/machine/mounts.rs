@@ -1,4 +1,4 @@
-//! Mounts that one thread and what it starts have for themselves.
+//! Mounts private to one thread and the processes that it starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
@@ -14,7 +14,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::traffic::eventually;
 
-/// Directories that runtimes write into: what the machine has there stays visible, what is written is private.
+/// Directories that runtimes write into: the machine's content stays visible, writes are private.
 const WRITTEN: [&str; 3] = ["/etc", "/opt", "/var/lib"];
 /// Hidden: sockets and namespaces of the machine's own runtimes are there.
 const HIDDEN: &str = "/run";
@@ -24,21 +24,21 @@ const OWN_NAMESPACE: &str = "/proc/thread-self/ns/mnt";
 /// Killed processes that are still there after this are reported.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A mount namespace. When this is dropped, its thread sees again what others see; the namespace goes with the last
-/// process in it.
+/// A mount namespace. When this is dropped, its thread sees the machine's own files again; the namespace goes with the
+/// last process in it.
 #[derive(Debug)]
 pub(super) struct Mounts {
-    /// What was mounted over, in order.
+    /// Directories mounted over, in order.
     over: Vec<PathBuf>,
-    /// Inode of the namespace: what has been started from inside is found by it.
+    /// Inode of the namespace, by which processes started inside are found.
     inside: u64,
 }
 
 impl Mounts {
     /// Takes the calling thread into a new mount namespace; `scratch` is an empty directory for its use.
     pub(super) fn enter(scratch: &Path) -> Result<Self> {
-        // SAFETY: of what threads share only mounts, working directory and umask are unshared; no memory and no
-        // descriptor table is.
+        // SAFETY: of the state that threads share only mounts, working directory and umask are unshared; no memory and
+        // no descriptor table is.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
             .context("make a mount namespace")?;
         let mut mounts = Self { over: Vec::new(), inside: fs::metadata(OWN_NAMESPACE)?.ino() };
@@ -66,7 +66,7 @@ impl Mounts {
         Ok(())
     }
 
-    /// Kills everything that was started from inside, containers included, and waits for the end.
+    /// Kills all processes started inside, containers included, and waits for their end.
     pub(super) fn end_processes(&self) {
         let ended = eventually(PATIENCE, || {
             let found = self.processes();
@@ -87,7 +87,7 @@ impl Mounts {
         let mut found = BTreeSet::new();
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // One that ends meanwhile, or has ended and is not waited for, has no namespace.
+            // A process that ends meanwhile, or is a zombie, has no namespace.
             let Ok(namespace) = fs::metadata(entry.path().join("ns/mnt")) else { continue };
             if namespace.ino() == self.inside {
                 found.insert(pid);
@@ -109,9 +109,9 @@ impl Mounts {
 
 impl Drop for Mounts {
     fn drop(&mut self) {
-        // Threads that this one has started share its place, so it cannot go back; it can take everything away.
+        // Threads that this one has started share its namespace, so it cannot go back; it can unmount everything.
         for directory in self.over.iter().rev() {
-            // Whatever still uses one of them keeps it, unseen by others.
+            // A process that still uses a mount keeps it, out of others' sight.
             if let Err(error) = unmount(directory, UnmountFlags::DETACH) {
                 eprintln!("{} stays mounted: {error}", directory.display());
             }
@@ -119,7 +119,7 @@ impl Drop for Mounts {
     }
 }
 
-/// The fourth field of `/proc/PID/stat`; the second, in parentheses, may hold anything.
+/// The fourth field of `/proc/PID/stat`; the second, in parentheses, may contain anything.
 fn parent(process: &Path) -> Option<i32> {
     let stat = fs::read_to_string(process.join("stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()

@@ -14,7 +14,7 @@ pub struct Podman {
 }
 
 impl Podman {
-    /// Writes podman's configuration where it looks for it, and loads the image.
+    /// Writes podman's configuration at its default place, and loads the image.
     ///
     /// # Errors
     /// podman fails.
@@ -22,7 +22,7 @@ impl Podman {
         let runc = machine.command(SUITE, "runc")?.get_program().to_owned();
         let conmon = machine.command(SUITE, "conmon")?.get_program().to_owned();
         fs::create_dir_all("/etc/containers")?;
-        // Limits as they are: raising one is a capability of its own, which a test machine may lack.
+        // Limits stay as they are: raising one takes a capability of its own, which a test machine may lack.
         let configuration = format!(
             r#"[network]
 network_backend = "cni"
@@ -53,10 +53,10 @@ runroot = "/run/containers/storage"
         Ok(podman)
     }
 
-    /// `podman run --detach`: a container on these networks, each as podman's option `--network` has it.
+    /// `podman run --detach`: a container on these networks, each in the syntax of podman's option `--network`.
     ///
     /// # Errors
-    /// It fails.
+    /// podman fails.
     pub fn run(&self, container: &str, networks: &[&str]) -> Result<()> {
         let parent = self.machine.cgroup_parent();
         let networks = networks.iter().flat_map(|network| ["--network", network]);
@@ -65,10 +65,10 @@ runroot = "/run/containers/storage"
         self.podman(&words).map(drop)
     }
 
-    /// `podman exec` of busybox: what it printed.
+    /// `podman exec` of busybox; returns its output.
     ///
     /// # Errors
-    /// It fails.
+    /// podman fails.
     pub fn exec(&self, container: &str, words: &[&str]) -> Result<String> {
         self.podman(&[&["exec", container, "/bin/busybox"], words].concat())
     }
@@ -76,23 +76,23 @@ runroot = "/run/containers/storage"
     /// A field of `podman inspect`, as a Go template.
     ///
     /// # Errors
-    /// It fails.
+    /// podman fails.
     pub fn inspect(&self, container: &str, template: &str) -> Result<String> {
         Ok(self.podman(&["inspect", "--format", template, container])?.trim().to_owned())
     }
 
-    /// The network namespace of a container: a path.
+    /// The path of a container's network namespace.
     ///
     /// # Errors
-    /// It does not run.
+    /// The container does not run.
     pub fn netns(&self, container: &str) -> Result<String> {
         self.inspect(container, "{{.NetworkSettings.SandboxKey}}")
     }
 
-    /// Stops a container, starts it again.
+    /// Stops a container and starts it again.
     ///
     /// # Errors
-    /// It fails.
+    /// podman fails.
     pub fn restart(&self, container: &str) -> Result<()> {
         self.podman(&["restart", "--time", "0", container]).map(drop)
     }
@@ -100,7 +100,7 @@ runroot = "/run/containers/storage"
     /// Kills and removes a container.
     ///
     /// # Errors
-    /// It fails.
+    /// podman fails.
     pub fn remove(&self, container: &str) -> Result<()> {
         self.podman(&["rm", "--force", "--time", "0", container]).map(drop)
     }

@@ -1,4 +1,4 @@
-//! Requests that cannot be served: the right code, a message that names what is wrong, and nothing changed.
+//! Requests that cannot be served: the right code, a message that names the error, and no side effects.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ fn look(node: &Node, pods: &[&Pod]) -> Snapshot {
     Snapshot::take(node, pods).unwrap()
 }
 
-/// One way to call wrongly, the code, and what the message has to contain.
+/// One invalid call, the code, and a part of the message.
 type Row = (&'static str, Box<dyn Fn(&Node, Call) -> Call>, u64, &'static str);
 
 fn row(
@@ -140,7 +140,7 @@ fn a_request_that_is_wrong_changes_nothing() {
 
 #[test]
 fn a_pod_that_asks_for_what_is_not_there_is_refused_whole() {
-    // Annotation, code, what the message names.
+    // Annotation, code, part of the message.
     let rows = [
         (json!("[null]"), 7, "annotation k8s.v1.cni.cncf.io/networks: networks annotation element 0 is null"),
         (json!("["), 7, "annotation k8s.v1.cni.cncf.io/networks"),
@@ -219,7 +219,7 @@ fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
         |more: Value| merged(json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br9"}), &more);
     let macvlan =
         |more: Value| merged(json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE}), &more);
-    // Configuration, code, what the message names.
+    // Configuration, code, part of the message.
     let rows = [
         (bridge(json!({"ipMasq": true})), 2, "key ipMasq"),
         (bridge(json!({"vlan": 5})), 2, "key vlan"),
@@ -276,7 +276,7 @@ fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// An array in an array, so many times.
+/// Arrays nested this deep.
 fn nested(depth: usize) -> Value {
     (0..depth).fold(Value::Null, |inner, _| Value::Array(vec![inner]))
 }
@@ -301,11 +301,11 @@ fn a_large_configuration_is_carried_out_and_a_key_given_twice_has_its_last_value
 
 #[test]
 fn a_plugin_that_misbehaves_fails_the_pod_in_time_and_leaves_nothing() {
-    /// Longest that an answer may take when a plugin has three seconds, on a machine that does other things too.
+    /// Upper bound for an answer when a plugin has three seconds, on a busy machine.
     const BOUND: Duration = Duration::from_secs(30);
-    /// More than this is not needed for anything a plugin prints.
+    /// Enough memory for any plugin output.
     const MEMORY_KIB: u64 = 64 * 1024;
-    // What the plugin does at ADD, the code, what the message names.
+    // The plugin's behaviour at ADD, the code, part of the message.
     let rows = [
         (json!({"sleepMs": 600_000}), 11, "odd0"),
         (json!({"floodStdout": 1_u64 << 40}), 6, "odd1"),
@@ -395,7 +395,7 @@ fn an_exhausted_pool_can_be_tried_again_when_a_pod_has_gone() {
     look(&node, &[&one, &two]).assert_nothing_is_left();
 }
 
-/// Neither is a fault of the agent's: what a DEL that has not come yet still holds, and a disk that is full.
+/// Two cases that are not the agent's fault: an address still held until its DEL comes, and a full disk.
 #[test]
 fn a_lease_that_is_there_already_or_cannot_be_written_has_its_code() {
     let node = node(&[]);
@@ -421,14 +421,15 @@ fn a_lease_that_is_there_already_or_cannot_be_written_has_its_code() {
     look(&node, &[&good]).assert_nothing_is_left();
 }
 
-/// Makes what stays: bridge, forwarding, lease directories.
+/// Creates the parts that stay after the first pod: bridge, forwarding, lease directories.
 fn warm_up(node: &Node) {
     let good = Pod::new("good").unwrap();
     node.add(&good).success();
     node.del(&good).success();
 }
 
-/// ADD fails so and, with the DEL that runtimes send all the same, changes nothing. Returns what was otherwise.
+/// ADD fails with this code and message and, after the DEL that runtimes send anyway, leaves no trace. Returns the
+/// violations.
 #[must_use]
 fn refused(node: &Node, pod: &Pod, what: &str, code: u64, said: &str) -> Vec<String> {
     let mut wrong = Vec::new();

@@ -1,4 +1,4 @@
-//! Input that is too large, or a file of the wrong type: refused by name, and no other pod notices.
+//! Input that is too large, or a file of the wrong type: refused with the reason, without effect on other pods.
 
 use std::fs;
 use std::process::Command;
@@ -14,10 +14,10 @@ use netattach_tests::{Node, Outcome, Pod};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
 
-/// The agent's own memory, resident, in KiB (`docs/budgets.md`): what all that follows must not make larger.
+/// Limit of the agent's own resident memory, in KiB (`docs/budgets.md`), which no input below may exceed.
 const MOST_MEMORY: u64 = 64 << 10;
 
-/// ADD of a pod that the source may not have yet.
+/// ADD of a pod that the source may not have read yet.
 fn add(node: &Node, pod: &Pod) -> Outcome {
     let mut last = None;
     let known = || {
@@ -30,7 +30,7 @@ fn add(node: &Node, pod: &Pod) -> Outcome {
     last.unwrap()
 }
 
-/// A pod with this annotation, under a name of its own.
+/// A pod with this annotation, under a unique name.
 fn wanting(node: &Node, name: &str, networks: &str) -> Pod {
     let manifest = annotated(pod(name, &json!({}), &Value::Null), "k8s.v1.cni.cncf.io/networks", networks);
     node.write(name, &manifest).unwrap();
@@ -51,7 +51,7 @@ fn assert_refused(outcome: Outcome, code: u64, words: &str) {
     assert!(message.contains(words), "{message}");
 }
 
-/// What `work` does goes on within the agent's memory.
+/// Runs `work` and checks that the agent stays within its memory limit.
 fn within_memory<T>(node: &Node, what: &str, work: impl FnOnce() -> T) -> T {
     let peak = Peak::of(node);
     let done = work();
@@ -75,7 +75,7 @@ fn the_largest_of_everything_is_refused_or_carried_out_within_64_mib() {
     node.set("maxAttachments", json!(2048));
     defined(&node, "lan", &bridge(&node, "br1"));
     let mut padded = bridge(&node, "br1");
-    // As many values and, nearly, as many bytes as there may be.
+    // The maximum number of values and, nearly, of bytes.
     padded["padding"] = json!(vec![100_000; 36 << 10]);
     defined(&node, "large", &padded);
     node.start().unwrap();
@@ -91,10 +91,10 @@ fn the_largest_of_everything_is_refused_or_carried_out_within_64_mib() {
     let deep =
         format!(r#"[{{"name": "lan", "cni-args": {{"a": {}1{}}}}}]"#, "[".repeat(4000), "]".repeat(4000));
     assert_refused(add(&node, &wanting(&node, "deep", &deep)), 7, "recursion limit");
-    // As many as may be, all at once.
+    // The maximum number of networks, all at once.
     let all = vec!["lan"; 64].join(",");
     let pods: Vec<Pod> = (0..PODS).map(|number| wanting(&node, &format!("p{number}"), &all)).collect();
-    // Each takes a third of the memory that there is: they are not planned at once.
+    // Each needs a third of the available memory: they are not planned at once.
     let of_large: Vec<Pod> =
         (0..LARGE).map(|number| wanting(&node, &format!("of-large-{number}"), "large")).collect();
     let all_pods = || pods.iter().chain(&of_large);
@@ -122,10 +122,10 @@ fn the_largest_of_everything_is_refused_or_carried_out_within_64_mib() {
     assert_eq!(links.keys().collect::<Vec<_>>(), ["br0", "br1", "lo"]);
 }
 
-/// As much as a manifest may have: bytes, and objects.
+/// The limits of a manifest: bytes, and objects.
 const MANIFEST: (usize, usize) = (budget::MANIFEST.most, budget::OBJECTS.most);
 
-/// A list in all bytes that there may be.
+/// A list padded to the maximum size.
 fn list(items: &[String]) -> String {
     let text = format!(r#"{{"apiVersion": "v1", "kind": "List", "items": [{}]}}"#, items.join(","));
     format!("{text}{}", " ".repeat(MANIFEST.0 - text.len()))
@@ -140,7 +140,7 @@ fn many_pods(label: &str) -> String {
     list(&(0..MANIFEST.1).map(pod).collect::<Vec<_>>())
 }
 
-/// The same in YAML, as `kubectl get` writes it.
+/// A list of pods in YAML, as `kubectl get` writes it.
 fn many_yaml_pods(label: &str) -> String {
     const AROUND: usize = 200;
     let mut text = "apiVersion: v1\nitems:\n".to_owned();
@@ -191,12 +191,12 @@ fn the_largest_manifests_and_standard_input_are_read_within_64_mib() {
     within_memory(&node, "other pods", || write(many_pods("second"), "b.json"));
     fs::remove_file(node.path("source").join("b.json")).unwrap();
     within_memory(&node, "pods in YAML", || write(many_yaml_pods("first"), "c.yaml"));
-    // Flow mappings and quotes: the whole parser reads each.
+    // Flow mappings and quotes: the full parser reads each of these.
     within_memory(&node, "other pods in YAML", || write(many_yaml_pods("\"second\" # not plain"), "c.yaml"));
     assert_eq!(add(&node, &last).exit, 0);
     node.del(&last).success();
     fs::remove_file(node.path("source").join("c.yaml")).unwrap();
-    // As many values in as many bytes as the parser of YAML gets to see, in the largest file.
+    // The maximum number of values in the maximum number of bytes that reach the YAML parser, in the largest file.
     within_memory(&node, "values in YAML", || {
         let document = format!("a: [{}]\n---\n", "1,".repeat(budget::YAML.most / 2 - 16));
         write(document.repeat(MANIFEST.0 / document.len()), "d.yaml");
@@ -228,7 +228,7 @@ fn the_largest_manifests_and_standard_input_are_read_within_64_mib() {
     });
 }
 
-/// One policy of as many rules as there may be, with a block and a port of its own each.
+/// One policy with the maximum number of rules, each with a block and a port of its own.
 #[test]
 fn the_largest_policy_is_in_force_within_64_mib() {
     const RULES: usize = 100_000;
@@ -250,7 +250,7 @@ fn the_largest_policy_is_in_force_within_64_mib() {
     for pod in &pods {
         node.add(pod).success();
     }
-    // Not by a question: one about so many rules takes memory of its own.
+    // Checked by traffic: a query about so many rules takes memory of its own.
     let reaches = || ping(&pods[1].namespace, SERVER.parse().unwrap(), SILENCE).unwrap();
     assert!(eventually(PATIENCE, reaches));
     within_memory(&node, "policy", || {
@@ -260,7 +260,7 @@ fn the_largest_policy_is_in_force_within_64_mib() {
     within_memory(&node, "policy in place of another", || {
         write(&node, 7, json!({"from": [{"ipBlock": {"cidr": format!("{CLIENT}/128")}}]}));
         assert!(eventually(PATIENCE, reaches));
-        // What was there before is taken out meanwhile.
+        // The previous contents are removed meanwhile.
         std::thread::sleep(std::time::Duration::from_secs(6));
     });
     within_memory(&node, "afterwards", || std::thread::sleep(std::time::Duration::from_secs(1)));
@@ -298,7 +298,7 @@ fn what_is_no_regular_file_holds_nobody_up() {
     defined(&node, "fifo", &with(&at("resolv-fifo")));
     defined(&node, "zeros", &with("/dev/zero"));
     defined(&node, "large", &with(&at("resolv-large")));
-    // The source goes on beside it, and what comes later is read.
+    // The source keeps working, and reads later files.
     fifo(&node.path("source").join("a-fifo.yaml"));
     fs::create_dir_all(node.path("cni-conf")).unwrap();
     fifo(&node.path("cni-conf").join("a-fifo.conf"));
@@ -378,7 +378,7 @@ fn a_bridge_that_is_made_for_an_add_that_fails_goes_with_it() {
     let call = node.call("ADD", &pattern).with("CNI_IFNAME", "%d");
     assert_refused(call.run(), 4, "interface name contains %");
     assert_eq!(bridges(), Vec::<String>::new());
-    // Somebody's, or one that has a port, stays.
+    // A bridge that was there before, or that has a port, stays.
     let works = wanting(&node, "works", "works");
     assert_eq!(add(&node, &works).exit, 0);
     let made = || Command::new("ip").args(["link", "add", "br9", "type", "bridge"]).status();
@@ -461,7 +461,7 @@ fn thousands_of_routes_are_installed_and_refusals_have_their_codes() {
     let mut list = Value::Object(list);
     list["runtimeConfig"] = json!([1]);
     assert_refused(node.call("ADD", &pod).stdin(list).run(), 7, "key runtimeConfig: expected an object");
-    // Somebody else's macvlan has the address.
+    // Another macvlan has the address.
     let lan = json!({
         "cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "capabilities": {"mac": true},
         "ipam": node.host_local(&["10.52.0.0/24"])

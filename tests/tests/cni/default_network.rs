@@ -1,4 +1,4 @@
-//! The network that every pod gets, whoever chooses it, and who may choose what.
+//! Every pod's default network: how it is chosen, and who may choose which.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const CHOICE: &str = "v1.multus-cni.io/default-network";
 const ALLOWED: &str = "netattach.dev/allowed-namespaces";
 
-/// The configuration of a scripted plugin, which declares what runtimes and pods may ask of it.
+/// The configuration of a scripted plugin, with the capabilities that runtimes and pods may use.
 fn scripted(plugin: &str) -> Value {
     json!({
         "cniVersion": "1.0.0", "type": plugin,
@@ -18,7 +18,7 @@ fn scripted(plugin: &str) -> Value {
     })
 }
 
-/// A node whose default network is a scripted plugin that gives no interface, with that plugin as `other` as well.
+/// A node whose default network is a scripted plugin that makes no interface, with that plugin as `other` as well.
 fn node(manifests: &[Value]) -> Node {
     let node = Node::new(manifests).unwrap();
     for plugin in ["first", "other"] {
@@ -33,7 +33,7 @@ fn plain(name: &str, networks: &Value) -> Value {
     pod(name, &json!({}), networks)
 }
 
-/// Which plugins were called for ADD, with the interface and what they got by capability.
+/// The plugins called for ADD, with the interface and their capability arguments.
 fn added(node: &Node) -> Vec<(String, String, Value)> {
     let calls = node.take_calls().unwrap();
     let adds = calls.iter().filter(|call| call["env"]["CNI_COMMAND"] == "ADD");

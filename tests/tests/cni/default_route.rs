@@ -108,14 +108,14 @@ fn the_default_routes_are_where_the_pod_asks_for_them() {
             status: json!(["10.54.0.1", "fd00:54::1"]),
             result: Value::Null,
         },
-        // Nothing of its own to keep, hence nothing that others would have to yield to.
+        // No gateway of its own to keep, so no other default route has to yield.
         Row {
             networks: json!([{"name": "flat", "default-route": []}]),
             routes: &[V4, V6],
             status: json!([]),
             result: both(),
         },
-        // It replaces what the attachment's own address management gave.
+        // It replaces the gateway assigned by the attachment's own IPAM.
         Row {
             networks: json!([{"name": "gateway", "default-route": ["10.54.0.9"]}]),
             routes: &["v4 via 10.54.0.9 dev net1 0", V6, "v6 via fd00:54::1 dev net1 1024"],
@@ -212,8 +212,8 @@ fn a_gateway_that_the_link_does_not_lead_to_is_refused_and_everything_is_taken_b
     }
 }
 
-/// Two attachments to one network have routes to the same destinations: without rules by source everything would leave
-/// by the first, and what has the second's address be dropped as forged.
+/// Two attachments to one network have routes to the same destinations: without source rules all traffic would leave by
+/// the first, and packets with the second's address would be dropped as spoofed.
 #[test]
 fn traffic_leaves_by_the_interface_whose_address_it_has() {
     let node = node(&[

@@ -1,4 +1,4 @@
-//! One more network for a live pod, by `netattachctl attach` and `detach`.
+//! Adding a network to a live pod, by `netattachctl attach` and `detach`.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -42,7 +42,7 @@ fn node() -> Node {
     node
 }
 
-/// Takes `net2` of `shop/a` back as a controller does that repeats itself: what is not there is as good as detached.
+/// Detaches `net2` of `shop/a`, like a controller that repeats its request: an absent attachment counts as detached.
 fn detach_again(node: &Node) {
     let sandbox = SandboxName::Pod("shop/a".parse().unwrap());
     let call = DetachCall { sandbox, ifname: "net2".into(), must_be_attached: false };
@@ -51,7 +51,7 @@ fn detach_again(node: &Node) {
     assert_eq!(answer, Response::Detached);
 }
 
-/// What `netattachctl` says when it has to refuse.
+/// The error of `netattachctl` for a refused request.
 fn refused(node: &Node, words: &[&str]) -> String {
     let error = node.ctl(words).unwrap_err().to_string();
     error.trim().rsplit("netattachctl: ").next().unwrap_or_default().to_owned()
@@ -62,7 +62,7 @@ fn status(node: &Node, pod: &Pod) -> Vec<Value> {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Waits until the status has as many entries: it is published after the answer.
+/// Waits until the status has that many entries: it is published after the answer.
 fn await_entries(node: &Node, pod: &Pod, count: usize) {
     assert!(eventually(PATIENCE, || status(node, pod).len() == count), "{:?}", status(node, pod));
 }
@@ -99,7 +99,7 @@ fn a_live_pod_is_given_a_network_and_its_status_says_so_and_by_whom() {
     await_entries(&node, &a, 2);
     assert_eq!(status(&node, &a), published);
     assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), alone);
-    // Whoever repeats itself leaves it at that; people are told.
+    // A repeated request with the controller's flag succeeds; without it an error is reported.
     detach_again(&node);
     assert_eq!(
         refused(&node, &["detach", "shop/a", "net2"]),
@@ -122,7 +122,7 @@ fn every_kind_is_attached_checked_adopted_and_taken_back_with_its_sandbox() {
     }
     await_entries(&node, &a, 5);
     let rows = node.ctl(&["attachments"]).unwrap();
-    // By its capabilities the pod could use others' addresses where the kernel does not say whose a frame is.
+    // With its capabilities the pod could use others' addresses where the kernel does not report a frame's namespace.
     let lan = if has_netns_cookie() { "full" } else { "full-unless-privileged" };
     let shown: Vec<[&str; 3]> = rows
         .as_array()
@@ -234,12 +234,12 @@ fn the_socket_is_for_its_owner_only() {
     assert_eq!(fs::metadata(node.socket()).unwrap().mode() & 0o777, 0o600);
 }
 
-/// What an agent did of one request, as points that it can be killed at.
+/// The crash points passed while the agent served one request.
 fn points(log: &Path) -> Vec<String> {
     fs::read_to_string(log).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-/// Runs `netattachctl` and forgets how it went: the agent may die meanwhile.
+/// Runs `netattachctl` and ignores the result: the agent may die meanwhile.
 fn try_ctl(node: &Node, words: &[&str]) {
     Command::new(executable("netattachctl").unwrap())
         .arg("--socket")
@@ -266,7 +266,7 @@ fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
     let alone = Snapshot::take(&node, &[&a]).unwrap();
     for name in ["storage", "lan", "odd"] {
         let attach = ["attach", "shop/a", name];
-        // What happens the first time only.
+        // Warm-up: effects of the first time only.
         node.ctl(&attach).unwrap();
         detach_again(&node);
         node.check(&a).success();
@@ -282,7 +282,7 @@ fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
             node.stop().unwrap();
             let _ = fs::remove_file(&at);
             node.start_as(agent, &variables).unwrap();
-            // At one instant: the agent looks at every point.
+            // Renamed into place, as the agent reads the file at every point.
             fs::write(crash.join("to-be"), point.to_string()).unwrap();
             fs::rename(crash.join("to-be"), &at).unwrap();
             try_ctl(&node, &attach);
@@ -292,9 +292,10 @@ fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
             let (ended, text) = node.wait_for_end().unwrap();
             assert_eq!(ended.signal(), Some(SIGKILL), "{name}, {what}: {text}");
             node.start().unwrap();
-            // The last point of each is after its last line: then the attachment is whole, and detached here.
+            // The last point of each request is after its last line: then the attachment is complete, and detached
+            // here.
             detach_again(&node);
-            // Comes after the status, which is published in the same turn.
+            // CHECK runs after the status, which is published in the same turn.
             node.check(&a).success();
             assert_eq!(status(&node, &a).len(), 2, "{name}, {what}");
             assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), alone, "{name}, {what}");
@@ -310,12 +311,12 @@ fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// Half of the node's numbers, however a pod comes by them.
+/// Half of the node's attachment numbers, by annotation and by request together.
 #[test]
 fn what_a_pod_is_given_while_it_lives_counts_among_what_it_may_have() {
     const HALF: u32 = MAX_ATTACHMENTS / 2;
     let mut node = node();
-    // One less, beside the default network.
+    // One less than that, besides the default network.
     let selected = vec!["lan"; HALF as usize - 2].join(",");
     node.write("a", &pod("a", &json!({}), &json!(selected))).unwrap();
     node.start().unwrap();

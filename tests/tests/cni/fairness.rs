@@ -1,4 +1,4 @@
-//! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and questions have ways of their own.
+//! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and queries have capacity of their own.
 
 use std::fs::{self, File};
 use std::thread::{JoinHandle, spawn};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// Pods whose ADD or DEL hangs: more than may be attached at a time (`parallelAdds`), or may stand at one resource.
 const MANY: usize = 40;
 
-/// A plugin that answers VERSION, and hangs where it is asked for what is in `verbs`.
+/// A plugin that answers VERSION, and hangs at the verbs in `verbs`.
 fn hanging(verbs: &[&str]) -> Value {
     verbs.iter().map(|verb| ((*verb).to_owned(), json!({"sleepMs": 300_000}))).collect()
 }
@@ -58,8 +58,8 @@ fn assert_still_hang(begun: &[JoinHandle<Outcome>]) {
     assert_eq!(begun.iter().filter(|call| call.is_finished()).count(), 0);
 }
 
-/// Everything that does not concern what hangs is done at once: `a` is attached, `b` is not yet, `c` is, and the
-/// runtime does not know it any more.
+/// All requests that do not depend on the hanging plugin are served at once: `a` is attached, `b` is not yet, `c` is
+/// attached but no longer known to the runtime.
 fn assert_others_are_served(node: &Node, [a, b, c]: [&Pod; 3], in_use: &[&Pod]) {
     node.add(b).success();
     node.check(b).success();
@@ -87,7 +87,7 @@ fn a_plugin_that_hangs_holds_up_no_pod_of_another_network() {
     assert_still_hang(&begun);
     assert!(called(&node, "ADD") < MANY, "the others wait in the queue, without a thread");
     node.kill().unwrap();
-    // Ends the plugins, too.
+    // The restart ends the plugins, too.
     node.start().unwrap();
     for begun in begun {
         assert_eq!(begun.join().unwrap().failure().0, 11);
@@ -142,14 +142,14 @@ fn a_pool_that_somebody_keeps_locked_holds_up_no_pod_of_another() {
     assert!(begun.iter().any(|call| !call.is_finished()));
     lock.unlock().unwrap();
     for (begun, pod) in begun.into_iter().zip(&pods) {
-        // Those at the lock for ten seconds have given up, as they should.
+        // Requests that waited for the lock for ten seconds have given up, as they should.
         let outcome = begun.join().unwrap();
         assert!(outcome.exit == 0 || outcome.failure().0 == 11);
         node.del(pod).success();
     }
 }
 
-/// One ADD hangs, and these many more wait for their container's turn.
+/// One ADD hangs, and this many more wait for their container's turn.
 #[test]
 fn however_many_adds_wait_a_del_and_a_status_are_served_and_the_adds_beyond_are_told_to_come_again() {
     const WAITING: usize = 511;
@@ -167,7 +167,7 @@ fn however_many_adds_wait_a_del_and_a_status_are_served_and_the_adds_beyond_are_
         spawn(move || call(&socket, &request, Patience { connect: PATIENCE, answer }))
     };
     let waiting: Vec<_> = (0..WAITING).map(|_| add(Duration::from_secs(600))).collect();
-    // The first that is answered is the first beyond the bound: so many are there.
+    // The first refusal means that the limit is reached.
     let is_told = || {
         let Ok(Ok(Response::Cni(reply))) = add(Duration::from_millis(500)).join() else { return false };
         let error: Value = serde_json::from_str(&reply.stdout).unwrap();

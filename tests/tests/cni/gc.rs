@@ -1,4 +1,5 @@
-//! GC by the real executable and the real agent: what is taken back, what is left alone, who else is asked.
+//! GC by the real executable and the real agent: which attachments are removed, which are kept, which plugins are
+//! called.
 
 use std::fs;
 use std::time::Instant;
@@ -166,7 +167,7 @@ fn networks_that_disable_it_or_are_too_old_for_it_are_not_asked() {
     node.start().unwrap();
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
-    // What is attached says it too, when the definition is gone.
+    // The record of the attachment has the key too, when the definition is gone.
     node.remove("odd").unwrap();
     node.take_calls().unwrap();
     gc(&node, &[&a]).success();
@@ -249,7 +250,8 @@ fn a_plugin_that_is_not_on_this_node_is_missed_only_where_it_is_used() {
     assert_eq!((code, message), (7, looked));
 }
 
-/// An ADD that is under way, and that the runtime cannot have listed, keeps what it has and is told to plugins.
+/// An ADD in progress, which the runtime cannot have listed yet, keeps its attachment and is passed to plugins as
+/// valid.
 ///
 /// Rows: CNI-GC-exclusive, GCC-08, ADD-09.
 #[test]

@@ -1,10 +1,10 @@
-//! A runtime's call, from the request to traffic: what is attached, what is refused and how, and the other verbs.
+//! A runtime's call, from the request to traffic: ADD, refusals and their errors, and the other verbs.
 //!
-//! | module | what it proves |
+//! | module | tests |
 //! |---|---|
 //! | `attach` | ADD, CHECK and DEL of whole pods: results, kernel, files, traffic |
-//! | `selection`, `default_network`, `default_route` | what a pod may ask of its networks |
-//! | `repeated_add`, `journal_add`, `dynamic` | a second ADD; what an ADD writes down; networks of a live pod |
+//! | `selection`, `default_network`, `default_route` | the network selection of a pod |
+//! | `repeated_add`, `journal_add`, `dynamic` | a second ADD; the record of an ADD; networks added to a live pod |
 //! | `gc`, `status` | the other verbs |
 //! | `bad_input`, `budgets`, `fairness` | requests that cannot be served, that are large, or that hang |
 //! | `shim` | the CNI executable without an agent, and with a bad one |

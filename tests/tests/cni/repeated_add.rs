@@ -60,7 +60,7 @@ fn another_request_is_refused_by_what_is_different() {
     node.add(&a).success();
     node.await_status(&a);
     let before = Snapshot::take(&node, &[&a]).unwrap();
-    // The agent learns of changed manifests in its own time.
+    // The agent needs some time to notice changed manifests.
     let refused = |call: Call, what: &str| {
         let start = "container c-a is attached with interface eth0 already, otherwise than this ADD asks: ";
         let mut last = Value::Null;

@@ -1,4 +1,4 @@
-//! What pods ask of their networks, as other plugins are told of it and as the status tells of it.
+//! Network selection of pods: how it reaches other plugins and the status.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ const CAPABILITIES: [&str; 6] =
     ["ips", "mac", "portMappings", "bandwidth", "infinibandGUID", "CNIDeviceInfoFile"];
 
 /// A started node with pods that have these annotations: `chain` is a network of two scripted plugins, of which `first`
-/// declares every capability and `second` none; `bare` is of `second` alone and says that it takes no `ips`; `flat` is
-/// our own.
+/// declares every capability and `second` none; `bare` has `second` alone and declares no `ips`; `flat` is a built-in
+/// type.
 fn node(pods: &[(&str, Value)]) -> Node {
     let mut node = Node::new(&[]).unwrap();
     add_networks(&node);
@@ -42,7 +42,7 @@ fn add_networks(node: &Node) {
     node.plugin("second", &json!({})).unwrap();
 }
 
-/// What the plugins of an ADD read from standard input, in order.
+/// The standard input of the plugins of an ADD, in order.
 fn read_by_plugins(node: &Node) -> Vec<Value> {
     node.take_calls().unwrap().into_iter().map(|call| call["stdin"].clone()).collect()
 }
@@ -169,7 +169,7 @@ fn device_information_goes_from_the_device_plugin_or_a_plugin_to_the_status() {
     assert_eq!(fs::read_dir(node.path("devinfo/cni")).unwrap().count(), 0);
 }
 
-/// To attach without the device would give the pod something else than it was promised.
+/// Attaching without the device would break the promise made to the pod.
 #[test]
 fn a_network_that_needs_a_device_is_not_attached_without_one() {
     let mut sriov = network(NAMESPACE, "sriov", &json!({"cniVersion": "1.0.0", "type": "second"}));

@@ -1,4 +1,4 @@
-//! The CNI executable against agents that are absent, slow, old, or that hang up.
+//! The CNI executable against agents that are absent, slow, old, or that close the connection.
 //!
 //! The executable is taken from the directory `NETATTACH_DIST`, or else from beside this test.
 
@@ -16,10 +16,10 @@ use netattach::rpc::pending;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Longer than a call that waits for nobody takes on a machine with much else to do.
+/// More than a call without waiting takes on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// What one run of the executable came to.
+/// The outcome of one run of the executable.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     exit: i32,
@@ -60,7 +60,7 @@ impl Node {
         )
     }
 
-    /// The call as the agent is to see it.
+    /// The call as the agent should receive it.
     fn call(&self, verb: &str) -> CniCall {
         let env = [("CNI_COMMAND", verb), ("CNI_CONTAINERID", "abc"), ("CNI_IFNAME", "eth0")];
         CniCall {
@@ -69,7 +69,7 @@ impl Node {
         }
     }
 
-    /// Serves one connection after the other with `agents`, then nobody listens any more.
+    /// Serves one connection after the other with `agents`, then closes the socket.
     fn serve(&self, agents: Vec<fn(UnixStream)>) -> JoinHandle<()> {
         let listener = UnixListener::bind(self.socket()).unwrap();
         std::thread::spawn(move || {
@@ -153,27 +153,27 @@ fn echo(mut stream: UnixStream) {
     stream.write_all(&frames).unwrap();
 }
 
-/// Takes the request and hangs up, as an agent that is killed.
+/// Reads the request and closes the connection, like an agent that is killed.
 fn hang_up(mut stream: UnixStream) {
     greet(&mut stream);
     request(&mut stream);
 }
 
-/// Takes the request and is silent until the executable gives up.
+/// Reads the request and sends nothing until the executable gives up.
 fn fall_silent(mut stream: UnixStream) {
     greet(&mut stream);
     request(&mut stream);
     assert_eq!(stream.read(&mut [0]).unwrap(), 0);
 }
 
-/// Greets in another protocol and hangs up without reading.
+/// Sends the greeting of another protocol version and closes the connection without reading.
 fn be_newer(mut stream: UnixStream) {
     let mut frames = Vec::new();
     frame::append(&mut frames, &Hello { protocol: PROTOCOL + 1, version: "9.0.0".to_owned() }).unwrap();
     stream.write_all(&frames).unwrap();
 }
 
-/// Is another kind of server altogether.
+/// Acts as an unrelated server.
 fn be_garbage(mut stream: UnixStream) {
     stream.write_all(b"\0\0\0\x05hello").unwrap();
 }

@@ -1,4 +1,5 @@
-//! STATUS by the real executable and the real agent: whether an ADD could be served, told in time whatever is down.
+//! STATUS by the real executable and the real agent: whether an ADD could be served, answered in time despite any
+//! failure.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use netattach_tests::{Call, Node, Outcome, Pod};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::{Value, json};
 
-/// What STATUS may take at most.
+/// Time limit of a STATUS.
 const LIMIT: Duration = Duration::from_millis(100);
 
 fn status(node: &Node) -> Outcome {
@@ -21,7 +22,7 @@ fn status(node: &Node) -> Outcome {
     Call { env, stdin: node.cni_config("1.1.0").to_string() }.run()
 }
 
-/// Asks until the code is that one (0: success) and the message without details has the text.
+/// Repeats STATUS until it returns this code (0: success) and the message without details has the text.
 fn await_status(node: &Node, code: u64, text: &str) {
     let mut last = Value::Null;
     let is_it = || {
@@ -32,7 +33,7 @@ fn await_status(node: &Node, code: u64, text: &str) {
     assert!(eventually(PATIENCE, is_it), "{code} {text} does not come: {last:#}");
 }
 
-/// Whether an answer comes within that time, if the machine has nothing else to do: other tests run at the same time.
+/// Whether an answer comes within that time on an idle machine: other tests run at the same time.
 fn answers_within(node: &Node, limit: Duration) -> bool {
     eventually(PATIENCE, || {
         let start = Instant::now();
@@ -70,7 +71,7 @@ fn a_default_network_that_cannot_be_attached_is_told_and_other_verbs_are_served(
     await_status(&node, 0, "");
 }
 
-/// The problem that the agent's status shows of an object, if any.
+/// The problem of an object in the agent's status, if any.
 fn trouble(node: &Node, object: &str) -> Option<String> {
     let status = node.ctl(&["status"]).unwrap();
     let troubles = status["troubles"].as_array().unwrap();
@@ -78,7 +79,7 @@ fn trouble(node: &Node, object: &str) -> Option<String> {
     Some(found["problem"].as_str().unwrap().to_owned())
 }
 
-/// A node without an address left is full, not broken: were it not ready, its pods would be evicted.
+/// A node without a free address is full, not broken: if it were reported as not ready, its pods would be evicted.
 ///
 /// Rows: CNI-STATUS-own, STA-06.
 #[test]
@@ -144,7 +145,7 @@ fn what_would_fail_every_add_fails_status_until_it_is_mended() {
     await_status(&node, 0, "");
 }
 
-/// Many wait for what hangs: the agent is busy, and well.
+/// Many requests wait for a hanging plugin: the agent is busy, but healthy.
 #[test]
 fn an_agent_that_many_wait_for_is_not_called_broken_and_shows_what_they_wait_for() {
     let mut node = Node::new(&[]).unwrap();
@@ -180,8 +181,8 @@ fn a_dataplane_that_has_lost_something_is_a_matter_of_the_pods_that_are_there() 
     status(&node).success();
     let attachments = node.ctl(&["attachments"]).unwrap();
     let device = attachments[0]["host_interface"].as_str().unwrap();
-    // Another qdisc in the place of clsact keeps the agent from putting its programs back. It is stopped meanwhile: it
-    // would be faster.
+    // Another qdisc in the place of clsact keeps the agent from restoring its programs. The agent is stopped meanwhile:
+    // it would be faster.
     let agent = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
     kill_process(agent, Signal::STOP).unwrap();
     tc(&node.namespace, &format!("qdisc del dev {device} clsact")).unwrap();
@@ -190,7 +191,7 @@ fn a_dataplane_that_has_lost_something_is_a_matter_of_the_pods_that_are_there() 
     let shown = || trouble(&node, "shop/a eth0").is_some_and(|it| it.starts_with("program na_"));
     assert!(eventually(PATIENCE, shown));
     assert!(node.check(&a).failure().1.contains("is not attached to device"));
-    // It is the matter of one pod, and keeps no other from being attached.
+    // The damage concerns one pod, and keeps no other from being attached.
     status(&node).success();
     tc(&node.namespace, &format!("qdisc del dev {device} ingress")).unwrap();
     assert!(eventually(PATIENCE, || trouble(&node, "shop/a eth0").is_none()));
@@ -290,7 +291,7 @@ fn a_pod_whose_device_has_gone_is_not_taken_for_an_unprotected_one() {
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     ip(&a.namespace, &["link", "del", "eth0"]).unwrap();
-    // The third is from a look after the second.
+    // The third answer is from a check after the second.
     for _ in 0..3 {
         status(&node).success();
         std::thread::sleep(Duration::from_millis(1100));

@@ -1,4 +1,4 @@
-//! The fast path between pods of one bridge: that traffic takes it, and what keeps it off.
+//! The fast path between pods of one bridge: that traffic takes it, and the conditions that prevent it.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
@@ -10,9 +10,9 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, assert_transfers_whole, 
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
-/// How long the agent may take to notice what nobody tells it of.
+/// The agent's polling delay, for changes without notification.
 const NOTICED: Duration = Duration::from_secs(30);
-/// How many datagrams are exchanged to see which way they take.
+/// Number of datagrams exchanged to see which path they take.
 const EXCHANGES: u64 = 5;
 
 /// Two attached pods on one bridge, the second with a server.
@@ -32,7 +32,7 @@ impl Scene {
         Self::with(settings, |config| config)
     }
 
-    /// With another default network.
+    /// With a modified default network.
     fn with(settings: &[(&str, Value)], change: impl FnOnce(Value) -> Value) -> Self {
         let manifests = ["client", "server"].map(|name| pod(name, &json!({}), &Value::Null));
         let mut node = Node::new(&manifests).unwrap();
@@ -75,12 +75,12 @@ impl Scene {
         self.await_standing("server", "on");
     }
 
-    /// Packets that came to the pods by the fast path.
+    /// Packets that the pods received by the fast path.
     fn fast(&self) -> [u64; 2] {
         ["client", "server"].map(|pod| row(&self.node, "stats", pod)["fast"]["packets"].as_u64().unwrap())
     }
 
-    /// Exchanges datagrams; how many of them came to client and server by the fast path.
+    /// Exchanges datagrams; returns how many client and server received by the fast path.
     fn exchange(&self, family: usize) -> [u64; 2] {
         let before = self.fast();
         for _ in 0..EXCHANGES {
@@ -90,7 +90,7 @@ impl Scene {
         [0, 1].map(|pod| after[pod] - before[pod])
     }
 
-    /// A transfer in large packets arrives as it was sent, by the fast path.
+    /// A large transfer arrives intact, by the fast path.
     fn assert_transfers_whole(&self) {
         let before = self.fast();
         assert_transfers_whole(&self.client.namespace, self.addresses[0]);
@@ -118,7 +118,7 @@ impl Scene {
     }
 }
 
-/// The row of a pod in what `netattachctl` shows.
+/// A pod's row in the output of `netattachctl`.
 fn row(node: &Node, what: &str, pod: &str) -> Value {
     let rows = node.ctl(&[what, "--pod", &format!("{NAMESPACE}/{pod}")]).unwrap();
     assert_eq!(rows.as_array().unwrap().len(), 1, "{rows:#}");
@@ -138,7 +138,7 @@ fn traffic_of_both_families_takes_the_fast_path_and_arrives_whole() {
         assert_eq!(scene.exchange(family), ALL_FAST);
     }
     scene.assert_transfers_whole();
-    // The bridge keeps what it knows of them for good, although it sees none of this.
+    // The bridge keeps its entries of them for good, although it sees none of these frames.
     let entries = scene.node.namespace.run(|| Command::new("bridge").args(["fdb", "show"]).output()).unwrap();
     let entries = String::from_utf8(entries.stdout).unwrap();
     for port in &scene.ports {
@@ -148,13 +148,13 @@ fn traffic_of_both_families_takes_the_fast_path_and_arrives_whole() {
     scene.end();
 }
 
-/// One thing about the node that keeps pods off the fast path, and how it is taken back.
+/// A setting of the node that keeps pods off the fast path, and how it is reverted.
 struct Obstacle {
     name: &'static str,
-    /// Program and words; `PORT` stands for the server's.
+    /// Program and arguments; `PORT` stands for the server's port.
     set: (&'static str, &'static str),
     reset: &'static [(&'static str, &'static str)],
-    /// Whether the pods can talk meanwhile.
+    /// Whether the pods can communicate meanwhile.
     passes: bool,
 }
 
@@ -303,7 +303,7 @@ fn what_does_not_fit_the_receivers_link_takes_the_bridge() {
     let left = || scene.left_to_stack("client", "too-big");
     assert_eq!(left(), 0);
     scene.on_node("ip", &format!("link set {} mtu 1300", scene.ports[1]));
-    // The bridge cannot deliver it either: only what fits is the fast path's business.
+    // The bridge cannot deliver it either: the fast path only handles packets that fit.
     let left_alone = || !echoed() && left() > 0;
     assert!(eventually(NOTICED, left_alone), "a frame of 1400 bytes takes the fast path to a link of 1300");
     assert_eq!(scene.standing("server"), "on");
@@ -364,7 +364,7 @@ fn traffic_of_routed_pods_takes_the_fast_path_one_hop_on() {
     assert!(scene.left_to_stack("client", "unroutable") > 0, "the first packets");
     scene.assert_transfers_whole();
 
-    // A server that counts hops: the answer to what was sent with two left arrives, and with one the node answers.
+    // A server that counts hops: a packet sent with two left is answered, and for one the node answers.
     let hops = |left, patience| {
         let socket = scene.client.namespace.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         socket.connect(scene.addresses[0]).unwrap();
@@ -427,7 +427,7 @@ fn the_nodes_rules_by_ports_are_obeyed_and_fragments_are_left_to_it() {
         assert_eq!(scene.fast(), before.0, "what the node makes of their ports is its own");
         assert!(scene.left_to_stack("client", "no-ports") > before.1);
         let server = scene.addresses[family].ip();
-        // What goes to the server, and what comes back from it.
+        // Traffic to the server, and from it.
         for rule in [format!("to {server} ipproto udp dport 7"), format!("from {server} ipproto udp sport 7")]
         {
             scene.on_node("ip", &format!("{option} rule add {rule} prohibit"));
@@ -463,7 +463,7 @@ fn what_the_node_translates_is_never_passed_by() {
             for chain in ["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"] {
                 let deleted = format!("-t nat -X {chain}");
                 let run = || Command::new(table).args(deleted.split(' ')).output();
-                // Which chains there are is the program's business.
+                // Not every variant of iptables has these chains; errors are ignored.
                 let _ = scene.node.namespace.run(run).unwrap();
             }
             scene.await_on();

@@ -1,6 +1,6 @@
-//! The fast path: traffic takes it, and what keeps it off is noticed.
+//! The fast path: traffic takes it, and conditions that prevent it are noticed.
 //!
-//! `bridge` has the pods of one bridge, `uplink` pods and what is behind a device of the node.
+//! `bridge` tests pods of one bridge, `uplink` pods and peers behind a device of the node.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod bridge;

@@ -1,7 +1,8 @@
-//! `kill -9` of the agent at every point of ADD, DEL, GC, a roll-back and a recovery, and journals cut off at every byte.
+//! `kill -9` of the agent at every point of ADD, DEL, GC, a rollback and a recovery, and journals cut off at every
+//! byte.
 //!
-//! A point stands after each write to the journal, each change asked of the kernel, each lease file, map entry,
-//! status file and start of a plugin. The agent that dies on demand is the executable `crash-agent` of this crate.
+//! There is a point after each write to the journal, each change requested from the kernel, each lease file, map entry,
+//! status file and start of a plugin. The agent with crash points is the executable `crash-agent` of this crate.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -16,12 +17,12 @@ use netattach_tests::{Node, Outcome, Pod};
 use serde_json::{Value, json};
 
 const SIGKILL: i32 = 9;
-/// Cut-off records that one agent is started on.
+/// Number of cut-off records that one agent is started on.
 const AT_ONCE: usize = 500;
-/// Plugins that are executed, in the order of their list.
+/// Executed plugins, in the order of their list.
 const PLUGINS: [&str; 2] = ["other", "tail"];
 
-/// What the device plugin says that the last attachment has.
+/// The device that the device plugin assigned to the last attachment.
 const DEVICE: &str = "0000:03:02.1";
 
 /// A node whose pod `a` has four attachments: bridge, routed veth, macvlan with the pod's default route, and one of a list of
@@ -30,7 +31,7 @@ fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
     for name in PLUGINS {
-        // The first makes an interface in the pod, which programs run on there.
+        // The first plugin makes an interface in the pod, on which programs run.
         let link = (name == PLUGINS[0]).then_some("veth");
         node.plugin(name, &json!({"link": link})).unwrap();
     }
@@ -71,7 +72,7 @@ fn node() -> Node {
     node
 }
 
-/// A node with a bystander attached, as it is when `a` is not.
+/// A node with a bystander attached; `before` is its state while `a` is not attached.
 struct Scene {
     node: Node,
     a: Pod,
@@ -80,7 +81,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// An agent that can be told to die is running.
+    /// With the crash agent running.
     fn new() -> Self {
         let node = node();
         fs::create_dir(node.path("crash")).unwrap();
@@ -92,7 +93,7 @@ impl Scene {
         for gateway in ["10.50.0.1", "169.254.1.1"] {
             assert!(ping(&scene.bystander.namespace, gateway.parse().unwrap(), PATIENCE).unwrap());
         }
-        // What stays once it was made: lease directories, forwarding.
+        // Warm-up: lease directories and forwarding stay once made.
         scene.node.add(&scene.a).success();
         scene.node.del(&scene.a).success();
         scene.before = scene.look();
@@ -108,7 +109,7 @@ impl Scene {
     /// From now on the agent counts points, and dies at this one.
     fn arm(&self, point: usize) {
         let _ = fs::remove_file(self.node.path("crash/log"));
-        // At one instant, so that the agent never reads half a number.
+        // Renamed into place, so that the agent never reads half a number.
         fs::write(self.node.path("crash/to-be"), point.to_string()).unwrap();
         fs::rename(self.node.path("crash/to-be"), self.node.path("crash/at")).unwrap();
     }
@@ -122,12 +123,12 @@ impl Scene {
         fs::read_to_string(self.node.path("crash/log")).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// The agent dies at that point of the operation; returns its name and what the caller was told. `None`: the
-    /// operation has no such point, and is done.
+    /// Lets the agent die at that point of the operation; returns the point's name and the caller's answer. `None`: the
+    /// operation has no such point, and is complete.
     fn dies_at(&mut self, point: usize, operation: impl Fn(&Self) -> Outcome) -> Option<(String, Outcome)> {
         self.arm(point);
         let outcome = operation(self);
-        // An agent that answered may die of what it does afterwards; a call for the same container waits for that.
+        // An agent that has answered may die in later work; a call for the same container waits for that.
         let next = || self.node.call("CHECK", &self.a).with("CNI_IFNAME", "nothing").run();
         if outcome.json["code"] != 11 && next().json["code"] != 11 {
             self.disarm();
@@ -149,7 +150,7 @@ impl Scene {
         Snapshot::take(&self.node, &[&self.a, &self.bystander]).unwrap()
     }
 
-    /// Nothing of `a` is left, the bystander is untouched, and the plugins that were called were told to undo.
+    /// Nothing of `a` is left, the bystander is untouched, and the plugins that got an ADD got a DEL.
     fn assert_as_before(&self, what: &str) {
         let (after, before) = (self.look(), &self.before);
         assert_eq!(after.node, before.node, "{what}");
@@ -184,13 +185,13 @@ impl Scene {
         }
     }
 
-    /// The bystander never noticed, and nothing stays when it goes as well.
+    /// The bystander was never affected, and nothing stays when it is removed as well.
     fn end(mut self) {
         self.node.check(&self.bystander).success();
         assert!(ping(&self.bystander.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
         self.node.del(&self.bystander).success();
         self.look().assert_nothing_is_left();
-        // Entries that nothing refers to are kept for a second, and swept by whoever comes next.
+        // Unreferenced entries are kept for a second, and removed by the next request.
         let swept = || {
             self.node.add(&self.bystander).success();
             self.node.del(&self.bystander).success();
@@ -202,7 +203,7 @@ impl Scene {
     }
 }
 
-/// The agent that dies on demand.
+/// The agent with crash points.
 fn crashing_agent() -> PathBuf {
     env!("CARGO_BIN_EXE_crash-agent").into()
 }
@@ -215,7 +216,7 @@ fn an_agent_killed_at_any_point_of_add_leaves_nothing_once_del_came() {
     while let Some((what, added)) = scene.dies_at(point, |scene| scene.node.call("ADD", &scene.a).run()) {
         assert!(added.exit == 0 || added.json["code"] == 11, "{what}: {:#}", added.json);
         scene.start().unwrap();
-        // Taken back without being asked, as the runtime may never come; or whole and adopted.
+        // Rolled back unprompted, as the runtime may never call DEL; or complete and adopted.
         if scene.look() != scene.before {
             scene.node.check(&scene.a).success();
         }
@@ -283,7 +284,7 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
     let all_done = scene.points().iter().rposition(|point| point.starts_with("applied:")).unwrap();
     scene.disarm();
     scene.node.del(&scene.a).success();
-    // The request as the executable leaves it when no agent is there.
+    // A request as the executable leaves it when no agent runs.
     scene.node.stop().unwrap();
     assert_eq!(scene.node.del(&scene.a).failure().0, 11);
     let waiting = fs::read_dir(scene.node.path("state/pending")).unwrap().next().unwrap().unwrap().path();
@@ -291,7 +292,7 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
     scene.start().unwrap();
     scene.assert_as_before("no crash");
     for point in 0.. {
-        // Everything is made, nothing is answered; and the runtime's DEL waits already.
+        // Everything is made, nothing is answered; and the runtime's DEL is waiting already.
         scene.dies_at(all_done, |scene| scene.node.call("ADD", &scene.a).run()).unwrap();
         fs::write(&waiting, &request).unwrap();
         scene.arm(point);
@@ -347,7 +348,7 @@ fn killed_with(networks: &Value) -> (Node, Pod, String) {
 #[test]
 fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
     let (mut node, a, record) = killed_with(&json!("storage, lan"));
-    // The last line says that it is attached: then it is adopted.
+    // The last line marks the record as attached: from then on it is adopted.
     let lengths: Vec<usize> = (0..record.rfind("{\"attached\"").unwrap()).collect();
     for lengths in lengths.chunks(AT_ONCE) {
         for length in lengths {
@@ -360,7 +361,7 @@ fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
         assert!(log.contains(&format!("taken_back={} failed=0", lengths.len())), "{log}");
         assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
     }
-    // Links that have the group of `c-a` are no others' to delete.
+    // Links in the group of `c-a` are not for other containers to delete.
     let own = &record[..record.rfind("{\"attached\"").unwrap()];
     fs::write(node.path("state/journal/c-a@eth0.jsonl"), own).unwrap();
     node.start().unwrap();
@@ -371,7 +372,7 @@ fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
 #[test]
 fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off() {
     let (mut node, a, record) = killed_with(&json!("storage, lan"));
-    // What `a` holds goes; each pool is remembered with the interface it serves.
+    // Resources held by `a` are released; each pool is remembered with its interface.
     let mut pools = Vec::new();
     for lease in files_below(&node.path("leases")) {
         let content = fs::read_to_string(&lease).unwrap();
@@ -429,7 +430,7 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
-/// A record as it is found after the node was started again: its namespace and its links are of another time.
+/// A record as found after a reboot: its namespace and its links are of an earlier boot.
 fn earlier_boot(record: &str) -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let earlier = record.replace(boot.trim(), "00000000-0000-0000-0000-000000000000");
@@ -452,7 +453,7 @@ fn what_is_no_record_does_not_keep_the_agent_from_starting() {
     ] {
         fs::write(journal.join(name), content).unwrap();
     }
-    // Nobody will ever write to it.
+    // A FIFO without a writer.
     let fifo = journal.join("fifo@eth0.jsonl");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
     node.start().unwrap();
@@ -465,7 +466,7 @@ fn what_is_no_record_does_not_keep_the_agent_from_starting() {
         assert!(journal.join(format!("{kept}.jsonl")).exists(), "{kept}");
     }
     assert!(!journal.join("empty@eth0.jsonl").exists());
-    // Whoever looks at all files would wait for its other end.
+    // Reading all files would block on it.
     fs::remove_file(fifo).unwrap();
     assert_eq!(Snapshot::take(&node, &[&a]).unwrap().dataplane, Maps::default());
 }

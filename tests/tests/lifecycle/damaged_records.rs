@@ -1,4 +1,4 @@
-//! Damaged records of live pods: no pod loses anything by them, and its DEL reports the damage.
+//! Damaged records of live pods: no pod loses anything through them, and its DEL reports the damage.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ fn record(node: &Node, container: &str) -> PathBuf {
     node.path(&format!("state/journal/{container}@eth0.jsonl"))
 }
 
-/// A started node that knows the pods `a` and `b`, and `a`, which is attached.
+/// A started node that knows the pods `a` and `b`, with `a` attached.
 fn attached() -> (Node, Pod) {
     let node = Node::new(&["a", "b"].map(|name| pod(name, &json!({}), &Value::Null))).unwrap();
     with_a(node)
@@ -53,7 +53,7 @@ fn a_bad_byte_in_a_live_pods_record_costs_it_nothing_and_its_del_says_where() {
         node.kill().unwrap();
         fs::write(&path, &harmed).unwrap();
         node.start().unwrap();
-        // The address and the number are still those of `a`.
+        // The address and the number are still held by `a`.
         let b = Pod::new("b").unwrap();
         node.add(&b).success();
         assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
@@ -88,7 +88,7 @@ fn a_del_removes_nothing_outside_the_journal() {
         }
     }
     node.kill().unwrap();
-    // Nor is it kept for an agent that would.
+    // The request is not kept for a later agent either.
     let refused = node.call("DEL", &a).with("CNI_CONTAINERID", "../x").run().failure();
     assert_eq!(refused.0, 4, "{}", refused.1);
     assert!(!node.path("state/pending").exists());
@@ -96,7 +96,7 @@ fn a_del_removes_nothing_outside_the_journal() {
     fs::remove_file(outside).unwrap();
 }
 
-/// A namespace that has the path and the inode of one that is gone is another all the same: its link is not deleted.
+/// A namespace with the path and the inode of a removed one is still a different namespace: its link is not deleted.
 #[test]
 fn a_link_of_another_namespace_with_the_same_path_and_inode_stays() {
     let (mut node, a) = with_macvlan();
@@ -106,7 +106,7 @@ fn a_link_of_another_namespace_with_the_same_path_and_inode_stays() {
     let cookie = a.namespace.run(|| Netns::current().unwrap()).cookie().unwrap().unwrap();
     let own = format!("{{\"namespace\":{cookie}}}");
     assert_eq!(text.matches(&own).count(), 1, "{text}");
-    // As if the kernel had given the inode of a namespace that is gone to this one.
+    // As if the kernel had reused the inode of a removed namespace for this one.
     let gone = format!("{{\"namespace\":{}}}", cookie - 1);
     fs::write(&path, rewritten("c-a@eth0.jsonl", &text, |line| line.replace(&own, &gone))).unwrap();
     node.start().unwrap();
@@ -137,13 +137,13 @@ fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_l
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// A DEL that is repeated names the numbers of its record again: they are nobody else's until that is gone.
+/// A repeated DEL uses the numbers of its record again: they are not reassigned until the record is gone.
 #[test]
 fn a_record_that_cannot_be_removed_keeps_its_numbers_and_its_next_del_costs_no_other_pod_anything() {
     let (node, a) = attached();
     let b = Pod::new("b").unwrap();
     let path = record(&node, "c-a");
-    // In the agent's mount namespace, which is this one: what something is mounted on cannot be removed.
+    // In the agent's mount namespace, which is this one: a mount point cannot be removed.
     rustix::mount::mount_bind(&path, &path).unwrap();
     let failed = node.del(&a);
     let added = node.add(&b);
@@ -162,7 +162,7 @@ fn a_record_that_cannot_be_removed_keeps_its_numbers_and_its_next_del_costs_no_o
     Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
 }
 
-/// What a plugin has made can be taken back only with what it answered: its DEL is told that.
+/// A plugin's work can be undone only with its result: DEL reports that it is lost.
 #[test]
 fn a_plugin_whose_answer_is_lost_is_not_asked_to_take_back_what_nobody_knows() {
     let mut node = Node::new(&[pod("a", &json!({}), &json!("odd"))]).unwrap();
@@ -192,7 +192,7 @@ fn a_plugin_whose_answer_is_lost_is_not_asked_to_take_back_what_nobody_knows() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// What has the name of an interface that the pod has lost is somebody else's.
+/// A link with the name of an interface that the pod has lost was made by the pod itself.
 #[test]
 fn a_link_that_the_pod_has_made_in_place_of_its_own_stays() {
     let (node, a) = with_macvlan();

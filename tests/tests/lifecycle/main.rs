@@ -1,11 +1,12 @@
-//! The agent's life: start, end, crash and upgrade under attached pods, and what it shows its operator.
+//! The agent's life cycle: start, end, crash and upgrade under attached pods, and what an operator sees.
 //!
-//! | module | what it proves |
+//! | module | tests |
 //! |---|---|
 //! | `readiness` | the file that tells the runtime to call netattach |
-//! | `operator`, `object_problems` | wrong use, in words; problems of objects, in `status` and in the log |
+//! | `operator`, `object_problems` | errors for wrong use; problems of objects, in `status` and in the log |
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
-//! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; records that were harmed; what the next agent finishes |
+//! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
+//! recovery |
 //! | `map_memory` | the memory of the maps is as documented |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 

@@ -1,4 +1,4 @@
-//! The memory of the maps that a started agent has made, by the kernel's own reckoning, and what `docs/budgets.md` says.
+//! The memory of a started agent's maps as the kernel reports it, compared with `docs/budgets.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +9,12 @@ use netattach_tests::Node;
 use netattach_tests::tools::report_skipped;
 use serde_json::json;
 
-/// Since Linux 6.4 `memlock` is what a map takes; before, what it could take was counted in another way.
+/// Since Linux 6.4 `memlock` is a map's actual memory; before, its maximum was computed in another way.
 const RECKONED_SINCE: (u32, u32) = (6, 4);
-/// What the kernel keeps for a map beside its entries: its own description, locks of a few buckets, pages of a ring.
+/// The kernel's memory for a map besides its entries: its own description, locks of a few buckets, pages of a ring.
 const EACH: u64 = 20 << 10;
 
-/// KiB at the start by the documents, by map.
+/// KiB at the start according to the documents, by map.
 fn documented(cpus: u64) -> BTreeMap<String, u64> {
     let page = include_str!("../../../docs/budgets.md");
     let section = page.split("\n## ").find(|section| section.starts_with("Memory of the BPF maps")).unwrap();

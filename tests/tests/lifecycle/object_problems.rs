@@ -6,7 +6,7 @@ use netattach_tests::node::DEFAULT_NETWORK;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
-/// What `status` tells, by object; manifest files by their names.
+/// Problems in `status`, by object; manifest files by their names.
 fn rows(node: &Node) -> Vec<(String, String)> {
     let status = node.ctl(&["status"]).unwrap();
     let text = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
@@ -63,7 +63,7 @@ fn what_is_not_in_force_is_told_before_a_pod_suffers_from_it() {
     assert_eq!((found[0].1.as_str(), found[3].1.as_str()), (NO_NETWORK.1, OFF.1));
     assert!(found[1].1.starts_with("network shop/broken: spec.config: "), "{found:#?}");
     assert!(found[2].1.contains("10.1.0.0"), "{found:#?}");
-    // Mended one after the other.
+    // Fixed one after the other.
     node.remove("broken").unwrap();
     node.remove("subnet").unwrap();
     await_rows(&node, &[NO_NETWORK, OFF]);
@@ -82,7 +82,7 @@ fn what_is_not_in_force_is_told_before_a_pod_suffers_from_it() {
     }
 }
 
-/// Policies whose specification cannot be read, from the first time that their file is looked at.
+/// Policies whose specification cannot be read, from the first time that their file is read.
 #[test]
 fn a_policy_that_cannot_be_read_is_told() {
     let mut node = Node::new(&[]).unwrap();
@@ -126,7 +126,7 @@ fn what_is_on_disk_is_told_once_and_shown_while_it_lasts() {
     std::fs::write(file("00.conflist"), "{").unwrap();
     let problem = "parse network configuration: EOF while parsing an object at line 1 column 1";
     await_rows(&node, &[(&broken, problem)]);
-    // By looks that have found it again.
+    // By checks that have found it again.
     node.write("policy", &network_policy("web", &json!({"podSelector": {}}))).unwrap();
     await_rows(&node, &[(&broken, problem), OFF]);
     node.remove("policy").unwrap();

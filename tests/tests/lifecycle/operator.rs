@@ -1,4 +1,4 @@
-//! An operator's mistakes: the wrong arguments, rights or settings, and the answers. The real executables.
+//! An operator's mistakes: wrong arguments, rights or settings, and the error messages. The real executables.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-/// Nobody in particular.
+/// An unprivileged user (nobody).
 const SOMEBODY: u32 = 65_534;
 
 fn ctl(node: &Node) -> Command {
@@ -153,12 +153,12 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
         )
     };
     assert_eq!(asked(&node, &uninstall), (5, String::new(), attached("shop/a, shop/b")));
-    // Records elsewhere, or lost: the maps know too.
+    // Records elsewhere, or lost: attachments are found in the maps too.
     let elsewhere = ["uninstall", "--bpffs", &bpffs, "--state-dir", "/nonexistent"];
     let who = format!("4 attachments in the maps at {bpffs}, of which /nonexistent has no record");
     assert_eq!(asked(&node, &elsewhere), (5, String::new(), attached(&who)));
     assert!(node.bpffs().exists());
-    // Whoever names the directory above would remove what others have pinned.
+    // Naming the directory above would remove the pins of others.
     let above = node.bpffs().parent().unwrap().display().to_string();
     let (code, _, said) = asked(&node, &["uninstall", "--force", "--bpffs", &above]);
     assert!(code == 1 && said.contains("which is not netattach's: name the directory"), "{said}");
@@ -231,7 +231,7 @@ fn who_may_not_ask_is_told_so() {
     }
 }
 
-/// The last line of an agent that does not start, and that there is only one.
+/// The only log line of an agent that does not start.
 fn refused_to_start(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -268,11 +268,11 @@ fn an_agent_without_the_capabilities_that_it_needs_names_them_in_a_line() {
     std::fs::set_permissions(node.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     command.uid(SOMEBODY).gid(SOMEBODY);
     assert_eq!(refused_to_start(command), lacks(SOMEBODY, &format!("{admin}, {net}")));
-    // What it names is all that it needs.
+    // The documented capabilities are sufficient.
     let (pod, node) = (Pod::new("a").unwrap(), &mut node);
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
     with_only(needed, || node.start()).unwrap();
-    // By a file, as runtimes name it: the directory of a process that may do more is closed to it.
+    // By a file, as runtimes name it: the `/proc` directory of a process with more capabilities cannot be opened.
     let netns = node.path("netns");
     pod.namespace.bind(&netns).unwrap();
     let call = |verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
@@ -299,7 +299,7 @@ fn settings_that_cannot_be_meant_are_refused_by_name_in_a_line() {
     let dotted = node.bpffs().with_file_name("netattach.test").join("x");
     let mut command = node.agent_command(&agent).unwrap();
     command.arg("--bpffs").arg(&dotted);
-    // The option is given twice; clap takes neither.
+    // The option is given twice; clap refuses that.
     let twice = command.output().unwrap();
     assert_eq!(twice.status.code(), Some(2));
     let mut command = Command::new(&agent);
@@ -319,7 +319,7 @@ fn settings_that_cannot_be_meant_are_refused_by_name_in_a_line() {
 fn signals_end_the_agent_with_a_line_or_do_nothing_with_a_line() {
     let mut node = Node::new(&[]).unwrap();
     let nothing = [Signal::HUP, Signal::USR1, Signal::USR2, Signal::PIPE];
-    // One after the other; and all at once, with a second one that does not wait for what was begun.
+    // One signal after the other; and both at once, where the second one does not wait for work in progress.
     let ends: [(&[Signal], &str); 2] =
         [(&[Signal::QUIT], "SIGQUIT"), (&[Signal::TERM, Signal::QUIT], "SIGTERM")];
     for (ending, told) in ends {
@@ -390,7 +390,7 @@ fn a_trouble_is_one_line_when_it_begins_and_a_failed_request_is_one_that_says_wh
     await_troubles(json!([row("lan", "nowhere0")]));
     let a = Pod::new("a").unwrap();
     node.add(&a).failure();
-    // By a look that has found the first one again.
+    // By a check that has found the first one again.
     define(&node, "wan", "nowhere1");
     await_troubles(json!([row("lan", "nowhere0"), row("wan", "nowhere1")]));
     let log = node.stop().unwrap();
@@ -409,7 +409,7 @@ fn a_trouble_is_one_line_when_it_begins_and_a_failed_request_is_one_that_says_wh
 #[test]
 fn an_agent_that_hangs_is_told_from_one_that_is_not_there_and_a_closed_pipe_is_no_error() {
     let (node, [a, b]) = scene();
-    // A reader that has seen enough.
+    // A reader that closes the pipe early.
     let mut child = ctl(&node)
         .args(["attachments", "-o", "json"])
         .stdout(Stdio::piped())
@@ -421,7 +421,7 @@ fn an_agent_that_hangs_is_told_from_one_that_is_not_there_and_a_closed_pipe_is_n
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(0), ""));
 
-    // Someone who follows ends with his reader, at the next line.
+    // A follower ends with its reader, at the next line.
     let mut follower = ctl(&node).args(["flows", "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
     drop(follower.stdout.take());
     let to = node.status(&b).unwrap()[1]["ips"][0].as_str().unwrap().to_owned();
@@ -446,7 +446,7 @@ fn an_agent_that_hangs_is_told_from_one_that_is_not_there_and_a_closed_pipe_is_n
     }
 }
 
-/// There is an agent, and it has nothing to say: a script is told by the code, and a person in words.
+/// The agent runs and has no answer: a script gets an exit code, and a user a message.
 #[test]
 fn what_has_no_answer_is_not_shown_as_an_empty_one() {
     let (node, [a, b]) = scene();

@@ -1,4 +1,4 @@
-//! The file that tells the container runtime to call netattach: when it comes, what is in it, and that it stays.
+//! The file that makes the container runtime call netattach: when it is written, its content, and that it stays.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Call, Node, Pod};
 use serde_json::{Value, json};
 
-/// A node that writes the file into a directory of its own, which is not there yet.
+/// A node that writes the file into a directory of its own, which does not exist yet.
 fn node() -> Node {
     let mut node = Node::new(&[pod("a", &json!({}), &json!(null))]).unwrap();
     node.set("cniConf", json!({"dir": node.path("net.d"), "network": "pods"}));
@@ -31,7 +31,8 @@ fn await_file(node: &Node, what: &str, holds: impl Fn(&Value) -> bool) -> Value 
     written(node).unwrap()
 }
 
-/// What a runtime that found the file hands to the plugin: its first plugin, with name and newest version of the list.
+/// The configuration that a runtime makes of the file for the plugin: its first plugin, with name and newest version of
+/// the list.
 fn as_called_by_a_runtime(conf: &Value) -> Value {
     let mut plugin = conf["plugins"][0].clone();
     plugin["name"] = conf["name"].clone();
@@ -176,11 +177,11 @@ fn an_agent_that_dies_while_writing_leaves_no_half_file() {
         node.start_as(agent, &[("NETATTACH_CRASH_DIR", crash.to_str().unwrap())])
     };
     let points = |node: &Node| fs::read_to_string(node.path("crash/log")).unwrap();
-    // Another agent tells how many points come before.
+    // A second agent shows how many points come before.
     start_as(&mut other, "none").unwrap();
     await_file(&other, "nobody dies", |_| true);
     let before = points(&other).lines().position(|point| point == WRITTEN).unwrap();
-    // It dies before or after it says that it is ready.
+    // It dies before or after it reports readiness.
     if start_as(&mut node, &before.to_string()).is_ok() {
         node.wait_for_end().unwrap();
     }

@@ -1,5 +1,5 @@
 //! Recovery after an agent was killed, and requests that came while none ran: the next agent serves at once and
-//! finishes that work beside.
+//! finishes that work in the background.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Outcome, Pod};
 use serde_json::{Value, json};
 
-/// A node with a network of the scripted plugin `odd`, that many pods that have it, and the pod `plain`.
+/// A node with a network of the scripted plugin `odd`, that many pods on it, and the pod `plain`.
 fn node(script: &Value, count: usize) -> (Node, Vec<Pod>) {
     let mut node = Node::new(&[pod("plain", &json!({}), &Value::Null)]).unwrap();
     node.set("delegation", json!({"timeoutSeconds": 600}));
@@ -50,7 +50,7 @@ fn an_agent_serves_while_what_hangs_is_taken_back_and_hears_a_signal_meanwhile()
         node.add(pod).success();
     }
     node.plugin("odd", &hanging("DEL")).unwrap();
-    // All but one are in the middle of their DEL; that one's waits for an agent.
+    // All but one are in the middle of their DEL; the last one's DEL waits for an agent.
     let (late, begun) = pods.split_last().unwrap();
     let dels: Vec<_> = begun.iter().map(|pod| node.call("DEL", pod)).collect();
     let dels: Vec<_> = dels.into_iter().map(|call| spawn(move || call.run())).collect();
@@ -73,12 +73,12 @@ fn an_agent_serves_while_what_hangs_is_taken_back_and_hears_a_signal_meanwhile()
     assert_eq!(status["troubles"][0]["object"], "plugin odd of network odd", "{status:#}");
     let shown = &status["troubles"].as_array().unwrap().last().unwrap()["problem"];
     assert_eq!(shown, &format!("what they left of {COUNT} containers is being taken back"));
-    // Who asks for one of them waits for that one.
+    // A request for one of these pods waits for that pod's recovery.
     let again = node.call("ADD", &pods[0]);
     let again = spawn(move || again.run());
     node.check(&plain).success();
     assert!(!again.is_finished());
-    // The first signal ends what is left over, the second what is served.
+    // The first signal ends recovery, the second ends serving.
     let agent = rustix::process::Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
     rustix::process::kill_process(agent, rustix::process::Signal::TERM).unwrap();
     assert!(eventually(PATIENCE, || !node.socket().exists()));
@@ -88,7 +88,7 @@ fn an_agent_serves_while_what_hangs_is_taken_back_and_hears_a_signal_meanwhile()
     node.plugin("odd", &json!({})).unwrap();
     node.start().unwrap();
     node.del(&plain).success();
-    // Its DEL came before the ADD that was broken off.
+    // Its DEL came before the interrupted ADD.
     node.add(&pods[0]).success();
     node.del(&pods[0]).success();
     let mut all: Vec<&Pod> = pods.iter().collect();
@@ -116,7 +116,7 @@ fn a_signal_is_heard_while_nothing_but_what_hangs_is_left() {
     Snapshot::take(&node, &[&pods[0]]).unwrap().assert_nothing_is_left();
 }
 
-/// What `before` has on `lan` is asked for again, and `others` has nothing of it.
+/// Successors ask for the resources that `before` has on `lan`; `others` has none of them.
 fn successors() -> (Node, [Pod; 4]) {
     let (mut node, _) = node(&json!({}), 0);
     let lan = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br-lan", "capabilities": {"mac": true, "ips": true},
@@ -142,11 +142,11 @@ fn successors() -> (Node, [Pod; 4]) {
     (node, pods)
 }
 
-/// The ADDs of those that ask for what `before` has, while it is being taken back and its plugin hangs.
+/// The ADDs that ask for the resources of `before`, while it is being rolled back and its plugin hangs.
 fn begin_successors(node: &Node, pods: &[Pod; 4]) -> Vec<JoinHandle<Outcome>> {
     let [_, ip, mac, others] = pods;
     let begun = [ip, mac].map(|pod| node.call("ADD", pod)).map(|call| spawn(move || call.run()));
-    // Beside them everything is as ever.
+    // Other requests are served as usual.
     for _ in 0..5 {
         node.add(others).success();
         node.del(others).success();
@@ -159,7 +159,7 @@ fn begin_successors(node: &Node, pods: &[Pod; 4]) -> Vec<JoinHandle<Outcome>> {
 fn an_add_waits_for_an_address_that_is_being_taken_back() {
     let (mut node, pods) = successors();
     let [before, ip, mac, _] = &pods;
-    // First in a DEL, then in what an agent that was killed has left.
+    // First during a DEL, then in the leftovers of a killed agent.
     for is_left_over in [false, true] {
         node.plugin("odd", &json!({"DEL": {"sleepMs": if is_left_over { 300_000 } else { 4000 }}})).unwrap();
         node.take_calls().unwrap();
@@ -223,7 +223,7 @@ fn an_add_waits_no_longer_than_for_a_pool_for_an_address_that_does_not_become_fr
     }
 }
 
-/// The plugin makes its link when it has slept: after the DEL of the next agent, if it lived that long.
+/// The plugin makes its link after a sleep: after the DEL of the next agent, if it lived that long.
 #[test]
 fn a_plugin_does_not_outlive_the_agent_that_had_called_it() {
     let script = json!({"ADD": {"sleepMs": 300_000, "holdMs": 300_000, "link": "dummy"}});
@@ -263,7 +263,7 @@ fn open_files(node: &Node) -> usize {
 fn pools_that_were_used_once_keep_no_descriptors() {
     const NETWORKS: usize = 120;
     const AT_ONCE: usize = 6;
-    // 64 directories are kept open, of four descriptors each; some more are open while work goes on.
+    // 64 directories are kept open, of four descriptors each; a few more are open during work.
     const MOST: usize = 64 * 4 + 16;
     let mut node = Node::new(&[]).unwrap();
     for number in 0..NETWORKS {
@@ -284,7 +284,7 @@ fn pools_that_were_used_once_keep_no_descriptors() {
             Pod::new(&name).unwrap()
         })
         .collect();
-    // As service managers start it, with fewer than it may have.
+    // As service managers start it, with a soft limit below the hard one.
     let agent = node.path("netattachd");
     let script =
         format!("#!/bin/sh\nulimit -Sn 1024\nexec {} \"$@\"\n", executable("netattachd").unwrap().display());

@@ -1,4 +1,4 @@
-//! The agent goes and comes back; attached pods do not notice.
+//! The agent restarts; attached pods are not affected.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -118,7 +118,7 @@ fn without_an_agent_add_fails_at_once_and_del_is_kept_until_it_is_back() {
     let (code, message) = node.del(&a).failure();
     assert_eq!(code, 11);
     assert!(message.starts_with("DEL is not done yet: it is recorded in "), "{message}");
-    // A runtime repeats itself; one of the pods' namespaces goes meanwhile.
+    // A runtime repeats its call; one of the pods' namespaces is removed meanwhile.
     assert_eq!(node.del(&a).failure().0, 11);
     let del_b = node.call("DEL", &b);
     drop(b);
@@ -196,7 +196,7 @@ fn a_socket_that_is_removed_is_there_again() {
     assert!(!node.socket().exists());
 }
 
-/// A runtime that uses ids again: the DEL was meant for the container before.
+/// A runtime reuses ids: the DEL was meant for the previous container.
 #[test]
 fn a_waiting_del_that_is_older_than_its_attachment_is_dropped_whatever_the_clock_says() {
     let mut node = node();
@@ -212,12 +212,12 @@ fn a_waiting_del_that_is_older_than_its_attachment_is_dropped_whatever_the_clock
     node.del(&a).success();
     node.add(&a).success();
     node.kill().unwrap();
-    // By the clock on the wall it was written just now.
+    // By the wall clock it was written just now.
     fs::write(&request, older).unwrap();
     node.start().unwrap();
     node.check(&a).success();
     assert_eq!(fs::read_dir(node.path("state/pending")).unwrap().count(), 0);
-    // And one that is younger is carried out, when by that clock it is from before there were pods.
+    // A younger request is carried out, even if by the wall clock it predates all pods.
     node.kill().unwrap();
     assert_eq!(node.del(&a).failure().0, 11);
     let request = fs::read_dir(node.path("state/pending")).unwrap().next().unwrap().unwrap().path();
@@ -291,8 +291,7 @@ fn at(port: u16) -> SocketAddr {
     SocketAddr::from(([10, 51, 0, 3], port))
 }
 
-/// Makes what an agent has pinned look as if one of another layout had: devices run programs whose maps nobody finds any more
-/// under the names of today.
+/// Makes the pins look like those of another layout: devices run programs whose maps are not found under today's names.
 fn age_layout(node: &Node) -> PathBuf {
     let current = node.bpffs().join(format!("v{LAYOUT_VERSION}"));
     let older = node.bpffs().join(format!("v{}", LAYOUT_VERSION - 1));
@@ -325,7 +324,7 @@ fn attachments_of_another_layout_are_taken_over_while_traffic_flows_and_nothing_
     assert_eq!((&after.node, &after.pods, &after.pins), (&before.node, &before.pods, &before.pins));
     assert_eq!(after.dataplane.links, before.dataplane.links);
     assert_eq!(after.dataplane.records, before.dataplane.records);
-    // A change reaches what runs now.
+    // A change reaches the running programs.
     node.write("only-80", &only_port(81)).unwrap();
     assert!(eventually(PATIENCE, || datagram(&a.namespace, at(81), SILENCE).unwrap()));
     assert!(closed(80));
@@ -336,14 +335,14 @@ fn attachments_of_another_layout_are_taken_over_while_traffic_flows_and_nothing_
     Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
 }
 
-/// Until when segments of unknown connections may be answers, of each attachment that is owed something.
+/// Until when segments of unknown connections may be answers, for each attachment with such a deadline.
 fn deadlines(node: &Node) -> Vec<u32> {
     let map = MapData::from_pin(node.bpffs().join(format!("v{LAYOUT_VERSION}/na_share"))).unwrap();
     let map: Array<_, Share> = Map::from_map_data(map).unwrap().try_into().unwrap();
     map.iter().map(|share| share.unwrap().answers_until).filter(|until| *until != 0).collect()
 }
 
-/// Seconds of the clock that deadlines are of.
+/// Seconds of the clock used for deadlines.
 fn now() -> u32 {
     rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec as u32
 }
@@ -361,14 +360,14 @@ fn a_connection_outlives_a_restart_and_a_lost_table_whichever_end_sends_first() 
     let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
     node.add(&a).success();
     node.add(&b).success();
-    // Routed, and on a macvlan: none of them may be opened by the server.
+    // Routed, and on a macvlan: the server may open neither of them.
     let connections = [at(80), "10.52.0.3:80".parse().unwrap()].map(|address: SocketAddr| {
         let listener = b.namespace.run(|| TcpListener::bind(address)).unwrap();
         let client = a.namespace.run(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         (listener.accept().unwrap().0, client)
     });
-    // Which end sends first, after an ordinary restart and after an upgrade.
+    // The end that sends first, after an ordinary restart and after an upgrade.
     for (upgrade, server_first) in [(false, true), (false, false), (true, true), (true, false)] {
         node.kill().unwrap();
         if upgrade {
@@ -385,7 +384,7 @@ fn a_connection_outlives_a_restart_and_a_lost_table_whichever_end_sends_first() 
         }
         let deadlines = deadlines(&node);
         if upgrade {
-            // The attachments that there are, and none of them for longer than a minute.
+            // The existing attachments, and none of them for longer than a minute.
             let rows = node.ctl(&["attachments"]).unwrap();
             assert_eq!(deadlines.len(), rows.as_array().unwrap().len());
             assert!(deadlines.iter().all(|until| *until <= now() + Share::GRACE), "{deadlines:?}");
@@ -418,14 +417,14 @@ fn an_agent_that_is_killed_while_it_takes_over_another_layout_leaves_it_to_the_n
     };
     node.kill().unwrap();
     age_layout(&node);
-    // One counts its points to the end; the others die on the way, each where the one before has left it.
+    // One agent counts its points to the end; the others die on the way, each continuing where its predecessor died.
     fs::write(directory.join("at"), usize::MAX.to_string()).unwrap();
     node.start_as(agent, &variables).unwrap();
     node.kill().unwrap();
     let log = fs::read_to_string(directory.join("log")).unwrap();
     let removed = log.lines().position(|point| point.starts_with("layout:")).unwrap();
     age_layout(&node);
-    // What one has done the next need not do: each has fewer points than the first.
+    // Finished work is not repeated: each agent has fewer points than the first.
     for point in [0, removed / 4, removed / 4, removed / 4, removed / 4] {
         fs::write(directory.join("at"), point.to_string()).unwrap();
         assert!(node.start_as(agent, &variables).is_err(), "the agent does not die at point {point}");

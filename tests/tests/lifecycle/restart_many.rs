@@ -1,4 +1,5 @@
-//! Restart and upgrade of an agent with many attachments: all are adopted, none is attached anew, and no packet is lost.
+//! Restart and upgrade of an agent with many attachments: all are adopted, none is attached anew, and no packet is
+//! lost.
 //!
 //! How long it takes is printed:
 //! `NETATTACH_RESTART_ATTACHMENTS=1000 cargo test --release -p netattach-tests --test lifecycle -- restart_many --nocapture`.
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 
 /// Interfaces of each pod: one on the default network and three on a routed one.
 const INTERFACES: usize = 4;
-/// A machine that does other things too may take this long; the figure itself is printed.
+/// Upper bound on a busy machine; the figure itself is printed.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn attachments() -> usize {
@@ -65,7 +66,7 @@ fn many_attachments_are_adopted_at_once_and_their_programs_exchanged_without_a_l
         let version = node.bpffs().join(format!("v{LAYOUT_VERSION}"));
         match what {
             "upgrade: other programs" => {
-                // As if an agent with another object had been here.
+                // As if an agent with another object had run here.
                 let data = MapData::from_pin(version.join("na_cfg")).unwrap();
                 let mut map: Array<_, Config> = Map::from_map_data(data).unwrap().try_into().unwrap();
                 let memory = map.get(&0, 0).unwrap();

@@ -1,4 +1,4 @@
-//! What an uplink's driver drops.
+//! Early drops by the program in an uplink's driver.
 
 use netattach::bpf::{Place, Segment, Uplink, XdpDrops};
 use netattach_common::attachment::link_local;
@@ -9,7 +9,7 @@ use super::*;
 
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
-/// Somebody behind the uplink.
+/// A station behind the uplink.
 const OUTSIDE: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 
 struct EarlyRig(FastRig);
@@ -29,7 +29,7 @@ impl EarlyRig {
         Self(rig)
     }
 
-    /// On the peer's bridge, and the peer may be reached by UDP on port 80 from one host.
+    /// On the peer's bridge; one host may reach the peer by UDP on port 80.
     fn isolated() -> Self {
         let rig = Self::new(Segment::Bridge(BRIDGE), Some(XdpDrops::SpoofedAndDenied));
         let from_one = policy(&[("10.0.0.9/32", 1), ("fd00::9/128", 1)], &[(1, port(17, 80))]);
@@ -38,7 +38,7 @@ impl EarlyRig {
         rig
     }
 
-    /// Why a frame is dropped, with exactly that counted; `None`: it passes, and nothing is.
+    /// Why a frame is dropped, with exactly that counted; `None`: it passes, and no drop is counted.
     fn receive(&self, packet: &Packet) -> Option<DropReason> {
         self.receive_frame(&packet.frame())
     }
@@ -87,7 +87,7 @@ fn what_claims_to_be_an_attachment_is_dropped() {
     for packet in [outside().udp(1, 2), outside6().udp(1, 2), outside().tagged(5).udp(1, 2)] {
         assert_eq!(rig.receive(&packet), None, "{packet:?}");
     }
-    // Who has an address is not for a filter to say.
+    // Address ownership is not for a filter to decide.
     assert_eq!(rig.receive_frame(&arp_request(OUTSIDE, PEER_V4, "10.0.0.1")), None);
     assert_eq!(rig.receive_frame(&other_ethertype(0x88cc)), None);
     assert_eq!(rig.receive_frame(&outside().udp(1, 2).frame()[..20]), None);

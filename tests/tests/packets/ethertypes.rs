@@ -1,10 +1,10 @@
-//! Frames that are neither IP's nor ARP's.
+//! Frames that are neither IP nor ARP.
 
 use super::*;
 
-/// Somebody else's experiments (IEEE 802, local experimental ethertypes).
+/// An experimental protocol (IEEE 802, local experimental ethertypes).
 const EXPERIMENT: u16 = 0x88b5;
-/// Spanning tree by LLC, with the length where others have their ethertype.
+/// Spanning tree by LLC, with the length in place of the ethertype.
 const BPDU: [u8; 46] = {
     let mut bytes = [0; 46];
     (bytes[0], bytes[1], bytes[2]) = (0x42, 0x42, 3);

@@ -12,7 +12,7 @@ use super::*;
 pub(super) const PEER: u32 = 8;
 const PEER_DEVICE: u32 = 1_000_000;
 pub(super) const BRIDGE: u32 = 77;
-/// What `bpf_redirect_peer` has a program return.
+/// The program's return value after `bpf_redirect_peer`.
 const REDIRECT: i32 = 7;
 const STACK: i32 = -1;
 const DROP: i32 = 2;
@@ -22,7 +22,7 @@ pub(super) struct FastRig {
     pub(super) fast: FastPath,
 }
 
-/// What a packet changed in the counters.
+/// Counter changes caused by a packet.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Moved {
     verdict: i32,
@@ -85,7 +85,7 @@ fn taken() -> Moved {
     Moved { verdict: REDIRECT, sent: 1, received: 1, fast_path: 1, ..Moved::default() }
 }
 
-/// Left to the stack for a reason; `None`: without being counted.
+/// Left to the stack for a reason; `None`: not counted.
 fn declined(reason: impl Into<Option<Decline>>) -> Moved {
     let declined = reason.into().map(|reason| (reason, 1)).into_iter().collect();
     Moved { verdict: STACK, sent: 1, declined, ..Moved::default() }
@@ -218,7 +218,7 @@ fn what_does_not_fit_the_receivers_link_is_left_to_the_stack() {
 fn without_an_agent_the_fast_path_ends() {
     let mut rig = FastRig::new();
     rig.fast.renew(Duration::ZERO).unwrap();
-    // The programs read a clock that moves with the timer's tick.
+    // The programs read a clock that advances with the timer tick.
     let over = || rig.send(&from_pod().udp(1, 2).frame()) == declined(Decline::Unwatched);
     assert!(eventually(PATIENCE, over));
 }
@@ -257,7 +257,7 @@ fn what_the_sender_may_not_send_never_gets_there() {
 fn the_receivers_bandwidth_holds_on_the_fast_path() {
     let rig = FastRig::new();
     let frame = from_pod().udp(1, 2).frame();
-    // A burst of two frames, and then hardly anything.
+    // A burst of two frames, and then a very low rate.
     let to_pod = Rate::new(1, 2 * frame.len() as u64);
     let limits = Limits { to_pod, ..Limits::default() };
     rig.put_peer(Attachment { mac: PEER_MAC, limits, ..bare() });

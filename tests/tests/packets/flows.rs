@@ -1,4 +1,4 @@
-//! What the flow table remembers, and what the agent takes out of it.
+//! The flow table: which flows it holds, and which ones the agent removes.
 
 use netattach::bpf::{Census, Ended, Ending, FlowTable};
 
@@ -86,7 +86,7 @@ fn a_tighter_policy_ends_live_flows_and_a_wider_one_resumes_them() {
     assert_eq!(rig.run(ToPod, &to_pod().tcp(9, 9, SYN).frame()), Ok(()));
 }
 
-/// A pod that may be called at port 80, and may call nobody.
+/// A pod that accepts connections at port 80, and may open none.
 fn server() -> Rig {
     Rig::isolated(Some(&web_from_peer()), Some(&deny_all()))
 }
@@ -97,7 +97,7 @@ fn a_segment_of_no_flow_is_judged_as_if_its_sender_opened_one() {
     let rig = server();
     for flags in [ACK, ACK | PUSH, tcp::FIN, 0, tcp::FIN | PUSH | 32, SYN | ACK, RST, RST | ACK, SYN] {
         let sent = |source| from_pod().tcp(source, 2000, flags).frame();
-        // What might be the answer to a call that is allowed, and what might not.
+        // A possible answer to an allowed connection, and one that cannot be.
         assert_eq!([80, 81].map(|port| rig.run(FromPod, &sent(port))), [Err(DropReason::EgressPeer); 2]);
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 81, flags).frame()), Err(DropReason::IngressPort));
     }
@@ -135,7 +135,7 @@ fn where_the_flows_were_lost_a_segment_may_answer_for_a_while() {
     assert_eq!(flow.state, REPLIED, "gone after a minute if its opener does not go on");
     assert_eq!(rig.run(ToPod, &call), Ok(()));
     assert_eq!(rig.only_flow().state, REPLIED | ESTABLISHED);
-    // What no rule of either direction allows, what asks, what accepts, and what is no connection.
+    // A segment that no rule of either direction allows, a SYN, a SYN-ACK, and a datagram.
     assert_eq!(rig.run(FromPod, &from_pod().tcp(81, 2000, ACK).frame()), Err(DropReason::EgressPeer));
     assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 81, ACK).frame()), Err(DropReason::IngressPort));
     for flags in [SYN, SYN | ACK] {
@@ -191,7 +191,7 @@ fn collect(table: &FlowTable) {
     while !table.collect().unwrap() {}
 }
 
-/// Opener's port, responder's port and packets both ways of each flow that was taken out, by opener's port.
+/// Opener's port, responder's port and packets both ways of each removed flow, by opener's port.
 fn ended(table: &FlowTable) -> Vec<(u16, u16, [u64; 2], Ending)> {
     let (flows, untold) = table.take_ended();
     assert_eq!(untold, 0);
@@ -212,7 +212,7 @@ fn what_has_ended_is_taken_out_and_told_and_the_rest_is_counted() {
         assert_eq!(rig.run(FromPod, &frame.frame()), Ok(()));
     }
     assert_eq!(rig.run(ToPod, &to_pod().udp(53, 1000).frame()), Ok(()));
-    // What was not answered ends after 30 seconds, what was after 120.
+    // Unanswered flows end after 30 seconds, answered ones after 120.
     rig.age(40);
     assert_eq!(rig.run(ToPod, &to_pod6().tcp(2000, 80, SYN).frame()), Ok(()));
     collect(&table);
@@ -254,7 +254,7 @@ fn the_flows_of_a_host_that_is_gone_go_at_once() {
 
 #[test]
 fn flows_that_share_batches_and_rounds_are_each_seen_once() {
-    // Room for all, and for the lists that each processor keeps of its own.
+    // Room for all flows, and for the free lists of each processor.
     let rig = Rig::sized(|config| Config { max_flows_v4: 65_536, ..config });
     rig.enforce(None, Some(&allow_all()));
     let table = rig.dataplane.flows().unwrap();
@@ -277,7 +277,7 @@ fn flows_that_share_batches_and_rounds_are_each_seen_once() {
         Some(Census { v4: live, v6: 0, by_attachment: [(POD, [live as u32, 0])].into() })
     );
     assert_eq!(flows.keys().count() as u64, live);
-    // No more of one attachment in one round than its share; a round is 16,384 entries.
+    // Per round an attachment has at most its share of records; a round is 16,384 entries.
     let (told, untold) = table.take_ended();
     assert_eq!((told.len(), told.len() as u64 + untold), (1024, old));
 }

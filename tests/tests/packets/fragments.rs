@@ -34,7 +34,8 @@ fn later_fragments_follow_the_verdict_of_the_first() {
 #[test]
 fn a_fragment_of_an_ipv6_packet_with_more_headers_belongs_to_its_first() {
     let rig = Rig::isolated(Some(&policy(&[("fd00::2/128", 1)], &[(1, port(17, 53))])), None);
-    // The first one has destination options between the fragment header and UDP; the later one names those.
+    // The first one has destination options between the fragment header and UDP; the later one names destination
+    // options.
     let options = [17, 0, 1, 4, 0, 0, 0, 0];
     let datagram = [0, 9, 0, 53, 0, 8, 0, 0];
     let first = to_pod6().identification(5).fragment(0, true).payload(60, &[options, datagram].concat());

@@ -1,5 +1,5 @@
-//! Random policies, pods and packets: what the programs do with compiled policies in the kernel's maps, compared with a
-//! reading of the policies' text that knows neither classes nor prefixes.
+//! Random policies, pods and packets: the programs' verdicts with compiled policies in the kernel's maps, compared with
+//! an interpretation of the policies' text that has neither classes nor prefixes.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// How many worlds are tried; each with some hundreds of packets.
+/// Number of worlds, each with some hundreds of packets.
 const WORLDS: u32 = 150;
-/// IANA numbers: of the protocols that rules can name, of ICMP in each family, of one that rules cannot name.
+/// IANA numbers: the protocols that rules can name, ICMP in each family, and one that rules cannot name.
 const PROTOCOLS: [u8; 5] = [6, 17, 132, ICMP, GRE];
 const ICMP: u8 = 1;
 const GRE: u8 = 47;
-/// Ports that rules are about, and some beside them.
+/// Ports that rules name, and some others.
 const PORTS: [u16; 7] = [1, 8, 10, 11, 12, 16, 65_535];
 
 /// A pod with one address of each family, `10.0.0.N` and `fd00::N`, and a port `web`: TCP 10 + N.
@@ -189,7 +189,7 @@ impl World {
         self.allows_one(direction, peer, protocol, Some(port))
     }
 
-    /// The same about traffic whose port may not be known.
+    /// [`World::allows`] for traffic whose port may not be known.
     pub(super) fn allows_one(&self, direction: &str, peer: IpAddr, protocol: u8, port: Option<u16>) -> bool {
         let peers = if direction == "ingress" { "from" } else { "to" };
         let isolating = self.isolating(direction);
@@ -215,7 +215,7 @@ impl World {
         if let Some(block) = item.get("ipBlock") {
             let holds = |text: &Value| text.as_str().unwrap().parse::<IpNet>().unwrap().contains(&address);
             let block_net: IpNet = block["cidr"].as_str().unwrap().parse().unwrap();
-            // An exception that lies outside the block is left out; it could not hold an address of the block anyway.
+            // An exception that lies outside the block is ignored; it could not contain an address of the block anyway.
             return block_net.contains(&address) && !block["except"].as_array().unwrap().iter().any(holds);
         }
         let Some(number) = self.number_of(address) else { return false };
@@ -286,7 +286,7 @@ fn opening(from: &str, to: &str, protocol: u8, source: u16, port: u16) -> Vec<u8
 #[test]
 fn the_kernel_does_what_the_text_says() {
     let rig = Rig::new();
-    // Each world enters flows of its own, and the table keeps those of all before.
+    // Each world enters flows of its own, and the table keeps those of all earlier worlds.
     rig.set_share(|share| (share.most_v4, share.most_v6) = (512, 512));
     let zone = std::cell::Cell::new(1);
     let judge = |world: &World| {
@@ -300,7 +300,7 @@ fn the_kernel_does_what_the_text_says() {
             rig.dataplane.policies().remove(&[old].into()).unwrap();
         }
         for (direction, side) in [("ingress", ToPod), ("egress", FromPod)] {
-            // Nothing is a reply to anything: flows of different zones never meet.
+            // Flows of different zones never match, so no packet is a reply.
             zone.set(zone.get() + 1);
             rig.dataplane.attachments().put(POD, &Attachment { zone: zone.get(), ..bare() }).unwrap();
             let mut source = 1000;

@@ -10,7 +10,7 @@ fn put(rig: &Rig, flags: Checks, limits: Limits) {
 #[test]
 fn new_flows_beyond_the_rate_are_dropped_and_known_ones_are_not() {
     let rig = Rig::isolated(Some(&allow_all()), None);
-    // One flow in ten seconds; the third comes early whatever the test's speed.
+    // One flow in ten seconds; the third exceeds the limit at any test speed.
     put(
         &rig,
         Checks::default(),
@@ -34,7 +34,7 @@ fn new_flows_beyond_the_rate_are_dropped_and_known_ones_are_not() {
 #[test]
 fn bytes_beyond_the_bandwidth_are_dropped_in_either_direction() {
     let rig = Rig::new();
-    // Two packets of 46 bytes, then nothing for as long as the test can take.
+    // Two packets of 46 bytes, then none for longer than the test can take.
     let rate = Rate::new(Rate::SLOWEST, 46);
     put(&rig, Checks::default(), Limits { from_pod: rate, ..Limits::default() });
     let out = from_pod().udp(1, 2).frame();
@@ -67,7 +67,7 @@ fn without_pickup_a_connection_begins_at_its_beginning() {
     let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
     put(&rig, Checks { strict_connections: true, ..Checks::default() }, Limits::default());
     let midstream = Err(DropReason::Midstream);
-    // Not even where the flows were lost.
+    // Not even if the flows were lost.
     rig.dataplane.attachments().take_answers(POD).unwrap();
     for flags in [ACK, tcp::FIN, 0, SYN | ACK, RST] {
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, flags).frame()), midstream);

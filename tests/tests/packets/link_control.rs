@@ -1,15 +1,15 @@
-//! What keeps a link going passes every policy, and is no more than that.
+//! Link maintenance messages pass every policy, unless they do more than that.
 
 use super::*;
 
-/// Somebody whom the pod reaches by a router.
+/// A host that the pod reaches through a router.
 const ROUTED: &str = "2001:db8::9";
 /// The pod's link-local address, and a neighbour's.
 const LINK_LOCAL: &str = "fe80::ff:fe00:1";
 const NEIGHBOUR: &str = "fe80::2";
 const PEER: Mac = Mac([2; 6]);
 
-/// A message of neighbour discovery with anything behind its options.
+/// A neighbour discovery message with arbitrary bytes behind its options.
 fn discovery(from: &str, to: &str, kind: u8, target: &str, behind: &[u8]) -> Packet {
     let target: std::net::Ipv6Addr = target.parse().unwrap();
     Packet::between(from, to).hop_limit(255).icmp(kind, &[&[0; 4], &target.octets()[..], behind].concat())
@@ -29,7 +29,7 @@ fn an_isolated_pod_speaks_to_its_link_and_to_nobody_behind_a_router() {
     let denied = Err(DropReason::EgressPeer);
     let solicit = |to, target, behind: &[u8]| discovery(POD_V6, to, 135, target, behind);
     let own = [&[1, 1][..], &POD_MAC.0].concat();
-    // An option of 240 bytes that nobody knows.
+    // An unknown option of 240 bytes.
     let hidden = [&[5, 30][..], &[0x5a; 238]].concat();
     let nonce = [14, 1, 1, 2, 3, 4, 5, 6];
     let probe = |behind: &[u8]| discovery("::", "ff02::1:ff00:1", 135, POD_V6, behind);
@@ -128,7 +128,7 @@ fn what_is_not_about_the_link_is_judged_like_other_messages() {
     assert_eq!(rig.run(FromPod, &solicitation(PEER_V6)), Ok(()));
 }
 
-/// Where an attachment's addresses are not known, nobody knows what is on its link: what has the form passes.
+/// If an attachment's addresses are not known, its link's prefixes are not either: any well-formed message passes.
 #[test]
 fn without_known_addresses_the_form_decides() {
     let rig = Rig::isolated(None, Some(&deny_all()));

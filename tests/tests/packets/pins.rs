@@ -1,4 +1,4 @@
-//! What outlives the agent, and what is refused.
+//! Pins that outlive the agent, and refused policies and layouts.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,8 @@ fn a_successor_adopts_everything_and_disturbs_nothing() {
     assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()), "the flow lives");
 }
 
-/// What one kernel's verifier goes through, an older one may take ten times as long for, and none follows a million
-/// instructions. So there has to be room.
+/// A verifier of an older kernel may take ten times as many instructions as this one, and none accepts more than a
+/// million. So there has to be headroom.
 #[test]
 fn the_verifier_goes_through_little_of_each_program() {
     const MOST: u32 = 60_000;
@@ -53,7 +53,7 @@ fn the_verifier_goes_through_little_of_each_program() {
 fn other_programs_replace_the_pinned_ones_and_ask_to_be_attached() {
     let rig = Rig::isolated(Some(&web_from_peer()), None);
     assert!(!rig.dataplane.programs_changed().unwrap(), "nothing was attached before the first start");
-    // As if another object had been loaded, by an agent that was killed half way through a replacement.
+    // As if another object had been loaded, by an agent that was killed during a replacement.
     let old = SchedClassifier::from_pin(rig.pin("prog/na_to_pod")).unwrap();
     sys::pin(old.fd().unwrap().as_fd(), &rig.pin("prog/next_na_to_pod")).unwrap();
     rig.set_memory(|memory| memory.object_tag ^= 1);
@@ -171,7 +171,7 @@ fn a_policy_that_does_not_fit_is_refused_whole() {
 #[test]
 fn a_policy_that_fails_half_way_is_taken_back() {
     let rig = Rig::new();
-    // A successor does not see what its predecessor writes after it took stock: the kernel says no, late.
+    // A successor's stock-taking does not see later writes of its predecessor: the kernel refuses, late.
     let predecessor = Dataplane::open(&config(&rig.root)).unwrap();
     let hosts: Vec<String> = (0..200).map(|host| format!("10.7.0.{host}/32")).collect();
     let peers: Vec<(&str, u32)> = hosts.iter().map(|host| (host.as_str(), 1)).collect();

@@ -1,4 +1,4 @@
-//! What a policy allows.
+//! Policy verdicts.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Random whole packets: valid, half-valid and not at all. What the programs do is compared with a reading of the bytes and of
-//! the policies' text that shares no code with them, and with what `explain` says.
+//! Random whole packets: valid, half-valid and invalid. The programs' verdicts are compared with an interpretation of
+//! the bytes and of the policies' text that shares no code with them, and with the answer of `explain`.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 use super::generated::{World, any_world};
 use super::*;
 
-/// How many worlds are tried, each with so many packets in each direction.
+/// Number of worlds, each with so many packets in each direction.
 const WORLDS: u32 = 60;
 const PACKETS: u32 = 250;
 
@@ -38,7 +38,7 @@ const GROUPS: [&str; 8] =
 const V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.9", "0.0.0.0", "224.0.0.1"];
 const SOME_PORTS: [u16; 13] = [1, 8, 10, 11, 12, 16, 65_535, 67, 68, 546, 547, 80, 443];
 
-/// Numbers that follow from a seed (xorshift, Marsaglia 2003): a failure is told by its world, which has the seed.
+/// Random numbers from a seed (xorshift, Marsaglia 2003): a failure names its world, which contains the seed.
 struct Dice(Cell<u64>);
 
 impl Dice {
@@ -59,7 +59,7 @@ impl Dice {
         items[self.below(items.len())]
     }
 
-    /// One time in so many.
+    /// True one time in so many.
     fn rarely(&self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -217,7 +217,7 @@ fn other(dice: &Dice, side: Side) -> Vec<u8> {
     any_frame(to, source_mac(dice, side), ethertype, &payload[..dice.of(&[payload.len(), payload.len(), 0])])
 }
 
-/// A frame with some bytes changed behind its addresses, cut off, or with more behind it.
+/// A frame with some bytes changed behind its addresses, truncated, or with bytes appended.
 fn mutated(dice: &Dice, mut frame: Vec<u8>) -> Vec<u8> {
     for _ in 0..dice.below(4) {
         let at = 12 + dice.below(frame.len() - 12);
@@ -252,7 +252,7 @@ fn is_own(address: IpAddr) -> bool {
     [POD_V4, POD_V6, LINK_LOCAL].iter().any(|own| own.parse() == Ok(address))
 }
 
-/// Whether a pod may say that.
+/// Whether a packet passes the sender checks.
 fn is_honest(packet: &Reading) -> bool {
     let to_port = |port| packet.protocol == 17 && packet.ports().is_some_and(|(_, to)| to == port);
     if packet.source.is_ipv4() {
@@ -287,7 +287,7 @@ fn is_honest(packet: &Reading) -> bool {
     packet.names_only(POD_MAC.0, options)
 }
 
-/// What becomes of a frame, and what is to be asked about it.
+/// The expected verdict on a frame, and the query for `explain`.
 fn judge(world: &World, frame: &[u8], side: Side) -> (bool, Option<Asked>) {
     let (direction, own) = if side == FromPod { ("egress", true) } else { ("ingress", false) };
     let isolated = |direction| world.isolates(direction);
@@ -346,7 +346,7 @@ fn is_sound_arp(frame: &[u8], own: bool) -> bool {
     reading::arp(arp).is_some_and(|(mac, address)| mac == POD_MAC.0 && is_own(address))
 }
 
-/// What `explain` says of a packet between addresses; `None`: the question cannot be put.
+/// The answer of `explain` for a packet between addresses; `None`: it cannot be asked.
 fn explained(view: &View<'_>, side: Side, frame: &[u8], asked: Asked) -> Option<bool> {
     let is_ip = [[8, 0], [0x86, 0xdd]].contains(&[frame[12], frame[13]]);
     let (from, to) = match read(frame) {
@@ -365,7 +365,7 @@ fn explained(view: &View<'_>, side: Side, frame: &[u8], asked: Asked) -> Option<
 /// Rows: C29, C40, C80, C86, C88.
 #[test]
 fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
-    // None of the flows is displaced by another.
+    // Room enough that no flow is displaced by another.
     let flows = 2 * WORLDS * PACKETS * 2;
     let rig = Rig::sized(|config| Config { max_flows_v4: flows, max_flows_v6: flows, ..config });
     let zone = Cell::new(1);
@@ -410,14 +410,14 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             if [[8, 0], [0x86, 0xdd]].contains(&[frame[12], frame[13]]) && frame.len() < least {
                 continue;
             }
-            // Nothing is an answer to anything: flows of different zones never meet.
+            // Flows of different zones never match, so no packet is a reply.
             zone.set(zone.get() + 1);
             let attachment = Attachment { zone: zone.get(), flags, addresses: addresses.clone(), ..bare() };
             rig.dataplane.attachments().put(POD, &attachment).unwrap();
             let passed = rig.test_run(side, &frame, 1).return_value as i32 == -1;
             let (expected, asked) = self::judge(world, &frame, side);
             prop_assert_eq!(passed, expected, "{:?} {:02x?} {:?}", side, frame, read(&frame));
-            // Ethertypes are asked about as what the pod sends.
+            // `explain` answers for ethertypes only as sent by the pod.
             let asked = asked.filter(|asked| side == FromPod || !matches!(asked.form, Form::Ethertype(_)));
             if let Some(said) = asked.and_then(|asked| explained(&view, side, &frame, asked)) {
                 prop_assert_eq!(said, passed, "explain: {:?} {:02x?} {:?}", side, frame, asked);

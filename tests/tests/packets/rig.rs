@@ -15,7 +15,7 @@ fn pin_below(root: &Path, name: &str) -> PathBuf {
     root.join(format!("v{LAYOUT_VERSION}")).join(name)
 }
 
-/// What became of a packet.
+/// The verdict on a packet.
 pub(super) type Outcome = Result<(), DropReason>;
 
 pub(super) struct Rig {
@@ -42,7 +42,7 @@ impl Rig {
         Self::sized(|config| config)
     }
 
-    /// As `new`, with maps of another size.
+    /// [`Rig::new`], with maps of another size.
     pub(super) fn sized(change: impl FnOnce(Config) -> Config) -> Self {
         let root = unused_root();
         let dataplane = Dataplane::open(&change(config(&root))).expect("open the dataplane");
@@ -57,12 +57,12 @@ impl Rig {
         rig
     }
 
-    /// Where the agent has pinned something.
+    /// The path of a pin.
     pub(super) fn pin(&self, name: &str) -> PathBuf {
         pin_below(&self.root, name)
     }
 
-    /// As `new`, with these policies.
+    /// [`Rig::new`], with these policies.
     pub(super) fn isolated(ingress: Option<&CompiledPolicy>, egress: Option<&CompiledPolicy>) -> Self {
         let rig = Self::new();
         rig.enforce(ingress, egress);
@@ -87,7 +87,7 @@ impl Rig {
         ids
     }
 
-    /// Writes a policy that nothing refers to yet.
+    /// Writes a policy that is not referenced yet.
     pub(super) fn install(&self, compiled: &CompiledPolicy) -> u32 {
         let id = self.dataplane.policies().allocate().unwrap();
         assert_eq!(self.dataplane.policies().install(&[(id, compiled)]).unwrap().len(), 0);
@@ -160,19 +160,19 @@ impl Rig {
         map.keys().map(Result::unwrap).collect::<Vec<_>>().into_iter()
     }
 
-    /// What the flow table owes to an attachment.
+    /// An attachment's share of the flow table.
     pub(super) fn share(&self, id: u32) -> Share {
         self.shares().get(&id, 0).unwrap()
     }
 
-    /// Changes what it owes to the attachment under test.
+    /// Changes the share of the attachment under test.
     pub(super) fn set_share(&self, change: impl FnOnce(&mut Share)) {
         let mut share = self.share(POD);
         change(&mut share);
         self.shares().set(POD, share, 0).unwrap();
     }
 
-    /// Changes what the agent remembers.
+    /// Changes the configuration in the map `na_cfg`.
     pub(super) fn set_memory(&self, change: impl FnOnce(&mut netattach_common::Config)) {
         let data = MapData::from_pin(self.pin("na_cfg")).unwrap();
         let mut map: Array<_, netattach_common::Config> =
@@ -200,7 +200,7 @@ impl Rig {
     }
 }
 
-/// An attachment of the pod's MAC address and nothing else.
+/// An attachment with the pod's MAC address and no other setting.
 pub(super) fn bare() -> Attachment {
     Attachment {
         mac: POD_MAC,
@@ -242,8 +242,8 @@ pub(super) fn unused_root() -> PathBuf {
     PathBuf::from(format!("/sys/fs/bpf/netattach-test-{}-{number}", std::process::id()))
 }
 
-/// A policy from peers with classes and classes with traffic; rule ids count from 1, and so do classes here: in
-/// the maps they come after the one that allows nothing.
+/// A policy from peers with classes and classes with traffic; rule ids count from 1, and so do classes here: in the
+/// maps they come after the class that allows nothing.
 pub(super) fn policy(peers: &[(&str, u32)], ports: &[(u32, lookup::Traffic)]) -> CompiledPolicy {
     let numbered = || (1..).zip(ports);
     let number = |class: &u32| NOTHING + class;

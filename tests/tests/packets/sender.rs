@@ -1,4 +1,4 @@
-//! What a pod may claim to be, and what reaches it before any policy.
+//! Sender checks, and packets that are refused before any policy.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn without_policy_own_packets_pass_and_are_counted() {
 fn a_pod_speaks_only_for_itself() {
     let rig = Rig::new();
     let other = Mac([2, 9, 9, 9, 9, 9]);
-    // The link-local address of POD_MAC, then one that is somebody else's.
+    // The link-local address of POD_MAC, then one of another MAC address.
     let (own_link_local, other_link_local) = ("fe80::ff:fe00:1", "fe80::ff:fe00:2");
     let solicit = |source: &str, option| {
         Packet::between(source, "ff02::1:ff00:2").neighbour(135, PEER_V6, &[(1, option)]).frame()
@@ -214,7 +214,7 @@ fn a_packet_whose_way_is_not_at_its_end_is_refused_whatever_the_header_is_called
     }
 }
 
-/// Linux reads a packet without a length, but with hop-by-hop options, to the end of the frame; others do not.
+/// Linux reads a packet without a length, but with hop-by-hop options, to the end of the frame; other systems do not.
 #[test]
 fn a_packet_is_as_long_as_it_says() {
     let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
@@ -307,7 +307,7 @@ fn nobody_else_comes_with_the_pods_own_address() {
     let fragment = Packet::between(POD_V4, POD_V4).udp(1, 2).fragment(185, false);
     assert_eq!(rig.run(ToPod, &fragment.frame()), Err(DropReason::SourceIpv4));
     assert_eq!(rig.run(ToPod, &to_pod().udp(1, 2).frame()), Ok(()));
-    // Of an attachment whose addresses nobody knows it could not be told.
+    // Without the attachment's addresses the check is impossible.
     rig.put(Checks { source_mac: true, ..Checks::default() });
     assert_eq!(rig.run(ToPod, &Packet::between(POD_V4, POD_V4).udp(1, 2).frame()), Ok(()));
 }
@@ -369,7 +369,7 @@ fn truncated_packets_are_malformed() {
     }
 }
 
-/// Programs remember whose a device was; they must not believe it.
+/// Programs cache a device's owner; they must not trust the cache.
 #[test]
 fn a_device_that_changes_hands_is_its_new_owners_at_once() {
     const OTHER: u32 = 9;
@@ -410,7 +410,7 @@ fn a_device_that_was_being_taken_away_when_the_agent_died_is_nobodys() {
     let rig = Rig::new();
     let frame = to_pod().udp(1, 2).frame();
     assert_eq!(rig.run(ToPod, &frame), Ok(()));
-    // The first step of making a device nobody's; the agent did not come to the second one.
+    // The first step of unbinding a device; the agent died before the second one.
     let data = MapData::from_pin(rig.pin("na_link")).unwrap();
     let mut links: HashMap<_, u32, u32> = Map::from_map_data(data).unwrap().try_into().unwrap();
     links.remove(&DEVICE).unwrap();

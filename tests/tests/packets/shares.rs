@@ -1,4 +1,4 @@
-//! The flow table belongs to everyone: who enters too many flows loses its own.
+//! The flow table is shared: an attachment that enters too many flows loses its own.
 
 use netattach::bpf::{Ending, PerFamily};
 use netattach_common::flow::state::{ESTABLISHED, REPLIED};
@@ -9,7 +9,7 @@ use super::*;
 const NEIGHBOUR: u32 = 8;
 const PLACES: u32 = 64;
 
-/// Two attachments that may talk with everybody; the one under test has [`PLACES`].
+/// Two attachments that may communicate with all peers; the one under test has [`PLACES`].
 fn two() -> Rig {
     let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
     let neighbour =
@@ -40,7 +40,7 @@ fn flows_of(rig: &Rig, attachment: u32) -> BTreeSet<(u16, u16, u8)> {
         .collect()
 }
 
-/// A TCP connection of an attachment's pod with somebody else, which then is idle.
+/// A TCP connection of an attachment's pod with a third host, which then is idle.
 fn connection(rig: &Rig, attachment: u32, own: &str) {
     let (there, back) = (Packet::between(own, "10.9.9.9"), Packet::between("10.9.9.9", own));
     at(rig, attachment, FromPod, &there.clone().tcp(4000, 80, SYN));
@@ -132,10 +132,10 @@ fn a_flow_that_another_opens_again_is_the_others_and_is_not_taken_from_it() {
     let packet = Packet::between(POD_V4, PEER_V4).udp(1, 2);
     at(&rig, POD, FromPod, &packet);
     rig.age(40);
-    // Its end has come; the neighbour is called anew, by a side where the caller is not judged.
+    // It has expired; the neighbour is called anew, by a side where the caller is not judged.
     at(&rig, NEIGHBOUR, ToPod, &packet);
     assert_eq!((flows_of(&rig, POD).len(), flows_of(&rig, NEIGHBOUR).len()), (0, 1));
-    // The only place of the first is free, though the flow that it names goes on.
+    // The only place of the first attachment is free, though the flow that it names goes on.
     at(&rig, POD, FromPod, &from_pod().udp(3, 4));
     assert_eq!((flows_of(&rig, POD).len(), flows_of(&rig, NEIGHBOUR).len()), (1, 1));
     assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 0);
@@ -167,7 +167,7 @@ fn a_flow_that_is_opened_again_keeps_its_place_while_its_attachment_has_it() {
     assert_eq!((stats.new_flows, stats.flows_displaced), (9, 0));
 }
 
-/// Goes through the table once, and gives places as the agent does.
+/// Goes through the table once, and assigns places as the agent does.
 fn pass(rig: &Rig, table: &netattach::bpf::FlowTable) -> Vec<(u32, PerFamily)> {
     while !table.collect().unwrap() {}
     let live = table.census().unwrap().by_attachment;
@@ -178,7 +178,7 @@ fn pass(rig: &Rig, table: &netattach::bpf::FlowTable) -> Vec<(u32, PerFamily)> {
 
 #[test]
 fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
-    // 896 places of 1024; for each of two 128 for sure.
+    // 896 places of 1024; each of the two is guaranteed 128.
     let rig = two();
     rig.put(Checks::default());
     let table = rig.dataplane.flows().unwrap();
@@ -197,7 +197,7 @@ fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
     assert_eq!(flows_of(&rig, POD).len(), 256);
     assert_eq!(pass(&rig, &table), [(POD, [256, 128]), (NEIGHBOUR, [128, 128])]);
     assert!(table.is_pressed());
-    // Thirty more come, and what each has for sure is a sixth of that.
+    // Thirty more are added, and the guaranteed share of each is a sixth of that.
     let others: Vec<u32> = (20..50).collect();
     let mut live = table.census().unwrap().by_attachment;
     live.extend(others.iter().map(|id| (*id, [200, 0])));
@@ -212,17 +212,18 @@ fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
     assert!(ended.iter().all(|ended| ended.entry.flow.attachment == POD));
     assert!(ended.iter().all(|ended| ended.ending == Ending::Displaced), "{ended:?}");
     assert_eq!(ended.len(), 256 - shares[&POD][0] as usize);
-    // The places beyond are nobody's.
+    // The places beyond have no owner.
     let places = |attachment| rig.places().filter(|place| place.attachment == attachment).count();
     assert_eq!(places(POD), shares[&POD][0] as usize);
-    // Who goes leaves nothing behind.
+    // A removed attachment leaves no places behind.
     rig.dataplane.remove_attachment(POD).unwrap();
     rig.dataplane.attachments().share_out([(NEIGHBOUR, [1, 0])].into()).unwrap();
     assert_eq!((places(POD), places(NEIGHBOUR)), (0, 1));
     assert_eq!([POD, 20].map(|id| rig.share(id)), [Share::default(); 2]);
 }
 
-/// A table that more attachments use at once than it can take: nobody's flows go, and what is new is refused by name.
+/// More attachments use a table at once than fit: no attachment's flows are displaced, and new flows are refused with
+/// the reason.
 #[test]
 fn where_there_is_no_room_at_all_a_flow_is_not_opened() {
     let rig = Rig::sized(|config| Config { max_flows_v4: 16, ..config });
@@ -259,7 +260,7 @@ fn each_type_of_icmp_has_flows_of_its_own() {
         }
         assert_eq!(rig.run(FromPod, &out.clone().ping(0).frame()), Ok(()));
         assert_eq!([echo, echo_reply].map(received), [denied, Ok(())], "identifier 0");
-        // A type without answer.
+        // A type without a reply type.
         assert_eq!(rig.run(FromPod, &out.clone().icmp(200, &none).frame()), Ok(()));
         assert_eq!(received(200), denied);
     }

@@ -1,4 +1,4 @@
-//! One policy takes the place of another while packets are judged.
+//! One policy replaces another while packets are judged.
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ const SWAPS: usize = 1000;
 /// A packet costs microseconds; a test must not wait for ever for a loader that is stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A rule for each of `rules` hosts of `10.128.0.0/9`, all by one port, that also lets the peer in by TCP 80.
+/// A rule for each of `rules` hosts of `10.128.0.0/9`, all with one port; the peer is allowed by TCP 80 too.
 fn large(rules: u32, tcp_port: u16) -> CompiledPolicy {
     let peers = (0..rules).map(|host| {
         let [_, a, b, c] = host.to_be_bytes();
@@ -36,8 +36,8 @@ fn large(rules: u32, tcp_port: u16) -> CompiledPolicy {
     }
 }
 
-/// What both policies allow must pass and what neither allows must not, at every moment: anything else would have been
-/// judged by neither. New contents are written, and old ones are taken out, all the while.
+/// Packets that both policies allow must pass and packets that neither allows must not, at every moment: any other
+/// verdict would come from neither policy. New contents are written, and old ones are removed, all the while.
 ///
 /// Rows: C32, C95.
 #[test]

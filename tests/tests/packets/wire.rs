@@ -1,4 +1,4 @@
-//! What comes in by an uplink.
+//! Packets that come in by an uplink.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::*;
 const REDIRECT: i32 = 7;
 const STACK: i32 = -1;
 const DROP: i32 = 2;
-/// Somebody behind the uplink.
+/// A station behind the uplink.
 const OUTSIDE: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 /// The loopback device's own address.
 const OWN: Mac = Mac([0; 6]);
@@ -23,7 +23,7 @@ struct WireRig {
     is_known: bool,
 }
 
-/// What a packet changed in the receiver's counters.
+/// Changes of the receiver's counters caused by a packet.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Moved {
     verdict: i32,
@@ -90,7 +90,7 @@ impl WireRig {
         Self { is_known: true, ..rig }
     }
 
-    /// The bridge has seen the station just now.
+    /// Marks the station as just seen by the bridge.
     fn see(&self) {
         let data = MapData::from_pin(self.rig.rig.pin("na_seen")).unwrap();
         let mut seen: HashMap<_, StationKey, Seen> = Map::LruHashMap(data).try_into().unwrap();
@@ -109,7 +109,7 @@ fn from_outside6() -> Packet {
     Packet::between("fd00::9", PEER_V6).from_mac(OUTSIDE)
 }
 
-/// To the node itself, which routes it.
+/// A packet to the node itself, which routes it.
 fn routed(packet: &Packet) -> Vec<u8> {
     let mut frame = packet.frame();
     frame[..6].copy_from_slice(&OWN.0);
@@ -120,7 +120,7 @@ fn taken() -> Moved {
     Moved { verdict: REDIRECT, received: 1, fast_path: 1, ..Moved::default() }
 }
 
-/// Left to the stack for a reason; `None`: without being counted.
+/// Left to the stack for a reason; `None`: not counted.
 fn left(reason: impl Into<Option<Decline>>) -> Moved {
     let left = reason.into().map(|reason| (reason, 1)).into_iter().collect();
     Moved { verdict: STACK, left, ..Moved::default() }
@@ -209,7 +209,7 @@ fn a_receiver_that_is_not_ready_is_left_to_the_stack() {
     rig.rig.put_peer(Attachment { mac: PEER_MAC, ..bare() });
     assert_eq!(rig.receive(&frame), taken());
     rig.rig.fast.renew(std::time::Duration::ZERO).unwrap();
-    // The programs read a clock that moves with the timer's tick.
+    // The programs read a clock that advances with the timer tick.
     let over = || rig.receive(&frame) == left(Decline::Unwatched);
     assert!(eventually(PATIENCE, over));
     rig.rig.fast.renew(std::time::Duration::from_secs(60)).unwrap();
@@ -239,7 +239,7 @@ fn what_only_routers_understand_is_left_to_the_node() {
     ] {
         assert_eq!(rig.receive(&routed(&packet)), left(reason), "{packet:?}");
     }
-    // Another's frame, and the node's own packet.
+    // A frame for another station, and the node's own packet.
     assert_eq!(rig.receive(&from_outside().udp(1, 2).frame()), left(None));
     let own = routed(&Packet::between("10.0.0.9", "10.0.0.1").from_mac(OUTSIDE).udp(1, 2));
     assert_eq!(rig.receive(&own), left(None));

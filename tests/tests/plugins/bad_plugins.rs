@@ -1,5 +1,5 @@
-//! Plugins that misbehave and hostile configurations, live: bounded time and memory, an error that says what
-//! happened, and everything taken back.
+//! Plugins that misbehave and hostile configurations, live: bounded time and memory, an error that describes the
+//! failure, and a complete rollback.
 
 use std::fs::{self, OpenOptions};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Longest call of a plugin on these nodes, in seconds.
 const TIMEOUT: u64 = 5;
 
-/// What one call may cost beside the plugin's time: the machine may be busy.
+/// Allowance for one call besides the plugin's time: the machine may be busy.
 const SLACK: Duration = Duration::from_secs(15);
 
 /// More than any part of a call may keep, and less than any flood writes: in KiB.
@@ -36,7 +36,7 @@ fn node(configs: &[(&str, String)]) -> Node {
     node
 }
 
-/// Starts the agent and makes what stays after the first pod.
+/// Starts the agent and creates the parts that stay after the first pod.
 fn start(node: &mut Node) {
     node.start().unwrap();
     let warm = Pod::new("warm").unwrap();
@@ -44,7 +44,7 @@ fn start(node: &mut Node) {
     node.del(&warm).success();
 }
 
-/// The most memory that the agent has had, in KiB.
+/// The agent's peak memory, in KiB.
 fn peak(node: &Node) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", node.agent_pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -55,7 +55,7 @@ fn peak(node: &Node) -> u64 {
 #[test]
 fn a_plugin_that_misbehaves_costs_little_and_leaves_nothing() {
     const FLOOD: usize = 64 << 20;
-    // What it does at ADD, the code, what the message says, which verbs reached it.
+    // The behaviour at ADD, the code, a part of the message, the verbs that reached the plugin.
     let rows = [
         ("hangs", json!({"sleepMs": 600_000}), 11, "did not end within 5s and was killed", "ADD DEL"),
         ("floods", json!({"floodStdout": FLOOD}), 6, "wrote more than 1048576 bytes to stdout", "ADD DEL"),
@@ -93,9 +93,9 @@ fn a_plugin_that_misbehaves_costs_little_and_leaves_nothing() {
             "ADD DEL",
         ),
         ("dies", json!({"stdout": "", "abort": true}), 999, "signal: 6", "ADD DEL"),
-        // Nothing begins where it is certain that it cannot run.
+        // A plugin that certainly cannot run is not started.
         ("directory", Value::Null, 7, "is not a regular file", ""),
-        // It may become free until DEL, which is tried all the same.
+        // It may become executable until DEL, which is tried anyway.
         ("busy", Value::Null, 11, "is still being written", ""),
     ];
     let configs: Vec<(&str, String)> = rows
@@ -155,7 +155,7 @@ fn a_configuration_that_is_meant_to_hurt_is_refused_or_passed_on_whole() {
         config.to_string()
     };
     let large = "x".repeat(250 << 10);
-    // What ADD does: a part of the refusal, or the key that the plugin gets with its value.
+    // The result of ADD: a part of the refusal, or the key that the plugin gets with its value.
     let rows = [
         ("deep", deep(10_000), Err((7, "recursion limit exceeded"))),
         ("deeper", deep(100_000), Err((7, "100003 values, and at most 40960 are allowed"))),

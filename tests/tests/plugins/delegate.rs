@@ -62,7 +62,7 @@ impl Rig {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The process that a `holdMs` script left.
+    /// The process left by a `holdMs` script.
     fn held(&self) -> i32 {
         let held = self.records().iter().find_map(|record| record["held"].as_i64()).unwrap();
         i32::try_from(held).unwrap()
@@ -88,7 +88,7 @@ fn exited(code: i32) -> ExitStatus {
 
 fn is_alive(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        // A zombie that its new parent has not reaped yet has ended all the same.
+        // A zombie that its new parent has not reaped yet counts as ended.
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
     })
 }

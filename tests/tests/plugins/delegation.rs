@@ -1,5 +1,5 @@
-//! Networks that other plugins make: what each plugin of a list is told by which verb, which configuration a
-//! definition means, and what others find in libcni's cache. Live, through the CNI executable.
+//! Networks made by other plugins: the input of each plugin of a list by verb, the configuration that a definition
+//! resolves to, and the contents of libcni's cache. Live, through the CNI executable.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +24,7 @@ fn node(config: &Value) -> Node {
     node.unwrap()
 }
 
-/// A pod without a request for a MAC.
+/// A pod that requests no MAC.
 fn plain(config: &Value) -> Node {
     Node::new(&[network(NAMESPACE, "net", config), pod("x", &json!({}), &json!("net"))]).unwrap()
 }
@@ -54,7 +54,7 @@ fn stdin_of<'a>(calls: &'a [Value], verb: &str) -> Vec<&'a Value> {
     calls.iter().filter(|call| call["env"]["CNI_COMMAND"] == verb).map(|call| &call["stdin"]).collect()
 }
 
-/// A number that a double cannot hold.
+/// A number that a double cannot represent.
 const BIG: u64 = 9_007_199_254_740_993;
 
 /// Rows: REQ-01, REQ-02, REQ-03, REQ-04, REQ-06, REQ-08, REQ-14, REQ-20, REQ-21, CFG-20, VER-22, RES-12.
@@ -142,7 +142,7 @@ fn each_plugin_of_a_list_is_told_what_it_must_know_and_nothing_is_lost_on_the_wa
 /// Rows: CNI-VERSION-mix, VER-24, VER-26, RES-09, RES-11, CNV-02, CNV-03.
 #[test]
 fn runtime_list_and_plugin_may_each_speak_another_version() {
-    // Version of the runtime's configuration, of the list, of what the plugin prints; verbs; prevResult of DEL.
+    // Version of the runtime's configuration, of the list, of the plugin's output; verbs; prevResult of DEL.
     let all = ["ADD", "ADD", "CHECK", "CHECK", "DEL", "DEL"].as_slice();
     let unchecked = ["ADD", "ADD", "DEL", "DEL"].as_slice();
     for (runtime, list, printed, verbs, at_del) in [
@@ -176,7 +176,7 @@ fn runtime_list_and_plugin_may_each_speak_another_version() {
             calls.iter().map(|call| call["env"]["CNI_COMMAND"].as_str().unwrap()).collect();
         assert_eq!(called, verbs, "{runtime} {list} {printed}");
         assert!(calls.iter().all(|call| call["stdin"]["cniVersion"] == list));
-        // What went from the first plugin to the second is in the list's version and shape.
+        // The result passed from the first plugin to the second has the list's version and shape.
         let passed = &stdin_of(&calls, "ADD")[1]["prevResult"];
         let address = if list == "0.2.0" { &passed["ip4"]["ip"] } else { &passed["ips"][0]["address"] };
         assert_eq!((&passed["cniVersion"], address), (&json!(list), &json!("192.0.2.9/24")));
@@ -209,7 +209,7 @@ fn del_runs_every_plugin_and_names_all_that_failed() {
     assert!(message.contains("one is busy") && message.contains("three is busy"), "{message}");
     let backwards = ["DEL three net1", "DEL two net1", "DEL one net1"];
     assert_eq!(verbs(&node.take_calls().unwrap()), backwards);
-    // Whoever looks for what is left finds it until nothing is.
+    // The cache entry stays until everything is deleted.
     assert!(cache(&node).read(&key("net1")).unwrap().is_some());
     for name in ["one", "three"] {
         node.plugin(name, &json!({})).unwrap();
@@ -221,7 +221,7 @@ fn del_runs_every_plugin_and_names_all_that_failed() {
 
 #[test]
 fn a_plugin_that_wants_a_device_that_is_gone_keeps_no_pod_from_ending() {
-    // A VF that its card has no more, and an interface that was lost otherwise.
+    // A VF that its card no longer has, and an interface lost in another way.
     for (device, ends) in [(json!({"pciBusID": "ffff:ff:1f.7"}), true), (json!({}), false)] {
         let mut config =
             json!({"cniVersion": "1.0.0", "name": "net", "type": "one", "ipam": {"type": "pool"}});
@@ -244,13 +244,14 @@ fn a_plugin_that_wants_a_device_that_is_gone_keeps_no_pod_from_ending() {
         let call = |plugin: &str, netns| (plugin.to_owned(), netns);
         taken();
         if !ends {
-            // As long as the interface is there a refusal stands.
+            // As long as the interface exists the plugin's refusal stands.
             let (_, message) = node.del(&x).failure();
             assert!(message.contains("no such device"), "{message}");
             assert_eq!(taken(), [call("one", true)]);
         }
         ip(&x.namespace, &["link", "del", "net1"]).unwrap();
-        // Its addresses are free whatever the plugin says, which is asked what it needs no device for.
+        // Its addresses are released even if the plugin fails; the plugin is called again without the namespace, for
+        // cleanup that needs no device.
         let outcome = node.del(&x);
         assert_eq!(taken(), [call("one", true), call("pool", true), call("one", false)]);
         if !ends {
@@ -489,8 +490,8 @@ fn a_configuration_without_a_name_gets_that_of_its_definition() {
     }
 }
 
-/// Two networks called `net` with one pool definition, of which each hands out addresses as if it were alone; the
-/// executed host-local finds the same pool. With a `name`, and with `separatePools: false`, there is one pool.
+/// Two networks called `net` with one pool definition, each of which assigns addresses independently; the executed
+/// host-local finds the same pool. With a `name`, and with `separatePools: false`, there is one pool.
 #[test]
 fn networks_of_one_name_in_two_namespaces_have_pools_of_their_own() {
     for (named, separate, addresses, pools) in [

@@ -1,5 +1,5 @@
 //! The same configurations through the reference plugins and through ours: result, kernel and lease files agree,
-//! except where a row says where and why.
+//! except where a row gives the difference and its reason.
 //!
 //! The reference plugins are those of containernetworking/plugins in the directory that
 //! `NETATTACH_REFERENCE_PLUGINS` names.
@@ -19,11 +19,11 @@ use netattach_tests::{Namespace, Node, Pod, manifest, tools};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// A difference that is meant.
+/// An intended difference.
 struct Deviation {
-    /// JSON pointers into what [`Rig::attach`] saw.
+    /// JSON pointers into the output of [`Rig::attach`].
     at: &'static [&'static str],
-    /// In which versions.
+    /// The versions in which it occurs.
     versions: &'static [&'static str],
     #[expect(dead_code, reason = "for whoever reads the table")]
     why: &'static str,
@@ -235,7 +235,7 @@ fn static_agrees_with_the_reference() {
     );
 }
 
-/// Links with fixed addresses, by both.
+/// Links with static addresses, through both.
 #[test]
 fn interfaces_with_static_addresses_agree_with_the_reference() {
     let ipam = json!({
@@ -290,7 +290,8 @@ fn the_agent_attaches_alike_with_the_built_in_and_with_the_executed_plugin() {
     }
 }
 
-/// What a pod with a bridge and a macvlan gets and leaves on a node where the types in `exec` are executed.
+/// The results, links and leftovers of a pod with a bridge and a macvlan on a node where the types in `exec` are
+/// executed.
 fn by_agent(reference: &Path, version: &str, exec: &Value) -> Value {
     let mut node = Node::new(&[manifest::pod("x", &json!({}), &json!("lan"))]).unwrap();
     node.add_wire().unwrap();
@@ -307,7 +308,7 @@ fn by_agent(reference: &Path, version: &str, exec: &Value) -> Value {
     node.start().unwrap();
     let x = Pod::new("x").unwrap();
     let result = node.add(&x).success();
-    // The reference names the node's end so.
+    // The reference plugin names the node's end so.
     let is_executed = result["interfaces"][1]["name"].as_str().unwrap().starts_with("veth");
     assert_eq!(is_executed, *exec != json!([]));
     if version >= "0.4.0" {
@@ -341,7 +342,7 @@ fn by_agent(reference: &Path, version: &str, exec: &Value) -> Value {
     })
 }
 
-/// The result without what is different each time, and without the MTU, which only we fill in.
+/// The result without values that differ each time, and without the MTU, which only we fill in.
 fn anonymous(result: &Value, pod: &Pod) -> Value {
     let mut result = result.clone();
     for interface in result["interfaces"].as_array_mut().unwrap() {
@@ -431,13 +432,13 @@ impl Rig {
         config
     }
 
-    /// Everything that ADD, CHECK and DEL of one attachment show.
+    /// Everything observable of ADD, CHECK and DEL of one attachment.
     fn attach(&self, kind: &str, version: &str, keys: &Value, args: &str) -> Value {
         let config = self.config(kind, version, keys);
         let call = self.call(args);
         let added = self.runtime.run("ADD", call, &config).unwrap();
         let attached = self.snapshot();
-        // A runtime has no result to hand back where ADD failed.
+        // A runtime has no result to pass on where ADD failed.
         let later = match added.exit {
             Some(0) if version >= "0.4.0" => with_result(&config, &added.stdout),
             _ => config.clone(),
@@ -455,7 +456,7 @@ impl Rig {
         seen
     }
 
-    /// The result without what is different each time.
+    /// The result without values that differ each time.
     fn normal(&self, result: &Value) -> Value {
         let mut result = result.clone();
         for interface in result.get_mut("interfaces").and_then(Value::as_array_mut).into_iter().flatten() {
@@ -487,7 +488,7 @@ impl Rig {
             .into_iter()
             .flatten()
             .map(|entry| entry.unwrap())
-            // Says only that somebody looked.
+            // Only shows that the directory was read.
             .filter(|entry| entry.file_name() != "lock")
             .map(|entry| {
                 let content = fs::read_to_string(entry.path()).unwrap();
@@ -498,7 +499,7 @@ impl Rig {
     }
 }
 
-/// Every link by its name; a node's ends of veths, whose names are nobody's business, by their kind.
+/// Every link by its name; a node's ends of veths, whose names do not matter, by their kind.
 fn links(mut handle: Handle) -> Value {
     let all = handle.links().unwrap();
     let routes = handle.routes().unwrap();
@@ -532,7 +533,7 @@ fn links(mut handle: Handle) -> Value {
     Value::Object(shown)
 }
 
-/// Where two documents differ, and what is there.
+/// The paths at which two documents differ, with both values.
 fn differences(at: &str, ours: &Value, theirs: &Value, found: &mut Vec<(String, Value, Value)>) {
     match (ours, theirs) {
         (Value::Object(a), Value::Object(b)) => {

@@ -23,7 +23,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// `None` when the Go plugin is not there, having said so.
+    /// `None` when the Go plugin is missing, which has been reported.
     fn new(test: &str, ranges: Value) -> Option<Self> {
         let go = reference_plugin(test)?;
         let data = tempfile::tempdir().unwrap();
@@ -57,7 +57,7 @@ impl Shared {
             .env("CNI_CONTAINERID", &owner.container_id)
             .env("CNI_IFNAME", &owner.ifname)
             .env("CNI_NETNS", "/proc/self/ns/net")
-            // Addresses need no namespace; the plugin refuses its own after it has done its work.
+            // Addresses need no namespace; otherwise the plugin refuses its own namespace after it has done its work.
             .env("CNI_NETNS_OVERRIDE", "1")
             .env("CNI_PATH", "/nonexistent")
             .stdin(Stdio::piped())
@@ -198,7 +198,7 @@ fn a_file_that_the_go_plugin_left_without_content_is_given_once() {
         return;
     };
     fs::create_dir_all(shared.directory()).unwrap();
-    // Where the Go plugin stands when it is killed between creating a reservation and writing it.
+    // The state of the Go plugin when it is killed between creating a reservation and writing it.
     fs::write(shared.directory().join("10.7.0.2"), "").unwrap();
     assert_eq!(addresses(&shared.ours(&owner("a"))), ["10.7.0.2/29"]);
     assert_eq!(shared.go_add(&owner("b")), ["10.7.0.3/29"]);

@@ -1,7 +1,7 @@
-//! Plugins, ours and others: the built-in ones as executables and beside the reference plugins, what other plugins are
-//! given and how they may fail.
+//! Plugins, ours and others: the built-in ones as executables and compared with the reference plugins, the input of
+//! other plugins and their failures.
 //!
-//! | module | what it proves |
+//! | module | tests |
 //! |---|---|
 //! | `native` | the built-in plugins as plain executables, without an agent |
 //! | `netlink` | the links, addresses, routes and filters that they are made of |

@@ -1,4 +1,4 @@
-//! Pods that Multus attached are detached by netattach: from what Multus and libcni remember of them.
+//! Pods that Multus attached are detached by netattach, from the caches of Multus and libcni.
 //!
 //! The pods are made as Multus makes them: the reference plugins of containernetworking/plugins are executed, and both
 //! caches are written.
@@ -20,8 +20,8 @@ const SIGKILL: i32 = 9;
 const ARGS: &str = "IgnoreUnknown=true;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=old";
 const PLUGINS: [&str; 4] = ["bridge", "macvlan", "tuning", "host-local"];
 
-/// A node whose pod `old` was attached by Multus: a bridge as default network, then a list of macvlan and tuning with
-/// an address that was asked for, then a plugin that netattach does not know.
+/// A node whose pod `old` was attached by Multus: a bridge as default network, then a list of macvlan and tuning with a
+/// requested address, then a plugin that netattach does not know.
 struct Scene {
     node: Node,
     pod: Pod,
@@ -29,7 +29,7 @@ struct Scene {
     before: Snapshot,
 }
 
-/// A delegate: name, interface in the pod, configuration, what was asked by capability.
+/// A delegate: name, interface in the pod, configuration, capability arguments.
 type Delegate = (&'static str, &'static str, Value, Value);
 
 impl Scene {
@@ -75,7 +75,7 @@ impl Scene {
         ]
     }
 
-    /// What Multus does for ADD.
+    /// The steps of Multus for ADD.
     fn attach(&self) {
         let mut scratch = Vec::new();
         for (index, (name, ifname, config, asked)) in self.delegates().into_iter().enumerate() {
@@ -116,7 +116,7 @@ impl Scene {
         result
     }
 
-    /// What libcni does after ADD.
+    /// The steps of libcni after ADD.
     fn remember(&self, ifname: &str, config: &Value, asked: &Value, result: &Value) {
         let results = self.node.path("multus/results");
         fs::create_dir_all(&results).unwrap();
@@ -135,7 +135,7 @@ impl Scene {
         self.node.path("multus").join(&self.pod.container)
     }
 
-    /// What Multus and libcni remember: names of files.
+    /// The cache files of Multus and libcni, by name.
     fn remembered(&self) -> BTreeSet<String> {
         let directory = self.node.path("multus");
         let files = [directory.clone(), directory.join("results")].into_iter().flat_map(|directory| {
@@ -272,7 +272,7 @@ fn an_agent_killed_at_any_point_loses_nothing() {
     let variables = [("NETATTACH_CRASH_DIR", crash.to_str().unwrap())];
     scene.node.stop().unwrap();
     scene.node.start_as(agent, &variables).unwrap();
-    // Points of the start.
+    // Points of the agent's start.
     let _ = fs::remove_file(crash.join("log"));
     scene.attach();
     scene.node.del(&scene.pod).success();
@@ -284,7 +284,7 @@ fn an_agent_killed_at_any_point_loses_nothing() {
         scene.node.stop().unwrap();
         let _ = fs::remove_file(crash.join("at"));
         scene.node.start_as(agent, &variables).unwrap();
-        // At one instant: the agent looks at every point.
+        // Renamed into place, as the agent reads the file at every point.
         fs::write(crash.join("to-be"), point.to_string()).unwrap();
         fs::rename(crash.join("to-be"), crash.join("at")).unwrap();
         scene.attach();

@@ -114,7 +114,8 @@ fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
     Ok(())
 }
 
-/// The kernel gives the end that came up first its queue in its own time: without waiting, some of these frames are lost.
+/// The kernel attaches the queue of the end that came up first after a delay: without waiting, some of these frames are
+/// lost.
 #[test]
 fn a_link_with_a_carrier_loses_nothing() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
@@ -175,7 +176,7 @@ fn a_device_is_paced_replaced_and_shown() -> Result<()> {
     let (near, _) = node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd(), &mut inside)?;
     assert_eq!(node.find_pace(near.index)?, None);
     let slow = Pace { rate: 1_000_000, burst: 10_000, queue: 100_000 };
-    // More than 32 bits hold.
+    // More than fits in 32 bits.
     let fast = Pace { rate: 12_500_000_000, burst: 2_000_000, queue: 200_000_000 };
     for pace in [slow, slow, fast] {
         node.ensure_paced(near.index, &pace)?;

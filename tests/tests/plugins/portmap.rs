@@ -27,7 +27,7 @@ fn a_mapped_port_of_the_node_reaches_the_pod_on_that_network() {
     let list = json!({"cniVersion": "1.0.0", "name": "web", "plugins": [bridge, portmap]});
     node.write("web", &network(NAMESPACE, "web", &list)).unwrap();
     symlink(reference.join("portmap"), node.path("cni-bin/portmap")).unwrap();
-    // Somebody beyond the node.
+    // A host beyond the node.
     let outside = Namespace::new().unwrap();
     node.add_wire().unwrap();
     let path = outside.path().to_string_lossy().into_owned();

@@ -12,23 +12,22 @@ use netattach_tests::snapshot::Snapshot;
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// Bits per second, and what may pass at once, in bits: an eighth of a second's worth, as senders wait for a processor now and
-/// then.
+/// Bits per second, and the burst in bits: an eighth of a second's worth, as senders occasionally wait for a processor.
 const RATE: u64 = 80_000_000;
 const BURST: u64 = RATE / 8;
 /// How long a transfer may use up its burst and settle, and then how long it is measured.
 const SETTLE: Duration = Duration::from_secs(1);
 const MEASURE: Duration = Duration::from_secs(4);
-/// How long the receiver waits for something to read before it looks whether that is all.
+/// How long the receiver waits for data before it checks whether that is all.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Payload of a datagram.
 const DATAGRAM: usize = 1400;
 
-/// How payloads look on the wire.
+/// The size of payloads on the wire.
 struct Wire {
-    /// Bytes of headers, Ethernet included, of a packet and of each segment that it may still have to be cut into.
+    /// Header bytes, Ethernet included, of a packet and of each segment that it may still have to be cut into.
     headers: u64,
-    /// Bytes of payload in a full one.
+    /// Payload bytes of a full segment.
     segment: u64,
 }
 
@@ -36,7 +35,7 @@ struct Wire {
 const TCP: Wire = Wire { headers: 14 + 20 + 32, segment: 1448 };
 const UDP: Wire = Wire { headers: 14 + 20 + 8, segment: DATAGRAM as u64 };
 
-/// What an interface has received, and between which moments that was looked up.
+/// An interface's receive counters, and the times before and after reading them.
 struct Reading {
     before: Instant,
     after: Instant,
@@ -45,7 +44,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Has to run in the interface's namespace.
+    /// Must run in the interface's namespace.
     fn take(interface: &str) -> Self {
         let before = Instant::now();
         let counters = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
@@ -57,10 +56,10 @@ impl Reading {
         Self { before, after, bytes, packets }
     }
 
-    /// Least and most bits per second on the wire that can have passed since an earlier one.
+    /// Lower and upper bound of the bits per second on the wire since an earlier reading.
     fn since(&self, earlier: &Self, wire: &Wire) -> (f64, f64) {
         let packets = self.packets - earlier.packets;
-        // The kernel counts a packet that is not cut yet once.
+        // The kernel counts a packet that is not yet cut as one.
         let payload = self.bytes - earlier.bytes - packets * wire.headers;
         let bits = 8.0 * payload as f64 * (wire.segment + wire.headers) as f64 / wire.segment as f64;
         let longest = self.after.duration_since(earlier.before).as_secs_f64();
@@ -69,8 +68,8 @@ impl Reading {
     }
 }
 
-/// What the pod's `interface` gets per second while `receive` empties the socket. Counted by the kernel, so that a
-/// receiver that has to wait for its processor changes nothing.
+/// The receive rate of the pod's `interface` while `receive` empties the socket. Counted by the kernel, so that a
+/// receiver that has to wait for its processor does not change the figure.
 fn measured(
     interface: &str,
     wire: &Wire,
@@ -106,7 +105,7 @@ fn tcp(from: &Pod, to: &Pod, interface: &str, address: SocketAddr) -> (f64, f64)
             stream.set_write_timeout(Some(PATIENCE)).unwrap();
             let block = vec![0; 1 << 16];
             while !stop.load(Ordering::Relaxed) {
-                // A full buffer is what the limit is for; a receiver that has seen enough resets.
+                // A full buffer is the effect of the limit; a receiver that is done resets the connection.
                 let _ = stream.write(&block);
             }
         });
@@ -117,7 +116,7 @@ fn tcp(from: &Pod, to: &Pod, interface: &str, address: SocketAddr) -> (f64, f64)
     })
 }
 
-/// Datagrams, offered at twice the rate; a sender that had to wait for its processor makes up for it.
+/// Datagrams, offered at twice the rate; a sender that had to wait for its processor catches up.
 fn udp(from: &Pod, to: &Pod, interface: &str, address: SocketAddr) -> (f64, f64) {
     let stop = AtomicBool::new(false);
     let receiver = to.namespace.run(|| UdpSocket::bind(address).unwrap());
@@ -134,7 +133,7 @@ fn udp(from: &Pod, to: &Pod, interface: &str, address: SocketAddr) -> (f64, f64)
                     let _ = sender.send_to(&[0; DATAGRAM], address);
                     sent += 1;
                 } else {
-                    // Who has slept gets a processor sooner than who was waiting for the time.
+                    // A thread that slept gets a processor sooner than one that waited by spinning.
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -165,8 +164,8 @@ fn host_end(node: &Node, pod: &str, network: &str) -> String {
     shown[0]["host_interface"].as_str().unwrap_or_else(|| panic!("{shown:#}")).to_owned()
 }
 
-/// A node with a pod that is limited and one that is not. By annotation on a veth: what the pod receives; by key on a
-/// bridge: what it sends.
+/// A node with a limited pod and an unlimited one. By annotation on a veth: the pod's receive rate; by key on a bridge:
+/// its send rate.
 fn limited() -> (Node, [Pod; 2]) {
     let mut node = Node::new(&[]).unwrap();
     let veth = json!({"cniVersion": "1.0.0", "type": "veth", "capabilities": {"bandwidth": true},
@@ -204,7 +203,7 @@ fn tcp_and_udp_get_the_rate_that_was_asked_for_in_each_direction() {
         eprintln!("{what}: {least:.3} to {most:.3} of what was asked");
         assert!(least <= 1.05 && most >= 0.95, "{what}: {least:.3} to {most:.3} of what was asked");
     }
-    // A pod that takes its own pacing away is policed.
+    // A pod that removes its own shaping is policed.
     remove_queue(&slow.namespace, "net2");
     let (least, _) = udp(&slow, &fast, "net2", address("10.52.0.3:5005"));
     assert!(least <= 1.05 * RATE as f64, "{:.3} of what was asked", least / RATE as f64);
@@ -237,7 +236,7 @@ fn both_ends_are_paced_as_asked_and_the_nodes_end_is_put_right() {
     }
     node.check(&slow).success();
 
-    // A pod that takes its own pacing away is policed; that is its own affair.
+    // A pod that removes its own shaping is policed; the loss is its own.
     remove_queue(&slow.namespace, "net2");
     node.check(&slow).success();
     remove_queue(&node.namespace, &limited);

@@ -41,7 +41,7 @@ impl Follower {
         Self { child, lines }
     }
 
-    /// Waits for lines, then gives all that were written.
+    /// Waits until the lines are enough; returns all that were written.
     fn lines(&self, enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
         let come = eventually(PATIENCE, || {
             std::thread::sleep(SILENCE / 10);
@@ -55,13 +55,13 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        // One that has ended by itself has said why.
+        // An error of a process that has ended by itself was reported already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A server that accepts TCP to port 80 from whoever is on `storage`, and a client.
+/// A server that accepts TCP to port 80 from all peers on `storage`, and a client.
 fn scene() -> (Node, [Pod; 2]) {
     let mut node = Node::new(&[]).unwrap();
     let storage = json!({"cniVersion": "1.0.0", "type": "veth", "capabilities": {"ips": true},
@@ -130,14 +130,14 @@ fn records_arrive_while_somebody_follows_and_filters_hold() {
     of_pod.lines(both);
     for (follower, expected) in [(&drops, &refused), (&by_port, &refused), (&opened, &flow)] {
         let lines = follower.lines(|lines| !lines.is_empty());
-        // A connection attempt that is not answered is repeated.
+        // An unanswered connection attempt is repeated.
         assert!(lines.iter().all(|line| told(line) == *expected), "{lines:#?}");
     }
     for nobody in [&of_another, &of_another_network, &by_peer] {
         assert_eq!(*nobody.lines.lock().unwrap(), Vec::<Value>::new());
     }
 
-    // A flood of drops: the attachment's share is told, and how many are not.
+    // A flood of drops: the attachment's share is recorded, and the rest is counted.
     let socket = client.namespace.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     for _ in 0..1000 {
         socket.send_to(b"x", at(9)).unwrap();
@@ -168,7 +168,7 @@ fn the_flows_of_a_pod_end_with_it_and_what_they_were_is_told() {
     let ended = &lines[0];
     assert_eq!(told(ended), json!(["shop/server", "shop/storage", "to-pod", "ended", "detached", "tcp", 80]));
     assert_eq!((&ended["source"], &ended["source_port"]), (&json!("10.51.0.3"), &json!(local.port())));
-    // Handshake, four bytes and what acknowledges them; more where the machine made somebody repeat himself.
+    // Handshake, four bytes and their acknowledgements; more after retransmissions.
     let packets = |way: &str| ended["ended"][way]["packets"].as_u64().unwrap();
     assert!((3..=20).contains(&packets("forward")) && (2..=20).contains(&packets("backward")), "{ended:#}");
     assert_eq!(lines.len(), 1, "{lines:#?}");
@@ -184,8 +184,8 @@ fn the_flows_of_a_pod_end_with_it_and_what_they_were_is_told() {
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
 }
 
-/// A flood from a pod, and one against a pod, at a node where nothing but the table itself keeps a connection: what the table does not
-/// know is dropped, and new flows are not limited.
+/// A flood from a pod, and one against a pod, on a node where only the table itself keeps a connection: packets of
+/// flows missing from the table are dropped, and new flows are not limited.
 #[test]
 fn a_flood_costs_no_other_pod_a_connection() {
     let mut node = Node::new(&[]).unwrap();
@@ -223,7 +223,7 @@ fn a_flood_costs_no_other_pod_a_connection() {
         let stats = node.ctl(&["stats", "--pod", &format!("{NAMESPACE}/{name}")]).unwrap();
         stats[0]["flows_displaced"].as_u64().unwrap_or(0)
     };
-    // A flow that is opened by a pod without policies is the called one's.
+    // A flow opened by a pod without policies belongs to the called pod.
     for (pod, own, pays) in [(&pods[2], "10.50.0.4", "flooder"), (&pods[3], "10.50.0.5", "server")] {
         let socket = RawSocket::open(&pod.namespace, "eth0").unwrap();
         for port in 1024..32_000 {

@@ -1,4 +1,4 @@
-//! Where the programs are attached: by clsact or tcx, beside other agents' programs, and after somebody removed them.
+//! Attachment of the programs: by clsact or tcx, beside other agents' programs, and after their removal.
 
 use std::net::SocketAddr;
 
@@ -9,11 +9,11 @@ use netattach_tests::traffic::{Conversation, Echo, PATIENCE, SILENCE, datagram, 
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
-/// What the policy lets in, and what it does not.
+/// The port that the policy allows, and one that it denies.
 const OPEN: u16 = 80;
 const CLOSED: u16 = 81;
 
-/// A pod that may be reached on one port over its routed network, and another pod.
+/// A pod reachable on one port over its routed network, and another pod.
 struct Scene {
     node: Node,
     server: Pod,
@@ -46,7 +46,7 @@ impl Scene {
         Self { node, server, client, _echoes: echoes }
     }
 
-    /// What is shown of a pod's routed interface.
+    /// The output of netattachctl for a pod's routed interface.
     fn routed(&self, pod: &Pod) -> Value {
         let attachments = self.node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/{}", pod.name)]);
         let of = |row: &&Value| row["ifname"] == json!("net1");
@@ -58,7 +58,7 @@ impl Scene {
         self.routed(pod)["host_interface"].as_str().unwrap().to_owned()
     }
 
-    /// Waits until the server's interface stands so with the fast path, where packets do not meet the hooks of the
+    /// Waits until the server's interface has this state on the fast path, where packets bypass the hooks of the
     /// receiver's device.
     fn await_fast_path(&self, wanted: &str) {
         let mut last = Value::Null;
@@ -77,7 +77,7 @@ impl Scene {
         datagram(&self.client.namespace, at(CLOSED), SILENCE).unwrap()
     }
 
-    /// The policy holds: what it lets in comes in, and nothing else.
+    /// The policy is enforced: allowed traffic comes in, and no other.
     fn assert_judged(&self, what: &str) {
         assert!(self.open_port_answers(), "{what}: the open port");
         assert!(!self.closed_port_answers(), "{what}: the closed port");
@@ -114,7 +114,7 @@ fn attachments_by_tcx_are_attached_checked_adopted_and_taken_back() {
     let pins = ["na_from_pod", "na_to_pod"].map(pin);
     assert!(pins.iter().all(|pin| pin.exists()), "{pins:?}");
 
-    // A qdisc that comes and goes is nothing to a link.
+    // Adding and removing a qdisc does not affect a link.
     let name = scene.device(&scene.server);
     tc(&scene.node.namespace, &format!("qdisc add dev {name} clsact")).unwrap();
     tc(&scene.node.namespace, &format!("qdisc del dev {name} clsact")).unwrap();
@@ -122,7 +122,7 @@ fn attachments_by_tcx_are_attached_checked_adopted_and_taken_back() {
 
     scene.node.kill().unwrap();
     scene.assert_judged("without an agent");
-    // A link that is pinned as another device's, which is gone.
+    // A link that is pinned under the name of another device, which is gone.
     let gone = scene.node.bpffs().join("link/4000000_na_to_pod");
     std::fs::rename(&pins[1], &gone).unwrap();
     scene.node.start().unwrap();
@@ -170,7 +170,7 @@ fn attached_pods_change_over_from_one_mode_to_the_other_without_a_loss() {
     scene.end();
 }
 
-/// In both modes: what others attach behind our programs runs for what passes, and changes nothing for what does not.
+/// In both modes: other agents' programs behind ours run for packets that pass, and change nothing for dropped ones.
 #[test]
 fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
     for mode in ["clsact", "tcx"] {
@@ -178,7 +178,7 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
         let (name, namespace) = (scene.device(&scene.server), &scene.node.namespace);
         let index = index_of(namespace, &name).unwrap();
         let filtered = |verdict| {
-            // The first filter makes the qdisc where ours does not need one; it is there otherwise.
+            // The first filter makes the qdisc where ours does not need one; otherwise it exists already.
             let _ = tc(namespace, &format!("qdisc add dev {name} clsact"));
             attach_filter(namespace, &name, false, 2, verdict).unwrap();
             scene.await_fast_path("programs");
@@ -207,7 +207,8 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
         }
         scene.assert_judged(mode);
 
-        // The kernel runs tcx programs before filters, and one that says "pass" ends the chain: the limit of clsact.
+        // The kernel runs tcx programs before filters, and one that returns "pass" ends the chain: a limitation of
+        // clsact.
         let link = attach_tcx(namespace, index, false, &program(Verdict::Pass).unwrap()).unwrap();
         scene.await_fast_path("programs");
         assert!(scene.open_port_answers());
@@ -232,7 +233,7 @@ fn programs_that_somebody_takes_off_are_put_back_counted_and_told() {
     tc(&scene.node.namespace, &format!("filter del dev {name} egress")).unwrap();
     assert!(put_back(2));
     scene.assert_judged("without its filter");
-    // What is not ours is nobody's concern.
+    // Foreign devices are left alone.
     tc(&scene.node.namespace, "qdisc add dev lo clsact").unwrap();
     tc(&scene.node.namespace, "qdisc del dev lo clsact").unwrap();
     scene.node.check(&scene.server).success();

@@ -1,4 +1,4 @@
-//! Pods that ask for the addresses of others: of the bridge, of a router behind it, of the node, of another pod.
+//! Pods that request the addresses of others: of the bridge, of a router behind it, of the node, of another pod.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 const NOTICED: Duration = Duration::from_secs(30);
 /// Datagrams to the gateway that must all arrive.
 const DATAGRAMS: usize = 20;
-/// An address that nobody has.
+/// An unused address.
 const FREE: &str = "02:00:00:00:0b:ad";
-/// The annotation by which a pod says what it wants of the default network.
+/// The annotation by which a pod selects its default network.
 const CHOICE: &str = "v1.multus-cni.io/default-network";
 /// The bridge's address in the pods' network.
 const GATEWAY: &str = "10.50.0.1";
 
-/// A victim that is attached, and a pod that wants something of the same network.
+/// An attached victim, and a pod that requests something of the same network.
 struct Scene {
     node: Node,
     victim: Pod,
@@ -44,7 +44,7 @@ impl Scene {
         Self { node, victim, impostor, _gateway: gateway.unwrap() }
     }
 
-    /// What the impostor asks of the default network besides its name.
+    /// Sets the impostor's request to the default network.
     fn ask(&self, wish: &Value) {
         let mut element = json!({"name": "default", "namespace": "kube-system"});
         element.as_object_mut().unwrap().extend(wish.as_object().unwrap().clone());
@@ -55,7 +55,7 @@ impl Scene {
         assert!(eventually(PATIENCE, seen));
     }
 
-    /// ADD of the impostor until the agent has read what it asks for.
+    /// Repeats ADD of the impostor until the agent has read its request.
     fn refused(&self, wish: &Value, word: &str) -> (u64, String) {
         self.ask(wish);
         let mut last = (0, String::new());
@@ -110,7 +110,7 @@ impl Scene {
         Network::of(&self.node.namespace).unwrap().links["br0"].mac.unwrap().to_string()
     }
 
-    /// The victim asks anew who has an address, and all that it sends there is answered.
+    /// The victim resolves the address anew, and all its packets there are answered.
     fn assert_reaches(&self, target: &str) {
         ip(&self.victim.namespace, &["neigh", "flush", "all"]).unwrap();
         let target: SocketAddr = format!("{target}:7").parse().unwrap();
@@ -202,10 +202,10 @@ fn a_routers_address_is_the_routers_before_and_after() {
     let taken = format!("MAC address {ROUTER} is taken: the bridge has seen it behind port {WIRE}");
     assert_eq!(code, 11, "{message}");
     assert!(message.contains(&taken), "{message}");
-    // The router that comes after the pod, with the pod's address.
+    // A router that comes after the pod, with the pod's address.
     scene.attached(&json!({"mac": FREE}));
     scene.await_standing("impostor", "on");
-    // It says nothing any more: of two that speak from one address every switch knows the last.
+    // The pod is silent now: of two stations with one address a switch knows the last.
     let quiet = || std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1");
     scene.impostor.namespace.run(quiet).unwrap();
     on_router(&format!("link set far0 address {FREE}"));
@@ -254,7 +254,7 @@ fn a_second_pod_gets_no_address_of_a_first_until_that_one_is_gone() {
         assert!(message.contains(&format!("MAC address {mac} {holder}")), "{message}");
     };
     taken(&scene);
-    // An agent that comes later knows it too, although the bridge has forgotten a pod that says nothing.
+    // A later agent knows the holder too, although the bridge has forgotten a silent pod.
     scene.node.stop().unwrap();
     scene.node.start().unwrap();
     taken(&scene);
@@ -294,7 +294,8 @@ fn an_address_that_a_pod_chooses_is_nobody_elses() {
         assert_eq!(found, code, "{message}");
         assert!(message.contains(&format!("address {address} is taken: {holder}")), "{message}");
     }
-    // Of a routed link also the routers of the node: all that the node sends through them would go to the pod.
+    // On a routed link the node's routers are protected too: otherwise all that the node sends through them would go to
+    // the pod.
     ip(&node.namespace, &["route", "add", "10.99.0.0/16", "via", "10.50.0.77", "dev", "br0"]).unwrap();
     node.write("manifest-01", &pod("impostor", &json!({}), &json!("routed"))).unwrap();
     gives(&node, "10.50.0.77");
@@ -302,7 +303,7 @@ fn an_address_that_a_pod_chooses_is_nobody_elses() {
     let refused = || {
         let outcome = node.add(&impostor);
         if outcome.exit == 0 {
-            // Of the bridge still: the source has not read the pod's new annotation yet.
+            // Refused for the bridge's address still: the source has not read the pod's new annotation yet.
             node.del(&impostor).success();
             return false;
         }

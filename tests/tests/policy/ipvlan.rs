@@ -1,4 +1,4 @@
-//! Policies on ipvlans of one parent, which is all that a kernel without the driver leaves out: there, an ADD says so.
+//! Policies on ipvlans of one parent, and the error of an ADD on a kernel without the driver.
 //!
 //! `cargo xtask vm` runs these in the virtual machine whose kernel has the driver.
 
@@ -64,7 +64,7 @@ fn at(host: u8, port: u16) -> SocketAddr {
     format!("10.52.0.{host}:{port}").parse().unwrap()
 }
 
-/// The server takes the client's and the outside's connections to port 80 only; the other may reach the client and no more.
+/// The server accepts connections from client and outside to port 80 only; the other pod may reach only the client.
 fn write_policies(node: &Node) {
     let ingress = json!({
         "podSelector": {"matchLabels": {"app": "server"}},
@@ -86,7 +86,7 @@ fn write_policies(node: &Node) {
     node.write("policy-other", &policy("other", "lan", &egress)).unwrap();
 }
 
-/// Every pair of these over TCP, against what the policies say; what differs.
+/// Tries every pair over TCP; returns the results that differ from the policies.
 fn surprises(namespaces: &[(u8, &Namespace)]) -> Vec<String> {
     let ports = [80, 81];
     let serve = |(host, namespace): &(u8, &Namespace)| {
@@ -119,7 +119,7 @@ fn policies_hold_in(mode: &str, expected: IpvlanMode) {
     });
     let [server, client, other] = pods.each_ref().map(|pod| &pod.namespace);
     let mut namespaces = vec![(SERVER, server), (CLIENT, client), (OTHER, other)];
-    // In mode l3 nobody answers for the pods on the wire.
+    // In mode l3 the pods' addresses are not answered for on the wire.
     if expected == IpvlanMode::L2 {
         namespaces.push((OUTSIDE, &outside));
     }
@@ -194,7 +194,7 @@ fn links_that_cannot_be_beside_an_ipvlan_are_refused_by_name() {
             format!("the parent {WIRE} carries ipvlans in mode l2, and {wanted} cannot be on it beside them");
         assert!(message.ends_with(&expected), "{message}");
     }
-    // What somebody else has made there is the kernel's to refuse.
+    // A conflict with a device of another owner is refused by the kernel.
     node.del(&first).success();
     ip(&node.namespace, &["link", "add", "link", WIRE, "name", "theirs", "type", "macvlan"]).unwrap();
     let (code, message) = node.add(&first).failure();
@@ -202,7 +202,7 @@ fn links_that_cannot_be_beside_an_ipvlan_are_refused_by_name() {
     assert!(message.contains("the parent cannot carry ipvlans in mode l2: "), "{message}");
 }
 
-/// Runs where the others are left out.
+/// Runs where the other tests are skipped.
 #[test]
 fn a_kernel_without_the_driver_is_named_at_add_and_nothing_is_left() {
     if has_driver() {

@@ -1,10 +1,10 @@
 //! Policies and source checks under real connections, on every kind of link, and attempts to get past them.
 //!
-//! | module | what it proves |
+//! | module | tests |
 //! |---|---|
 //! | `policy_live` | policies and anti-spoofing between attached pods |
-//! | `services` | policies beside Services, where the node translates addresses |
-//! | `macvlan`, `ipvlan`, `in_pod` | the same on macvlans, ipvlans and interfaces that other plugins make |
+//! | `services` | policies with Services, where the node translates addresses |
+//! | `macvlan`, `ipvlan`, `in_pod` | policies on macvlans, ipvlans and interfaces that other plugins make |
 //! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
 //! | `hooks` | where programs are attached, beside the programs of others |
 //! | `flows`, `bandwidth` | flow records; limits, measured by transfers |

@@ -1,5 +1,5 @@
-//! Policies that do not fit into the maps beside those in force: on the default maps, of which that of IPv6 hosts is the
-//! smallest.
+//! Policies that do not fit into the maps beside those in force: on the default maps, the smallest of which is that of
+//! IPv6 hosts.
 
 use std::net::IpAddr;
 
@@ -68,7 +68,7 @@ impl Scene {
         self.node.ctl(&["policy"]).unwrap()["conditions"].clone()
     }
 
-    /// The number of the policy for what comes in to a pod.
+    /// The number of a pod's ingress policy.
     fn number(&self, pod: &str) -> Value {
         let report = self.node.ctl(&["policy"]).unwrap();
         let rows = report["attachments"].as_array().unwrap().iter();
@@ -90,7 +90,7 @@ fn address(pod: &str) -> IpAddr {
     format!("fd00:50::{number}").parse().unwrap()
 }
 
-/// A policy that lets in one pod, and as many hosts elsewhere.
+/// A policy that allows one pod, and as many hosts elsewhere.
 fn large(name: &str, selected: &str, allowed: &str, hosts: usize) -> Value {
     let hosts = (0..hosts).map(|host| format!("2001:db8::{:x}:{:x}/128", host >> 12, host & 0xfff));
     let hosts = hosts.chain([format!("{}/128", address(allowed))]);
@@ -132,12 +132,12 @@ fn a_pod_whose_policy_cannot_be_held_is_isolated_until_there_is_room() {
         scene.conditions(),
         json!([{"object": "multi-networkpolicy shop/second", "problem": problem}])
     );
-    // Nobody touches it: it takes the room that another one gives up.
+    // Without another change to it: it takes the room that the first policy gives up.
     scene.node.remove("first").unwrap();
     scene.await_reach("other", &["client"]);
     scene.await_reach("server", &["client", "other", "stranger"]);
     assert_eq!(scene.conditions(), json!([]));
-    // The pod under it goes, and so does its room.
+    // The pod under it is detached, which frees its room.
     scene.node.write("first", &large("first", "server", "client", MOST)).unwrap();
     scene.await_reach("server", &[]);
     scene.node.del(scene.pod("other")).success();
@@ -200,7 +200,7 @@ fn a_restart_takes_over_what_is_in_the_maps_and_carries_out_what_has_changed_mea
     scene.end();
 }
 
-/// Whoever neither the old nor the new policy allows never gets through, and the next agent carries the change out.
+/// A peer allowed by neither the old nor the new policy never gets through, and the next agent completes the change.
 #[test]
 fn an_agent_killed_at_any_point_of_an_exchange_leaves_nobody_open() {
     let mut scene = Scene::new(&[], &[("large", large("large", "server", "client", MOST))]);
@@ -218,7 +218,7 @@ fn an_agent_killed_at_any_point_of_an_exchange_leaves_nobody_open() {
         let (mut died, mut done) = (false, false);
         let ended = eventually(PATIENCE, || {
             done = scene.reaches(allowed, "server");
-            // Answered only when nothing is being exchanged.
+            // Answered only when no exchange is in progress.
             died = scene.node.ctl(&["policy"]).is_err();
             died || done
         });
@@ -236,7 +236,7 @@ fn an_agent_killed_at_any_point_of_an_exchange_leaves_nobody_open() {
         assert_eq!(scene.conditions(), json!([]), "point {point}");
     }
     let of = |name: &str| points.iter().filter(|point| *point == name).count();
-    // Isolated, the old taken out in batches, the new written in batches, and under it.
+    // Isolated, the old policy removed in batches, the new one written in batches, and put in force.
     let found = ["map:\"na_policy\"", "unmap:\"na_peer6\"", "map:\"na_peer6\""].map(of);
     assert!(found[0] >= 2 && found[1] >= 5 && found[2] >= 5, "{points:?}");
     scene.end();
@@ -276,7 +276,7 @@ fn a_policy_beyond_the_budget_of_rules_is_refused_by_name_and_isolates_whom_it_s
     assert!(log.contains("not in force as written") && log.contains("shop/many"), "{log}");
 }
 
-/// A pod is isolated by a policy that cannot be read, if nothing is known of an earlier one.
+/// A policy that cannot be read isolates its pods, if no earlier version is known.
 #[test]
 fn a_policy_that_cannot_be_read_isolates_from_the_start() {
     let odd = policy("odd", DEFAULT_NETWORK, &json!({"podSelector": {}, "ingress": 7}));

@@ -57,7 +57,7 @@ impl Scene {
         Self { node, server, client, other }
     }
 
-    /// What was dropped at one of a pod's interfaces, by reason.
+    /// The drops at one of a pod's interfaces, by reason.
     fn dropped(&self, pod: &str, network: &str) -> Value {
         let stats = self.node.ctl(&["stats", "--pod", &format!("{NAMESPACE}/{pod}"), "--network", network]);
         let rows = stats.unwrap();
@@ -86,7 +86,7 @@ enum Via {
     Udp,
 }
 
-/// Runs attempts at once and returns those that did not come to what was expected.
+/// Runs attempts at once and returns those with an unexpected outcome.
 fn surprises(attempts: Vec<(&Pod, Via, SocketAddr, bool)>) -> Vec<String> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = attempts
@@ -172,7 +172,7 @@ fn ingress_lets_in_whom_a_rule_names_on_the_ports_it_names() {
     assert_eq!(surprises(attempts), Vec::<String>::new());
     for network in [DEFAULT_NETWORK, "shop/storage"] {
         let mut counted = Vec::new();
-        // A sender may have given up before its neighbour was found, and its packet comes after that.
+        // A sender may have given up before its neighbour was resolved, and its packet comes after that.
         eventually(PATIENCE, || {
             let dropped = scene.dropped("server", network);
             counted = dropped.as_object().unwrap().keys().cloned().collect();
@@ -278,7 +278,7 @@ fn egress_lets_out_to_a_block_without_its_exceptions() {
         (client, Via::Tcp, at("fd00:51::", SERVER, 80), false),
     ]);
     for network in NETWORKS {
-        // Replies of a pod that may not call anyone.
+        // Replies of a pod that may not open connections.
         attempts.push((other, Via::Tcp, at(network, CLIENT, 7), true));
         attempts.push((other, Via::Udp, at(network, CLIENT, 7), true));
     }
@@ -388,7 +388,7 @@ fn a_pod_that_is_attached_again_is_known_by_its_new_addresses() {
         node.del(client).success();
         node.add(client).success();
     }
-    // What was the client's address is anyone's again, and means nothing any more.
+    // The client's former address is free again, and no longer covered by the policy.
     let asked = json!({"ips": ["10.50.0.3"]});
     let mut config = node.cni_config("1.0.0");
     config["runtimeConfig"] = asked;
@@ -470,7 +470,7 @@ fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_netwo
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
 }
 
-/// What a pod with `CAP_NET_ADMIN` does to itself, and the reason under which its packets are dropped.
+/// A spoofing attempt of a pod with `CAP_NET_ADMIN`, and the drop reason of its packets.
 type Disguise = (&'static str, fn(&Pod, &str), &'static str);
 
 #[test]
@@ -520,7 +520,7 @@ fn a_pod_cannot_pretend_to_be_another() {
         assert!(!ping(&scene.other.namespace, gateway, SILENCE).unwrap(), "{what}: disguised");
         let dropped = scene.dropped("other", DEFAULT_NETWORK);
         assert!(dropped[reason].as_u64().is_some_and(|packets| packets > 0), "{what}: {dropped}");
-        // As itself again: a new sandbox. Its counters begin at zero.
+        // With its own address again: a new sandbox. Its counters begin at zero.
         scene.node.del(&scene.other).success();
         scene.node.add(&scene.other).success();
         let dropped = scene.dropped("other", DEFAULT_NETWORK);

@@ -19,7 +19,7 @@ use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
-/// A server that repeats what it hears, on the port that the policy allows and on one that it does not.
+/// An echo server, on the port that the policy allows and on one that it denies.
 const SERVE: [&str; 3] =
     ["sh", "-c", "busybox nc -ll -p 80 -e busybox cat & busybox nc -ll -p 5432 -e busybox cat"];
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
@@ -57,7 +57,8 @@ fn node() -> Node {
     node
 }
 
-/// The machine of a test, its agent serving, its runtimes' network called `pods`; `None` when the runtimes are not there.
+/// The machine of a test, with a serving agent, whose runtimes' network is called `pods`; `None` when the runtimes are
+/// missing.
 fn machine(test: &str, version: Version) -> Option<Machine> {
     let mut machine = Machine::new(test, node()).unwrap()?;
     machine.node.start().unwrap();
@@ -79,7 +80,7 @@ fn shown(call: &Value) -> [String; 4] {
     [of("CNI_COMMAND"), of("CNI_IFNAME"), of("CNI_NETNS"), Vec::from_iter(args).join(";")]
 }
 
-/// Interfaces, MAC addresses if they were asked for, and addresses, as the kernel has them.
+/// Interfaces, MAC addresses if requested, and addresses, as the kernel has them.
 fn interfaces(netns: &str) -> Vec<String> {
     let netns = Netns::open(netns).unwrap();
     let links = Network::of_netns(&netns).unwrap().links;
@@ -101,7 +102,7 @@ fn published(node: &Node, pod: &str) -> Vec<Value> {
     status.iter().map(|of| json!([of["name"], of["interface"], of["ips"], of["default"]])).collect()
 }
 
-/// Whether a server answers, asked from inside a container of a pod: once, or as long as it is `expected` to.
+/// Whether a server answers a container of a pod: tried once, or until it does if that is `expected`.
 fn reaches(cri: &mut cri::Client, from: &cri::Sandbox, address: &str, port: u16, expected: bool) -> bool {
     let script = format!("echo hello | busybox nc -w 1 {address} {port}");
     let mut answers = || cri.exec(from, &["sh", "-c", &script]).unwrap().1 == "hello\n";
@@ -319,7 +320,7 @@ fn podman_joins_containers_to_networks_with_addresses_of_its_choice() {
     assert_eq!(calls, told("ADD", &chosen));
     let loopback = "lo up 127.0.0.1/8 ::1/128";
     assert_eq!(interfaces(&chosen), ["eth0 up 02:00:00:00:50:77 10.50.0.77/24 fd00:50::2/64", loopback]);
-    // podman attaches the networks of a container in no order.
+    // podman attaches the networks of a container in no particular order.
     let [back, front, lo] = interfaces(&both).try_into().unwrap();
     assert!(back.starts_with("back up 10.50.0.200/24 fd00:50::"), "{back}");
     assert!(front.starts_with("front up 10.50.0."), "{front}");
@@ -345,7 +346,7 @@ fn podman_joins_containers_to_networks_with_addresses_of_its_choice() {
     Snapshot::take(&machine.node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// The rig's own promise, on which the machine under it depends.
+/// A property of the test rig itself, on which the machine under it depends.
 #[test]
 fn nothing_outlasts_a_test_that_fails() {
     let test = "nothing_outlasts_a_test_that_fails";
@@ -362,11 +363,11 @@ fn nothing_outlasts_a_test_that_fails() {
         panic!("as a test that fails");
     });
     let failed = failing.join().is_err();
-    // Nothing was told when the runtimes are not there.
+    // Nothing was sent when the runtimes are missing.
     let Ok((directory, cgroups, id, netns)) = told.recv() else { return assert!(!failed) };
     assert!(failed);
     let left: Vec<_> = cgroups.into_iter().chain([directory]).filter(|path| path.exists()).collect();
     assert!(left.is_empty(), "{left:?}");
-    // The number of the container's process may have been given out again.
+    // The process id of the container may have been reused.
     assert!(Netns::open(netns).map_or(true, |other| other.id() != id));
 }

@@ -1,12 +1,12 @@
-//! The example of README.md, as written: its commands, in order, and what it shows of their output.
+//! The example of README.md, as written: its commands, in order, and their output.
 //!
 //! A block `sh` is run, and succeeds. In a block `console`, a line that begins with `# ` is a command and the lines
 //! below it are its output. All of them run in one shell on a machine of its own: namespaces for network, mounts and
 //! processes, which end with the shell, and with them agent, pods, pins and files.
 //!
-//! Nothing in the text is replaced. What surrounds it is: `cargo` does nothing, as what it would build is the
-//! executables under test, which are found at `target/dist` of the working directory; and `/run`, `/var/lib` and
-//! `/sys/fs/bpf` are empty.
+//! Nothing in the text is replaced, but its surroundings are: `cargo` does nothing, as it would build the executables
+//! under test, which are found at `target/dist` of the working directory; and `/run`, `/var/lib` and `/sys/fs/bpf` are
+//! empty.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ use netattach_tests::node::executable;
 
 const README: &str = include_str!("../../../README.md");
 
-/// What is there before the example begins. Its own errors and those of the blocks go to standard error.
+/// The machine's state before the example begins. Its own errors and those of the blocks go to standard error.
 const MACHINE: &str = r#"
 set -euo pipefail
 for directory in /run /var/lib; do mount -t tmpfs tmpfs $directory; done
@@ -30,7 +30,7 @@ cargo() { :; }
 enum Block {
     /// Commands that succeed.
     Script(String),
-    /// Commands with what each prints.
+    /// Commands with their output.
     Shown(Vec<(String, String)>),
 }
 
@@ -137,8 +137,8 @@ fn script(blocks: &[Block]) -> String {
     script
 }
 
-/// Output without what is another with each run: Ethernet addresses, times, the client's port; whether the fast path is
-/// decided on yet; how often a line is repeated, as a packet is that is not answered; how wide columns are.
+/// Output without values that differ with each run: Ethernet addresses, times, the client's port; whether the fast path
+/// is decided on yet; how often a line is repeated, as with a packet that is not answered; column widths.
 fn without_what_varies(output: &str) -> String {
     let mut lines: Vec<String> = output
         .lines()

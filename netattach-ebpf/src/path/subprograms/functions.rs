@@ -1,4 +1,4 @@
-//! The subprograms of each address family: arguments in, the code of another file, a number out.
+//! The subprograms of each address family: they take arguments, call the code of another file, and return a number.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -48,7 +48,7 @@ macro_rules! subprograms {
             if let (Some(scope), Some(packet)) = (reference(scope), exclusive(packet)) {
                 fragment::complete(scope, packet);
             }
-            // A subprogram has to answer.
+            // A subprogram must return a value.
             0
         }
 
@@ -110,7 +110,7 @@ macro_rules! subprograms {
         #[inline(never)]
         fn $ask(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32) -> u64 {
             let answer = match reference(key) {
-                // Copied: the kernel takes no argument of a function for a key or value of a map.
+                // Copied: the kernel does not accept a function's argument as key or value of a map.
                 Some(key) => share::ask(attachment, place, &{ *key }, now).map_err(Denied::from),
                 None => Err(NULL_ARGUMENT),
             };
@@ -256,7 +256,7 @@ fn na_on_link(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip
     answer.encode()
 }
 
-/// No packet of IPv4 says that it keeps the link going: that is ARP's.
+/// No IPv4 packet keeps the link going: ARP does that.
 #[inline(always)]
 fn never_on_link(_: &TcContext, _: &Scope, _: &Packet<Ip4>) -> Result<bool, Denied> {
     Ok(false)

@@ -1,9 +1,9 @@
 //! The functions that the kernel verifies on their own (global functions; with memory as arguments since Linux 5.12).
 //!
-//! A verifier follows every way through a program. Where one part leaves many of them open, the next is gone through
-//! once for each, and Linux 6.1, which forgets less than later kernels, gives up after a million instructions. A
-//! global function is gone through once, with arguments that can be anything, and its caller goes on with an answer
-//! that can be anything. So the packet path is cut where few values cross:
+//! The verifier follows every path through a program. Where one part leaves many of them open, the next part is
+//! verified once for each, and Linux 6.1, which prunes less than later kernels, gives up after a million instructions.
+//! A global function is verified once, for arbitrary arguments, and its caller continues with an arbitrary result. So
+//! the packet path is cut where few values cross:
 //!
 //! | subprogram | does | stands in |
 //! |---|---|---|
@@ -23,12 +23,12 @@
 //! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
 //! | `na_copied4`, `na_copied6`, `na_routed4`, `na_routed6` | the same behind the node's translation | `routed` |
 //!
-//! The kernel takes as arguments the context, numbers, and pointers to memory of a type that the object describes
-//! (BTF), wholly written by the caller. Such a pointer may be null as far as the verifier knows. The answer is a
-//! number ([`Encode`](crate::path::verdict::Encode)).
+//! The kernel accepts as arguments the context, numbers, and pointers to memory of a type that the object describes
+//! (BTF), wholly written by the caller. Such a pointer may be null as far as the verifier knows. The result is a number
+//! ([`Encode`](crate::path::verdict::Encode)).
 //!
-//! What is called by address family is declared here and made in `functions`, above the code that it runs: so that
-//! code can call a subprogram without importing, by way of it, its own caller.
+//! Functions called by address family are declared here and defined in `functions`, above the code that they run: so
+//! that code can call a subprogram without importing, by way of it, its own caller.
 
 mod functions;
 
@@ -45,12 +45,12 @@ use crate::path::{
     verdict::{Denied, Known, Opening},
 };
 
-/// The answer of a subprogram to a null pointer, which no caller hands it.
+/// A subprogram's result for a null pointer, which no caller passes.
 pub(crate) const NULL_ARGUMENT: Denied = Denied::new(DropReason::Malformed);
 
 /// The subprograms of one address family.
 pub(crate) trait Subprograms: Family {
-    /// Whether a packet that says that it keeps the link going does no more than that.
+    /// Whether a packet that claims to be link maintenance does nothing else.
     fn stays_on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
     /// Reads the headers from IP on, of a packet that has just begun.
     fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
@@ -58,17 +58,17 @@ pub(crate) trait Subprograms: Family {
     fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
     /// Judges a packet by its flow.
     fn look_up(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<Known, Denied>;
-    /// Judges a packet of no known flow: the flow that it opens.
+    /// Judges a packet of no known flow; returns the flow that it opens.
     fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied>;
-    /// Enters that flow, at a place among its attachment's.
+    /// Enters that flow, at one of its attachment's places.
     fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
-    /// Enters it in the entry and at the place of a flow that is over. `false`: there is none that could be taken.
+    /// Enters it in the entry and at the place of an expired flow. `false`: there is none that could be reused.
     fn renew(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> bool;
-    /// Takes a place if no flow that goes on has it; or says how little that would be missed.
+    /// Takes a place unless a flow that goes on has it; or returns how little that flow would be missed.
     fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
     fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
-    /// Asks the policy for a leg: the rule that allows, which is credited.
+    /// Asks the policy for a leg: returns the rule that allows, which is credited.
     fn ask_policy(scope: &Scope, tuple: &Tuple<Self>, leg: Leg, with_ports: bool) -> Result<u32, Denied>;
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn reference<'a, T>(argument: *const T) -> Option<&'a T> {
     unsafe { argument.as_ref() }
 }
 
-/// A subprogram's argument that it changes.
+/// A subprogram's mutable argument.
 #[inline(always)]
 pub(crate) fn exclusive<'a, T>(argument: *mut T) -> Option<&'a mut T> {
     // SAFETY: as above; the references are exclusive.

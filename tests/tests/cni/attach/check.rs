@@ -1,4 +1,4 @@
-//! CHECK of whole pods: what is gone is named.
+//! CHECK of whole pods: the error names the missing part.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{network_of, node, serving};
 
-/// What a test takes away, and what CHECK says about it.
+/// The damage that a test does, and CHECK's message about it.
 type Damage = (&'static str, fn(&Node, &Pod), &'static str);
 
 /// The link on the node that carries an interface of the pod.

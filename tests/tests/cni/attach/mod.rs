@@ -1,6 +1,6 @@
 //! Pods attached by the real executable and the real agent: results, kernel, files, traffic.
 //!
-//! `check` has CHECK of such pods, `other_plugins` those with plugins that are executed.
+//! `check` tests CHECK of such pods, `other_plugins` pods with executed plugins.
 
 mod check;
 mod other_plugins;
@@ -41,7 +41,7 @@ fn node() -> Node {
     node
 }
 
-/// A started node of that kind.
+/// The same node, started.
 fn serving() -> Node {
     let mut node = node();
     node.start().unwrap();
@@ -64,7 +64,7 @@ fn link_names(pod: &Pod) -> Vec<String> {
     Network::of(&pod.namespace).unwrap().links.into_keys().collect()
 }
 
-/// Puts words in place of what differs from run to run.
+/// Replaces values that differ from run to run.
 fn normalised(mut result: Value, pod: &Pod) -> Value {
     for interface in result["interfaces"].as_array_mut().unwrap() {
         if interface["mac"].as_str().is_some_and(|mac| mac.len() == 17) {
@@ -291,7 +291,7 @@ fn every_version_gets_the_result_in_its_shape() {
         let mut expected = expected;
         let shown = if version < "0.3.0" { result } else { normalised(result, &pod) };
         if version.starts_with('1') {
-            // Since 1.0.0 an empty member is left out.
+            // Since 1.0.0 an empty member is omitted.
             expected.as_object_mut().unwrap().remove("dns");
         }
         assert_eq!(shown, expected, "{version}");

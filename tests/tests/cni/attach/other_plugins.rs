@@ -1,4 +1,4 @@
-//! Other plugins, alone, in chains and beside the built-in ones, and the roll-back when they fail.
+//! Other plugins, alone, in chains and beside the built-in ones, and the rollback when they fail.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! The program of uplinks comes with the first attachment that needs it, and goes with the last.
+//! The uplink programs are attached with the first attachment that needs them, and removed with the last.
 
 use netattach_tests::other_programs::{index_of, tc};
 use netattach_tests::traffic::Conversation;

@@ -1,7 +1,7 @@
-//! The fast path between pods and whoever is behind a device of the node: a veth stands for the wire.
+//! The fast path between pods and peers behind a device of the node: a veth stands for the wire.
 //!
-//! `switched`: the wire is a port of the pods' bridge; `routed`: it leads to a router. `xdp` has the program in the driver,
-//! `lifecycle` when the programs come and go.
+//! `switched`: the wire is a port of the pods' bridge; `routed`: it leads to a router. `xdp` tests the program in the
+//! driver, `lifecycle` when the programs are attached and removed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -20,14 +20,14 @@ mod routed;
 mod switched;
 mod xdp;
 
-/// How long the agent may take to notice what nobody tells it of.
+/// The agent's polling delay, for changes without notification.
 const NOTICED: Duration = Duration::from_secs(30);
-/// How many datagrams are exchanged to see which way they take.
+/// Number of datagrams exchanged to see which path they take.
 const EXCHANGES: u64 = 5;
 /// The other end of the wire.
 const FAR: &str = "far0";
 
-/// A pod with a server, and somebody behind a wire.
+/// A pod with a server, and a peer behind a wire.
 struct Scene {
     node: Node,
     server: Pod,
@@ -37,19 +37,20 @@ struct Scene {
     _echoes: Vec<Echo>,
 }
 
-/// What became of packets since it was last asked.
+/// Paths of the packets since the last reading.
 #[derive(Debug, PartialEq, Eq)]
 struct Ways {
-    /// Came by the fast path.
+    /// Packets received by the fast path.
     received: u64,
-    /// Left by the fast path.
+    /// Packets sent by the fast path.
     sent: u64,
 }
 
 const STACK: Ways = Ways { received: 0, sent: 0 };
 
 impl Scene {
-    /// With the network changed, the wire added and not set up. There may be another pod, which has a macvlan on the wire.
+    /// With the network changed, the wire added but not set up. There may be another pod, which has a macvlan on the
+    /// wire.
     fn new(settings: &[(&str, Value)], change: impl FnOnce(Value) -> Value) -> Self {
         let mut node = Node::new(&[pod("server", &json!({"app": "server"}), &Value::Null)]).unwrap();
         for (key, value) in settings {
@@ -88,13 +89,13 @@ impl Scene {
         assert!(output.status.success(), "{program} {words}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// What `netattachctl` shows of the server.
+    /// The server's row in the output of `netattachctl`.
     fn row(&self, what: &str) -> Value {
         let rows = self.node.ctl(&[what, "--pod", &format!("{NAMESPACE}/server")]).unwrap();
         rows[0].clone()
     }
 
-    /// How the wire stands; empty: it is no uplink.
+    /// The wire's state; empty: it is no uplink.
     fn standing(&self) -> String {
         let uplinks = self.node.ctl(&["status"]).unwrap()["uplinks"].clone();
         let wire = uplinks.as_array().unwrap().iter().find(|uplink| uplink["device"] == json!(WIRE)).cloned();
@@ -114,7 +115,7 @@ impl Scene {
         datagram(&self.outside, self.addresses[family], PATIENCE).unwrap()
     }
 
-    /// Exchanges datagrams with the server; which way they took. A switched one may be shown to the bridge instead.
+    /// Exchanges datagrams with the server; returns their paths. A switched one may be shown to the bridge instead.
     fn exchange(&self, family: usize) -> Ways {
         let look = || {
             let stats = self.row("stats");
@@ -145,7 +146,7 @@ impl Scene {
         [by_filter, self.node.bpffs().join("link").join(format!("{index}_na_wire")).exists()]
     }
 
-    /// Nothing that goes by the fast path, whether it was looked at in time or not, stays.
+    /// Ends the test; nothing of the fast path may remain.
     fn end(self) {
         self.node.del(&self.server).success();
         Snapshot::take(&self.node, &[&self.server]).unwrap().assert_nothing_is_left();

@@ -90,7 +90,7 @@ fn a_gateways_pods_are_routed_to_and_from_the_wire() {
 fn what_the_node_would_do_besides_keeps_packets_on_its_stack() {
     let scene = scene(&[], links);
     scene.await_fast(0);
-    // Rules for IP packets are everybody's: the pods are off it, and the wire with them.
+    // Rules for IP packets apply to all devices: the pods are off the fast path, and the wire with them.
     scene.node("iptables", "-A FORWARD -p sctp -j DROP");
     scene.await_standing("");
     assert_eq!(scene.exchange(0), STACK);
@@ -118,12 +118,12 @@ fn what_the_node_would_do_besides_keeps_packets_on_its_stack() {
     scene.node("ip", "route add default via 192.0.2.2");
     scene.await_fast(0);
     scene.node.del(&scene.server).success();
-    // It went with the program where that runs by clsact.
+    // The qdisc took the program with it where that runs by clsact.
     let _ = tc(&scene.node.namespace, &format!("qdisc del dev {WIRE} clsact"));
     scene.end();
 }
 
-/// Sockets of pods are strangers to a parent, except by the stack, which does not tell it of them.
+/// A parent treats frames with a pod's socket as foreign, unless they come through the stack, which removes the socket.
 #[test]
 fn an_uplink_that_is_a_parent_is_left_by_the_stack() {
     for attach in ["auto", "clsact", "tcx"] {
@@ -139,7 +139,8 @@ fn an_uplink_that_is_a_parent_is_left_by_the_stack() {
     }
 }
 
-/// What a parent of macvlans drops is not passed on by the uplink that the same device is, whichever of the two came first.
+/// A packet that a macvlan parent drops is not forwarded by the uplink on the same device, in either order of
+/// attachment.
 #[test]
 fn an_uplink_that_is_a_parent_judges_macvlans_before_it_passes_on() {
     let scene = scene(&[("attach", json!("tcx"))], links);
@@ -164,7 +165,7 @@ fn an_uplink_that_is_a_parent_judges_macvlans_before_it_passes_on() {
             frame[..6].copy_from_slice(&node.0);
             frame
         };
-        // The datagram: routers change what is before it.
+        // The datagram: routers change the bytes before it.
         let tail = |frame: &[u8]| frame[frame.len() - 12..].to_vec();
         let [dropped, passed] = [frame(spoofed, 1000 + attempt), frame(far, 2000 + attempt)];
         sender.send(&dropped).unwrap();
@@ -212,7 +213,7 @@ fn the_nodes_routing_is_asked_about_every_packet() {
     assert!(silent());
     scene.node("ip", &format!("rule del to {server} prohibit"));
     assert_eq!(scene.exchange(0), FAST);
-    // What comes in, and whether an answer to it would leave where it came from.
+    // Incoming packets, and the check that an answer would leave where the packet came in.
     for rule in [format!("to {server} ipproto udp dport 7"), format!("from {server} ipproto udp sport 7")] {
         scene.node("ip", &format!("rule add {rule} prohibit"));
         assert!(silent(), "{rule}");
@@ -224,7 +225,7 @@ fn the_nodes_routing_is_asked_about_every_packet() {
     scene.node("sysctl", &format!("-qw net.ipv4.conf.{WIRE}.forwarding=1"));
     assert_eq!(scene.exchange(0), FAST);
 
-    // A source to which answers leave elsewhere is for the stack to judge.
+    // The stack judges a source to which answers would leave elsewhere.
     scene.node("ip", "link add elsewhere0 up type veth peer name elsewhere1");
     scene.node("ip", "route add 198.51.100.0/24 dev elsewhere0");
     scene.outside("addr add 198.51.100.9/32 dev lo");
@@ -250,7 +251,7 @@ fn what_does_not_fit_the_wire_is_for_the_node_to_answer() {
     socket.connect(outside.address()).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let echoed = |length: usize| {
-        // The first send after the node has answered fails with what it said.
+        // The first send after the node's ICMP error fails with that error.
         let _ = socket.send(&vec![0; length]);
         socket.recv(&mut [0; 2000]).is_ok_and(|received| received == length)
     };
@@ -260,7 +261,7 @@ fn what_does_not_fit_the_wire_is_for_the_node_to_answer() {
     let before = scene.left_to_stack("too-big");
     assert!(!echoed(1400), "it cannot get there whole");
     assert!(scene.left_to_stack("too-big") > before);
-    // The pod has been told, and cuts what it sends.
+    // The pod has learned the MTU, and fragments its packets.
     assert!(eventually(PATIENCE, || echoed(1400)));
     assert!(eventually(PATIENCE, || echoed(1200)));
     scene.end();

@@ -14,7 +14,7 @@ fn scene(settings: &[(&str, Value)]) -> Scene {
     scene
 }
 
-/// Answers take the bridge, which knows where the wire is.
+/// Replies take the bridge, which knows where the wire is.
 const FAST: Ways = Ways { received: EXCHANGES, sent: 0 };
 
 #[test]
@@ -65,7 +65,7 @@ fn the_pods_policy_holds_for_what_the_wire_brings() {
     scene.end();
 }
 
-/// One thing about the wire or its bridge that keeps packets off the fast path, and how it is taken back.
+/// A setting of the wire or its bridge that keeps packets off the fast path, and how it is reverted.
 struct Obstacle {
     name: &'static str,
     set: (&'static str, &'static str),
@@ -93,7 +93,7 @@ const OBSTACLES: [Obstacle; 4] = [
         reset: ("ip", "link set wire0 up"),
         passes: false,
     },
-    // The pods are off it, and the wire with them.
+    // The pods are off the fast path, and the wire with them.
     Obstacle {
         name: "",
         set: ("ebtables", "-A FORWARD -p ARP -j ACCEPT"),
@@ -128,7 +128,7 @@ fn programs_of_others_on_the_wire_see_what_comes_in() {
     let scene = scene(&[]);
     let (namespace, index) = (&scene.node.namespace, index_of(&scene.node.namespace, WIRE).unwrap());
     scene.await_standing("on");
-    // There already where ours is attached by clsact.
+    // The qdisc exists already where our program is attached by clsact.
     let _ = tc(namespace, &format!("qdisc add dev {WIRE} clsact"));
     attach_filter(namespace, WIRE, true, 2, Verdict::Next).unwrap();
     scene.await_standing("programs");
@@ -140,12 +140,12 @@ fn programs_of_others_on_the_wire_see_what_comes_in() {
     assert_eq!(scene.exchange(0), STACK);
     drop(link);
     scene.await_standing("on");
-    // What leaves by the wire meets them in any case.
+    // Packets that leave by the wire always meet egress filters.
     attach_filter(namespace, WIRE, false, 2, Verdict::Next).unwrap();
     assert!(scene.answers(0));
     assert_eq!(scene.exchange(0), FAST);
     assert_eq!(scene.standing(), "on");
-    // The wire loses a packet in that moment, whoever does it.
+    // Removing the qdisc makes the wire lose a packet, regardless of the programs.
     tc(namespace, &format!("qdisc del dev {WIRE} clsact")).unwrap();
     assert!(eventually(NOTICED, || scene.runs_by() != [false, false]), "the program is put back");
     assert_eq!(scene.exchange(0), FAST);

@@ -1,4 +1,4 @@
-//! What the wire's driver drops (XDP). Every veth has the native mode, and is asked for it by name.
+//! Drops in the wire's driver (XDP). Every veth has the native mode, and it is requested by name.
 
 use netattach_tests::manifest::network_policy;
 use netattach_tests::packet::Packet;
@@ -36,7 +36,7 @@ impl Scene {
         self.row("stats")["dropped"].get(reason).map_or(0, |packets| packets.as_u64().unwrap())
     }
 
-    /// Whether the kernel shows a program on the wire, by its driver.
+    /// Whether the kernel shows a program on the wire, in native mode.
     fn runs_native(&self) -> bool {
         let run = || Command::new("ip").args(["-d", "link", "show", WIRE]).output();
         let shown = String::from_utf8(self.node.namespace.run(run).unwrap().stdout).unwrap();
@@ -87,7 +87,7 @@ fn what_claims_to_be_a_pod_or_has_no_flow_and_no_rule_never_gets_in() {
         let before = look();
         assert!(!datagram(&scene.outside, closed, SILENCE).unwrap());
         assert_eq!(look().0, before.0 + 1, "{mode}: counted once");
-        // An answer to what the pod has sent comes in: there is a flow.
+        // Replies to the pod's own packets come in: there is a flow.
         let answering = Echo::serve(&scene.outside, "10.50.0.200:9".parse().unwrap()).unwrap();
         assert!(datagram(&scene.server.namespace, answering.address(), PATIENCE).unwrap(), "{mode}");
         assert!(scene.answers(0));
@@ -104,7 +104,7 @@ fn a_veth_does_not_drop_early_by_itself_and_a_foreign_program_stays() {
 
     let mut scene = scene("native");
     scene.await_xdp("native");
-    // A successor takes the link over, in its mode or, told otherwise, in another.
+    // A successor takes the link over, in its mode or, if configured, in another.
     for (setting, shown) in [("native", "native"), ("generic", "generic"), ("off", "")] {
         scene.node.kill().unwrap();
         scene.node.set("xdp", json!(setting));

@@ -1,4 +1,4 @@
-//! Address management by plugins of others, and DNS.
+//! Third-party IPAM plugins, and DNS.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -37,7 +37,7 @@ fn install_ipam(rig: &Rig, script: &Value) -> PathBuf {
     rig.runtime.plugins.join("ipam-of-others.json.calls")
 }
 
-/// The verbs that the plugin saw, with what it read.
+/// The verbs that the plugin got, with its input.
 fn calls(record: &Path) -> Vec<(String, Value)> {
     let text = fs::read_to_string(record).unwrap_or_default();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

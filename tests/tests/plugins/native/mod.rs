@@ -1,7 +1,7 @@
 //! The native plugins as CNI executables, on the kernel, as a container runtime runs them.
 //!
-//! `versions` has ADD to DEL in every version, `node` what was there before, `ipam` other address managers, `removal` DEL
-//! and GC, `queries` the verbs that only ask.
+//! `versions` tests ADD to DEL in every version, `node` existing state on the node, `ipam` other IPAM plugins,
+//! `removal` DEL and GC, `queries` the read-only verbs.
 
 mod ipam;
 mod node;
@@ -67,7 +67,7 @@ impl Rig {
         })
     }
 
-    /// A configuration of the kind that uses most of what the plugin has.
+    /// A configuration of the kind that uses most of the plugin's features.
     fn config(&self, version: &str, kind: &str) -> Value {
         let ipam = self.ipam();
         let extra = match kind {
@@ -91,7 +91,7 @@ impl Rig {
         addresses
     }
 
-    /// Links of the pod and of the node, without those that are there from the start.
+    /// Links of the pod and of the node, without the initial ones.
     fn links(&self) -> (Vec<String>, Vec<String>) {
         let names = |mut handle: Handle| -> Vec<String> {
             let links = handle.links().unwrap().into_iter().map(|link| link.name);
@@ -131,7 +131,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Without those that the kernel gives every interface.
+/// Without the addresses that the kernel assigns to every interface.
 fn addresses(handle: &mut Handle, index: u32) -> Vec<String> {
     let all = handle.addresses(index).unwrap().into_iter().map(|address| address.to_string());
     all.filter(|address| !address.starts_with("fe80:") || address == "fe80::1/64").collect()

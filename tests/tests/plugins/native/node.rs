@@ -1,4 +1,4 @@
-//! What the node and the pod have already, and what is asked of them.
+//! Existing state of node and pod, and requests about it.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -180,14 +180,14 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
         }
     }
     assert_eq!((rig.node().links().unwrap(), rig.reserved()), (before, vec![]));
-    // CHECK compares with the result, and with nothing else.
+    // CHECK compares with the result only.
     let config = rig.config("1.0.0", "macvlan");
     let mut result = rig.add(&config);
     result["interfaces"][0]["sandbox"] = json!(rig.runtime.node.path());
     let (code, said) = rig.runtime.refusal("CHECK", own, &with_result(&config, &result)).unwrap();
     assert_eq!((code, said.ends_with("interface eth0 is gone from the pod")), (999, true), "{said}");
     rig.after("DEL", &config, &result);
-    // The rest of a DEL is done all the same.
+    // The rest of a DEL is still carried out.
     let pool = rig.config("1.0.0", "host-local");
     rig.add(&pool);
     assert_eq!(rig.runtime.refusal("DEL", own, &rig.config("1.0.0", "macvlan")).unwrap().0, 8);

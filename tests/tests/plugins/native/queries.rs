@@ -78,7 +78,7 @@ fn check_tells_what_is_missing() {
         let rig = Rig::new();
         let config = rig.config("1.0.0", kind);
         let result = if kind == "loopback" {
-            // Never raised.
+            // Never set up.
             json!({"cniVersion": "1.0.0", "interfaces": [{"name": "lo", "sandbox": rig.pod.path()}]})
         } else {
             rig.add(&config)

@@ -1,4 +1,4 @@
-//! What DEL and GC take away, and what a failed ADD leaves.
+//! Cleanup by DEL, by GC and after a failed ADD.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ fn gc_releases_what_is_not_in_use_and_nothing_without_a_list() {
         for container in ["kept", "gone"] {
             rig.runtime.add(call(container), &reserve).unwrap();
         }
-        // From before interfaces were recorded.
+        // A lease from before interfaces were recorded.
         let directory = rig.dir.path().join("net");
         fs::write(directory.join("10.1.0.77"), "kept").unwrap();
         fs::write(directory.join("10.1.0.78"), "gone").unwrap();
@@ -97,7 +97,7 @@ fn del_leaves_what_somebody_else_made() {
     let listed = |mac: &str| json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": rig.pod.path()}]});
     rig.after("DEL", &config, &listed("02:00:00:00:00:99"));
     assert_eq!(rig.links().0, ["eth0"]);
-    // What the previous result lists was made for this attachment, by whatever had the plugin's name then.
+    // The interfaces in the previous result belong to this attachment, whichever plugin of that name made them.
     rig.after("DEL", &config, &listed(MAC));
     assert_eq!(rig.links().0, [""; 0]);
 }
@@ -118,7 +118,7 @@ fn a_failed_add_leaves_nothing() {
         assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
 
         if kind == "veth" {
-            // All its routes go through the node: there is none that could not be installed.
+            // All its routes go through the node: none of them can fail to install.
             continue;
         }
         let mut unroutable = rig.config("1.0.0", kind);

@@ -1,4 +1,4 @@
-//! A whole life of an attachment, with results in the shape of every version.
+//! The whole life cycle of an attachment, with results in the shape of every version.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Rig, VERSIONS, addresses, mac_of, net, pairs, routes};
 
-/// The attachment is as its result says, and goes; a second DEL finds nothing to do.
+/// The attachment matches its result, and is deleted; a second DEL has no effect.
 fn leaves(rig: &Rig, version: &str, config: &Value, result: &Value) {
     if version >= "0.4.0" {
         rig.after("CHECK", config, result);
@@ -242,7 +242,7 @@ fn host_local_reserves_checks_and_releases_in_every_version() {
         }
         assert_eq!(result, expected, "{version}");
         assert_eq!(rig.reserved(), ["10.1.0.2", "fd00:1::2"]);
-        // A second address for the same attachment is not given, and the first is not lost over it.
+        // A second address for the same attachment is refused, and the first is kept.
         assert_eq!(rig.refusal("ADD", &config).0, 11);
         assert_eq!(rig.reserved(), ["10.1.0.2", "fd00:1::2"]);
         if version >= "0.4.0" {

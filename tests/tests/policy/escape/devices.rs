@@ -20,7 +20,7 @@ fn devices_and_filters_of_the_pods_own_open_no_way_out() {
             [("a denied port", frame, "egress-port")]
         };
 
-        // Macvlans on the pod's interface, one on the other: all speak through it, and with the wrong address.
+        // Macvlans stacked on the pod's interface: all send through it, and with the wrong address.
         run("ip", &format!("link add link {device} name mv0 up type macvlan mode bridge"));
         run("ip", &format!("link add link mv0 name mv1 address {STRANGER} up type macvlan mode bridge"));
         let from_mv = link.towards_the_victim(link.v4().from_mac(STRANGER).udp(1001, ALLOWED).frame());
@@ -29,9 +29,9 @@ fn devices_and_filters_of_the_pods_own_open_no_way_out() {
         run("ip", "link del mv1");
         run("ip", "link del mv0");
 
-        // A program of the pod's own that is done with every packet before anybody else, and no filters at all.
+        // A program of the pod's own that ends the chain for every packet before other programs, and no filters at all.
         if link.is_macvlan() {
-            // The programs that judge copies of group frames for this pod are its own loss.
+            // The pod only harms itself by removing the programs that judge copies of group frames for it.
             run("tc", &format!("qdisc del dev {device} clsact"));
         }
         run("tc", &format!("qdisc add dev {device} clsact"));
@@ -43,7 +43,7 @@ fn devices_and_filters_of_the_pods_own_open_no_way_out() {
         run("tc", &format!("qdisc del dev {device} clsact"));
         only_the_allowed_arrives(&scene, link, device, &denied(1005), 2005);
 
-        // A program before all filters, by a hook of its own, that lets everything pass.
+        // A program that runs before all filters, by a hook of its own, and passes everything.
         let attached = as_attacker(&scene, || {
             let program = load_pass_everything()?;
             let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::]:0"))?;

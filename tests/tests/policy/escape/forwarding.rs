@@ -1,4 +1,4 @@
-//! What a pod passes on for somebody behind it.
+//! Packets that a pod forwards for a host behind it.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -6,7 +6,7 @@ use netattach_tests::Namespace;
 
 use super::*;
 
-/// Somebody behind the attacker, on a link between `x0` of the attacker and `x1`.
+/// A host behind the attacker, on a link between `x0` of the attacker and `x1`.
 fn behind(scene: &Scene) -> (Namespace, Mac) {
     let inner = Namespace::new().unwrap();
     let task = inner.task();
@@ -20,7 +20,7 @@ fn behind(scene: &Scene) -> (Namespace, Mac) {
     (inner, mac)
 }
 
-/// Bridged on a macvlan is what the limits of macvlans tell of.
+/// Bridging on a macvlan is among the documented limits of macvlans.
 ///
 /// Rows: C87.
 #[test]
@@ -50,7 +50,7 @@ fn what_the_pod_forwards_or_bridges_is_judged_as_its_own() {
         scene.blocked(link, "bridged to a denied port", &own, &denied, "egress-port");
         attacker_runs(&scene, "ip", "link del br9");
     }
-    // Not left to the end of the namespace, which the kernel takes apart in its own time.
+    // Not left to the removal of the namespace, which the kernel delays.
     attacker_runs(&scene, "ip", "link del x0");
     drop(inner);
     scene.end();

@@ -1,5 +1,5 @@
-//! A device that was moved into the pod: programs run there, and a pod that may do what it likes to its network gets past
-//! them in some ways. Which ones is asserted here, and is what the attachment's enforcement level says.
+//! A device that was moved into the pod: programs run there, and a pod with all capabilities over its network can
+//! bypass them in some ways. Those ways are asserted here, and are what the attachment's enforcement level states.
 
 use std::os::fd::AsFd;
 
@@ -15,10 +15,10 @@ use super::*;
 const DEVICE: &str = "net1";
 const OWN: &str = "10.60.0.2";
 const OWN_V6: &str = "fd00:60::2";
-/// An address that is nobody's, in either family.
+/// An unassigned address, in either family.
 const FORGED: [&str; 2] = ["10.60.0.77", "fd00:60::77"];
 
-/// What becomes of an attack.
+/// The outcome of an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// The frame is dropped for this reason.
@@ -38,7 +38,7 @@ struct Alone {
 }
 
 impl Alone {
-    /// An attacker who may send nothing but datagrams to port [`ALLOWED`], by a device of the node.
+    /// An attacker who may only send datagrams to port [`ALLOWED`], by a device of the node.
     fn new(test: &str, capabilities: &Value) -> Option<Self> {
         let names = ["host-device", "static"];
         let from = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &names)?;
@@ -53,7 +53,7 @@ impl Alone {
             "podSelector": {}, "policyTypes": ["Egress"], "egress": [{"ports": [{"protocol": "UDP", "port": ALLOWED}]}]
         });
         node.write("policy", &policy("attacker", "shop/wire", &spec)).unwrap();
-        // Programs that are put back are none that hold.
+        // Putting the programs back does not make them enforceable.
         node.start().unwrap();
         let attacker = Pod::new("attacker").unwrap();
         node.add(&attacker).success();
@@ -76,7 +76,7 @@ impl Alone {
         rows.map(|row| row["dropped"][reason].as_u64().unwrap_or(0)).sum()
     }
 
-    /// Sends a frame by a device of the attacker's, and returns once it has become clear what became of it.
+    /// Sends a frame by a device of the attacker's, and returns once its outcome is known.
     fn outcome(&self, device: &str, bypass: bool, frame: &[u8], expected: Outcome) -> Outcome {
         let open = || RawSocket::open(&self.attacker.namespace, device);
         let socket =

@@ -1,11 +1,11 @@
-//! What macvlans of one parent alone make possible: other pods' addresses, group frames, macvlans beside one's own.
+//! Attacks specific to macvlans of one parent: other pods' addresses, group frames, macvlans beside one's own.
 
 use super::*;
 
 /// Programs run on the parent by filters, or by links.
 const MODES: [&str; 2] = ["clsact", "tcx"];
 
-/// Everybody.
+/// The broadcast address.
 const BROADCAST: Mac = Mac([0xff; 6]);
 
 /// The link of the third network.
@@ -34,7 +34,7 @@ fn another_pods_address_is_not_to_be_had_with(attach: &str) {
     let frame = to(STRANGER, as_victim);
     scene.blocked(&link, "the victim's address", &own, &frame, "source-namespace");
 
-    // No device gets the victim's address; one with the own address can take the place of the own.
+    // No device can take the victim's address; one with the pod's own address can replace the pod's device.
     attacker_runs(&scene, "ip", "link add link net2 name mv0 type macvlan mode bridge");
     let words = format!("link set mv0 address {}", link.next);
     let refused = as_attacker(&scene, || Ok(Command::new("ip").args(words.split(' ')).output()?));
@@ -49,7 +49,7 @@ fn another_pods_address_is_not_to_be_had_with(attach: &str) {
     let seen = wire.frames_until(&last[last.len() - TAIL..], PATIENCE).unwrap();
     assert!(seen.contains(&last), "the allowed datagram leaves by the parent");
     assert!(!seen.contains(&frame), "what came from the victim's address did not");
-    // What the pod made itself is not for DEL to delete.
+    // DEL does not delete devices that the pod made itself.
     attacker_runs(&scene, "ip", "link del net2");
     scene.end();
 }
@@ -89,7 +89,7 @@ fn group_frames_are_judged_with(attach: &str) {
     assert!(came(&allowed), "the allowed broadcast arrives");
     let escaped: Vec<&str> =
         frames.iter().filter(|(_, frame, _)| came(frame)).map(|(what, ..)| *what).collect();
-    // Copies do not say whose socket they are from: who they are from, the victim has to find out.
+    // Copies carry no socket: the victim has to verify their sender.
     assert_eq!(escaped, ["another MAC"]);
     scene.end();
 }

@@ -1,9 +1,9 @@
-//! What a pod with every capability over its own namespace tries in order to get past checks and policies: raw
-//! frames from packet sockets, devices, filters and queueing disciplines of its own. On each kind of link: a bridge's port, a
-//! routed veth, a macvlan, a device that was moved into the pod.
+//! Attempts of a pod with every capability over its own namespace to bypass checks and policies: raw frames from packet
+//! sockets, devices, filters and queueing disciplines of its own. On each kind of link: a bridge's port, a routed veth,
+//! a macvlan, a device that was moved into the pod.
 //!
-//! By means: `raw` frames, connections of loose `segments`, `devices` of its own, `forwarding` for others. By link, where that
-//! makes more possible: `macvlan`, `in_pod`.
+//! By means: `raw` frames, connections of loose `segments`, `devices` of its own, `forwarding` for others. For links
+//! with further possibilities: `macvlan`, `in_pod`.
 
 mod devices;
 mod forwarding;
@@ -26,24 +26,24 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
-/// Somebody else's MAC address.
+/// Another station's MAC address.
 const STRANGER: Mac = Mac([0x02, 0, 0, 0, 0x66, 0x66]);
-/// The only port that the attacker's policy allows, and one that it does not.
+/// The only port that the attacker's policy allows, and one that it denies.
 const ALLOWED: u16 = 7;
 const DENIED: u16 = 9;
-/// How many bytes at the end of a frame are enough to know it again: routers change those before.
+/// The number of bytes at the end of a frame that identify it: routers change the bytes before.
 const TAIL: usize = 12;
 
-/// A network that both pods are on, as the attacker's interface has it.
+/// A network that both pods are on, as the attacker's interface sees it.
 struct Link {
     network: &'static str,
     device: &'static str,
     own: Mac,
-    /// Where frames to the victim have to go.
+    /// The next hop's MAC address for frames to the victim.
     next: Mac,
     v4: [&'static str; 2],
     v6: [&'static str; 2],
-    /// Why a frame is dropped that comes from [`STRANGER`].
+    /// The drop reason for a frame from [`STRANGER`].
     strange: &'static str,
 }
 
@@ -66,7 +66,7 @@ impl Link {
         frame
     }
 
-    /// ARP of the attacker's interface that says these are its addresses.
+    /// ARP from the attacker's interface that claims these addresses.
     fn arp(&self, mac: Mac, address: &str) -> Vec<u8> {
         let mut frame = arp_request(mac, address, self.v4[1]);
         frame[6..12].copy_from_slice(&self.own.0);
@@ -74,8 +74,8 @@ impl Link {
     }
 }
 
-/// What comes to a pod, past everything that judges it: on a macvlan that is the device's own ingress, for copies of group
-/// frames, so each ethertype has its socket there.
+/// Frames that reached a pod, after all programs: on a macvlan those run at the device's own ingress, for copies of
+/// group frames, so each ethertype has its socket there.
 struct Witness(Vec<RawSocket>);
 
 impl Witness {
@@ -89,7 +89,7 @@ impl Witness {
         Self(ethertypes.iter().map(open).collect())
     }
 
-    /// The frames that came until one that ends in these bytes, which is of the first ethertype.
+    /// The frames received up to one that ends in these bytes, which is of the first ethertype.
     fn frames_until(&self, end: &[u8]) -> Vec<Vec<u8>> {
         let mut seen = self.0[0].frames_until(end, PATIENCE).unwrap();
         for other in &self.0[1..] {
@@ -106,7 +106,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// An attacker who may send nothing but datagrams to port [`ALLOWED`], on a bridge, on a routed veth and on a macvlan.
+    /// An attacker who may only send datagrams to port [`ALLOWED`], on a bridge, on a routed veth and on a macvlan.
     fn new() -> Self {
         Self::with(&[])
     }
@@ -187,12 +187,12 @@ impl Scene {
         ]
     }
 
-    /// How many of the attacker's packets were dropped for a reason, or of nobody's.
+    /// Number of the attacker's packets dropped for a reason, including those without an attachment.
     fn dropped(&self, network: &str, reason: &str) -> u64 {
         self.dropped_at("attacker", network, reason)
     }
 
-    /// The same of another pod.
+    /// [`Scene::dropped`] for another pod.
     fn dropped_at(&self, pod: &str, network: &str, reason: &str) -> u64 {
         let stats = self.node.ctl(&["stats"]).unwrap();
         let of = |row: &&Value| row["id"] == 0 || (row["pod"]["name"] == pod && row["network"] == network);
@@ -216,7 +216,7 @@ impl Scene {
     }
 }
 
-/// Does something in the attacker's namespace, with every capability over it and no other.
+/// Runs `work` in the attacker's namespace, with every capability over it and no other.
 fn as_attacker<T: Send>(scene: &Scene, work: impl FnOnce() -> anyhow::Result<T> + Send) -> T {
     scene.attacker.namespace.run(|| with_only(OVER_THE_NETWORK, work)).unwrap()
 }
@@ -226,15 +226,15 @@ fn attackers_socket(scene: &Scene, device: &str) -> RawSocket {
     as_attacker(scene, || RawSocket::open_here(device, libc::ETH_P_ALL as u16))
 }
 
-/// Runs a program as the attacker. Blanks part words, underscores are blanks inside one.
+/// Runs a program as the attacker. Blanks separate arguments, underscores stand for blanks inside one.
 fn attacker_runs(scene: &Scene, program: &str, words: &str) {
     let words: Vec<String> = words.split(' ').map(|word| word.replace('_', " ")).collect();
     let output = as_attacker(scene, || Ok(Command::new(program).args(&words).output()?));
     assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Sends frames one after another, each until its drop is counted, then one that is allowed; of all of them only
-/// that one comes to the victim. Ports of origin tell the frames apart.
+/// Sends frames one after another, each until its drop is counted, then one that is allowed; only that one reaches the
+/// victim. Source ports tell the frames apart.
 fn only_the_allowed_arrives(
     scene: &Scene,
     link: &Link,

@@ -1,4 +1,4 @@
-//! Frames as no queueing discipline of the pod sees them.
+//! Frames that bypass the pod's queueing discipline.
 
 use super::*;
 

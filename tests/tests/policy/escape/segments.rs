@@ -1,4 +1,4 @@
-//! Segments of connections that nobody opened: scans, and data by raw sockets.
+//! Segments without a connection: scans, and data by raw sockets.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ const PSH: u8 = 8;
 const ACK: u8 = 16;
 const URG: u8 = 32;
 
-/// What a segment can say without asking for a connection.
+/// TCP flags of segments that do not open a connection.
 const SAID: [(&str, u8); 9] = [
     ("ACK", ACK),
     ("data", PSH | ACK),
@@ -45,7 +45,7 @@ fn segments(link: &Link, source: u16, destination: u16) -> Vec<(String, Vec<u8>)
     families.into_iter().flat_map(of_family).collect()
 }
 
-/// Whether traffic to a TCP port of somebody is denied on every path, as `explain` says.
+/// Whether `explain` reports traffic to a TCP port as denied on every path.
 fn is_said_to_be_denied(scene: &Scene, from: &str, to: &str, port: u16, leg: &str) -> bool {
     let paths = scene.node.ctl(&["explain", from, to, &port.to_string()]).unwrap();
     let paths = paths.as_array().unwrap();
@@ -83,7 +83,7 @@ fn segments_without_connection_do_not_reach_a_pod_by_its_rule_for_the_other_dire
             assert!(eventually(PATIENCE, || dropped() > before), "{}: {what} is not dropped", link.network);
         }
         assert!(is_said_to_be_denied(&scene, link.v4[0], link.v4[1], 22, "ingress"));
-        // What the victim itself has called for comes back.
+        // Replies to the victim's own connections come back.
         let server =
             Echo::serve(&scene.attacker.namespace, (link.v4[0].parse::<IpAddr>().unwrap(), CALLED).into());
         let server = server.unwrap();

@@ -1,4 +1,4 @@
-//! How far policies hold on which interface, and what becomes of those that must hold further.
+//! Enforcement levels by interface, and pods that require a higher one.
 
 use super::*;
 
@@ -45,7 +45,7 @@ fn where_programs_run_follows_from_the_link_and_the_level_from_there() {
         let in_pod = links(&node).keys().filter(|pin| pin.starts_with(&format!("pod{id}_"))).count();
         assert_eq!(in_pod, if *level == "full" { 0 } else { 2 }, "{name}");
     }
-    // What leaves by a gateway of the node is stopped on the node's end.
+    // Traffic through a gateway of the node is dropped on the node's end.
     for (pod, gateway) in [(&pods[0], "10.71.0.1"), (&pods[1], "10.72.0.1")] {
         let gateway: IpAddr = gateway.parse().unwrap();
         assert!(!ping(&pod.namespace, gateway, SILENCE).unwrap(), "{gateway}");
@@ -182,7 +182,7 @@ fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_report
     Snapshot::take(&second, &pods).unwrap().assert_nothing_is_left();
 }
 
-/// An object that has a place for annotations.
+/// An object with a field for annotations.
 fn with_annotations(mut object: Value) -> Value {
     if object["metadata"]["annotations"].is_null() {
         object["metadata"]["annotations"] = json!({});
@@ -190,7 +190,8 @@ fn with_annotations(mut object: Value) -> Value {
     object
 }
 
-/// A port that another plugin puts into a bridge is no way out of the node, by which packets take the fast path unjudged.
+/// A port that another plugin adds to a bridge is not an uplink, through which packets would take the fast path
+/// unjudged.
 #[test]
 fn what_a_port_of_another_plugin_sends_into_a_bridge_with_a_fast_path_is_judged() {
     let test = "what_a_port_of_another_plugin_sends";

@@ -17,7 +17,7 @@ fn programs_in_pods_go_on_without_an_agent_and_are_taken_over_by_the_next() {
     holds(&scene);
     scene.node.kill().unwrap();
     holds(&scene);
-    // A policy that selects a pod while nobody looks.
+    // A policy that selects a pod while no agent runs.
     let nothing = json!({"podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Ingress"]});
     scene.node.write("later", &policy("later", BOTH, &nothing)).unwrap();
     scene.node.start().unwrap();
@@ -72,7 +72,7 @@ fn a_pod_that_is_gone_leaves_no_link_and_no_pin() {
     let test = "a_pod_that_is_gone_leaves_no_link_and_no_pin";
     let Some(mut scene) = Scene::new(test, &[], &[("policy", only_the_client())]) else { return };
     assert_eq!(scene.links().len(), 2);
-    // The kernel gives the node back what the namespace had of it.
+    // The kernel returns the namespace's devices to the node.
     let gone = std::mem::replace(&mut scene.server.namespace, Namespace::new().unwrap());
     let del = scene.node.call("DEL", &scene.server).with("CNI_NETNS", &gone.path().to_string_lossy());
     drop(gone);
@@ -123,11 +123,11 @@ fn filters_in_the_pod_are_advisory_and_put_back_when_the_pod_takes_them_off() {
     };
     assert!(holds(&scene));
     tc(&scene.server.namespace, "qdisc del dev net1 clsact").unwrap();
-    // The agent looks now and then: nothing in a pod's namespace tells it.
+    // The agent polls: it gets no notification from a pod's namespace.
     assert!(eventually(FOUND_BY_LOOKING, || scene.node.check(&scene.server).exit == 0), "put back");
     assert!(holds(&scene));
 
-    // With links the same pods are held to their policies by those, and the filters are gone.
+    // With links the policies of the same pods are enforced by those, and the filters are gone.
     scene.node.kill().unwrap();
     scene.node.set("attach", json!("tcx"));
     scene.node.start().unwrap();

@@ -1,6 +1,6 @@
-//! Policies on interfaces that other plugins make: on the node where the link has an end there, else in the pod.
+//! Policies on interfaces made by other plugins: on the node where the link has an end there, else in the pod.
 //!
-//! `levels` has how far they hold, `lifecycle` restarts and upgrades, `sriov` VFs of a card.
+//! `levels` tests the enforcement levels, `lifecycle` restarts and upgrades, `sriov` VFs of a card.
 //!
 //! `NETATTACH_REFERENCE_PLUGINS` names the directory of the Go plugins' executables.
 
@@ -29,19 +29,19 @@ use netattach_tests::wires::{BEYOND, Wires, install};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// Within this time the agent has looked at every attachment again.
+/// The agent's polling period for attachments.
 const FOUND_BY_LOOKING: Duration = Duration::from_secs(30);
 const SERVER: u8 = 2;
 const CLIENT: u8 = 3;
-/// How a pod says that it has no capabilities over its network.
+/// A container that has no capabilities over its network.
 const DROPS_ALL: &str = r#"{"capabilities": {"drop": ["ALL"]}}"#;
 
-/// The reference plugins; `None`: the test is left out.
+/// The reference plugins; `None`: the test is skipped.
 fn plugins(test: &str, needed: &[&str]) -> Option<PathBuf> {
     tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", needed)
 }
 
-/// Two pods, each with a device of the node moved into it, and whoever is beyond those wires.
+/// Two pods, each with a device of the node moved into it, and the hosts beyond those wires.
 struct Scene {
     node: Node,
     wires: Wires,
@@ -88,7 +88,7 @@ impl Scene {
         stats.as_array().unwrap().iter().find(of).unwrap()["dropped"].clone()
     }
 
-    /// Exactly these get through, in both families; of [`WAYS`].
+    /// Exactly these of [`WAYS`] get through, in both families.
     fn assert_reach(&self, expected: &[&str]) {
         let mut surprises = Vec::new();
         for (way, from, host, port) in WAYS {
@@ -108,7 +108,7 @@ impl Scene {
     fn serve(&self) -> Vec<Echo> {
         let mut served = Vec::new();
         for (pod, host) in [(&self.server, SERVER), (&self.client, CLIENT)] {
-            // Addresses of IPv6 can be bound once nobody else turned out to have them.
+            // IPv6 addresses can be bound once duplicate address detection is done.
             for address in at(host, 80).into_iter().chain(at(host, 81)) {
                 let mut echo = None;
                 let bound = || {
@@ -149,7 +149,7 @@ impl Scene {
     }
 }
 
-/// Who connects to what: by whom, host number, port.
+/// Connection attempts: the client, host number, port.
 const WAYS: [(&str, &str, u8, u16); 5] = [
     ("client to server 80", "client", SERVER, 80),
     ("client to server 81", "client", SERVER, 81),
@@ -204,7 +204,7 @@ fn policies_hold_both_ways_on_a_device_that_was_moved_into_the_pod() {
     let Some(scene) = Scene::new("policies_hold_both_ways", &[], &[]) else { return };
     let served = scene.serve();
     scene.assert_reach(&WAYS.map(|(way, ..)| way));
-    // Nobody has selected anything: nothing runs, and how far it would hold is told.
+    // No policy selects the pods: no programs run, and the enforcement level is reported.
     assert_eq!(scene.links(), BTreeMap::new());
     for pod in ["server", "client"] {
         let row = scene.row(pod);
@@ -243,7 +243,7 @@ fn policies_hold_both_ways_on_a_device_that_was_moved_into_the_pod() {
     assert!(eventually(PATIENCE, || scene.links().len() == 4), "the client's programs begin");
     scene.assert_reach(&["server to client 80", "beyond to client 80"]);
 
-    // What the programs check besides.
+    // The programs' other checks.
     let own: Mac = scene.row("server")["mac"].as_str().unwrap().parse().unwrap();
     let to_beyond = |packet: Packet| packet.udp(1, 7).frame();
     for (source, mac, reason) in [
@@ -269,7 +269,7 @@ impl Scene {
         assert_eq!(connects(from, at(host, port)[0], patience), wanted, "{way}");
     }
 
-    /// As [`Scene::serve`], where not everybody may be reached by everybody.
+    /// [`Scene::serve`], for policies that do not let all pods reach each other.
     fn serve_behind_the_policy(&self) -> Vec<Echo> {
         let pods = [(&self.server, SERVER), (&self.client, CLIENT)];
         let echo = |(pod, host): (&Pod, u8)| Echo::serve(&pod.namespace, at(host, 80)[0]).unwrap();

@@ -1,4 +1,4 @@
-//! The same on VFs of a card: what goes from one pod to the other is switched by the card, and the node sees none of it.
+//! Policies on VFs of a card: traffic between the pods is switched by the card, and the node sees none of it.
 //!
 //! These run in the virtual machine that has such cards (`cargo xtask vm`), as they take its VFs from it.
 
@@ -9,12 +9,12 @@ use netattach_tests::sriov::{Cards, Vf};
 use super::*;
 
 const RESOURCE: &str = "example.com/vf";
-/// Whoever is on the wire that the card is on.
+/// A host on the card's wire.
 const OUTSIDE: &str = "10.60.0.9";
 const SERVER_ADDRESS: &str = "10.60.0.2";
 const CLIENT_ADDRESS: &str = "10.60.0.3";
 
-/// Two pods with a VF each, and whoever is on the wire.
+/// Two pods with a VF each, and a host on the wire.
 struct Rig {
     node: Node,
     server: Pod,
@@ -22,7 +22,7 @@ struct Rig {
     outside: Namespace,
     vfs: Vec<Vf>,
     macs: [Mac; 2],
-    // The last to go, as whoever waits for them expects all of them to be there.
+    // Dropped last, as the next test expects all VFs to be back.
     cards: Cards,
 }
 
@@ -98,7 +98,7 @@ impl Rig {
         }
     }
 
-    /// Nothing of the pods' attachments is left, and the default network's bridge is removed with the rest.
+    /// Nothing of the pods' attachments is left; also removes the default network's bridge.
     fn assert_nothing_is_left(&self) {
         assert_eq!(links(&self.node), BTreeMap::new());
         Snapshot::take(&self.node, &[&self.server, &self.client]).unwrap().assert_nothing_is_left();
@@ -107,7 +107,7 @@ impl Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        // The node is the machine: what a node's end takes along elsewhere stays here.
+        // The node is this machine: devices that elsewhere go with the node's namespace stay here.
         let _ = ip(&self.node.namespace, &["link", "del", "br0"]);
     }
 }
@@ -122,7 +122,7 @@ fn outside(cards: &Cards, address: &str) -> Namespace {
     outside
 }
 
-/// Says of a VF what a device plugin says.
+/// Writes a VF's device information as a device plugin does.
 fn describe(node: &Node, cards: &Cards, device: &str) {
     let directory = node.path("devinfo/dp");
     fs::create_dir_all(&directory).unwrap();
@@ -217,7 +217,8 @@ fn vfs_that_vanish_from_their_pods_are_detached_and_new_ones_attached() {
     rig.assert_nothing_is_left();
 }
 
-/// What the card's driver drops where the card is the uplink of a bridge. It restarts the card when it gets a program.
+/// Drops in the card's driver where the card is the uplink of a bridge. The driver restarts the card when it gets a
+/// program.
 #[test]
 fn a_card_drops_what_claims_to_be_a_pod_before_the_kernel_has_it() {
     const NOTICED: Duration = Duration::from_secs(30);

@@ -1,6 +1,6 @@
 //! Policies, counters and programs of macvlan attachments on a parent that they share.
 //!
-//! `parents` has where the programs of that parent are attached.
+//! `parents` tests where the programs of that parent are attached.
 
 mod parents;
 
@@ -102,7 +102,7 @@ fn at(host: u8, port: u16) -> SocketAddr {
     format!("10.52.0.{host}:{port}").parse().unwrap()
 }
 
-/// The server takes the client's connections to port 80 only; the other may send nothing but that to the server.
+/// The server accepts the client's connections to port 80 only; the other pod may send only to that port of the server.
 fn policies() -> [(&'static str, Value); 2] {
     let ingress = json!({
         "podSelector": {"matchLabels": {"app": "server"}},
@@ -123,7 +123,7 @@ fn policies() -> [(&'static str, Value); 2] {
     [("policy-server", policy("server", "lan", &ingress)), ("policy-other", policy("other", "lan", &egress))]
 }
 
-/// Every pair over TCP and UDP, against what the policies say.
+/// Tries every pair over TCP and UDP, against the policies.
 fn assert_policies_hold(scene: &Scene) {
     let everybody = [SERVER, CLIENT, OTHER, OUTSIDE];
     let ports = [80, 81];
@@ -157,8 +157,8 @@ fn assert_policies_hold(scene: &Scene) {
     drop(servers);
 }
 
-/// How far policies hold for a pod with `CAP_NET_RAW`: by it other pods' addresses can be used where the kernel does not say
-/// whose a frame is.
+/// The enforcement level for a pod with `CAP_NET_RAW`, which can use other pods' addresses where the kernel does not
+/// report a frame's namespace.
 fn level() -> &'static str {
     if netattach::bpf::probe::has_netns_cookie() { "full" } else { "full-unless-privileged" }
 }
@@ -180,7 +180,7 @@ fn policies_hold_with(attach: &str) {
     assert_eq!(levels, [level(); 3]);
     let reasons =
         |pod: &str| scene.stats(pod)["dropped"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    // What the other's egress policy does not let out never comes to the server.
+    // Packets dropped by the other pod's egress policy never reach the server.
     assert_eq!(reasons("server"), ["ingress-port"]);
     assert_eq!(reasons("client"), Vec::<String>::new());
     assert_eq!(reasons("other"), ["egress-peer"]);
@@ -194,7 +194,7 @@ fn policies_hold_with(attach: &str) {
     scene.end();
 }
 
-/// Siblings of these modes do not reach each other on the node; the world does.
+/// Siblings of these modes do not reach each other on the node, but external hosts do.
 #[test]
 fn policies_hold_in_the_modes_without_siblings() {
     for mode in ["private", "vepa"] {

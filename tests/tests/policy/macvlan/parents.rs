@@ -1,4 +1,4 @@
-//! Where the programs of a parent run: by filters, by links, and from one to the other.
+//! The programs of a parent: by filters, by links, and a change from one to the other.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use netattach_tests::traffic::Conversation;
 
 use super::*;
 
-/// What runs on a parent, at ingress and at egress, in the order in which packets meet it.
+/// The programs on a parent, at ingress and at egress, in the order in which packets meet them.
 #[derive(Debug, PartialEq, Eq)]
 struct Running {
     filters: [Vec<String>; 2],
@@ -36,7 +36,7 @@ impl Running {
         Self { filters, links }
     }
 
-    /// As it is to be in that mode.
+    /// The expected state in that mode.
     fn by(attach: &str) -> Self {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let none = [Vec::new(), Vec::new()];
@@ -57,13 +57,13 @@ impl Scene {
         Self::with(&[("attach", attach)], "bridge", &policies())
     }
 
-    /// The programs are where they are to be in that mode, and nothing else of it is there.
+    /// The programs are attached as expected in that mode, and none of the other mode's.
     fn assert_runs(&self, attach: &str) {
         assert_eq!(Running::on(&self.node, WIRE), Running::by(attach), "{attach}");
         assert_eq!(has_clsact(&self.node), attach == "clsact", "{attach}");
     }
 
-    /// Somebody takes the receivers' program off the parent, and in mode clsact the others with it.
+    /// Removes the receivers' program from the parent, and in mode clsact the others with it.
     fn take_off(&self, attach: &str) {
         if attach == "clsact" {
             tc(&self.node.namespace, &format!("qdisc del dev {WIRE} clsact")).unwrap();
@@ -126,7 +126,7 @@ impl Flood {
     fn start(from: &Namespace, to: SocketAddr) -> Self {
         let socket = from.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         socket.connect(to).unwrap();
-        // Between two datagrams no agent replaces a program twice, and others get the processor.
+        // The agent does not replace a program twice between two datagrams, and others get the processor.
         socket.set_read_timeout(Some(Duration::from_micros(200))).unwrap();
         let ending = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&ending);
@@ -176,7 +176,7 @@ fn parents_change_over_from_one_mode_to_the_other_and_judge_all_the_while() {
     scene.end();
 }
 
-/// A device in use that gets its first clsact stops for a moment. With tcx this one gets none, and loses nothing.
+/// A device in use that gets its first clsact stops for a moment. With tcx this one gets none, and loses no packet.
 #[test]
 fn a_parent_in_use_is_not_stopped() {
     let scene = Scene::with(&[("attach", "tcx")], "bridge", &[]);

@@ -1,10 +1,10 @@
-//! Policies beside Services: with `networkPolicy` they hold where the node sends a packet, whatever it was sent to.
+//! Policies with Services: with `networkPolicy` they apply to the real destination of a packet, not the one sent to.
 //!
-//! A node with the rules that kube-proxy writes. Pods of this node are on a bridge that shows its frames to the packet filter, as
-//! kubeadm wants it, or on routed links; a pod of another node is behind a wire.
+//! A node with the rules that kube-proxy writes. Pods of this node are on a bridge that shows its frames to the packet
+//! filter, as kubeadm requires, or on routed links; a pod of another node is behind a wire.
 //!
-//! `translations` writes the rules. `translated` has their destinations, `nftables` the same without iptables, `upstream` the
-//! cases of Kubernetes' own suite, `table` the node's packet filter.
+//! `translations` writes the rules. `translated` tests their destinations, `nftables` the same without iptables,
+//! `upstream` the cases of Kubernetes' own suite, `table` the node's packet filter.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -48,7 +48,7 @@ const HOST_PORT: u16 = 9080;
 enum Links {
     /// By a bridge, whose frames the packet filter sees.
     Bridge,
-    /// Each by a link that the node routes by.
+    /// Each by a routed link of the node.
     Routed,
 }
 
@@ -57,7 +57,7 @@ struct Scene {
     server: Pod,
     client: Pod,
     other: Pod,
-    /// Tells by its policy what is in force; see [`Scene::settle`].
+    /// Its policy shows which manifests are in force; see [`Scene::settle`].
     marker: Pod,
     /// The namespace of another node and its pod.
     remote: Namespace,
@@ -75,7 +75,7 @@ impl Scene {
         scene
     }
 
-    /// Waits until the agent has seen that there is a translation that packets must not pass by.
+    /// Waits until the agent has noticed a translation that packets must not bypass.
     fn await_stack(&self) {
         let standings = || {
             let rows = self.node.ctl(&["attachments"]).unwrap();
@@ -144,7 +144,7 @@ impl Scene {
         assert!(self.node.namespace.run(sysctl).unwrap().success());
     }
 
-    /// All pods answer on both ports; so does the other node.
+    /// Starts servers on both ports of all pods and of the other node.
     fn serve(&mut self) {
         let local = [(&self.server, SERVER), (&self.client, CLIENT), (&self.other, OTHER)];
         for family in [0, 1] {
@@ -158,8 +158,8 @@ impl Scene {
         }
     }
 
-    /// What there is: `1` is the server's with a port of the node and an external address, `2` the remote pod's, `3` the other
-    /// pod's, each with two ports.
+    /// The Services: `1` is the server's with a port of the node and an external address, `2` the remote pod's, `3` the
+    /// other pod's, each with two ports.
     fn services(&self, family: usize) -> Vec<Service> {
         let at = |prefix: &str, host: u8| -> IpAddr { format!("{prefix}{host}").parse().unwrap() };
         let pods = PODS[family];
@@ -198,7 +198,7 @@ impl Scene {
         assert!(output.status.success(), "{program}: {}\n{input}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Loads rules as kube-proxy does, with the program that it uses.
+    /// Loads rules with the program that kube-proxy uses.
     fn restore(&self, family: usize, rules: &str) {
         self.on_node(["iptables-restore", "ip6tables-restore"][family], &["-w", "--noflush"], rules);
     }
@@ -213,7 +213,7 @@ impl Scene {
         self.settle();
     }
 
-    /// Waits until what is in the manifests is in force: the policy of the marker, which is written after all others, is.
+    /// Waits until the manifests are in force: the policy of the marker, which is written after all others, is.
     fn settle(&self) {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("marker-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -241,7 +241,7 @@ impl Scene {
         assert!(wrong.is_empty(), "{wrong:#?}\n{}", self.flows());
     }
 
-    /// What was told of flows and drops, a line for each.
+    /// The records of flows and drops, one per line.
     fn flows(&self) -> String {
         let output = Command::new(executable("netattachctl").unwrap())
             .arg("--socket")
@@ -286,18 +286,18 @@ impl Scene {
     }
 }
 
-/// Where an attempt goes.
+/// The destination of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum To {
-    /// A pod of this node itself.
+    /// A pod of this node directly.
     Pod(u8, u16),
-    /// The pod of another node itself.
+    /// The pod of another node directly.
     Remote(u16),
     /// A Service.
     Service(u8, u16),
     /// A port of this node.
     Node(u16),
-    /// The same by the address that is the pods' gateway.
+    /// A port of this node, by the address that is the pods' gateway.
     Gateway(u16),
     /// An external address of a Service.
     External(u16),
@@ -336,7 +336,7 @@ fn ports() -> Value {
     ])
 }
 
-/// The pod of another node, as its object tells of it.
+/// The object of the other node's pod.
 fn remote_pod(labels: &Value) -> Value {
     let mut remote = pod("remote", labels, &Value::Null);
     remote["metadata"]["namespace"] = json!("elsewhere");

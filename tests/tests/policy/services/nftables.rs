@@ -1,4 +1,5 @@
-//! The same translation by nftables alone, as kube-proxy's mode `nftables` makes it: no program writes it, since none may be there.
+//! Translation by nftables alone, as in kube-proxy's mode `nftables`: written by netlink, since the machine may lack
+//! the program.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -52,7 +53,7 @@ fn transact(family: usize, services: &[Service]) -> io::Result<()> {
     send(&messages).map(drop)
 }
 
-/// Puts a table in the place of the agent's that nobody else can change or remove while this is held, and that goes with it.
+/// Replaces the agent's table with one that only its owner can change or remove; it is removed when this is dropped.
 fn occupy(scene: &Scene) -> OwnedFd {
     const DELETE_TABLE: u16 = 2;
     /// `NFPROTO_INET`.
@@ -114,7 +115,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Of the subsystem of nftables: created, appended, to be acknowledged.
+/// A message to the nftables subsystem: create, append, acknowledge.
 fn message(kind: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
     envelope(10 << 8 | kind, 0x1 | 0x4 | 0x400 | 0x800, [family, 0, 0, 0], attributes)
 }
@@ -129,7 +130,7 @@ fn envelope(kind: u16, flags: u16, general: [u8; 4], attributes: &[u8]) -> Vec<u
     bytes
 }
 
-/// The socket owns what was made to be owned.
+/// The socket owns tables with the owner flag.
 fn send(messages: &[Vec<u8>]) -> io::Result<OwnedFd> {
     let socket: OwnedFd = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -198,7 +199,8 @@ fn what_nftables_translates_is_judged_by_where_it_goes() {
     }
 }
 
-/// Then nobody asks policies again behind the node: it is not excepted from them, lest it lead elsewhere.
+/// Without the table policies are not applied again behind the node: traffic to the node is not exempt from them, as
+/// its ports could lead to other pods.
 #[test]
 fn while_the_table_cannot_be_there_no_port_of_the_node_leads_an_isolated_pod_elsewhere() {
     let scene = Scene::new(Links::Bridge);

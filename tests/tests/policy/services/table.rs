@@ -1,4 +1,5 @@
-//! The table in the node's packet filter: there from the first packet on, put back when it is gone, gone with the setting.
+//! The table in the node's packet filter: installed before the first packet, restored when removed, deleted with the
+//! setting.
 
 use super::*;
 use netattach::netlink::{guard_is_there, guard_stands, remove_guard};
@@ -26,7 +27,7 @@ fn the_table_is_put_back_when_somebody_removes_it() {
         scene.node.namespace.run(remove_guard).unwrap();
         assert!(!stands(&scene));
         assert!(eventually(PATIENCE, || stands(&scene)));
-        // Until devices leave packets to it again, they judge them untranslated.
+        // Until devices leave packets to the table again, they judge them untranslated.
         let service = To::Service(1, WEB).address(0);
         assert!(eventually(PATIENCE, || datagram(&scene.client.namespace, service, SILENCE).unwrap()));
         scene.expect(&DENIED);
@@ -61,7 +62,7 @@ fn without_the_setting_there_is_no_table_and_devices_judge() {
     scene.end();
 }
 
-/// A bridge that gets another address takes frames for the node by that.
+/// When a bridge gets another address, frames for the node by that address are recognised.
 #[test]
 fn the_node_is_where_its_bridge_is() {
     let scene = Scene::new(Links::Bridge);

@@ -1,8 +1,8 @@
-//! Destinations that the node makes others of.
+//! Destinations that the node translates.
 
 use super::*;
 
-/// The client may reach the server's first port and nothing else.
+/// The client may only reach the server's first port.
 fn only_web_of_the_server() -> Value {
     json!({
         "podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"],
@@ -10,7 +10,7 @@ fn only_web_of_the_server() -> Value {
     })
 }
 
-/// Nobody may send anything.
+/// The client may not send anything.
 fn nothing_from_the_client() -> Value {
     json!({"podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"]})
 }
@@ -44,7 +44,7 @@ fn a_services_rules_hold_behind_it(links: Links) {
         To::External(WEB),
     ];
     scene.expect(&attempts("client", &|to| web.contains(to)));
-    // A bridge does not send a frame back by the port that it came in by.
+    // A bridge does not send a frame back by its ingress port.
     scene.expect(&attempts("other", &|to| links == Links::Routed || *to != To::Service(3, WEB)));
     scene.expect(&[
         ("client", To::Pod(SERVER, WEB_BEHIND), true),
@@ -68,7 +68,7 @@ fn what_a_routed_pod_sends_to_a_service_is_judged_by_where_it_goes() {
     a_services_rules_hold_behind_it(Links::Routed);
 }
 
-/// Both directions of everybody are isolated: answers pass, and come from where they were asked.
+/// Both directions of all pods are isolated: answers pass, and come from the address that was called.
 fn answers_pass_both_ways(links: Links) {
     let scene = Scene::new(links);
     scene.policy("deny", &json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}));
@@ -111,7 +111,7 @@ fn answers_of_a_service_pass_between_routed_pods_that_are_isolated_both_ways() {
     answers_pass_both_ways(Links::Routed);
 }
 
-/// Who comes by a port of the node is judged as who it is, and not as the node that it is made to look like.
+/// A client that comes by a port of the node is judged by its own address, not as the node that masquerades it.
 /// Rows: SVC-masquerade.
 #[test]
 fn a_masquerade_of_the_node_lets_nobody_in() {
@@ -132,7 +132,7 @@ fn a_masquerade_of_the_node_lets_nobody_in() {
         );
         scene.expect(&by_the_node.map(|(from, to)| (from, to, false)));
         scene.expect(&[("client", To::Node(NODE_PORT), true)]);
-        // The node itself is never kept from its pods.
+        // The node itself always reaches its pods.
         scene.expect(&[("node", To::Service(1, WEB), true), ("node", To::Pod(SERVER, ADMIN_BEHIND), true)]);
         scene.end();
     }
@@ -156,7 +156,7 @@ fn the_node_itself_is_reached_and_reaches_its_pods() {
     }
 }
 
-/// A pod that reaches itself by a Service is not kept from it.
+/// A pod that reaches itself through a Service is not isolated from itself.
 #[test]
 fn a_pod_reaches_itself_by_its_own_service() {
     let scene = Scene::new(Links::Routed);
@@ -183,7 +183,7 @@ fn a_revocation_ends_connections_that_were_opened_by_a_service() {
     }
 }
 
-/// What is dropped is told with what it was to become, and `explain` says that this is asked.
+/// A drop is recorded with the translated destination, and `explain` states that this is what policies are applied to.
 #[test]
 fn a_drop_behind_the_translation_is_told_by_where_it_went() {
     let scene = Scene::new(Links::Bridge);

@@ -10,7 +10,7 @@ pub(super) struct Service {
     pub(super) address: IpAddr,
     pub(super) port: u16,
     pub(super) backend: SocketAddr,
-    /// The node's range of pods: who is not in it is masqueraded.
+    /// The node's range of pods: clients outside of it are masqueraded.
     pub(super) pods: String,
     pub(super) node_port: Option<u16>,
     pub(super) host_port: Option<u16>,
@@ -24,7 +24,7 @@ pub(super) fn kube_proxy(services: &[Service]) -> String {
     for service in services {
         for protocol in ["tcp", "udp"] {
             number += 1;
-            // Memory takes every byte.
+            // Writing to memory cannot fail.
             let _ = one(service, protocol, number, &mut chains, &mut rules, &mut node_ports);
         }
     }

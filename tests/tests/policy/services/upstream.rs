@@ -19,7 +19,7 @@ fn elsewhere() -> Value {
     json!({"namespaceSelector": {"matchLabels": {"ns": "elsewhere"}}})
 }
 
-/// Everything of these tests at one node, which they share: each begins and ends without a policy.
+/// Runs a case on the node that all cases share: each begins and ends without a policy.
 fn case(name: &str, scene: &Scene, run: impl FnOnce(&Scene)) {
     scene.expect(&[("client", SERVER_WEB, true)]);
     eprintln!("{name}");
