@@ -2,7 +2,7 @@
 //!
 //! Three rules hold even when a write fails:
 //! - a number is marked as used in the kernel's maps before anything is written under it, so that no later agent reuses
-//! it;
+//!   it;
 //! - an attachment is assigned a policy only when the maps hold it;
 //! - a policy's entries are removed only when no attachment refers to it and no packet can still be reading it.
 

@@ -23,12 +23,12 @@ pub use files::Files;
 ///
 /// - A snapshot is complete and never changes. The next one replaces it at once.
 /// - **An object that did not change is the same value in the next snapshot** (`Arc::ptr_eq`), and an unchanged map is
-/// the same map ([`Shared::identity`](crate::objects::Shared::identity)). The policy compiler and other readers find
-/// changes by comparing addresses: an equal copy costs a compilation, and a value changed in place would be missed.
+///   the same map ([`Shared::identity`](crate::objects::Shared::identity)). The policy compiler and other readers find
+///   changes by comparing addresses: an equal copy costs a compilation, and a value changed in place would be missed.
 /// - Until its first snapshot is complete, [`Source::synced`] says so. Policies are compiled from a complete snapshot only: the
 ///   agent starts the enforcer with a source whose first snapshot is complete.
 /// - An object that cannot be read is reported in [`Objects::problems`](crate::objects::Objects::problems), and its
-/// previous version stays in force. It never affects other objects, and never takes a policy out of force.
+///   previous version stays in force. It never affects other objects, and never takes a policy out of force.
 /// - Reading is done by the source's own thread. Of these functions, only [`Source::pod`] waits for it.
 pub trait Source: Send + Sync {
     /// The newest snapshot. Cheap: a reference count.
