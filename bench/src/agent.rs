@@ -159,7 +159,8 @@ impl Agent {
 
     /// A request that needs no agent: the executable answers it itself.
     pub(super) fn version(&self) -> anyhow::Result<()> {
-        let caller = Caller { config: "{}".to_owned(), name: String::new(), netns: PathBuf::new() };
+        // It does not read its standard input, and may have ended before anything is written there.
+        let caller = Caller { config: String::new(), name: String::new(), netns: PathBuf::new() };
         caller.call("VERSION", "none")
     }
 
