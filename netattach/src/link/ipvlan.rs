@@ -8,9 +8,9 @@
 //! and a pod that a policy selects is refused it.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{Driver, PlanError, Request, Wanted, check_link_name, parent_for_mtu};
+use super::{Driver, PlanError, Request, Wanted, parent, parent_for_mtu};
 use crate::spec;
 use crate::step::{Configure, Step, Style};
 
@@ -40,19 +40,13 @@ impl Driver for Ipvlan {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
-        if !self.is_judged(request.config) {
-            request.refuse(self.kind(), &[("bandwidth", json!({}))])?;
-        }
+        request.refuse_on_parent(self)?;
         if request.mac()?.is_some() {
             let reason = "an ipvlan has the address of its parent".to_owned();
             return Err(PlanError::Value { key: "mac", reason });
         }
         let config: Config = request.read()?;
-        let parent = config.master.filter(|name| !name.is_empty());
-        if let Some(parent) = &parent {
-            check_link_name("master", parent)?;
-        }
+        let parent = parent(config.master)?;
         // Only its addresses lead to it.
         let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("an ipvlan"))?;
         let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;

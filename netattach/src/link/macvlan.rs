@@ -4,9 +4,9 @@
 //! enforced on the parent, except for a macvlan that takes the whole parent over.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{Driver, PlanError, Request, Wanted, check_link_name, parent_for_mtu};
+use super::{Driver, PlanError, Request, Wanted, parent, parent_for_mtu};
 use crate::spec;
 use crate::step::{Configure, Step, Style};
 
@@ -40,15 +40,9 @@ impl Driver for Macvlan {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        request.refuse(self.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
-        if !self.is_judged(request.config) {
-            request.refuse(self.kind(), &[("bandwidth", json!({}))])?;
-        }
+        request.refuse_on_parent(self)?;
         let config: Config = request.read()?;
-        let parent = config.master.filter(|name| !name.is_empty());
-        if let Some(parent) = &parent {
-            check_link_name("master", parent)?;
-        }
+        let parent = parent(config.master)?;
         let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;
         let mut steps = vec![Step::CreateLink(spec::Link::Macvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),

@@ -15,7 +15,7 @@ mod veth;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::budget::{self, Exceeded};
@@ -354,6 +354,18 @@ impl Request<'_> {
         Ok(protect.into_iter().chain([Step::Configure(configure)]))
     }
 
+    /// Refuses the keys that no link on a parent can have, and `bandwidth` where its traffic is not judged.
+    ///
+    /// # Errors
+    /// One of these keys is set.
+    fn refuse_on_parent(&self, driver: &dyn Driver) -> Result<(), PlanError> {
+        self.refuse(driver.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
+        if !driver.is_judged(self.config) {
+            self.refuse(driver.kind(), &[("bandwidth", json!({}))])?;
+        }
+        Ok(())
+    }
+
     /// `mtu` of a link on that parent: at most the parent's.
     fn mtu_on(&self, parent: Option<&str>, mtu: Option<u32>) -> Result<Option<u32>, PlanError> {
         let mtu = check_mtu(mtu)?;
@@ -392,6 +404,15 @@ pub fn host_name(container_id: &str, ifname: &str) -> String {
 fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
     crate::cni::identifier::check_ifname(name)
         .map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
+}
+
+/// The parent that `master` names; an empty name is no name.
+fn parent(master: Option<String>) -> Result<Option<String>, PlanError> {
+    let parent = master.filter(|name| !name.is_empty());
+    if let Some(name) = &parent {
+        check_link_name("master", name)?;
+    }
+    Ok(parent)
 }
 
 /// The parent that a configuration names by `master`, if its MTU matters: only if the configuration sets an MTU.

@@ -102,7 +102,7 @@ fn at(host: u8, port: u16) -> SocketAddr {
     format!("10.52.0.{host}:{port}").parse().unwrap()
 }
 
-/// The server accepts the client's connections to port 80 only; the other pod may send only to that port of the server.
+/// The server accepts connections from client and outside to port 80 only; the other pod may reach only the client.
 fn policies() -> [(&'static str, Value); 2] {
     let ingress = json!({
         "podSelector": {"matchLabels": {"app": "server"}},
